@@ -56,7 +56,7 @@ class Kind(enum.IntEnum):
     # either way
     CREDIT = 16  # channel, id: the transfer; flags: how many more chunks may come
     ABORT = 17  # channel, id: the transfer is over before its end; payload: a Status
-    COLLECTIVE = 18  # payload: JSON, see hearthd.front.collectives
+    COLLECTIVE = 18  # payload: JSON, see hearthd.front.collectives.matcher
     FORGET = 19  # channel, id; payload: JSON, a snapshot or publication that is over
     LANE_END = 20  # towards the device process; channel, id: end the channel's lane; answered by LANE_ENDED
     # towards the device process; payload: JSON, other settings from now on: of a session as OPEN has them, or, where

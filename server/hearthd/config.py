@@ -18,10 +18,10 @@ os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # to look for some
 from pydantic import BaseModel, ValidationError
 
 from hearthd.front.addresses import parse_address
-from hearthd.front.host_memory import share_of_host
-from hearthd.front.settings import Config, refuse_cpu_exposed
+from hearthd.front.config.settings import Config, refuse_cpu_exposed
+from hearthd.front.config.tenants import TenantSettings, TokenSettings, directory
+from hearthd.front.supervisor.host_memory import share_of_host
 from hearthd.front.tenancy.defaults import Means, QuotaSettings
-from hearthd.front.tenant_settings import TenantSettings, TokenSettings, directory
 from hearthd.front.tenants import Directory
 from hearthd.shared import plain_logs  # noqa: F401 - before anything imports structlog
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hearthd.front.flight_recorder import OPERATIONS
+from hearthd.front.collectives.flight_recorder import OPERATIONS
 
 from .collective_ranks import A, B, operation
 from .group_nodes import LentNodes, Rank, form, ranks, under_way, work

@@ -642,7 +642,7 @@ def test_cut_over_tls(secured_daemon: SecuredDaemon, by_way_of: Any, seed: int) 
 def test_another_certificate_is_not_trusted(secured_daemon: SecuredDaemon) -> None:
     """Whoever stands in between has another one: the client goes by gRPC, which is authenticated."""
     daemon = secured_daemon.lend()
-    from hearthd.front.stripe_certificates import make
+    from hearthd.front.lanes.certificates import make
 
     with connect(f"https://{daemon.grpc}", token=secured_daemon.token, ca=secured_daemon.authority.pem) as node:
         transport: Any = node._session.transport

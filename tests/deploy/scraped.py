@@ -20,7 +20,7 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 import hearth
-from hearthd.front import gpu_metrics
+from hearthd.front.metrics import gpu
 from tests.daemon.harness import BACKEND, DaemonProcess, wait_until
 from tests.daemon.kernels import COMMON
 from tests.daemon.tenants import tenant, tenants
@@ -92,7 +92,7 @@ def full_name(family: Metric) -> str:
 
 def gpu_families() -> list[Metric]:
     """What no daemon without a GPU tells."""
-    return list(gpu_metrics.every_family())
+    return list(gpu.every_family())
 
 
 def names(text: str) -> set[str]:

@@ -19,9 +19,9 @@ import pytest
 import yaml
 
 from hearthd.config import Config, ConfigError, load
-from hearthd.front import device_service, node_service
 from hearthd.front.addresses import parse_address
 from hearthd.front.http.server import PROBES
+from hearthd.front.rpc import device_service, node_service
 from tests.daemon.tenants import filled
 from tests.programs import program
 

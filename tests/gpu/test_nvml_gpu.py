@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hearthd.front import gpu_health, gpu_metrics
-from hearthd.front.gpu_reading import THROTTLING, Reading
-from hearthd.front.gpu_watch import GpuWatch
-from hearthd.front.metrics import Metrics
-from hearthd.front.nvml import Nvml
+from hearthd.front.gpu import health
+from hearthd.front.gpu.nvml import Nvml
+from hearthd.front.gpu.reading import THROTTLING, Reading
+from hearthd.front.gpu.watch import GpuWatch
+from hearthd.front.metrics import gpu
+from hearthd.front.metrics.collector import Metrics
 
 if TYPE_CHECKING:
     from hearthd.device.cuda.server import CudaServer
@@ -50,7 +51,7 @@ def test_readings_of_a_gpu(nvml: Nvml, server: CudaServer) -> None:
 
 def test_a_gpu_that_runs_tests_is_well(nvml: Nvml, server: CudaServer) -> None:
     reading = read(nvml, server)
-    assert gpu_health.sickness(reading) == ""
+    assert health.sickness(reading) == ""
     fenced: list[str] = []
 
     class Device:
@@ -79,7 +80,7 @@ def test_energy_and_times(nvml: Nvml, server: CudaServer) -> None:
 
 
 def test_the_page_has_them(nvml: Nvml, server: CudaServer) -> None:
-    page, _ = Metrics.render(gpu_metrics.families({0: read(nvml, server)}))
+    page, _ = Metrics.render(gpu.families({0: read(nvml, server)}))
     text = page.decode()
     for name in (
         "hearth_gpu_memory_used_bytes",

@@ -120,7 +120,7 @@ def _descriptors(config: Config, devices: int) -> Iterator[Advice]:
 
 
 def _backend(config: Config) -> Iterator[Advice]:
-    from hearthd.front import backends
+    from hearthd.front.supervisor import backends
 
     try:
         backend, devices = backends.choose(config)
@@ -161,7 +161,7 @@ def _tls(config: Config, now: float) -> Iterator[Advice]:
     yield from unreadable
     if not tls.certificate or unreadable:
         return
-    from hearthd.front.tls import Certificates, TlsError
+    from hearthd.front.auth.tls import Certificates, TlsError
 
     try:
         Certificates(tls.certificate, tls.key, tls.client_ca)

@@ -24,8 +24,8 @@ def _fail(text: str, code: int) -> NoReturn:
 
 def _not_served() -> None:
     """Ends what `main` began."""
-    if "hearthd.front.forkserver" in sys.modules:
-        from hearthd.front import forkserver
+    if "hearthd.front.supervisor.forkserver" in sys.modules:
+        from hearthd.front.supervisor import forkserver
 
         forkserver.abandon()
 
@@ -46,7 +46,7 @@ def _serve(path: Path | None, flags: dict[tuple[str, ...], Any]) -> NoReturn:
     from hearthd.shared import log
 
     log.configure(config.log.level, config.log.format)
-    from hearthd.front.start import serve
+    from hearthd.front.daemon.main import serve
 
     raise SystemExit(serve(config, read=lambda: load(path, flags=flags)[0], hangup=_hangup))
 
@@ -96,8 +96,8 @@ def _print_token(name: str, expires: str | None) -> None:
     from pydantic import ValidationError
 
     from hearthd.cli.print_config import inline
+    from hearthd.front.config.tenants import TokenSettings
     from hearthd.front.tenancy import tokens
-    from hearthd.front.tenant_settings import TokenSettings
 
     token = tokens.make()
     entry = {"hash": f"sha256:{hashlib.sha256(token.encode()).hexdigest()}"}
@@ -227,7 +227,7 @@ def main() -> None:
         from hearthd.shared import sighup
 
         _hangup = sighup.begin()
-        from hearthd.front import forkserver
+        from hearthd.front.supervisor import forkserver
 
         forkserver.begin(sys.argv[2:], os.environ)  # first: its imports take as long as all that follows
     try:

@@ -16,7 +16,7 @@ _BUFFERS = 16
 _SETTLED_S = 1.5
 """What is freed is freed by then."""
 _GIVEN_BACK_S = 8.0
-"""The front has given back what it keeps for the next chunks by then; see `hearthd.front.thrift`."""
+"""The front has given back what it keeps for the next chunks by then; see `hearthd.front.daemon.heap_trim`."""
 
 
 def measure(context: Context) -> list[Row]:

@@ -21,8 +21,8 @@ from hearth.session.protocol import Session
 from hearth.session.send_queue import Limits
 from hearth_proto import reasons
 from hearth_proto.v1 import commands_pb2, device_pb2
-from hearthd.front.batches import Batches
-from hearthd.front.replies import Replies
+from hearthd.front.sessions.in_flight import Batches
+from hearthd.front.sessions.resume_buffer import Replies
 
 WINDOW = 4
 UNACKED = 3000

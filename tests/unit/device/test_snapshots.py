@@ -19,7 +19,7 @@ from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Reason, Refusal, from_status, to_text
 from hearth_proto.v1 import commands_pb2 as c
 from hearthd.device.process.device_process import DeviceProcess
-from hearthd.front.shelf import Shelf
+from hearthd.front.durable.store_index import Shelf
 from hearthd.shared.device_spec import DeviceSpec
 
 MIB = 1 << 20

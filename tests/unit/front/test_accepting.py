@@ -8,8 +8,8 @@ import socket
 
 import pytest
 
-from hearthd.front import accepting
-from hearthd.front.accepting import Accepting
+from hearthd.front.connections import accept_loop
+from hearthd.front.connections.accept_loop import Accepting
 
 
 def listening() -> socket.socket:
@@ -43,7 +43,7 @@ def test_connections_are_handed_on_until_it_stops() -> None:
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED])
 def test_an_error_of_accept_is_waited_out(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shortage is reported; an error that never ends leaves the event loop to others."""
-    monkeypatch.setattr(accepting, "_AGAIN", 0.001)
+    monkeypatch.setattr(accept_loop, "_AGAIN", 0.001)
 
     async def scenario() -> None:
         loop, failing = asyncio.get_running_loop(), True

@@ -6,7 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hearthd.front.credits import ALONE, AWAITED, BESIDE_S, MAY, PATIENCE_S, QUANTUM_S, WANTS, WORKS, Place, Turns
+from hearthd.front.resources.time_credits import (
+    ALONE,
+    AWAITED,
+    BESIDE_S,
+    MAY,
+    PATIENCE_S,
+    QUANTUM_S,
+    WANTS,
+    WORKS,
+    Place,
+    Turns,
+)
 
 
 class Flood:

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from hearthd.cli.config_lint import SOON_S, advise
 from hearthd.cli.print_config import as_json, as_toml
 from hearthd.config import Config, ConfigError, load, settings
-from hearthd.front.reload_plan import RELOADABLE
-from hearthd.front.tenant_settings import QuotaSettings, TenantSettings
+from hearthd.front.config.tenants import QuotaSettings, TenantSettings
+from hearthd.front.daemon.reload_plan import RELOADABLE
 
 REFERENCE = Path(__file__).parents[3] / "deploy" / "hearth.toml"
 HASH = "sha256:" + "e" * 63

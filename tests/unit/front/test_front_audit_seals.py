@@ -13,11 +13,11 @@ from front_fixture import run, until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hearthd.front.audit import Audit, AuditError
 from hearthd.front.auditing import anchors, keys
 from hearthd.front.auditing.log_file import ROTATED
 from hearthd.front.auditing.settings import AuditLog
 from hearthd.front.auditing.verify import Guarantee, Verdict, verify
+from hearthd.front.auth.audit_log import Audit, AuditError
 
 
 class Place:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from hearth_proto.v1 import device_pb2
-from hearthd.front.attach import EOF, Window
-from hearthd.front.batches import Batches
-from hearthd.front.begun import Begun
-from hearthd.front.execute import Attachment
+from hearthd.front.rpc.eager_coroutine import Begun
+from hearthd.front.rpc.execute import Attachment
+from hearthd.front.sessions.attach import EOF, Window
+from hearthd.front.sessions.in_flight import Batches
 
 
 async def _steps(log: list[str], *waited: Awaitable[Any]) -> None:

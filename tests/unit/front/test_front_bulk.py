@@ -20,12 +20,12 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.rights import Right
 from hearth_proto.v1 import device_pb2
 from hearthd.front.addresses import Address
-from hearthd.front.bulk_service import MAX_STRIPES
 from hearthd.front.connections.limits import ConnectionLimits
 from hearthd.front.connections.settings import Connections
-from hearthd.front.listen import ListenError
-from hearthd.front.metrics import Metrics
-from hearthd.front.stripe_port import StripePort
+from hearthd.front.lanes.stripe_port import StripePort
+from hearthd.front.metrics.collector import Metrics
+from hearthd.front.rpc.bulk_service import MAX_STRIPES
+from hearthd.front.sockets import ListenError
 from hearthd.front.tenants import Quotas, Tenant
 
 TCP = {"listen__lanes": "127.0.0.1:0", "listen__grpc": "127.0.0.1:0"}

@@ -11,8 +11,8 @@ from front_fixture import ended, front, refused, run, until
 
 from hearth_proto.reasons import Reason, Refusal, stream_failures
 from hearth_proto.v1 import commands_pb2, device_pb2, node_pb2, status_pb2
-from hearthd.front.calls import CALLS, Call
-from hearthd.front.refusals import MAX_DETAILS, MAX_MESSAGE, fitted
+from hearthd.front.errors import MAX_DETAILS, MAX_MESSAGE, fitted
+from hearthd.front.rpc.unary import CALLS, Call
 
 
 def test_the_table_covers_the_service() -> None:

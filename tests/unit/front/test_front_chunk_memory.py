@@ -19,9 +19,9 @@ from hearth_proto import descriptors, frames
 from hearth_proto.chunks import download_head, download_response
 from hearth_proto.frames import SLOT, Flag, Frame, Kind
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.front.channel import Channel
-from hearthd.front.descriptors import Descriptors
-from hearthd.front.link import DeviceLink
+from hearthd.front.links.fd_passing import Descriptors
+from hearthd.front.links.link import DeviceLink
+from hearthd.front.sessions.channel import Channel
 from hearthd.shared import chunk_ring
 from hearthd.shared.chunk_ring import Layout
 

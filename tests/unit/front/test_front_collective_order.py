@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal, to_text
-from hearthd.front.collective_order import Order
-from hearthd.front.collectives import Key, Send
-from hearthd.front.coordinator import Coordinator
+from hearthd.front.collectives.coordinator import Coordinator
+from hearthd.front.collectives.matcher import Key, Send
+from hearthd.front.collectives.order import Order
 
 
 def behind(*keys: Key) -> list[list[Any]]:

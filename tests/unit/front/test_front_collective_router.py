@@ -10,8 +10,8 @@ from front_fixture import run, until
 
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason
-from hearthd.front.collective_router import CollectiveRouter
-from hearthd.front.collectives import Key, Place
+from hearthd.front.collectives.matcher import Key, Place
+from hearthd.front.collectives.router import CollectiveRouter
 
 
 class Channel:

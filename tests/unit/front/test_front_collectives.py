@@ -8,9 +8,9 @@ import pytest
 from front_collective_parts import SIGNATURE, key, ops, part, place, refusal_in
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.front.collective_refusals import impossible
-from hearthd.front.collectives import MAX_FAILURES, Key, Match, Matcher, Part, Place, Send
-from hearthd.front.flight_recorder import FlightRecorder
+from hearthd.front.collectives.errors import impossible
+from hearthd.front.collectives.flight_recorder import FlightRecorder
+from hearthd.front.collectives.matcher import MAX_FAILURES, Key, Match, Matcher, Part, Place, Send
 
 
 def present(

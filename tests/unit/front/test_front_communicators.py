@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal, to_text
-from hearthd.front.collectives import Key, Match, Part, Place, Send
-from hearthd.front.communicators import MAX_IDLE, Communicators
-from hearthd.front.flight_recorder import FlightRecorder
+from hearthd.front.collectives.communicators import MAX_IDLE, Communicators
+from hearthd.front.collectives.flight_recorder import FlightRecorder
+from hearthd.front.collectives.matcher import Key, Match, Part, Place, Send
 
 FIRST = "nonce-1"
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hearthd.config import Config, ConfigError, check_exposure, load, settings
 from hearthd.front.addresses import Address, default_unix_path, parse_address
-from hearthd.front.nvml import cuda_count
+from hearthd.front.gpu.nvml import cuda_count
 from hearthd.front.units import parse_bytes, parse_seconds
 
 ROOT = Path(__file__).parents[3]
@@ -191,7 +191,10 @@ def test_command_line(tmp_path: Path) -> None:
 
 def test_the_entry_points_stay_light() -> None:
     """Device processes import the main module again, and must not get the front with it."""
-    code = "import sys, hearthd.cli.main, hearthd.__main__; print([m for m in sys.modules if m.split('.')[0] in %r or m == %r])"
+    code = (
+        "import sys, hearthd.cli.main, hearthd.__main__; "
+        "print([m for m in sys.modules if m.split('.')[0] in %r or m == %r])"
+    )
     heavy = ["grpc", "typer", "aiohttp", "pydantic", "structlog", "uvloop", "google"]
     path = ":".join(str(ROOT / part) for part in ("proto", "server"))
     out = subprocess.run(
@@ -203,7 +206,7 @@ def test_the_entry_points_stay_light() -> None:
 
 def test_the_front_imports_no_cuda_and_no_device() -> None:
     banned = ("hearthd.device", "cupy", "cuda")
-    code = f"import sys, hearthd.front.daemon; print([m for m in sys.modules if m.startswith({banned})])"
+    code = f"import sys, hearthd.front.daemon.daemon; print([m for m in sys.modules if m.startswith({banned})])"
     path = ":".join(str(ROOT / part) for part in ("proto", "server"))
     out = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONPATH": path}

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from hearth_proto.reasons import Reason, Refusal, to_text
-from hearthd.front.collectives import Key, Place, Send
-from hearthd.front.coordinator import Coordinator
+from hearthd.front.collectives.coordinator import Coordinator
+from hearthd.front.collectives.matcher import Key, Place, Send
 
 SESSIONS = ("s", "t")
 MEMBERS = ((0, 1), (1, 0), (2, 1, 0), (1, 2))

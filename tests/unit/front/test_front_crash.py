@@ -9,11 +9,11 @@ import signal
 import pytest
 
 from hearth_proto import descriptors
-from hearthd.front.crash import CrashFile, explain
-from hearthd.front.descriptors import Descriptors
-from hearthd.front.link import DeviceLink
-from hearthd.front.loss import LABELS, Cause, signal_name
-from hearthd.front.offenders import culprit
+from hearthd.front.links.fd_passing import Descriptors
+from hearthd.front.links.link import DeviceLink
+from hearthd.front.supervisor.crash import CrashFile, explain
+from hearthd.front.supervisor.exit_cause import LABELS, Cause, signal_name
+from hearthd.front.supervisor.fault_policy import culprit
 from hearthd.shared import crash_record
 from hearthd.shared.crash_record import Crash, LastMoments, Running
 

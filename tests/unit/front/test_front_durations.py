@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hearthd.front.durations import Times
-from hearthd.front.isolation import EVERYBODY, Key
-from hearthd.front.totals import Buckets
+from hearthd.front.counters import Buckets
+from hearthd.front.supervisor.durations import Times
+from hearthd.front.supervisor.isolation import EVERYBODY, Key
 
 MINE, YOURS = Key("me"), Key("you")
 

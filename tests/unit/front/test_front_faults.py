@@ -12,7 +12,7 @@ from front_fixture import ended, front, refused, run, until
 
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2, device_pb2, node_pb2
-from hearthd.front.process import within
+from hearthd.front.supervisor.process import within
 from tests.steady import LATE
 
 

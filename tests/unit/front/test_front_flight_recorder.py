@@ -9,7 +9,7 @@ from front_collective_parts import SIGNATURE, key
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.front.flight_recorder import GROUPS, LINES, OPERATIONS, FlightRecorder, spelt
+from hearthd.front.collectives.flight_recorder import GROUPS, LINES, OPERATIONS, FlightRecorder, spelt
 
 
 class Clock:

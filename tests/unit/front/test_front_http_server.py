@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hearth_proto.v1 import commands_pb2, device_pb2
 from hearthd.front.addresses import Address
-from hearthd.front.listen import ListenError, UnixSocket, check_free
+from hearthd.front.sockets import ListenError, UnixSocket, check_free
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

@@ -15,10 +15,10 @@ from front_fixture import Front, front, run
 
 from hearthd.config import tenants
 from hearthd.front.addresses import Address
+from hearthd.front.config.http import Http
+from hearthd.front.config.settings import Config
 from hearthd.front.http.server import HttpServer
-from hearthd.front.http_settings import Http
-from hearthd.front.listen import ListenError, UnixSocket
-from hearthd.front.settings import Config
+from hearthd.front.sockets import ListenError, UnixSocket
 from hearthd.front.tenants import Directory
 
 TOKEN = "hearth_" + "t" * 22

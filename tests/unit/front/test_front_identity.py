@@ -12,9 +12,9 @@ from front_fixture import run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.front.auth import Failures, certificate_names, host_of
-from hearthd.front.identity import IdentitySocket, Tickets, identity_path, user_of
-from hearthd.front.listen import ListenError
+from hearthd.front.auth.authenticator import Failures, certificate_names, host_of
+from hearthd.front.auth.unix_identity import IdentitySocket, Tickets, identity_path, user_of
+from hearthd.front.sockets import ListenError
 from hearthd.front.tenants import User
 
 

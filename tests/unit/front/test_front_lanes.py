@@ -22,14 +22,14 @@ from hearth_proto import frames
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import device_pb2, node_pb2
-from hearthd.front import ticket_port
-from hearthd.front.batches import Batches
-from hearthd.front.channel import Channel
-from hearthd.front.lane import Lane, Unused
-from hearthd.front.lane_tickets import Tickets
-from hearthd.front.listen import ListenError
-from hearthd.front.queues import Queue
-from hearthd.front.replies import Replies
+from hearthd.front.lanes import ticket_port
+from hearthd.front.lanes.tickets import Tickets
+from hearthd.front.sessions.channel import Channel
+from hearthd.front.sessions.command_queue import Queue
+from hearthd.front.sessions.in_flight import Batches
+from hearthd.front.sessions.lane import Lane, Unused
+from hearthd.front.sessions.resume_buffer import Replies
+from hearthd.front.sockets import ListenError
 
 
 def launcher() -> LaneLauncher:
@@ -420,7 +420,7 @@ def test_a_received_that_cannot_be_ends_the_attachment_only(tmp_path: Path, wron
 def test_who_never_says_what_came_loses_the_attachment(
     tmp_path: Path, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hearthd.front.replies._MANY", 0)
+    monkeypatch.setattr("hearthd.front.sessions.resume_buffer._MANY", 0)
 
     async def scenario() -> None:
         async with front(tmp_path, launcher(), devices=1) as f:

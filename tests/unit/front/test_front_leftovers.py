@@ -17,7 +17,7 @@ from front_fixture import Front, front, refused, run, until
 
 from hearth_proto.reasons import Reason
 from hearth_proto.v1 import commands_pb2, device_pb2
-from hearthd.front import transfer_streams
+from hearthd.front.rpc import transfer_streams
 
 DATA = bytes(100_000)
 

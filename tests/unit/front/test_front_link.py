@@ -16,7 +16,7 @@ from hearth_proto import frames
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
-from hearthd.front.link import DeviceLink
+from hearthd.front.links.link import DeviceLink
 
 LOSS = Refusal(Reason.DEVICE_LOST, "gone")
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hearthd.front.matching import mismatch
+from hearthd.front.collectives.signature import mismatch
 
 Lists = dict[int, list[dict[str, Any]]]
 

@@ -12,7 +12,7 @@ import pytest
 from front_fixture import front, run
 
 from hearth_proto.v1 import node_pb2
-from hearthd.front.notify import Notifier
+from hearthd.front.daemon.systemd import Notifier
 from tests.notify_socket import NotifySocket
 
 

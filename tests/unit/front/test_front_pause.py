@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hearthd.front.isolation import Loss, pause
+from hearthd.front.supervisor.isolation import Loss, pause
 
 
 @pytest.mark.parametrize(

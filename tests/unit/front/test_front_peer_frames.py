@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.front.peer_frames import HEADER, MAX_FRAME, FrameReader, PeerFrameError, encode
+from hearthd.front.peers.frames import HEADER, MAX_FRAME, FrameReader, PeerFrameError, encode
 
 bodies = st.dictionaries(
     st.text(max_size=8), st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.text(max_size=20), max_size=5

@@ -11,12 +11,12 @@ from front_fake_peers import PATIENCE, FakeFront, Pair, fronts, pair, quick, ref
 
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import node_pb2
-from hearthd.front.group_tickets import Member, hello
-from hearthd.front.peer_frames import HEADER, encode
-from hearthd.front.peer_groups import MAX_GROUPS
-from hearthd.front.peer_leader import Leader
-from hearthd.front.peer_link import LAST_WORDS
-from hearthd.front.peer_part import status_of
+from hearthd.front.peers.frames import HEADER, encode
+from hearthd.front.peers.groups import MAX_GROUPS
+from hearthd.front.peers.leader import Leader
+from hearthd.front.peers.link import LAST_WORDS
+from hearthd.front.peers.membership import status_of
+from hearthd.front.peers.tickets import Member, hello
 from tests.steady import LATE
 
 both_loops = pytest.mark.parametrize("loop", ["asyncio", "uvloop"])

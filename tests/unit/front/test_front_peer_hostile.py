@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hearth_proto.v1 import node_pb2
-from hearthd.front import group_tickets, peer_port
 from hearthd.front.addresses import parse_address
-from hearthd.front.group_tickets import Member
-from hearthd.front.peer_follower import MAX_COMMUNICATORS
-from hearthd.front.peer_leader import MAX_PRESENTED
-from hearthd.front.peer_link import PeerLink
+from hearthd.front.peers import port, tickets
+from hearthd.front.peers.follower import MAX_COMMUNICATORS
+from hearthd.front.peers.leader import MAX_PRESENTED
+from hearthd.front.peers.link import PeerLink
+from hearthd.front.peers.tickets import Member
 
 
 class Insider:
@@ -54,8 +54,8 @@ async def insider(both: Pair) -> AsyncIterator[Insider]:
     members = (Member(0, 1), Member(1, 0))
     group, secret = await both.first.groups.create(session, members, 5.0)
     assert both.first.groups.port is not None
-    link = await peer_port.connect(parse_address(both.first.groups.port.addresses[0]), b"", PATIENCE)
-    link.send(group_tickets.hello(group, 1, secret, members))
+    link = await port.connect(parse_address(both.first.groups.port.addresses[0]), b"", PATIENCE)
+    link.send(tickets.hello(group, 1, secret, members))
     assert (await link.first())["t"] == "welcome"
     made = Insider(both.first, link, group, session)
     try:
@@ -256,7 +256,7 @@ class Coordinator:
         self.link: PeerLink | None = None
         self.heard: list[Any] = []
         self.lost: list[str] = []
-        self.port = peer_port.PeerPort("127.0.0.1:0", (), "localhost", self._admit)
+        self.port = port.PeerPort("127.0.0.1:0", (), "localhost", self._admit)
 
     def _admit(self, body: Any, link: PeerLink) -> None:
         self.link = link

@@ -15,12 +15,13 @@ import trustme
 from front_fake_peers import PATIENCE, quick, run
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.front import peer_link, peer_port
 from hearthd.front.addresses import Address, parse_address
-from hearthd.front.peer_frames import Body, encode
-from hearthd.front.peer_link import MAX_UNSENT, PeerLink, PeerLost
-from hearthd.front.peer_port import MAX_STRANGERS, MAX_STRANGERS_OF_ONE, PeerPort
-from hearthd.front.tls import Certificates
+from hearthd.front.auth.tls import Certificates
+from hearthd.front.peers import link as peer_link
+from hearthd.front.peers import port as peer_port
+from hearthd.front.peers.frames import Body, encode
+from hearthd.front.peers.link import MAX_UNSENT, PeerLink, PeerLost
+from hearthd.front.peers.port import MAX_STRANGERS, MAX_STRANGERS_OF_ONE, PeerPort
 from tests.steady import LATE
 
 both_loops = pytest.mark.parametrize("loop", ["asyncio", "uvloop"])

@@ -14,9 +14,9 @@ from front_fake_peers import FakeFront, fronts, run
 
 from hearth_proto.reasons import Reason, Refusal, to_text
 from hearth_proto.v1 import node_pb2
-from hearthd.front import peer_targets
-from hearthd.front.group_tickets import Member
-from hearthd.front.peer_frames import encode
+from hearthd.front.config import peer_targets
+from hearthd.front.peers.frames import encode
+from hearthd.front.peers.tickets import Member
 from tests.steady import LATE
 
 WINDOW = 0.3

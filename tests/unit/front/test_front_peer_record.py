@@ -9,10 +9,10 @@ import pytest
 from front_fake_peers import PATIENCE, SIGNATURE, FakeFront, Pair, fronts, pair, run
 
 from hearth_proto.v1 import node_pb2
-from hearthd.front.flight_recorder import OPERATIONS, FlightRecorder
-from hearthd.front.group_info import GroupInfo
-from hearthd.front.group_tickets import Member
-from hearthd.front.peer_record import PeerRecord
+from hearthd.front.collectives.flight_recorder import OPERATIONS, FlightRecorder
+from hearthd.front.peers.record import PeerRecord
+from hearthd.front.peers.tickets import Member
+from hearthd.front.rpc.group_info import GroupInfo
 
 
 async def described(front: FakeFront, session: Any) -> node_pb2.GroupInfo:

@@ -9,13 +9,13 @@ import pytest
 from front_fake_peers import pair, refusal_in, run
 
 from hearth_proto.reasons import Reason
-from hearthd.front import peer_follower
-from hearthd.front.collective_router import CollectiveRouter
+from hearthd.front.collectives.router import CollectiveRouter
+from hearthd.front.peers import follower
 from tests.steady import LATE
 
 
 def test_a_silent_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_follower, "VERDICT_S", 0.1)
+    monkeypatch.setattr(follower, "VERDICT_S", 0.1)
 
     async def work() -> None:
         async with pair() as both:
@@ -35,7 +35,7 @@ def test_a_silent_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_answer_in_time_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_follower, "VERDICT_S", 0.05)
+    monkeypatch.setattr(follower, "VERDICT_S", 0.05)
 
     async def work() -> None:
         async with pair() as both:

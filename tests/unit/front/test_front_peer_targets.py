@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from hearthd.config import ConfigError, load
-from hearthd.front import peer_targets
 from hearthd.front.addresses import Address, parse_address
-from hearthd.front.peer_targets import LOOPBACK, PRIVATE, PeerTargets, auto_networks, parse_peer
+from hearthd.front.config import peer_targets
+from hearthd.front.config.peer_targets import LOOPBACK, PRIVATE, PeerTargets, auto_networks, parse_peer
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import node_pb2
-from hearthd.front import group_tickets
-from hearthd.front.group_tickets import MAX_RANKS, Hello, Member
+from hearthd.front.peers import tickets
+from hearthd.front.peers.tickets import MAX_RANKS, Hello, Member
 
 PAIR = (Member(0, 0), Member(1, 3))
 SECRET = b"s" * 16
@@ -28,7 +28,7 @@ def test_members_are_a_group_or_refused(found: list[Member]) -> None:
     nodes = {member.node for member in found}
     fine = len(set(found)) == len(found) and nodes == set(range(len(nodes)))
     try:
-        assert group_tickets.members_of(wire(found)) == tuple(found)
+        assert tickets.members_of(wire(found)) == tuple(found)
     except Refusal as refusal:
         assert not fine and refusal.reason == Reason.INVALID_ARGUMENT and refusal.fix and refusal.details["requested"]
     else:
@@ -39,18 +39,18 @@ def test_members_are_a_group_or_refused(found: list[Member]) -> None:
 def test_too_few_and_too_many(count: int) -> None:
     found = [Member(0, device) for device in range(count)]
     with pytest.raises(Refusal, match=f"1 to {MAX_RANKS}") as error:
-        group_tickets.members_of(wire(found))
+        tickets.members_of(wire(found))
     assert error.value.details["requested"] == str(count)
-    assert len(group_tickets.members_of(wire([Member(0, device) for device in range(MAX_RANKS)]))) == MAX_RANKS
+    assert len(tickets.members_of(wire([Member(0, device) for device in range(MAX_RANKS)]))) == MAX_RANKS
 
 
 def test_ranks_of_a_node() -> None:
     found = (Member(0, 5), Member(1, 0), Member(0, 2))
-    assert group_tickets.devices_of(found, 0) == {5: 0, 2: 2} and group_tickets.devices_of(found, 1) == {0: 1}
+    assert tickets.devices_of(found, 0) == {5: 0, 2: 2} and tickets.devices_of(found, 1) == {0: 1}
 
 
 def test_ids_and_secrets_differ() -> None:
-    made = [group_tickets.new_group() for _ in range(20)]
+    made = [tickets.new_group() for _ in range(20)]
     assert len({part for pair in made for part in pair}) == 40
     assert {len(part) for pair in made for part in pair} == {16}
 
@@ -68,17 +68,17 @@ def test_ids_and_secrets_differ() -> None:
 )  # fmt: skip
 def test_tickets_that_nobody_made(change: dict[str, Any], match: str) -> None:
     good = {"addresses": ["127.0.0.1:5", "[::1]:6", "gpu1:7"], "secret": SECRET, "certificate_sha256": b"c" * 32}
-    assert [str(each) for each in group_tickets.addresses_of(node_pb2.GroupTicket(**good))] == good["addresses"]
+    assert [str(each) for each in tickets.addresses_of(node_pb2.GroupTicket(**good))] == good["addresses"]
     with pytest.raises(Refusal, match=match) as error:
-        group_tickets.addresses_of(node_pb2.GroupTicket(**{**good, **change}))
+        tickets.addresses_of(node_pb2.GroupTicket(**{**good, **change}))
     assert error.value.reason == Reason.INVALID_ARGUMENT and "CreateGroup" in error.value.fix
     assert "requested" in error.value.details and "s" * 16 not in str(error.value)
 
 
 @given(members, st.binary(min_size=16, max_size=64), st.integers(0, 5))
 def test_hellos_survive_the_wire(found: list[Member], secret: bytes, node: int) -> None:
-    body = group_tickets.hello(GROUP, node, secret, tuple(found))
-    assert group_tickets.parse_hello(body) == Hello(GROUP, node, secret, tuple(found), group_tickets.PROTOCOL)
+    body = tickets.hello(GROUP, node, secret, tuple(found))
+    assert tickets.parse_hello(body) == Hello(GROUP, node, secret, tuple(found), tickets.PROTOCOL)
 
 
 json = st.recursive(
@@ -90,10 +90,10 @@ json = st.recursive(
 
 @given(st.sampled_from(["t", "group", "node", "secret", "members", "protocol"]), json)
 def test_hellos_that_are_none(field: str, value: Any) -> None:
-    body = group_tickets.hello(GROUP, 1, SECRET, PAIR)
+    body = tickets.hello(GROUP, 1, SECRET, PAIR)
     body[field] = value
     try:
-        hello = group_tickets.parse_hello(body)
+        hello = tickets.parse_hello(body)
     except ValueError as error:
         assert len(str(error)) <= 200
         return
@@ -102,18 +102,18 @@ def test_hellos_that_are_none(field: str, value: Any) -> None:
 
 
 def test_a_field_that_is_missing() -> None:
-    for field in group_tickets.hello(GROUP, 1, SECRET, PAIR):
-        body = group_tickets.hello(GROUP, 1, SECRET, PAIR)
+    for field in tickets.hello(GROUP, 1, SECRET, PAIR):
+        body = tickets.hello(GROUP, 1, SECRET, PAIR)
         del body[field]
         with pytest.raises(ValueError, match="no hello"):
-            group_tickets.parse_hello(body)
+            tickets.parse_hello(body)
 
 
 def test_secrets() -> None:
-    assert group_tickets.same_secret(SECRET, SECRET)
-    assert not group_tickets.same_secret(SECRET, b"t" * 16)
-    assert not group_tickets.same_secret(SECRET[:-1], SECRET)
-    assert not group_tickets.same_secret(bytes(16), None), "what an unknown group is compared with lets nobody in"
+    assert tickets.same_secret(SECRET, SECRET)
+    assert not tickets.same_secret(SECRET, b"t" * 16)
+    assert not tickets.same_secret(SECRET[:-1], SECRET)
+    assert not tickets.same_secret(bytes(16), None), "what an unknown group is compared with lets nobody in"
 
 
 @pytest.mark.parametrize(
@@ -129,9 +129,9 @@ def test_secrets() -> None:
     ],
 )  # fmt: skip
 def test_who_is_not_let_in(change: dict[str, Any], taken: list[int], reason: Reason, details: dict[str, str]) -> None:
-    good = Hello(GROUP, 1, SECRET, PAIR, group_tickets.PROTOCOL)
-    group_tickets.check_hello(good, PAIR, [])
+    good = Hello(GROUP, 1, SECRET, PAIR, tickets.PROTOCOL)
+    tickets.check_hello(good, PAIR, [])
     with pytest.raises(Refusal) as error:
-        group_tickets.check_hello(good._replace(**change), PAIR, taken)
+        tickets.check_hello(good._replace(**change), PAIR, taken)
     assert error.value.reason == reason and error.value.fix
     assert error.value.details.items() >= details.items()

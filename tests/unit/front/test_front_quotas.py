@@ -12,9 +12,9 @@ from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2, node_pb2
-from hearthd.front import quotas
-from hearthd.front.quotas import Accounts
-from hearthd.front.sessions import SessionTable
+from hearthd.front.sessions import tenant_accounts
+from hearthd.front.sessions.sessions import SessionTable
+from hearthd.front.sessions.tenant_accounts import Accounts
 from hearthd.front.tenants import EVERYONE, Caller, Quotas, Tenant
 
 SMALL = Tenant("small", quotas=Quotas(sessions=2, gpu_seconds=1.5, queued_commands=3))
@@ -70,7 +70,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         sessions = SessionTable(30, 10**6)
         kept, _ = sessions.open("kept", "")
-        monkeypatch.setattr(quotas, "_REMEMBERED", 3)
+        monkeypatch.setattr(tenant_accounts, "_REMEMBERED", 3)
         ended = []
         for _ in range(5):
             session, _ = sessions.open("a", "")

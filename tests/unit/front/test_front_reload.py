@@ -20,12 +20,9 @@ from hypothesis import strategies as st
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import node_pb2
 from hearthd.config import Config, ConfigError, load, settings
-from hearthd.front.audit import Audit
-from hearthd.front.notify import Notifier
-from hearthd.front.queues import Queue
-from hearthd.front.quotas import Accounts
-from hearthd.front.reload import Reloader
-from hearthd.front.reload_plan import (
+from hearthd.front.auth.audit_log import Audit
+from hearthd.front.daemon.reload import Reloader
+from hearthd.front.daemon.reload_plan import (
     FIRST_TENANT,
     FIRST_USER,
     LAST_TENANT,
@@ -37,6 +34,9 @@ from hearthd.front.reload_plan import (
     plan,
     value,
 )
+from hearthd.front.daemon.systemd import Notifier
+from hearthd.front.sessions.command_queue import Queue
+from hearthd.front.sessions.tenant_accounts import Accounts
 from hearthd.front.tenants import Caller, Credential, Directory, Quotas, Tenant, User, token_key
 
 ROOT = Path(__file__).parents[3]

@@ -18,9 +18,9 @@ from test_front_execute import batch, device_settles, read_until
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2, device_pb2, node_pb2
-from hearthd.front import calls
-from hearthd.front.queues import Queue
-from hearthd.front.replies import Replies
+from hearthd.front.rpc import unary
+from hearthd.front.sessions.command_queue import Queue
+from hearthd.front.sessions.resume_buffer import Replies
 
 
 async def attach(f: Front, **fields: Any) -> tuple[Any, device_pb2.Attached]:
@@ -454,7 +454,7 @@ def test_batches_wait_for_room_in_the_tenants_queue(tmp_path: Path) -> None:
 
 def test_single_calls_wait_for_room_and_are_refused_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
-        monkeypatch.setattr(calls, "QUEUE_WAIT", 0.1)
+        monkeypatch.setattr(unary, "QUEUE_WAIT", 0.1)
         async with front(tmp_path) as f:
             await f.open()
             [session] = f.daemon.sessions
@@ -466,7 +466,7 @@ def test_single_calls_wait_for_room_and_are_refused_then(tmp_path: Path, monkeyp
             flush = device_pb2.FlushRequest(target=f.target())
             refusal = await refused(f.devices.Flush(flush))
             assert refusal.reason == Reason.QUEUE_FULL and refusal.retry_after_s == 1.0
-            monkeypatch.setattr(calls, "QUEUE_WAIT", 10.0)
+            monkeypatch.setattr(unary, "QUEUE_WAIT", 10.0)
             patient = asyncio.ensure_future(f.devices.Flush(flush))
             await asyncio.sleep(0)
             waiting.cancel()

@@ -10,7 +10,7 @@ import pytest
 from grpc._cython import cygrpc
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.front.rpc import Closed, Over, guarded
+from hearthd.front.rpc.server_call import Closed, Over, guarded
 
 
 class Observer:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.front.sessions import End, SessionTable, negotiate
+from hearthd.front.sessions.sessions import End, SessionTable, negotiate
 from hearthd.front.tenants import Caller, Tenant
 
 

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.durable.snapshot_policy import Areas
-from hearthd.front.shelf import PAGE, Shelf, Use, charge, check, span_of
+from hearthd.front.durable.store_index import PAGE, Shelf, Use, charge, check, span_of
 
 
 def test_places_are_pages_and_never_used_twice() -> None:

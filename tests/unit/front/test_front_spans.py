@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from hearthd.front import spans
+from hearthd.front import opentelemetry
 
 
 @pytest.mark.parametrize(
@@ -48,21 +48,21 @@ from hearthd.front import spans
     ],
 )
 def test_what_the_environment_asks_for(environ: Mapping[str, str], expected: list[str]) -> None:
-    assert spans.exporters(environ) == expected
+    assert opentelemetry.exporters(environ) == expected
 
 
 @pytest.fixture
 def off() -> Iterator[None]:
     yield
-    spans.switch_off()
-    assert spans._Tracing.on is None
+    opentelemetry.switch_off()
+    assert opentelemetry._Tracing.on is None
 
 
 def told(environ: Mapping[str, str]) -> dict[str, Any]:
     """What is logged where it is switched on."""
     with structlog.testing.capture_logs() as logged:
-        spans.switch_on(environ)
-    assert spans._Tracing.on is None
+        opentelemetry.switch_on(environ)
+    assert opentelemetry._Tracing.on is None
     (only,) = logged
     return dict(only)
 
@@ -102,9 +102,9 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(found))
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
-    spans.switch_on({})
+    opentelemetry.switch_on({})
     yield found
-    spans.switch_off()
+    opentelemetry.switch_off()
     with trace.get_tracer("after").start_as_current_span("still there"):
         pass
     assert found.get_finished_spans()[-1].name == "still there"  # it is not ours to shut down
@@ -112,7 +112,7 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
 
 def test_a_provider_that_is_there_is_used(exporter: InMemorySpanExporter) -> None:
     call: Any = Call(("traceparent", f"00-{'1' * 32}-{'2' * 16}-01"), ("x-bin", b"\0"))
-    begun = spans.begin("a.Service", "Method", call)
+    begun = opentelemetry.begin("a.Service", "Method", call)
     assert begun is not None
     begun.end("INTERNAL", "INTERNAL")
     (span,) = exporter.get_finished_spans()
@@ -132,18 +132,18 @@ def test_a_span_that_cannot_be_made_fails_no_call(exporter: InMemorySpanExporter
             raise ValueError
 
     broken: Any = Broken()
-    assert spans.begin("a.Service", "Method", broken) is None
+    assert opentelemetry.begin("a.Service", "Method", broken) is None
 
 
 def test_without_traces_nothing_is_done() -> None:
     call: Any = None  # not even looked at
-    assert spans.begin("a.Service", "Method", call) is None
+    assert opentelemetry.begin("a.Service", "Method", call) is None
 
 
 @pytest.mark.parametrize(
     ("modules", "environ"),
     [
-        ("hearthd.front.daemon", {}),
+        ("hearthd.front.daemon.daemon", {}),
         (
             "hearthd.device.process.main, hearthd.device.cpu.server, hearthd.device.process.device_process",
             {"OTEL_TRACES_EXPORTER": "otlp"},
@@ -154,8 +154,8 @@ def test_nothing_is_loaded_where_it_is_not_used(modules: str, environ: dict[str,
     """In a front that nobody asks for traces; and, whoever asks, in device processes and their compilers."""
     code = f"""
 import sys, {modules}
-if "hearthd.front.spans" in sys.modules:
-    sys.modules["hearthd.front.spans"].switch_on({{}})
+if "hearthd.front.opentelemetry" in sys.modules:
+    sys.modules["hearthd.front.opentelemetry"].switch_on({{}})
 print([name for name in sys.modules if name.startswith("opentelemetry")])
 """
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)

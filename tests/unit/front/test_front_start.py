@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hearthd.front.forkserver import PRELOAD, PRELOAD_OF, guess
+from hearthd.front.supervisor.forkserver import PRELOAD, PRELOAD_OF, guess
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -27,9 +27,12 @@ def run(code: str) -> str:
     ("imported", "left_out"),
     [
         # The forkserver's imports run beside the front's, so it is started before those are made.
-        ("hearthd.front.start", ("grpc", "aiohttp", "prometheus_client", "uvloop", "hearthd.front.daemon")),
+        (
+            "hearthd.front.daemon.main",
+            ("grpc", "aiohttp", "prometheus_client", "uvloop", "hearthd.front.daemon.daemon"),
+        ),
         # HTTP's are made while the devices start, and not at all where it is not wanted.
-        ("hearthd.front.daemon", ("aiohttp", "hearthd.front.http")),
+        ("hearthd.front.daemon.daemon", ("aiohttp", "hearthd.front.http")),
     ],
 )
 def test_what_can_wait_is_not_imported(imported: str, left_out: tuple[str, ...]) -> None:
@@ -40,13 +43,13 @@ def test_the_forkserver_is_started_before_the_front_is_imported() -> None:
     code = """
 import sys
 from hearthd.config import Config
-from hearthd.front import start
+from hearthd.front.daemon import main as start
 
 class Launcher:
     def __init__(self, backend):
         self.backend = backend
     def warm_up(self):
-        print(self.backend, "hearthd.front.daemon" in sys.modules)
+        print(self.backend, "hearthd.front.daemon.daemon" in sys.modules)
         raise SystemExit
 
 start.ForkServerLauncher = Launcher
@@ -96,7 +99,7 @@ def test_a_daemon_that_cannot_start_leaves_no_forkserver_behind(wrong: tuple[str
 
 
 def test_structlog_is_imported_without_what_it_does_not_need() -> None:
-    for start in ("hearthd.front.start", "hearthd.device.process.device_process", "hearthd.shared.log"):
+    for start in ("hearthd.front.daemon.main", "hearthd.device.process.device_process", "hearthd.shared.log"):
         found = run(f"import sys, {start}; print([name in sys.modules for name in ('structlog', 'rich', 'pygments')])")
         assert found == "[True, False, False]", start
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from hearth_proto.frames import Frame, Kind
-from hearthd.front.isolation import EVERYBODY, Key
-from hearthd.front.loss import Cause
+from hearthd.front.counters import Totals
 from hearthd.front.rates import LATE_S, WINDOW_S, Rates
-from hearthd.front.recent_faults import MOST, RecentFaults, seen_by
-from hearthd.front.recent_traces import KEPT_S, MOST_BYTES, OF_TENANT, TENANT_BYTES, RecentTrace, RecentTraces
-from hearthd.front.tenant_memory import TenantMemory
+from hearthd.front.resources.tenant_memory import TenantMemory
+from hearthd.front.sessions.recent_traces import KEPT_S, MOST_BYTES, OF_TENANT, TENANT_BYTES, RecentTrace, RecentTraces
+from hearthd.front.supervisor.exit_cause import Cause
+from hearthd.front.supervisor.fault_log import MOST, RecentFaults, seen_by
+from hearthd.front.supervisor.isolation import EVERYBODY, Key
 from hearthd.front.tenants import Right, Tenant
-from hearthd.front.totals import Totals
 
 ALICE = Tenant("alice", rights=frozenset({Right.READ}))
 BOB = Tenant("bob", rights=frozenset({Right.READ}), devices=frozenset({1}))

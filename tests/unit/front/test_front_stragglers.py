@@ -16,9 +16,9 @@ from test_front_workers import BY_TENANT, PATIENT, X, Y, node
 
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Refusal
-from hearthd.front import stragglers as policy
-from hearthd.front.device import SERVING
-from hearthd.front.stragglers import CLEARING, GRACE, Stragglers
+from hearthd.front.supervisor import lingering_sessions as policy
+from hearthd.front.supervisor.device import SERVING
+from hearthd.front.supervisor.lingering_sessions import CLEARING, GRACE, Stragglers
 
 SOON = 0.1
 """For `GRACE` where time passes."""

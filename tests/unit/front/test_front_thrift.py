@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hearthd.front.thrift import Thrift
+from hearthd.front.daemon.heap_trim import Thrift
 
 
 def test_once_after_each_time_that_there_were_sessions() -> None:

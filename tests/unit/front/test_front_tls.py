@@ -15,15 +15,15 @@ import pytest
 import trustme
 from front_fixture import Front, front, run, until
 
-from hearthd.front import tls
-from hearthd.front.access import Access
 from hearthd.front.addresses import Address
+from hearthd.front.auth import tls
+from hearthd.front.auth.tls import Certificates, TlsError
+from hearthd.front.config.http import Http
+from hearthd.front.config.settings import Config
+from hearthd.front.daemon.access import Access
 from hearthd.front.http.refused import Refusals
 from hearthd.front.http.server import HttpServer
-from hearthd.front.http_settings import Http
-from hearthd.front.settings import Config
 from hearthd.front.tenants import Credential, Directory, Right, Tenant, token_key
-from hearthd.front.tls import Certificates, TlsError
 
 CA = trustme.CA()
 

@@ -11,8 +11,8 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from hearthd.front import device_metrics, gauges
-from hearthd.front.totals import Counts, Totals
+from hearthd.front.counters import Counts, Totals
+from hearthd.front.metrics import device, gauges
 
 
 def snapshot(value: int) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def page(
     registry.register(
         Page(
             list(
-                device_metrics.families(
+                device.families(
                     {(ordinal, "default"): counts for ordinal, counts in totals.items()},
                     {(ordinal, "default"): gauges for ordinal, gauges in (stats or {}).items()},
                     taken,

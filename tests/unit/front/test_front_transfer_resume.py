@@ -16,7 +16,7 @@ from test_front_resume import attach, received
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import device_pb2, device_pb2_grpc
-from hearthd.front import transfers
+from hearthd.front.sessions import transfers
 
 DATA = os.urandom(10_000)
 

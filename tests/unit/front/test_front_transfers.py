@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2, device_pb2
-from hearthd.front.transfer_streams import data_length
+from hearthd.front.rpc.transfer_streams import data_length
 
 
 async def uploads(f: Front, transfer: int, chunks: list[bytes], device: int = 0) -> AsyncIterator[Any]:

@@ -15,10 +15,10 @@ from front_fixture import run, until
 
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.front.device import FENCED, LOST, SERVING, Device, Policy
-from hearthd.front.link import DeviceLink
-from hearthd.front.sessions import Session, SessionTable
-from hearthd.front.supervisor import Supervisor
+from hearthd.front.links.link import DeviceLink
+from hearthd.front.sessions.sessions import Session, SessionTable
+from hearthd.front.supervisor.device import FENCED, LOST, SERVING, Device, Policy
+from hearthd.front.supervisor.supervisor import Supervisor
 from hearthd.front.tenants import Right, Tenant
 from hearthd.shared.device_spec import DeviceSpec
 

@@ -15,12 +15,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from hearth_proto.reasons import Reason
 from hearth_proto.v1 import device_pb2, node_pb2
-from hearthd.front import gpu_health, gpu_metrics, health
-from hearthd.front import nvml as nvml_module
-from hearthd.front.gpu_reading import RECOVERY, THROTTLING, Reading
-from hearthd.front.gpu_watch import GpuWatch
-from hearthd.front.nvml import Nvml
-from hearthd.front.supervisor import FENCED, SERVING
+from hearthd.front.gpu import health as gpu_health
+from hearthd.front.gpu import nvml as nvml_module
+from hearthd.front.gpu.nvml import Nvml
+from hearthd.front.gpu.reading import RECOVERY, THROTTLING, Reading
+from hearthd.front.gpu.watch import GpuWatch
+from hearthd.front.metrics import gpu
+from hearthd.front.rpc import health
+from hearthd.front.supervisor.supervisor import FENCED, SERVING
 
 UUID = "0a1b"
 
@@ -286,14 +288,14 @@ def test_a_driver_that_hangs_costs_one_reader(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_metrics_of_readings() -> None:
-    found = {family.name: family for family in gpu_metrics.families({0: Nvml(everything()).read(UUID) or Reading()})}
+    found = {family.name: family for family in gpu.families({0: Nvml(everything()).read(UUID) or Reading()})}
     values = {name: [sample.value for sample in family.samples] for name, family in found.items()}
     assert values["hearth_gpu_energy_joules"] == [5.0] and values["hearth_gpu_healthy"] == [1]
     assert values["hearth_gpu_ecc_errors"] == [7, 1] and values["hearth_gpu_row_remap_pending"] == [1]
     assert sum(values["hearth_gpu_throttled"]) == 2 and sum(values["hearth_gpu_recovery_action"]) == 1
-    assert found.keys() < gpu_metrics.NAMES and "hearth_gpu_nvlink_sent_bytes" not in found
-    assert list(gpu_metrics.families({})) == []
-    sick = {family.name: family for family in gpu_metrics.families({3: Reading(xids={79: 2})}, {3})}
+    assert found.keys() < gpu.NAMES and "hearth_gpu_nvlink_sent_bytes" not in found
+    assert list(gpu.families({})) == []
+    sick = {family.name: family for family in gpu.families({3: Reading(xids={79: 2})}, {3})}
     (sample,) = sick["hearth_gpu_xid_errors"].samples
     assert sample.labels == {"device": "3", "xid": "79"} and sample.value == 2
     assert [each.value for each in sick["hearth_gpu_healthy"].samples] == [0]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hearthd.front.ledger import PATIENCE, REST, SLAB, Ledger, Limit
+from hearthd.front.resources.memory_ledger import PATIENCE, REST, SLAB, Ledger, Limit
 
 TOTAL = 64 * 100
 OVERHEAD = 50

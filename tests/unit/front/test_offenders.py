@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason
-from hearthd.front.offenders import Offenders, culprit
+from hearthd.front.supervisor.fault_policy import Offenders, culprit
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hearthd.front.orphans import adopted
+from hearthd.front.daemon.orphans import adopted
 
 
 def _zombie(pid: int) -> bool:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.front.publications import (
+from hearthd.front.sessions.publications import (
     MAX_DESCRIPTION,
     MAX_GRANTS,
     MAX_NAME,

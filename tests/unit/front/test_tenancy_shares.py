@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.rights import EVERYTHING, ORDINARY
-from hearthd.front.sessions import SessionTable
+from hearthd.front.sessions.sessions import SessionTable
 from hearthd.front.tenancy.shares import RESERVE, Shares, operates, reserve
 from hearthd.front.tenants import Caller, Tenant
 

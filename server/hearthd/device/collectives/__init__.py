@@ -1,4 +1,4 @@
 """Collective operations and communicators of this device.
 
-Above: `hearthd.device.ipc`. Below: `hearthd.device.dispatch.commands`.
+Above: `hearthd.device.ipc`. Below: `hearthd.device.dispatch`.
 """

@@ -200,8 +200,8 @@ class Collectives:
     # ---- the front's messages ----
 
     def message(self, payload: bytes, session_of: SessionOf) -> None:
-        """One COLLECTIVE frame; see hearthd/front/collectives.py for the conversation. Some come from other daemons:
-        what makes no sense is passed over."""
+        """One COLLECTIVE frame; see hearthd/front/collectives/matcher.py for the conversation. Some come from other
+        daemons: what makes no sense is passed over."""
         try:
             message = json.loads(payload)
             what = message["op"]

@@ -1,4 +1,4 @@
 """Dispatches: upload, launch and download as one command.
 
-Above: `hearthd.device.collectives.commands`. Below: `hearthd.device.graphs.commands`.
+Above: `hearthd.device.collectives`. Below: `hearthd.device.graphs`.
 """

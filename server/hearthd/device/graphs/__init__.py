@@ -1,4 +1,4 @@
 """Capture and replay of graphs.
 
-Above: `hearthd.device.dispatch.commands`. Below: `hearthd.device.launch.commands`.
+Above: `hearthd.device.dispatch`. Below: `hearthd.device.launch`.
 """

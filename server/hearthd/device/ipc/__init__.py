@@ -1,4 +1,4 @@
 """Published arrays and memory lent to other processes.
 
-Above: `hearthd.device.durable.buffers`. Below: `hearthd.device.collectives.commands`.
+Above: `hearthd.device.durable`. Below: `hearthd.device.collectives`.
 """

@@ -1,4 +1,4 @@
 """Modules, arguments and launches of kernels.
 
-Above: `hearthd.device.graphs.commands`. Below: `hearthd.device.transfers.transfers`.
+Above: `hearthd.device.graphs`. Below: `hearthd.device.transfers`.
 """

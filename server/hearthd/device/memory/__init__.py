@@ -1,4 +1,4 @@
 """Allocation, reservation and deferred release of device memory.
 
-Above: `hearthd.device.transfers.transfers`. Below: `hearthd.device.profiling`.
+Above: `hearthd.device.transfers`. Below: `hearthd.device.profiling`.
 """

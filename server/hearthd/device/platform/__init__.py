@@ -1,1 +1,1 @@
-"""What a device process is to the system that it runs on. The lowest package of `hearthd.device`."""
+"""Event loop, log, sandbox and counters of a device process: the lowest layer of `hearthd.device`."""

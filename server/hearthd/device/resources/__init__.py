@@ -1,4 +1,4 @@
 """Memory budgets and pools, and work for when the device is idle.
 
-Above: `hearthd.device.profiling`. Below: `hearthd.device.session.session`.
+Above: `hearthd.device.profiling`. Below: `hearthd.device.session`.
 """

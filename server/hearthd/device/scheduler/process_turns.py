@@ -14,7 +14,7 @@ IDLE_S = 2e-3
 
 MAY, ALONE, AWAITED = 1, 2, 4
 WANTS, WORKS = 1, 2
-"""Flags of TURN and of BUSY; see `hearthd.front.credits`."""
+"""Flags of TURN and of BUSY; see `hearthd.front.resources.time_credits`."""
 
 
 class Turns:

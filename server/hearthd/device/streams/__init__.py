@@ -1,4 +1,4 @@
 """Pooled CUDA streams, the order of work on them, and its completion.
 
-Above: `hearthd.device.session.session`. Below: `hearthd.device.compiler.service`.
+Above: `hearthd.device.session`. Below: `hearthd.device.compiler`.
 """

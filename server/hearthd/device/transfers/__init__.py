@@ -1,4 +1,4 @@
 """Copies between the host and the device, and the state of each transfer.
 
-Above: `hearthd.device.launch.commands`. Below: `hearthd.device.memory.commands`.
+Above: `hearthd.device.launch`. Below: `hearthd.device.memory`.
 """

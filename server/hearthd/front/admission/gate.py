@@ -18,15 +18,15 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.front import spans
+from hearthd.front import opentelemetry
 from hearthd.front.admission import wire
 from hearthd.front.admission.account import Account
 from hearthd.front.admission.limits import MAX_STRANGER_BYTES, Credential, Limit, Limits
 from hearthd.front.admission.turns import Turns
-from hearthd.front.attach import EOF
-from hearthd.front.auth import Authenticator, host_of
+from hearthd.front.auth.authenticator import Authenticator, host_of
 from hearthd.front.connections import calling
-from hearthd.front.refusals import Context, malformed
+from hearthd.front.errors import Context, malformed
+from hearthd.front.sessions.attach import EOF
 from hearthd.front.tenancy.binding import showing
 from hearthd.front.tenants import Caller
 
@@ -145,7 +145,7 @@ class Door:
             raise overload
         if admitted.caller is not None:
             self._gate.on_shown(admitted.caller)
-            _caller.set(spans.of_caller(admitted.caller))
+            _caller.set(opentelemetry.of_caller(admitted.caller))
         elif self.limit.credential is Credential.NONE:
             self._gate.on_probe()
         showing.set(admitted.caller)

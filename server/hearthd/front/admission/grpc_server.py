@@ -25,7 +25,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.front.admission.account import Account
 from hearthd.front.admission.gate import Service
 from hearthd.front.admission.limits import MAX_STRANGER_BYTES
-from hearthd.front.refusals import Context, abort
+from hearthd.front.errors import Context, abort
 
 log = structlog.get_logger("hearthd.admission")
 

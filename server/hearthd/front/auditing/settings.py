@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from hearthd.front.section import Seconds, Section
+from hearthd.front.config.section import Seconds, Section
 
 LOG, SYSLOG = "log", "syslog"
 """Anchors that are no file: the daemon's own log, and syslog (on hosts with systemd the journal)."""

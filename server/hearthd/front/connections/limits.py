@@ -10,6 +10,7 @@ from typing import Any
 import structlog
 from prometheus_client import CollectorRegistry
 
+from hearthd.front.config.http import Http
 from hearthd.front.connections import descriptors
 from hearthd.front.connections.calling import current
 from hearthd.front.connections.counts import ConnectionCounts
@@ -17,7 +18,6 @@ from hearthd.front.connections.guard import FAILED_COST, UNKNOWN_COST, Connectio
 from hearthd.front.connections.limiter import ConnectionLimiter, Slot
 from hearthd.front.connections.settings import Connections
 from hearthd.front.connections.strangers import Bounds
-from hearthd.front.http_settings import Http
 
 log = structlog.get_logger("hearthd.connections")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from hearthd.front.section import Bytes, Seconds, Section
+from hearthd.front.config.section import Bytes, Seconds, Section
 
 
 class Connections(Section):

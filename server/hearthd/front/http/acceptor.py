@@ -12,13 +12,13 @@ import ssl
 from collections.abc import Callable
 from typing import Any
 
-from hearthd.front.accepting import Accepting
 from hearthd.front.addresses import Address
+from hearthd.front.auth.unix_identity import user_of
+from hearthd.front.config.http import Http
+from hearthd.front.connections.accept_loop import Accepting
 from hearthd.front.connections.limiter import ConnectionLimiter
 from hearthd.front.http.connection import Connection, Handler, Limits
 from hearthd.front.http.refused import Refusals
-from hearthd.front.http_settings import Http
-from hearthd.front.identity import user_of
 from hearthd.front.tenants import User
 
 BACKLOG = 512

@@ -10,7 +10,7 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 
 from hearthd.front.http.cached import CachedAnswer
-from hearthd.front.metrics import Metrics
+from hearthd.front.metrics.collector import Metrics
 from hearthd.front.tenants import Tenant
 
 _KEPT = 60.0

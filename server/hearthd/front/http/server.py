@@ -16,9 +16,10 @@ from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client.core import Metric
 
 from hearth_proto.reasons import Refusal
-from hearthd.front import gauges, health
 from hearthd.front.addresses import Address
-from hearthd.front.auth import Authenticator
+from hearthd.front.auth.authenticator import Authenticator
+from hearthd.front.auth.tls import Certificates
+from hearthd.front.config.http import Http
 from hearthd.front.connections.limiter import ConnectionLimiter
 from hearthd.front.http.acceptor import BACKLOG, Acceptor
 from hearthd.front.http.cached import CachedAnswer
@@ -30,14 +31,14 @@ from hearthd.front.http.metrics_page import MetricsPages
 from hearthd.front.http.page import Page
 from hearthd.front.http.refused import HEADERS, Refusals
 from hearthd.front.http.trace_download import TraceDownload
-from hearthd.front.http_settings import Http
-from hearthd.front.listen import UnixSocket, listen_error
-from hearthd.front.metrics import Metrics
-from hearthd.front.sessions import SessionTable
-from hearthd.front.status import NodeStatus
-from hearthd.front.supervisor import Supervisor
+from hearthd.front.metrics import gauges
+from hearthd.front.metrics.collector import Metrics
+from hearthd.front.rpc import health
+from hearthd.front.rpc.node_status import NodeStatus
+from hearthd.front.sessions.sessions import SessionTable
+from hearthd.front.sockets import UnixSocket, listen_error
+from hearthd.front.supervisor.supervisor import Supervisor
 from hearthd.front.tenants import EVERYONE, Tenant
-from hearthd.front.tls import Certificates
 
 log = structlog.get_logger("hearthd.http")
 

@@ -16,7 +16,7 @@ import structlog
 from aiohttp import web
 
 from hearthd.front.http.connection import PIECE, Connection
-from hearthd.front.recent_traces import RecentTrace
+from hearthd.front.sessions.recent_traces import RecentTrace
 from hearthd.front.tenants import Tenant
 
 log = structlog.get_logger("hearthd.http")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainSerializer
 
-from hearthd.front.section import Section
+from hearthd.front.config.section import Section
 from hearthd.front.units import parse_bytes, parse_seconds
 
 AUTO, NONE = -1, 0

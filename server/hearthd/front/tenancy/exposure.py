@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hearthd.front.addresses import parse_address
 
 if TYPE_CHECKING:
-    from hearthd.front.settings import Config
+    from hearthd.front.config.settings import Config
 
 FIX = (
     'configure [[tenants]], or leave TCP out: listen.grpc = "" and listen.lanes = "", which leaves the Unix socket, '

@@ -1,0 +1,222 @@
+"""Who calls: what a call shows, turned into a tenant once a call.
+
+What is looked at, in this order; the first that is there decides, and what is wrong is not helped by the next:
+metadata `authorization: Bearer <token>`, `hearth-ticket` (see `identity`), `hearth-session` (a session's token, for
+everything but opening a session), the client certificate of the TLS connection.
+
+Whoever fails often is answered late, and is written to the audit log no more; valid credentials are never held up, so
+that nobody can lock others out who come from the same address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+import structlog
+
+from hearth_proto.reasons import Refusal
+from hearthd.front.auth.audit_log import Audit
+from hearthd.front.errors import Context
+from hearthd.front.sessions.sessions import SessionTable
+from hearthd.front.tenancy.binding import Binding, ClientCertificates
+from hearthd.front.tenants import EVERYONE, Caller, Directory, User, unauthenticated
+
+log = structlog.get_logger("hearthd.auth")
+
+AUTHORIZATION = "authorization"
+TICKET = "hearth-ticket"
+SESSION = "hearth-session"
+_SHOWN = frozenset((AUTHORIZATION, TICKET, SESSION))
+
+_WINDOW = 60.0
+_MOST_PEERS = 1024
+_MOST_LATE = 64
+"""Answers that may be held back at once; further ones go out at once, which costs the daemon less."""
+
+
+class FailureObserver(Protocol):
+    """Who counts failures."""
+
+    def authentication_failed(self) -> None: ...
+
+
+class Failures:
+    """How often each peer has failed within the last minute. Pure, bounded: the peers of long ago are forgotten."""
+
+    def __init__(self, most: int, window: float = _WINDOW) -> None:
+        self.most = most
+        self._window = window
+        self._peers: OrderedDict[str, tuple[float, int]] = OrderedDict()
+
+    def add(self, peer: str, now: float) -> int:
+        """One more; how many there are now."""
+        begin, count = self._peers.pop(peer, (now, 0))
+        if now - begin >= self._window:
+            begin, count = now, 0
+        self._peers[peer] = (begin, count + 1)
+        if len(self._peers) > _MOST_PEERS:
+            self._peers.popitem(last=False)
+        return count + 1
+
+
+class Authenticator:
+    """Belongs to the event loop. `directory` is replaced as a whole where the configuration changes."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        sessions: SessionTable,
+        audit: Audit,
+        observer: FailureObserver,
+        *,
+        max_failures: int = 10,
+        failure_delay: float = 1.0,
+    ) -> None:
+        self.directory = directory
+        self.redeem: Callable[[str], User | None] = lambda ticket: None
+        """Whose ticket it is: see `identity.IdentitySocket`."""
+        self.certificates = ClientCertificates()
+        self.bound = Binding()
+        sessions.check_use = lambda session: self.bound.check_call(session.caller)
+        self._sessions = sessions
+        self._audit = audit
+        self._observer = observer
+        self._failures = Failures(max_failures)
+        self._delay = failure_delay
+        self._late = 0
+
+    def change(self, max_failures: int, failure_delay: float) -> None:
+        """What is counted stays counted."""
+        self._failures.most, self._delay = max_failures, failure_delay
+
+    def everyone(self, peer: str) -> Caller:
+        """The caller of a daemon without tenants."""
+        return Caller(EVERYONE, peer=peer)
+
+    def shows(self, context: Context) -> bool:
+        """Whether the headers of a call, or its connection, show a credential at all."""
+        if any(key in _SHOWN for key, _ in context.invocation_metadata() or ()):
+            return True
+        return bool(certificate_names(context.auth_context()))
+
+    def identify(self, context: Context, *, by_session: bool = True) -> Caller:
+        """The caller, by the headers of the call and its connection. Raises `UNAUTHENTICATED`, or `SESSION_EXPIRED` for
+        a session that is not there."""
+        shown = {str(key): value for key, value in context.invocation_metadata() or ()}
+        return self._identify(shown, context.peer(), context.auth_context, by_session)
+
+    async def page(self, header: str | None, user: User | None, peer: str, page: str) -> Caller:
+        """The caller that asks for a page over HTTP: by the header Authorization, else by the user at the other end of
+        the Unix socket. Raises `UNAUTHENTICATED`."""
+        try:
+            if header is not None:
+                return self._token(header, peer)
+            if user is None:
+                raise self._nothing()
+            tenant, name = self.directory.user(user)
+            return Caller(tenant, name, peer, uid=user.uid, proof=user)
+        except Refusal as refusal:
+            await self.failed(peer, page, refusal)
+            raise
+
+    def _identify(
+        self, shown: Mapping[str, Any], peer: str, auth_context: Callable[[], Mapping[str, Any]], by_session: bool
+    ) -> Caller:
+        if AUTHORIZATION in shown:
+            return self._token(_text(shown[AUTHORIZATION]), peer)
+        if TICKET in shown:
+            return self._user(_text(shown[TICKET]), peer)
+        if SESSION in shown and by_session:
+            session = self._sessions.owner(_text(shown[SESSION]))
+            if self.bound.on and isinstance(session.caller.proof, tuple):
+                self.bound.check(session.caller, self._certificate(auth_context(), peer))
+            return session.caller
+        found = self._certificate(auth_context(), peer)
+        if found is None:
+            raise self._nothing()
+        return found
+
+    def _certificate(self, auth_context: Mapping[str, Any], peer: str) -> Caller | None:
+        """Who shows a certificate; None: nobody. Raises `UNAUTHENTICATED`."""
+        names = certificate_names(auth_context)
+        if not names:
+            return None
+        tenant, name = self.directory.certificate(names)
+        shown = self.certificates.identity(auth_context)
+        if self.certificates.revokes(shown):
+            raise unauthenticated(
+                f"The client certificate (for {name}) was revoked by its authority.",
+                "Use another certificate, which the daemon's operator gives you.",
+            )
+        return Caller(tenant, f"certificate {name}", peer, proof=tuple(names), certificate=shown)
+
+    def _token(self, header: str, peer: str) -> Caller:
+        scheme, _, token = header.strip().partition(" ")
+        if scheme.lower() != "bearer" or not token.strip():
+            raise unauthenticated(
+                "What the call shows for authorization is no bearer token.", 'Send "authorization: Bearer <token>".'
+            )
+        tenant, credential = self.directory.token(token.strip(), time.time())
+        return Caller(tenant, f"token {credential.name}", peer, expires=credential.expires, proof=credential.key)
+
+    def _user(self, ticket: str, peer: str) -> Caller:
+        user = self.redeem(ticket)
+        if user is None:
+            raise unauthenticated(
+                "The ticket is not known here: used before, or too old.",
+                "Connect to the identity socket again; a ticket is good for one call, for some seconds.",
+            )
+        tenant, name = self.directory.user(user)
+        return Caller(tenant, name, peer, uid=user.uid, proof=user)
+
+    def _nothing(self) -> Refusal:
+        return unauthenticated(
+            "This daemon serves its tenants only, and the call shows no credentials.",
+            f"Show {self.directory.accepts}: hearth.connect(token=...) or HEARTH_TOKEN, or "
+            '"authorization: Bearer <token>" in the metadata of the call.',
+        )
+
+    async def failed(self, peer: str, method: str, refusal: Refusal, *, wait: bool = True) -> None:
+        """Counts a failure of a peer; returns late where there were many, if the caller can `wait`."""
+        self._observer.authentication_failed()
+        host = host_of(peer)
+        count = self._failures.add(host, time.monotonic())
+        if count <= self._failures.most:
+            log.warning("authentication_failed", peer=peer, method=method, why=refusal.message)
+            self._audit.record("authentication_failed", peer=peer, method=method, why=refusal.message)
+            return
+        if count == self._failures.most + 1:
+            log.warning("authentication_failures", peer=host, count=count, action="answered late, logged no more")
+            self._audit.record("authentication_failures", peer=host, count=count)
+        refusal.retry_after_s = self._delay
+        if wait and self._late < _MOST_LATE:
+            self._late += 1
+            try:
+                await asyncio.sleep(self._delay)
+            finally:
+                self._late -= 1
+
+
+def certificate_names(auth_context: Mapping[str, Iterable[bytes]]) -> list[str]:
+    """The names of a client certificate: its alternative names, or, where it has none, its common name."""
+    for key in ("x509_subject_alternative_name", "x509_common_name"):
+        names = [value.decode("utf-8", "replace") for value in auth_context.get(key) or ()]
+        if names:
+            return names
+    return []
+
+
+def host_of(peer: str) -> str:
+    """The host of a gRPC peer: `ipv4:10.0.0.1:5000` without its port, which changes from connection to connection; all
+    peers on Unix sockets are one, for a client chooses the path that its own end is bound to."""
+    if peer.startswith("unix"):
+        return "unix:"
+    return peer.rpartition(":")[0] if peer.startswith(("ipv4:", "ipv6:")) else peer
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else bytes(value).decode("utf-8", "replace")

@@ -1,0 +1,162 @@
+"""Who is at the other end of the Unix socket.
+
+gRPC does not say whose process a connection comes from, the kernel does: on a second socket, `hearth-identity.sock`
+beside `hearth.sock`, whoever connects is sent a ticket, one line, that stands for the user and groups that the kernel
+names (SO_PEERCRED, SO_PEERGROUPS). Shown in the metadata of one call (`hearth-ticket`), it is redeemed; it is good for
+some seconds. Nothing is read from who connects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from hearthd.front.connections.limiter import ConnectionLimiter, Slot
+from hearthd.front.connections.peers import credentials_of
+from hearthd.front.sockets import ListenError, UnixSocket
+from hearthd.front.tenants import User
+
+log = structlog.get_logger("hearthd.identity")
+
+_SO_PEERGROUPS = 59  # asm-generic/socket.h; Python has no name for it
+_GROUPS_BYTES = 1024  # the most that Python's getsockopt takes: 256 groups
+_SEND_WAIT = 2.0
+"""Seconds in which a ticket has to be on its way."""
+_MOST_TICKETS = 256
+"""Of one user, not redeemed; one more takes the place of the oldest, so that nobody's flood costs others theirs."""
+
+
+def identity_path(path: str) -> str:
+    """Where it is, beside the socket of gRPC; clients find it by the same rule."""
+    beside = Path(path)
+    return str(beside.with_name(f"{beside.stem}-identity{beside.suffix}"))
+
+
+class Tickets:
+    """Tickets that were given out, by hash, oldest first. Pure: the clock is passed in."""
+
+    def __init__(self, lifetime: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.lifetime = lifetime
+        """Seconds that one is good for."""
+        self._clock = clock
+        self._users: dict[int, dict[bytes, tuple[float, User]]] = {}
+
+    def issue(self, user: User) -> str:
+        self._forget()
+        ticket = secrets.token_urlsafe(24)
+        tickets = self._users.setdefault(user.uid, {})
+        if len(tickets) >= _MOST_TICKETS:
+            del tickets[next(iter(tickets))]
+        tickets[_key(ticket)] = (self._clock() + self.lifetime, user)
+        return ticket
+
+    def redeem(self, ticket: str) -> User | None:
+        """Whose it is; once. None for one that is unknown, used or too old."""
+        key = _key(ticket)
+        for tickets in self._users.values():
+            found = tickets.pop(key, None)
+            if found is not None:
+                until, user = found
+                return user if until > self._clock() else None
+        return None
+
+    def __len__(self) -> int:
+        return sum(map(len, self._users.values()))
+
+    def _forget(self) -> None:
+        now = self._clock()
+        for uid, tickets in list(self._users.items()):
+            for key, (until, _) in list(tickets.items()):
+                if until > now:
+                    break
+                del tickets[key]
+            if not tickets:
+                del self._users[uid]
+
+
+class IdentitySocket:
+    """The socket. Belongs to the event loop."""
+
+    def __init__(self, path: str, tickets: Tickets, limiter: ConnectionLimiter | None = None) -> None:
+        self._socket = UnixSocket(path, public=True)
+        self._tickets = tickets
+        self._limiter = limiter
+        self._server: asyncio.AbstractServer | None = None
+
+    async def start(self) -> None:
+        """Raises `ListenError`."""
+        path = str(self._socket.path)
+        if len(os.fsencode(path)) > 107:
+            raise ListenError(f"listen.unix: {path} is too long: a Unix socket's path has at most 107 bytes")
+        self._socket.claim()
+        before = os.umask(0o111)  # everybody may ask who they are
+        try:
+            self._server = await asyncio.get_running_loop().create_unix_server(
+                lambda: _Greeter(self._tickets, self._limiter), path, backlog=128
+            )
+        except OSError as error:
+            self._socket.release()
+            raise ListenError(f"listen.unix: {path} cannot be listened on: {error.strerror or error}") from None
+        finally:
+            os.umask(before)
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        self._socket.release()
+
+
+class _Greeter(asyncio.Protocol):
+    """Sends the ticket and hangs up."""
+
+    def __init__(self, tickets: Tickets, limiter: ConnectionLimiter | None) -> None:
+        self._tickets = tickets
+        self._limiter = limiter
+        self._slot: Slot | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport) or hasattr(transport, "write")
+        try:
+            user = user_of(transport.get_extra_info("socket"))
+        except OSError as error:
+            log.warning("no_peer_credentials", why=error.strerror or str(error))
+            transport.close()
+            return
+        if self._limiter is not None:
+            self._slot = self._limiter.admit(f"uid:{user.uid}", transport.abort)  # type: ignore[attr-defined]
+            if self._slot is None:
+                transport.close()
+                return
+            self._slot.expect(_SEND_WAIT)
+        transport.write(f"{self._tickets.issue(user)}\n".encode())
+        transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._slot is not None:
+            self._slot.release()
+
+
+def user_of(connection: socket.socket) -> User:
+    """The user at the other end of a Unix socket when it connected. Raises `OSError`."""
+    pid, uid, gid = credentials_of(connection)
+    groups: tuple[int, ...] = ()
+    try:
+        packed = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_BYTES)
+        groups = struct.unpack(f"{len(packed) // 4}I", packed)
+    except OSError as error:
+        log.warning("too_many_groups", uid=uid, why=error.strerror or str(error), action="its primary group counts")
+    return User(uid, frozenset((gid, *groups)), pid)
+
+
+def _key(ticket: str) -> bytes:
+    return hashlib.sha256(ticket.encode("utf-8", "surrogatepass")).digest()

@@ -1,0 +1,54 @@
+"""One communicator: its ranks, what they wait for, and how far each has come."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from hearthd.front.collectives.matcher import Key, Match, Place, Send
+
+REMEMBERED = 1024
+"""Operations under way of which one communicator knows more than their number."""
+
+Identity = tuple[str, tuple[Place, ...]]
+"""Whose it is (empty: everybody's who shares its processes), and where its ranks are."""
+
+
+@dataclass
+class Communicator:
+    id: str
+    """Unique over daemons."""
+    key: Key
+    """Of the operation that it was made for."""
+    places: tuple[Place, ...]
+    deadline: float
+    """By when it has to be made."""
+    unique_id: str = ""
+    joined: set[int] = field(default_factory=set)
+    """Ranks."""
+    queue: deque[Match] = field(default_factory=deque)
+    """Complete operations, until it is made."""
+    launched: int = 0
+    """Operations that all ranks were told to run."""
+    done: list[int] = field(default_factory=list)
+    """How many of them each rank has finished."""
+    flying: deque[tuple[int, Key]] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    """The number and the key of those that some rank has not finished."""
+    users: set[tuple[str, tuple[int, ...]]] = field(default_factory=set)
+    """Owners and members of what it was used for."""
+
+    @property
+    def ready(self) -> bool:
+        return len(self.joined) == len(self.places)
+
+    @property
+    def idle(self) -> bool:
+        return self.ready and min(self.done) == self.launched
+
+    @property
+    def identity(self) -> Identity:
+        return self.key.scope, self.places
+
+    def frame(self, op: str, rank: int, /, **more: Any) -> Send:
+        return Send(self.places[rank], {"op": op, "comm": self.id, "group": self.key.group, **more})

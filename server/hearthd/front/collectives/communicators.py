@@ -1,0 +1,261 @@
+"""Communicators: made for ranks when first needed, kept, and given up on all ranks together.
+
+Pure, like `collectives.py`. A communicator is keyed by the places of its ranks, in rank order. Those of local devices
+are shared by all sessions that these processes serve; those of groups over daemons belong to their group. Operations
+that are complete wait here while it is being made; afterwards every rank is told `go` in one order, the same on every
+link. What was given up is made anew when its ranks present again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+from hearth_proto.reasons import Reason, Refusal, from_text, to_text
+from hearthd.front.collectives import errors
+from hearthd.front.collectives.communicator import REMEMBERED, Communicator, Identity
+from hearthd.front.collectives.flight_recorder import FlightRecorder
+from hearthd.front.collectives.matcher import Key, Match, Place, Send, fail_all, lies_in
+from hearthd.front.collectives.order import Order
+
+MAX_IDLE = 64
+"""Communicators of one device process beyond which those that have nothing to do are given up, the one that was used
+least recently first."""
+
+
+class Communicators:
+    """All live communicators that this front coordinates. `nonce`: what sets its names apart from other daemons'."""
+
+    def __init__(
+        self, recorder: FlightRecorder | None = None, nonce: str = "", order: Order[Key] | None = None
+    ) -> None:
+        self._recorder = FlightRecorder() if recorder is None else recorder
+        self._order = Order[Key]() if order is None else order
+        self._nonce = nonce or secrets.token_hex(4)
+        self._by_identity: dict[Identity, Communicator] = {}
+        self._by_id: dict[str, Communicator] = {}  # the one used least recently first
+        self._numbers = itertools.count(1)
+        self.aborts = 0
+        """Communicators that were given up because something failed."""
+        self.failed: Counter[Reason] = Counter()
+        """Operations that did not run or did not end, by reason."""
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[Communicator]:
+        return iter(list(self._by_id.values()))
+
+    @property
+    def deadline(self) -> float | None:
+        """When `expire` is due next."""
+        waiting = [comm for comm in self._by_id.values() if not comm.ready]
+        if not waiting:
+            return None
+        return min((min([comm.deadline, *(match.deadline for match in comm.queue)]) for comm in waiting), default=None)
+
+    def submit(self, match: Match) -> list[Send]:
+        """An operation whose ranks are all there: runs it, or has its communicator made first."""
+        places = match.places
+        comm = self._by_identity.get((match.key.scope, places))
+        sends: list[Send] = []
+        if comm is None:
+            comm = self._make(match)
+            sends += [*self._make_room(comm), comm.frame("create_id", 0, ranks=len(comm.places))]
+        else:
+            self._by_id[comm.id] = self._by_id.pop(comm.id)  # used last
+        comm.users.add((match.key.owner, match.key.members))
+        if comm.ready:
+            self._recorder.ready(match.key.owner, match.key.members)
+            return sends + self._go(comm, match)
+        comm.deadline = max(comm.deadline, match.deadline)
+        comm.queue.append(match)
+        return sends
+
+    def _make(self, match: Match) -> Communicator:
+        places = match.places
+        name = f"{self._nonce}-{next(self._numbers)}"
+        comm = Communicator(name, match.key, places, match.deadline, done=[0] * len(places))
+        self._by_identity[comm.identity] = self._by_id[comm.id] = comm
+        return comm
+
+    def _make_room(self, comm: Communicator) -> list[Send]:
+        """A device process that has too many gives up what is used least."""
+        sends: list[Send] = []
+        for place in comm.places:
+            there = [each for each in self if place in each.places]
+            idle = [each for each in there if each.idle]
+            for each in idle[: max(0, len(there) - MAX_IDLE)]:
+                why = "others are used more"
+                sends += self._drop(each, why, errors.failed(each.key, why))
+        return sends
+
+    def _go(self, comm: Communicator, match: Match) -> list[Send]:
+        comm.launched += 1
+        comm.flying.append((comm.launched, match.key))
+        self._recorder.launched(match.key)
+        self._order.close(match.key)
+        parts, told = match.parts, {"op": "go", **match.key.address(), "comm": comm.id, "index": comm.launched}
+        told["ranks"] = len(comm.places)
+        return [
+            Send(place, {**told, "channel": parts[rank].channel, "rank": rank})
+            for rank, place in enumerate(comm.places)
+        ]
+
+    # ---- what the ranks say ----
+
+    def withdraw(self, key: Key, rank: int, refusal: Refusal) -> list[Send]:
+        """A rank will not take part in an operation that still waits for its communicator."""
+        for comm in self:
+            for match in [match for match in comm.queue if match.key == key]:
+                comm.queue.remove(match)
+                match.parts.pop(rank, None)
+                return self._fail(match, errors.withdrawn(key, rank, refusal))
+        return []
+
+    def message(self, place: Place, body: Mapping[str, Any], owner: str = "") -> list[Send]:
+        """What a rank's process says about a communicator; one that is no longer known is not spoken of.
+
+        `owner`: for what comes from another daemon, the group that it is a member of; it has no say in any other.
+        Raises KeyError, TypeError or ValueError for what is no message."""
+        op = body["op"]
+        comm = self._by_id.get(str(body["comm"]))
+        if comm is None or place not in comm.places or (owner and comm.key.scope != owner):
+            return []
+        rank = comm.places.index(place)
+        if op == "id" and rank == 0 and not comm.unique_id:
+            comm.unique_id = str(body["unique_id"])
+            ranks = len(comm.places)
+            return [comm.frame("join", each, unique_id=comm.unique_id, rank=each, ranks=ranks) for each in range(ranks)]
+        if op == "joined" and comm.unique_id:
+            return self._joined(comm, rank)
+        if op == "join_failed":
+            why = f"{comm.key.name(rank)} could not join: {_reason(body)}"
+            return self._give_up(comm, why, errors.failed(comm.key, why, rank), except_for={rank})
+        if op == "progress":
+            self._progress(comm, rank, int(body["done"]))
+        elif op == "failed":
+            return self._failed(comm, rank, body)
+        return []
+
+    def _joined(self, comm: Communicator, rank: int) -> list[Send]:
+        if comm.ready:
+            return []
+        comm.joined.add(rank)
+        sends: list[Send] = []
+        if comm.ready:
+            for user in comm.users:
+                self._recorder.ready(*user)
+        while comm.ready and comm.queue:
+            sends += self._go(comm, comm.queue.popleft())
+        return sends
+
+    def _progress(self, comm: Communicator, rank: int, done: int) -> None:
+        comm.done[rank] = min(comm.launched, max(comm.done[rank], done))
+        finished = min(comm.done)
+        while comm.flying and comm.flying[0][0] <= finished:
+            _, key = comm.flying.popleft()
+            self._recorder.finished(key)
+
+    def _failed(self, comm: Communicator, rank: int, body: Mapping[str, Any]) -> list[Send]:
+        if not body.get("timed_out"):
+            why = f"{comm.key.name(rank)} reports: {body.get('reason') or 'a failure'}"
+            return self._give_up(comm, why, errors.failed(comm.key, why, rank))
+        # The first that this rank has not finished, of those that have this sequence number where it says one.
+        ahead = [(index, key) for index, key in comm.flying if index > comm.done[rank]]
+        named = [(index, key) for index, key in ahead if key.sequence == body.get("sequence")]
+        index, key = next(iter(named or ahead), (comm.done[rank] + 1, comm.key))
+        behind = [each for each, done in enumerate(comm.done) if done < index]
+        alone = len({key.owner for _, key in comm.flying}) == 1
+        refusal = errors.not_finished(comm.key, behind, key.sequence if alone else None)
+        why = f"{comm.key.names(behind)} did not finish in time"
+        return self._give_up(comm, why, refusal)
+
+    # ---- what ends ----
+
+    def expire(self, now: float) -> list[Send]:
+        """Fails what has waited too long for its communicator, and gives up those that nobody waits for any more."""
+        sends: list[Send] = []
+        for comm in [comm for comm in self if not comm.ready]:
+            late = [rank for rank in range(len(comm.places)) if rank not in comm.joined]
+            for match in sorted((match for match in comm.queue if match.deadline <= now), key=lambda one: one.deadline):
+                comm.queue.remove(match)
+                sends += self._fail(match, errors.not_joined(match.key, late))
+            if comm.deadline <= now:
+                refusal = errors.not_joined(comm.key, late)
+                sends += self._give_up(comm, f"{comm.key.names(late)} did not join in time", refusal)
+        return sends
+
+    def lost(self, where: Place | int, why: str, owners: Collection[str] = ()) -> list[Send]:
+        """Aborts the communicators of a process, or of a node, on the survivors; the next use of the group makes a new
+        one. Of other nodes' places only those of `owners` are meant."""
+        local = isinstance(where, Place) and where.node == 0
+        sends: list[Send] = []
+        for comm in self:
+            gone = {rank for rank, place in enumerate(comm.places) if lies_in(place, where)}
+            if not gone or not (local or comm.key.scope in owners):
+                continue
+            for match in comm.queue:
+                for rank in gone:
+                    del match.parts[rank]
+            text = f"{errors.place_name(where)} was lost: {why}"
+            sends += self._give_up(comm, text, errors.failed(comm.key, text, min(gone)), except_for=gone)
+        return sends
+
+    def give_up(self, owner: str, refusal: Refusal) -> list[Send]:
+        """Fails what an owner has waiting and forgets it. A group's communicators go with it; those of devices stay for
+        other sessions."""
+        sends: list[Send] = []
+        for comm in self:
+            theirs = [match for match in comm.queue if match.key.owner == owner]
+            comm.queue = deque(match for match in comm.queue if match.key.owner != owner)
+            for match in theirs:
+                sends += self._fail(match, refusal)
+            if comm.key.scope == owner:
+                sends += (self._drop if comm.idle else self._give_up)(comm, refusal.message, refusal)
+                continue
+            comm.flying = deque(((at, key) for at, key in comm.flying if key.owner != owner), maxlen=REMEMBERED)
+            comm.users = {user for user in comm.users if user[0] != owner}
+        return sends
+
+    def _give_up(self, comm: Communicator, why: str, refusal: Refusal, except_for: Collection[int] = ()) -> list[Send]:
+        self.aborts += 1
+        self.failed[refusal.reason] += len(comm.flying)
+        owners = {(key.owner, key.members) for _, key in comm.flying}
+        # What other sessions have done is none of anybody's business.
+        lines: Iterable[str] = self._recorder.lines(*owners.pop()) if len(owners) == 1 else []
+        for _, key in comm.flying:
+            self._recorder.failed(key, refusal.message)
+        for user in comm.users:
+            self._recorder.given_up(*user, why)
+        sends = self._drop(comm, why, errors.with_recorder(refusal, list(lines)), except_for)
+        for match in comm.queue:
+            sends += self._fail(match, refusal)
+        return sends
+
+    def _drop(self, comm: Communicator, why: str, refusal: Refusal, except_for: Collection[int] = ()) -> list[Send]:
+        del self._by_id[comm.id], self._by_identity[comm.identity]
+        status = to_text(refusal)
+        return [
+            comm.frame("abort", rank, reason=why, status=status)
+            for rank in range(len(comm.places))
+            if rank not in except_for
+        ]
+
+    def _fail(self, match: Match, refusal: Refusal) -> list[Send]:
+        key = match.key
+        self._order.close(key)
+        lines = self._recorder.lines(key.owner, key.members)
+        self._recorder.failed(key, refusal.message)
+        self.failed[refusal.reason] += 1
+        return fail_all(match, errors.with_recorder(refusal, lines))
+
+
+def _reason(body: Mapping[str, Any]) -> str:
+    try:
+        return from_text(body.get("status", "")).message or "no reason given"
+    except ValueError:
+        return "no reason given"

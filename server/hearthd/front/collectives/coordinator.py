@@ -1,0 +1,83 @@
+"""The matcher and the communicators together: everything that is decided about collective operations, without a clock.
+
+Pure: `CollectiveRouter` has the links and the time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from hearth_proto.reasons import Reason, Refusal, from_text
+from hearthd.front.collectives.communicators import Communicators
+from hearthd.front.collectives.flight_recorder import FlightRecorder
+from hearthd.front.collectives.matcher import Key, Matcher, Place, Send
+from hearthd.front.collectives.order import Order
+
+
+class Coordinator:
+    """One for the node: for the groups of its own devices, and for those over daemons that were created here."""
+
+    def __init__(self, timeout: float = 30.0, recorder: FlightRecorder | None = None, nonce: str = "") -> None:
+        self.recorder = FlightRecorder() if recorder is None else recorder
+        order: Order[Key] = Order()
+        self.matcher = Matcher(timeout, self.recorder, order)
+        self.communicators = Communicators(self.recorder, nonce, order)
+        self._released = order.released
+
+    @property
+    def deadline(self) -> float | None:
+        """When `expire` is due; at times it turns out that nothing is to be done yet."""
+        both = (self.matcher.deadline, self.communicators.deadline)
+        return min((when for when in both if when is not None), default=None)
+
+    @property
+    def failed(self) -> Counter[Reason]:
+        """Operations that failed so far, by reason."""
+        return self.matcher.failed + self.communicators.failed
+
+    def present(
+        self, key: Key, rank: int, place: Place, body: Mapping[str, Any], now: float, count: int = 1
+    ) -> list[Send]:
+        """A rank's part in an operation has come, or in a row of so many, each of which stands behind the one before.
+        Raises KeyError, TypeError or ValueError where `body` is no `present`."""
+        sends: list[Send] = []
+        for told, match in self.matcher.row(key, rank, place, body, now, count):
+            sends += told
+            if match is not None:
+                sends += self.communicators.submit(match)
+            if self._released:
+                self._go_on(sends)
+        return sends
+
+    def withdraw(self, key: Key, rank: int, body: Mapping[str, Any]) -> list[Send]:
+        """A rank that has presented, or was to present, an operation will not take part. Raises KeyError or ValueError
+        where `body` is no `withdraw`."""
+        refusal = from_text(body["status"])
+        return self._go_on(self.communicators.withdraw(key, rank, refusal) or self.matcher.withdraw(key, rank, refusal))
+
+    def _go_on(self, sends: list[Send]) -> list[Send]:
+        """With what may go now that others have gone or failed."""
+        while self._released:
+            match = self.matcher.released()
+            if match is not None:
+                sends += self.communicators.submit(match)
+        return sends
+
+    def message(self, place: Place, body: Mapping[str, Any], owner: str = "") -> list[Send]:
+        """What a rank's process says of a communicator. Raises as `present`."""
+        return self._go_on(self.communicators.message(place, body, owner))
+
+    def lost(self, where: Place | int, why: str, owners: Collection[str] = ()) -> list[Send]:
+        """A process or a node is gone, with the ranks that `owners` had there."""
+        return self._go_on(self.matcher.lost(where, why, owners) + self.communicators.lost(where, why, owners))
+
+    def give_up(self, owner: str, refusal: Refusal) -> list[Send]:
+        """A session or a group ends: nothing of it is kept."""
+        sends = self.matcher.give_up(owner, refusal) + self.communicators.give_up(owner, refusal)
+        self.recorder.forget(owner)
+        return self._go_on(sends)
+
+    def expire(self, now: float) -> list[Send]:
+        return self._go_on(self.matcher.expire(now) + self.communicators.expire(now))

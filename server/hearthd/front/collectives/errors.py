@@ -1,0 +1,225 @@
+"""What ranks are told whose collective operations do not run, or do not end."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.front.collectives.signature import Mismatch
+
+if TYPE_CHECKING:
+    from hearthd.front.collectives.matcher import Key, Match, Place
+
+_AGAIN = "Present it again, with the next sequence number on every rank; a new communicator is made."
+
+
+def group_name(group: str, members: Sequence[int]) -> str:
+    """`group [0, 1]`, or `group 3f2a9c01 of 2 ranks` over daemons."""
+    return f"group {group[:8]} of {len(members)} ranks" if group else f"group {list(members)}"
+
+
+def place_name(where: Place | int) -> str:
+    """`device 1`, `device 0 of node 1`, `node 1`."""
+    if isinstance(where, int):
+        return f"node {where}"
+    return f"device {where.device}" + (f" of node {where.node}" if where.node else "")
+
+
+def with_recorder(refusal: Refusal, lines: Sequence[str]) -> Refusal:
+    """The refusal with what the flight recorder knows."""
+    if not lines:
+        return refusal
+    details = {**refusal.details, "recorder": "\n".join(lines)}
+    return Refusal(
+        refusal.reason, refusal.message, fix=refusal.fix, details=details, retry_after_s=refusal.retry_after_s
+    )
+
+
+def impossible(devices: Sequence[int], device: int, known: Collection[int]) -> Refusal | None:
+    """Why a device cannot present for a group of these devices."""
+    found = set(devices)
+    if len(found) == len(devices) and device in found and found.issubset(known):
+        return None
+    strangers = sorted(found.difference(known))
+    if strangers:
+        names = ", ".join(map(str, sorted(known)))
+        return Refusal(
+            Reason.DEVICE_NOT_FOUND,
+            f"The group {_some(devices)} names devices that do not exist: {_some(strangers)}; there are: {names}.",
+            fix="Use ordinals that NodeService.Describe lists.",
+            details={"requested": _some(devices), "allowed": names},
+        )
+    what = "names a device twice" if device in found else f"does not contain device {device}, which presents"
+    return Refusal(
+        Reason.INVALID_ARGUMENT,
+        f"The group {_some(devices)} {what}.",
+        fix="List each device of the group once.",
+        details={"requested": _some(devices), "device": device},
+    )
+
+
+def unknown_group(group: str) -> Refusal:
+    return Refusal(
+        Reason.INVALID_HANDLE,
+        f"There is no group {group[:64]} of this session.",
+        fix="Use a group that CreateGroup or JoinGroup made on this session and that has not been left.",
+        details={"group": group[:64]},
+    )
+
+
+def twice(key: Key, rank: int) -> Refusal:
+    return Refusal(
+        Reason.COLLECTIVE_MISMATCH,
+        f"{_capital(key.name(rank))} presented operation {key.sequence} of {group_name(key.group, key.members)} twice.",
+        fix="Count the group's operations from 1, each once on every rank.",
+        details={"odd_rank": key.numbers([rank]), "field": "sequence", "sequence": key.sequence},
+    )
+
+
+def mismatch(key: Key, found: Mismatch) -> Refusal:
+    """`odd_rank`, `requested` (their values) and `expected` (the others') name what differs; see `matching`."""
+    which = f", operation {found.position} of the batch" if found.position else ""
+    details: dict[str, object] = {
+        "field": found.field,
+        "odd_rank": key.numbers(found.odd),
+        "sequence": key.sequence,
+    }
+    if found.position:
+        details["position"] = found.position
+    if found.pair is not None:
+        sender, receiver, sent, taken = found.pair
+        return Refusal(
+            Reason.COLLECTIVE_MISMATCH,
+            f"{key.title} does not match in {found.field}{which}: what {key.name(sender)} sends, {sent!r}, is not what "
+            f"{key.name(receiver)} receives of it, {taken!r}.",
+            fix="Receive each send on its peer, in the same order, with the same count and dtype.",
+            details={**details, "requested": sent, "expected": taken},
+        )
+    odd_values = ", ".join(f"{key.name(rank)}: {found.values[rank]!r}" for rank in found.odd)
+    usual = found.usual
+    if not usual:
+        return Refusal(
+            Reason.COLLECTIVE_MISMATCH,
+            f"{key.title} does not match in {found.field}{which}: {odd_values}; the ranks are 0 to "
+            f"{len(key.members) - 1}.",
+            fix="Name a rank of the group.",
+            details={**details, "requested": found.values[found.odd[0]], "expected": f"0 to {len(key.members) - 1}"},
+        )
+    expected = found.values[usual[0]]
+    return Refusal(
+        Reason.COLLECTIVE_MISMATCH,
+        f"{key.title} does not match in {found.field}{which}: {odd_values}; {key.names(usual)}: {expected!r}.",
+        fix=f"Present the same {found.field} on every rank.",
+        details={
+            **details,
+            "requested": ", ".join(str(found.values[rank]) for rank in found.odd),
+            "expected": expected,
+        },
+    )
+
+
+def not_presented(match: Match) -> Refusal:
+    key = match.key
+    return Refusal(
+        Reason.COLLECTIVE_TIMEOUT,
+        f"{key.title} was not presented in time by {key.names(match.missing)}.",
+        fix="Present every operation of the group on all of its ranks, with the same sequence number.",
+        details={
+            "missing": key.numbers(match.missing),
+            "presented": key.numbers(match.parts),
+            "sequence": key.sequence,
+        },
+    )
+
+
+def held(key: Key, ahead: Iterable[Key]) -> Refusal:
+    first = min(ahead)
+    return Refusal(
+        Reason.COLLECTIVE_TIMEOUT,
+        f"{key.title} could not start in time: it stands behind {_small(first.title)} on one of its ranks, which has "
+        "not started.",
+        fix="See what keeps the other one, or present them on streams and arrays of their own.",
+        details={"sequence": key.sequence, "behind": first.sequence},
+    )
+
+
+def crossed(key: Key, circle: Sequence[Key]) -> Refusal:
+    others = ", ".join(_small(other.title) for other in circle if other != key)
+    return Refusal(
+        Reason.COLLECTIVE_MISMATCH,
+        f"{key.title} cannot start: one rank has it behind {others}, and another rank the other way round.",
+        fix="Present operations that share a stream or an array in the same order on every rank.",
+        details={"sequence": key.sequence, "field": "order"},
+    )
+
+
+def withdrawn(key: Key, rank: int, why: Refusal) -> Refusal:
+    return Refusal(
+        Reason.COMMUNICATOR_FAILED,
+        f"{key.title} cannot start: {key.name(rank)} has no part in it: {why.message}",
+        fix="Mend that, and present the operation under the next sequence number on every rank.",
+        details={"failed": key.numbers([rank]), "sequence": key.sequence, "cause": str(why.reason)},
+    )
+
+
+def not_joined(key: Key, late: Iterable[int]) -> Refusal:
+    late = list(late)
+    return Refusal(
+        Reason.COLLECTIVE_TIMEOUT,
+        f"The communicator of {group_name(key.group, key.members)} was not made in time for operation {key.sequence}: "
+        f"{key.names(late)} did not join.",
+        fix="Try again; a longer timeout leaves more time for the first operation of a group.",
+        details={"missing": key.numbers(late), "sequence": key.sequence},
+    )
+
+
+def lost_before(key: Key, where: Place | int, why: str) -> Refusal:
+    return Refusal(
+        Reason.COMMUNICATOR_FAILED,
+        f"{_capital(place_name(where))} of {group_name(key.group, key.members)} was lost before operation "
+        f"{key.sequence} could start: {why}.",
+        fix="Leave the group and rebuild it from the nodes that are there."
+        if isinstance(where, int)
+        else "Go on without it, or present the next operation when it serves again.",
+        details={"lost": place_name(where), "sequence": key.sequence},
+    )
+
+
+def not_finished(key: Key, missing: Iterable[int], sequence: int | None) -> Refusal:
+    """`sequence`: which operation, where everybody who is told may know."""
+    missing = list(missing)
+    which = f"Operation {sequence}" if sequence is not None else "An operation"
+    return Refusal(
+        Reason.COLLECTIVE_TIMEOUT,
+        f"{which} of {group_name(key.group, key.members)} was launched and not finished in time by "
+        f"{key.names(missing)}.",
+        fix="See what keeps these ranks, or give it more time. " + _AGAIN,
+        details={"missing": key.numbers(missing), **({} if sequence is None else {"sequence": sequence})},
+    )
+
+
+def failed(key: Key, why: str, rank: int | None = None) -> Refusal:
+    """The communicator failed; `rank`: where, if it was at one."""
+    at = {} if rank is None else {"failed": key.numbers([rank])}
+    return Refusal(
+        Reason.COMMUNICATOR_FAILED,
+        f"The communicator of {group_name(key.group, key.members)} failed: {why}.",
+        fix=_AGAIN,
+        details={"devices": key.numbers(range(len(key.members))), **at},
+    )
+
+
+def _some(devices: Sequence[int]) -> str:
+    """A list of whatever length."""
+    return (
+        str(list(devices)) if len(devices) <= 64 else f"{str(list(devices[:64]))[:-1]}, and {len(devices) - 64} more]"
+    )
+
+
+def _small(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

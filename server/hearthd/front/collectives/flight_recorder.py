@@ -1,0 +1,198 @@
+"""The flight recorder: what became of the last operations of each group. Bounded, and dropped with its owner.
+
+Pure but for the clock, which is passed in. A group is (owner, members), as in the `Key` of its operations.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hearth_proto.collectives import PEERED, ROOTED
+
+if TYPE_CHECKING:
+    from hearthd.front.collectives.matcher import Key
+
+OPERATIONS = 64
+"""That are kept of each group."""
+GROUPS = 32
+"""That are kept of each owner; the one that was used least recently makes room."""
+LINES = 8
+"""That come with an error."""
+_SPELT_OUT = 6
+"""Operations of a batch."""
+_ERROR = 300
+"""Characters of a reason that are kept."""
+_LINE = 200
+"""Characters of a line: errors travel in trailing metadata, of which gRPC takes 8 KiB."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """One operation. Times are unix time in ns; 0: not yet."""
+
+    sequence: int
+    what: str
+    presented: dict[int, int] = field(default_factory=dict)
+    """By rank."""
+    launched: int = 0
+    finished: int = 0
+    """Or failed."""
+    error: str = ""
+
+    @property
+    def state(self) -> str:
+        if self.error:
+            return "failed"
+        if self.finished:
+            return "done"
+        return "launched" if self.launched else "presented"
+
+
+@dataclass
+class Ring:
+    """A group's last operations, and how its communicator is."""
+
+    operations: OrderedDict[int, Entry] = field(default_factory=OrderedDict)
+    """By sequence number, in the order in which they were first presented."""
+    state: str = "forming"
+    """`forming`, `ready` or `failed`."""
+    detail: str = ""
+    """Why it failed last."""
+    aborts: int = 0
+    """Communicators that were given up."""
+    _last: Sequence[Mapping[str, Any]] | None = None
+    _spelt: str = ""
+
+    def spelt(self, operations: Sequence[Mapping[str, Any]]) -> str:
+        """As `spelt`; of a row of the same operations once."""
+        if operations != self._last:
+            self._last, self._spelt = operations, spelt(operations)
+        return self._spelt
+
+    def lines(self, last: int = LINES) -> list[str]:
+        """The last operations, oldest first, a line each."""
+        return [_line(entry) for entry in list(self.operations.values())[-last:]]
+
+
+class FlightRecorder:
+    """All groups of the node that this front matches."""
+
+    def __init__(self, clock: Callable[[], int] = time.time_ns) -> None:
+        self._clock = clock
+        self._rings: dict[str, OrderedDict[tuple[int, ...], Ring]] = {}
+
+    def __len__(self) -> int:
+        """Owners that it knows."""
+        return len(self._rings)
+
+    # ---- what happens ----
+
+    def presented(self, key: Key, rank: int, operations: Sequence[Mapping[str, Any]]) -> None:
+        rings = self._rings.get(key.owner)
+        if rings is None:
+            rings = self._rings[key.owner] = OrderedDict()
+        ring = rings.get(key.members)
+        if ring is None:
+            ring = rings[key.members] = Ring()
+            if len(rings) > GROUPS:
+                rings.popitem(last=False)
+        rings.move_to_end(key.members)
+        entry = ring.operations.get(key.sequence)
+        if entry is None:
+            entry = ring.operations[key.sequence] = Entry(key.sequence, ring.spelt(operations))
+            if len(ring.operations) > OPERATIONS:
+                ring.operations.popitem(last=False)
+        elif not entry.what:  # the first rank had no part in it
+            entry.what = spelt(operations)
+        entry.presented[rank] = self._clock()
+
+    def launched(self, key: Key) -> None:
+        entry = self._entry(key)
+        if entry is not None:
+            entry.launched = self._clock()
+
+    def finished(self, key: Key) -> None:
+        entry = self._entry(key)
+        if entry is not None and not entry.finished:
+            entry.finished = self._clock()
+
+    def failed(self, key: Key, error: str) -> None:
+        entry = self._entry(key)
+        if entry is not None and not entry.finished:
+            entry.finished, entry.error = self._clock(), error[:_ERROR]
+
+    def ready(self, owner: str, members: tuple[int, ...]) -> None:
+        """The group has a communicator."""
+        ring = self.ring(owner, members)
+        if ring is not None:
+            ring.state, ring.detail = "ready", ""
+
+    def given_up(self, owner: str, members: tuple[int, ...], why: str) -> None:
+        """Its communicator failed."""
+        ring = self.ring(owner, members)
+        if ring is not None:
+            ring.state, ring.detail = "failed", why[:_ERROR]
+            ring.aborts += 1
+
+    def forget(self, owner: str) -> None:
+        self._rings.pop(owner, None)
+
+    # ---- what is asked ----
+
+    def ring(self, owner: str, members: tuple[int, ...]) -> Ring | None:
+        rings = self._rings.get(owner)
+        return rings.get(members) if rings is not None else None
+
+    def rings(self, owner: str) -> Iterator[tuple[tuple[int, ...], Ring]]:
+        """An owner's groups: members and ring, the one used last at the end."""
+        yield from self._rings.get(owner, OrderedDict()).items()
+
+    def lines(self, owner: str, members: tuple[int, ...]) -> list[str]:
+        ring = self.ring(owner, members)
+        return ring.lines() if ring is not None else []
+
+    def _entry(self, key: Key) -> Entry | None:
+        ring = self.ring(key.owner, key.members)
+        return None if ring is None else ring.operations.get(key.sequence)
+
+
+def spelt(operations: Sequence[Mapping[str, Any]]) -> str:
+    """`all_reduce 1024 float32 sum`; several of a batch with commas; nothing where the rank has no part."""
+    texts = [_spelt(operation) for operation in operations[:_SPELT_OUT]]
+    more = len(operations) - len(texts)
+    return ", ".join([*texts, f"{more} more"] if more else texts)
+
+
+def _spelt(operation: Mapping[str, Any]) -> str:
+    kind = str(operation.get("kind"))
+    if kind == "barrier":
+        return kind
+    words = [kind, str(operation.get("count")), str(operation.get("dtype"))]
+    if operation.get("reduce"):
+        words.append(str(operation["reduce"]))
+    if kind in ROOTED:
+        words.append(f"root {operation.get('root')}")
+    if kind in PEERED:
+        words.append(f"{'to' if kind == 'send' else 'from'} {operation.get('peer')}")
+    return " ".join(words)[:100]
+
+
+def _line(entry: Entry) -> str:
+    first = min(entry.presented.values(), default=0)
+    ranks = ", ".join(map(str, sorted(entry.presented)))
+    what = entry.what if len(entry.what) <= _LINE // 2 else entry.what[: _LINE // 2 - 3] + "..."
+    words = [f"{entry.sequence} {what or 'nothing'}: {entry.state}, presented by ranks {ranks}"]
+    if entry.launched:
+        words.append(f"launched after {_ms(entry.launched - first)}")
+    if entry.finished:
+        words.append(f"{'over' if entry.error else 'finished'} after {_ms(entry.finished - first)}")
+    line = ", ".join(words) + (f" ({entry.error})" if entry.error else "")
+    return line if len(line) <= _LINE else line[: _LINE - 3] + "..."
+
+
+def _ms(ns: int) -> str:
+    return f"{ns / 1e6:.1f} ms"

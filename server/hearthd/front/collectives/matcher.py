@@ -1,0 +1,336 @@
+"""Matches the ranks of collective operations, so that none is launched before every rank has presented the same.
+
+Pure: what the ranks say goes in, what they are to be told comes out, times are passed in. The bodies of COLLECTIVE
+frames are JSON; a `status` and a unique id are base64 in them:
+
+- device to front: `present`, `withdraw`, `id`, `joined`, `join_failed`, `failed`, `progress`, `wedged`
+- front to device: `fail`, `go`, `create_id`, `join`, `abort`
+
+An operation is named by its `Key`, a rank's process by its `Place`. `communicators.py` takes over when all ranks are
+there; `matching.py` says whether what they want is the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from operator import is_
+from typing import Any, NamedTuple
+
+from hearth_proto.reasons import Reason, Refusal, to_text
+from hearthd.front.collectives import errors
+from hearthd.front.collectives.flight_recorder import FlightRecorder
+from hearthd.front.collectives.order import Order
+from hearthd.front.collectives.signature import mismatch
+
+MAX_FAILURES = 256
+"""Failed operations of one owner that are remembered for ranks that present them later."""
+
+GROUP = "group:"
+
+
+class Place(NamedTuple):
+    """The device process that a rank is in."""
+
+    node: int
+    """0: this daemon's; others: as in the members of a group over daemons, and only together with its owner unique."""
+    device: int
+    process: int
+    """Its generation: a device has several, one after another and for different sessions."""
+
+
+class Send(NamedTuple):
+    """One COLLECTIVE frame for one device process."""
+
+    place: Place
+    body: dict[str, Any]
+
+
+class Key(NamedTuple):
+    """Names an operation."""
+
+    owner: str
+    """A session's id, or ``group:<hex>`` for a group over daemons."""
+    members: tuple[int, ...]
+    """In rank order: ordinals of devices; of a group over daemons, the ranks 0 to n - 1."""
+    sequence: int
+
+    @property
+    def group(self) -> str:
+        """In hex; empty for devices of this daemon."""
+        return self.owner.removeprefix(GROUP) if self.owner.startswith(GROUP) else ""
+
+    @property
+    def scope(self) -> str:
+        """Whose communicators it uses: those of local devices are shared by all sessions of their processes."""
+        return self.owner if self.group else ""
+
+    @property
+    def title(self) -> str:
+        """As messages have it: `Operation 3 of group [0, 1]`."""
+        return f"Operation {self.sequence} of {errors.group_name(self.group, self.members)}"
+
+    def name(self, rank: int) -> str:
+        """`device 3`, or `rank 1`."""
+        return f"rank {rank}" if self.group else f"device {self.members[rank]}"
+
+    def names(self, ranks: Iterable[int]) -> str:
+        """`devices 0, 3`, or `ranks 0, 1`."""
+        return f"{'ranks' if self.group else 'devices'} {self.numbers(ranks)}"
+
+    def numbers(self, ranks: Iterable[int]) -> str:
+        """As details have it: ordinals, or the ranks of a group over daemons."""
+        return ", ".join(str(self.members[rank]) for rank in sorted(ranks))
+
+    def address(self) -> dict[str, Any]:
+        """How the device process knows it, but for the channel."""
+        return {"group": self.group, "devices": [] if self.group else list(self.members), "sequence": self.sequence}
+
+
+class Part(NamedTuple):
+    """What one rank has presented."""
+
+    place: Place
+    channel: int
+    """Of its session, in its process."""
+    operations: list[dict[str, Any]]
+
+    @classmethod
+    def of(cls, place: Place, body: Mapping[str, Any]) -> Part:
+        """Raises KeyError, TypeError or ValueError for what is none."""
+        signature = body["signature"]
+        operations = [signature] if isinstance(signature, dict) else list(signature)
+        if not all(isinstance(operation, dict) for operation in operations):
+            raise TypeError("an operation is no object")
+        return cls(place, int(body["channel"]), operations)
+
+
+@dataclass(slots=True)
+class Match:
+    """An operation and the parts of it that have been presented, by rank."""
+
+    key: Key
+    deadline: float
+    parts: dict[int, Part] = field(default_factory=dict)
+    behind: set[Key] = field(default_factory=set)
+    """Operations that it stands behind on some rank."""
+
+    @property
+    def missing(self) -> list[int]:
+        """Ranks that have not presented."""
+        return [rank for rank in range(len(self.key.members)) if rank not in self.parts]
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Of all ranks, in their order; only where none is missing."""
+        return tuple([self.parts[rank].place for rank in range(len(self.key.members))])
+
+
+class Failure(NamedTuple):
+    """What those are told who present an operation that has failed."""
+
+    refusal: Refusal
+    by: int | None = None
+    """The rank that has withdrawn, where no other has been told so."""
+
+
+def fail(key: Key, part: Part, refusal: Refusal) -> Send:
+    """Tells one rank that its operation will not run."""
+    return Send(part.place, {"op": "fail", "channel": part.channel, **key.address(), "status": to_text(refusal)})
+
+
+def fail_all(match: Match, refusal: Refusal) -> list[Send]:
+    """Tells every rank that has presented."""
+    return [fail(match.key, part, refusal) for _, part in sorted(match.parts.items())]
+
+
+def lies_in(place: Place, where: Place | int) -> bool:
+    """Whether a rank is lost with a process, or with a whole node."""
+    return place == where if isinstance(where, Place) else place.node == where
+
+
+class Matcher:
+    """The operations that wait for ranks. `failed` counts those that failed here, by reason."""
+
+    def __init__(
+        self, timeout: float = 30.0, recorder: FlightRecorder | None = None, order: Order[Key] | None = None
+    ) -> None:
+        self._timeout = timeout
+        self._recorder = FlightRecorder() if recorder is None else recorder
+        self._order = Order[Key]() if order is None else order
+        self._pending: dict[Key, Match] = {}
+        """Those that wait for ranks, and those that are complete and held behind others."""
+        self._failures: dict[str, OrderedDict[Key, Failure]] = {}
+        self._due = math.inf
+        self._agreed: tuple[Part, ...] = ()
+        """What was compared last, and is the same."""
+        self.failed: Counter[Reason] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    @property
+    def deadline(self) -> float | None:
+        """Nothing expires before; `expire` is due then. It may be early: finding out costs a look at all that wait."""
+        return self._due if self._pending else None
+
+    def row(
+        self, key: Key, rank: int, place: Place, body: Mapping[str, Any], now: float, count: int = 1
+    ) -> Iterator[tuple[list[Send], Match | None]]:
+        """One rank's part in so many operations has come, each of which stands behind the one before: of each what to
+        tell whom, and the operation if it is complete and all ranks agree.
+
+        Raises KeyError, TypeError or ValueError for what is no `present`."""
+        part = Part.of(place, body)
+        behind = _behind(key, body)
+        seconds = float(body.get("timeout") or 0) or self._timeout
+        if not 0 <= rank < len(key.members) or not 0 < seconds < math.inf:
+            raise ValueError(f"rank {rank} of {len(key.members)}, timeout {seconds}")
+        yield self._present(key, rank, part, behind, now + seconds)
+        owner, members, first = key
+        for sequence in range(first + 1, first + count):
+            behind = {key}
+            key = Key(owner, members, sequence)
+            yield self._present(key, rank, part, behind, now + seconds)
+
+    def _present(
+        self, key: Key, rank: int, part: Part, behind: set[Key], deadline: float
+    ) -> tuple[list[Send], Match | None]:
+        failures = self._failures.get(key.owner)
+        failure = failures.get(key) if failures else None
+        if failures and failure is not None:
+            if failure.by != rank:
+                failures[key] = failure._replace(by=None)
+                return [fail(key, part, failure.refusal)], None
+            del failures[key]  # it comes after all, and nobody has been told that it does not
+        match = self._pending.get(key)
+        if match is None:
+            match = self._pending[key] = Match(key, deadline)
+            self._order.open(key)
+        elif rank in match.parts:
+            return self._fail(match, errors.twice(key, rank)), None
+        match.deadline = min(match.deadline, deadline)
+        self._due = min(self._due, match.deadline)
+        match.parts[rank] = part
+        match.behind |= behind
+        self._recorder.presented(key, rank, part.operations)
+        if len(match.parts) < len(key.members):
+            return [], None
+        if not self._agrees(match):
+            refusal = self._mismatch(match)
+            if refusal is not None:
+                return self._fail(match, refusal), None
+            self._agreed = tuple(match.parts.values())
+        if match.behind and self._order.hold(key, match.behind):
+            return self._crossed(key), None
+        del self._pending[key]
+        return [], match
+
+    def released(self) -> Match | None:
+        """A complete operation that may go now, though it had to be held."""
+        while self._order.released:
+            match = self._pending.pop(self._order.released.popleft(), None)
+            if match is not None:
+                return match
+        return None
+
+    def withdraw(self, key: Key, rank: int, refusal: Refusal) -> list[Send]:
+        """A rank will not take part, for a reason of its own: nor can the others, whether they have presented or
+        will."""
+        told = errors.withdrawn(key, rank, refusal)
+        match = self._pending.get(key)
+        if match is not None:
+            match.parts.pop(rank, None)
+            return self._fail(match, told)
+        self._remember(key, told, rank)
+        return []
+
+    def expire(self, now: float) -> list[Send]:
+        """Fails what has waited too long, the longest overdue first."""
+        late = sorted((match.deadline, key) for key, match in self._pending.items() if match.deadline <= now)
+        sends: list[Send] = []
+        for _, key in late:
+            match = self._pending.get(key)
+            if match is not None:
+                sends += self._fail(match, self._late(match))
+        self._due = min((match.deadline for match in self._pending.values()), default=math.inf)
+        return sends
+
+    def lost(self, where: Place | int, why: str, owners: Collection[str] = ()) -> list[Send]:
+        """Fails what can no longer come together: a part is gone with its process, or will not come.
+
+        `owners`: whose ranks the process, or the node, had, also those that have presented nothing yet. Of other nodes'
+        places only the operations of `owners` are looked at."""
+        local = isinstance(where, Place) and where.node == 0
+        device = where.device if isinstance(where, Place) else None
+        sends: list[Send] = []
+        for match in list(self._pending.values()):
+            key = match.key
+            theirs = key.owner in owners
+            if not theirs and not local:
+                continue
+            gone = [rank for rank, part in match.parts.items() if lies_in(part.place, where)]
+            if not gone and not (theirs and (key.group or device in key.members)):
+                continue
+            for rank in gone:
+                del match.parts[rank]
+            sends += self._fail(match, errors.lost_before(key, where, why))
+        return sends
+
+    def give_up(self, owner: str, refusal: Refusal) -> list[Send]:
+        """Fails what an owner has waiting, and forgets it."""
+        sends: list[Send] = []
+        for match in [match for match in self._pending.values() if match.key.owner == owner]:
+            sends += self._fail(match, refusal)
+        self._failures.pop(owner, None)
+        return sends
+
+    def _late(self, match: Match) -> Refusal:
+        if self._order.held(match.key):
+            return errors.held(match.key, self._order.ahead(match.key))
+        return self._mismatch(match) or errors.not_presented(match)
+
+    def _crossed(self, key: Key) -> list[Send]:
+        """What comes to nothing because the ranks have it in different orders."""
+        sends: list[Send] = []
+        circle = sorted(self._order.circle(key))
+        for each in circle:
+            match = self._pending.get(each)
+            if match is not None:
+                sends += self._fail(match, errors.crossed(each, circle))
+        return sends
+
+    def _agrees(self, match: Match) -> bool:
+        """Whether the same messages have been compared just before: of rows, that is nearly always so."""
+        agreed = self._agreed
+        return len(agreed) == len(match.parts) and all(map(is_, agreed, match.parts.values()))
+
+    def _mismatch(self, match: Match) -> Refusal | None:
+        found = mismatch({rank: part.operations for rank, part in match.parts.items()}, len(match.key.members))
+        return None if found is None else errors.mismatch(match.key, found)
+
+    def _fail(self, match: Match, refusal: Refusal) -> list[Send]:
+        key = match.key
+        del self._pending[key]
+        self._order.close(key)
+        refusal = errors.with_recorder(refusal, self._recorder.lines(key.owner, key.members))
+        self._recorder.failed(key, refusal.message)
+        self.failed[refusal.reason] += 1
+        self._remember(key, refusal)
+        return fail_all(match, refusal)
+
+    def _remember(self, key: Key, refusal: Refusal, by: int | None = None) -> None:
+        failures = self._failures.setdefault(key.owner, OrderedDict())
+        failures[key] = Failure(refusal, by)
+        while len(failures) > MAX_FAILURES:
+            failures.popitem(last=False)
+
+
+def _behind(key: Key, body: Mapping[str, Any]) -> set[Key]:
+    """What a rank's operation stands behind there. Raises TypeError or ValueError for what is no such list."""
+    behind = body.get("behind")
+    if not behind:
+        return set()
+    return {Key(key.owner, tuple(map(int, devices)) or key.members, int(sequence)) for devices, sequence in behind}

@@ -1,0 +1,53 @@
+"""Prometheus metrics of the collectives that this front matches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from hearth_proto.reasons import Reason
+from hearthd.front.collectives.coordinator import Coordinator
+
+_REASONS = {
+    Reason.COLLECTIVE_MISMATCH: "mismatch",
+    Reason.COLLECTIVE_TIMEOUT: "timeout",
+    Reason.COMMUNICATOR_FAILED: "communicator",
+    Reason.SESSION_EXPIRED: "session",
+}
+_STATES = ("joining", "idle", "busy")
+
+
+class CollectiveMetrics(Collector):
+    """Looks when it is asked."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+
+    def collect(self) -> Iterable[Metric]:
+        communicators = self._coordinator.communicators
+        states = Counter("joining" if not comm.ready else "idle" if comm.idle else "busy" for comm in communicators)
+        alive = GaugeMetricFamily(
+            "hearth_communicators", "Communicators that are kept, by what they do.", labels=["state"]
+        )
+        for state in _STATES:
+            alive.add_metric([state], states[state])
+        failures = CounterMetricFamily(
+            "hearth_collective_failures", "Collective operations that did not run or not end, by reason.",
+            labels=["reason"],
+        )  # fmt: skip
+        failed = self._coordinator.failed
+        for reason, label in _REASONS.items():
+            failures.add_metric([label], failed[reason])
+        yield alive
+        yield failures
+        yield CounterMetricFamily(
+            "hearth_communicator_aborts", "Communicators given up because something failed.",
+            value=communicators.aborts,
+        )  # fmt: skip
+        yield GaugeMetricFamily(
+            "hearth_collectives_waiting", "Collective operations that wait for ranks.",
+            value=len(self._coordinator.matcher),
+        )  # fmt: skip

@@ -1,0 +1,220 @@
+"""Collectives on the links: feeds the matcher and the communicators, sends what they say, keeps their time.
+
+Groups over daemons have the same machine: whoever holds their links (`peer_groups`) presents what remote ranks present,
+passes on what they say, and takes what is for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from typing import Any, Protocol
+from weakref import WeakSet
+
+import structlog
+
+from hearth_proto.frames import Kind
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.front.collectives import errors
+from hearthd.front.collectives.coordinator import Coordinator
+from hearthd.front.collectives.matcher import GROUP, Key, Part, Place, Send, fail
+from hearthd.front.links.link import DeviceLink
+from hearthd.front.sessions.channel import Channel
+
+log = structlog.get_logger("hearthd.collectives")
+
+
+def rows(sends: list[Send]) -> list[Send]:
+    """The same, with one message for each row of operations that one local rank is told to run on one communicator."""
+    found: list[Send] = []
+    last: dict[Place, dict[str, Any]] = {}
+    for place, body in sends:
+        row = last.get(place)
+        if row is not None and _goes_on(row, body):
+            row["count"] = row.get("count", 1) + 1
+            continue
+        last.pop(place, None)
+        told = body
+        if body["op"] == "go" and not place.node and not body["group"]:
+            told = last[place] = dict(body)
+        found.append(Send(place, told))
+    return found
+
+
+def _goes_on(row: dict[str, Any], body: dict[str, Any]) -> bool:
+    count = row.get("count", 1)
+    return (
+        body["op"] == "go"
+        and body["sequence"] == row["sequence"] + count
+        and body["index"] == row["index"] + count
+        and all(body[name] == row[name] for name in ("comm", "channel", "devices"))
+    )
+
+
+class Relay(Protocol):
+    """Who knows the groups over daemons."""
+
+    def takes(self, link: DeviceLink, body: dict[str, Any]) -> bool:
+        """Asked first of each COLLECTIVE frame of a local device process: whether it concerns a group over daemons, and
+        has been seen to. Where this front coordinates the group, a `present` comes back by `CollectiveRouter.present`;
+        what is said of a communicator that this front has made may be left to the router."""
+        ...
+
+    def device_lost(self, link: DeviceLink, why: str) -> None:
+        """A local device process has ended. The router has failed what had been presented from it; the channels of the
+        link still say which sessions had ranks there."""
+        ...
+
+    def session_closed(self, session: str) -> None:
+        """A session is about to close on the devices."""
+        ...
+
+
+class CollectiveRouter:
+    """One for the node. Everything happens in the event loop, so all links see one order."""
+
+    def __init__(self, devices: Collection[int], timeout: float) -> None:
+        self.coordinator = Coordinator(timeout)
+        self.remote: Callable[[Place, dict[str, Any]], None] = lambda place, body: None
+        """Takes what is for a rank of another daemon; `body["group"]` says of which group, in hex."""
+        self.relay: Relay | None = None
+        self._devices = frozenset(devices)
+        self._links: dict[tuple[int, int], DeviceLink] = {}  # by device and generation
+        self._closing: WeakSet[Channel] = WeakSet()
+        self._timer: asyncio.TimerHandle | None = None
+        self._armed = 0.0
+        """When it goes off; uvloop's handle of a moment that has passed does not say."""
+
+    # ---- what local device processes say ----
+
+    def on_frame(self, device: int, link: DeviceLink, body: dict[str, Any]) -> None:
+        """A COLLECTIVE frame has come."""
+        self._links[device, link.generation] = link
+        try:
+            if body["op"] == "wedged":
+                self._wedged(link, str(body["comm"]))
+            elif self.relay is not None and self.relay.takes(link, body):
+                pass
+            elif body["op"] in ("present", "withdraw"):
+                self._present(link, body)
+            else:
+                self.message(Place(0, device, link.generation), body)
+        except (KeyError, TypeError, ValueError) as error:
+            log.error("collective_malformed", device=device, body=str(body)[:200], error=repr(error))
+
+    def _present(self, link: DeviceLink, body: dict[str, Any]) -> None:
+        channel = link.channels.get(int(body["channel"]))
+        if channel is None or channel in self._closing:
+            return  # the session has just ended
+        place = Place(0, link.ordinal, link.generation)
+        devices = tuple(map(int, body["devices"]))
+        group = str(body.get("group") or "")
+        key = Key(GROUP + group if group else channel.session_id, devices, int(body["sequence"]))
+        refusal = errors.unknown_group(group) if group else errors.impossible(devices, link.ordinal, self._devices)
+        if body["op"] == "withdraw":
+            if refusal is None:
+                self.withdraw(key, devices.index(link.ordinal), body)
+        elif refusal is not None:
+            self._send([fail(key, Part.of(place, body), refusal)])
+        else:
+            self.present(key, devices.index(link.ordinal), place, body, int(body.get("count") or 1))
+
+    def _wedged(self, link: DeviceLink, comm: str) -> None:
+        """The last resort: the device process goes, and a new one takes its place."""
+        log.error("communicator_wedged", device=link.ordinal, generation=link.generation, comm=comm)
+        link.abandon(f"its communicator {comm} could not be aborted")
+
+    # ---- for groups over daemons too ----
+
+    def present(self, key: Key, rank: int, place: Place, body: dict[str, Any], count: int = 1) -> None:
+        """A rank's part in an operation has come, or in a row of so many, each of which stands behind the one before.
+        Raises KeyError, TypeError or ValueError where `body` is no `present`."""
+        now = self._now()
+        sends = self.coordinator.present(key, rank, place, body, now, count)
+        self._send(rows(sends) if count > 1 else sends)
+        if self._timer is None or now + float(body.get("timeout") or 0) < self._armed:
+            self._arm()
+
+    def withdraw(self, key: Key, rank: int, body: dict[str, Any]) -> None:
+        """A rank will not take part in an operation. Raises KeyError, TypeError or ValueError where `body` is no
+        `withdraw`."""
+        self._send(self.coordinator.withdraw(key, rank, body))
+        self._arm()
+
+    def message(self, place: Place, body: dict[str, Any], owner: str = "") -> None:
+        """What a rank's process says of a communicator (`id`, `joined`, `join_failed`, `failed`, `progress`). `owner`:
+        of what another daemon says, the group that it takes part in. Raises as `present`."""
+        self._send(self.coordinator.message(place, body, owner))
+        self._arm()
+
+    def lost(self, where: Place | int, why: str, owners: Collection[str] = ()) -> None:
+        """A device process, or a whole node, is gone, and with it the ranks that `owners` (sessions, groups) had there.
+        For places of other nodes, whose numbers are each group's own, `owners` says which groups are meant."""
+        self._send(self.coordinator.lost(where, why, owners))
+        self._arm()
+
+    def give_up(self, owner: str, why: str, reason: Reason = Reason.COMMUNICATOR_FAILED) -> None:
+        """A group is left, or a session has ended: what waits fails, communicators of a group are aborted, and nothing
+        of it is kept."""
+        self._send(self.coordinator.give_up(owner, Refusal(reason, why, fix="Go on with another group.")))
+        self._arm()
+
+    def link(self, place: Place) -> DeviceLink | None:
+        """To a local device process that has said something of collectives."""
+        return self._links.get((place.device, place.process)) if place.node == 0 else None
+
+    # ---- what happens to devices and sessions ----
+
+    def on_device_lost(self, link: DeviceLink, why: str) -> None:
+        """A device process has ended, and with it the part that its sessions had on the device."""
+        sessions = {channel.session_id for channel in link.channels.values()}
+        self._links.pop((link.ordinal, link.generation), None)
+        self.lost(Place(0, link.ordinal, link.generation), why, sessions)
+        if self.relay is not None:
+            self.relay.device_lost(link, why)
+
+    def on_session_closed(self, session: str) -> None:
+        """A session is about to close on the devices."""
+        for link in self._links.values():  # what its processes have yet to say is about nothing
+            self._closing.update(each for each in link.channels.values() if each.session_id == session)
+        self.give_up(session, "The session ended before all ranks had presented.", Reason.SESSION_EXPIRED)
+        if self.relay is not None:
+            self.relay.session_closed(session)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _send(self, sends: list[Send]) -> None:
+        for place, body in sends:
+            if body["op"] in ("fail", "abort"):
+                log.warning(
+                    "collective_failed", device=place.device, node=place.node, op=body["op"],
+                    reason=body.get("reason", ""),
+                )  # fmt: skip
+            if place.node:
+                self.remote(place, body)
+                continue
+            link = self._links.get((place.device, place.process))
+            if link is not None:
+                link.send_json(Kind.COLLECTIVE, body)
+
+    def _arm(self) -> None:
+        due = self.coordinator.deadline
+        if self._timer is not None:
+            if due is not None and self._armed <= due:
+                return  # it comes in time, and looks again
+            self._timer.cancel()
+            self._timer = None
+        if due is not None:
+            self._armed = due
+            self._timer = asyncio.get_running_loop().call_at(due, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        now = self._now() + 1e-3  # a timer may fire a clock tick early
+        self._send(self.coordinator.expire(now))
+        self._arm()

@@ -1,0 +1,4 @@
+"""Sections of the daemon's configuration.
+
+Above: `hearthd.front.gpu`.
+"""

@@ -1,0 +1,78 @@
+"""The `[collectives]` section: how long ranks wait for each other, and where the daemons of a group find each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field, field_validator, model_validator
+
+from hearthd.front.addresses import parse_address
+from hearthd.front.config.peer_targets import AUTO, MAX_PEERS, parse_peer
+from hearthd.front.config.section import Seconds, Section
+
+MAX_ADVERTISED = 16
+
+
+class Collectives(Section):
+    """Collectives over devices; `listen`, `advertise` and `peers` are for groups over several daemons."""
+
+    timeout: Seconds = Field(default=30.0, gt=0)
+    listen: str = "127.0.0.1:0"  # opened for the first group over daemons; "": there are no such groups here
+    advertise: tuple[str, ...] = ()  # "host:port" under which other daemons reach it; none: where it listens
+    peers: tuple[str, ...] = (AUTO,)  # where it connects to for tickets; "auto": see `peer_targets`
+
+    @field_validator("listen")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        if value:
+            parse_address(value)
+        return value
+
+    @field_validator("advertise", "peers", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        if isinstance(value, str):  # of the environment
+            return tuple(part.strip(" \"'") for part in value.strip("[] ").split(",") if part.strip())
+        return value
+
+    @field_validator("advertise")
+    @classmethod
+    def _reachable(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len(value) > MAX_ADVERTISED:
+            raise ValueError(f"{len(value)} addresses; the most is {MAX_ADVERTISED}")
+        for text in value:
+            address = parse_address(text)
+            if not address.port or address.wildcard:
+                raise ValueError(f'{text!r} cannot be connected to; write a host and a port, e.g. "gpu1:7424"')
+        return value
+
+    @field_validator("peers")
+    @classmethod
+    def _meant(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len(value) > MAX_PEERS:
+            raise ValueError(f"{len(value)} peers; the most is {MAX_PEERS}, and a network counts as one")
+        for text in value:
+            if text != AUTO:
+                parse_peer(text)
+        return value
+
+    @model_validator(mode="after")
+    def _together(self) -> Collectives:
+        if self.advertise and (not self.listen or not parse_address(self.listen).port):
+            raise ValueError(
+                f"advertise names where other daemons connect to, and listen = {self.listen!r} has no port of its own; "
+                'set one, e.g. listen = "0.0.0.0:7424"'
+            )
+        return self
+
+
+def refuse_clear_tickets(section: Collectives, *, tls: bool, insecure: bool) -> None:
+    """Peers prove themselves by a group's ticket, so there is no need of tenants; nothing hides it but TLS. Raises
+    `ValueError`."""
+    text = section.listen
+    if text and not parse_address(text).loopback and not tls and not insecure:
+        raise ValueError(
+            f"collectives.listen = {text!r} is reachable from other hosts, and the tickets of groups would travel in "
+            "clear: that needs TLS ([tls] certificate, key); set it, listen on 127.0.0.1, or set insecure = true on "
+            "a network that only trusted people reach"
+        )

@@ -1,0 +1,39 @@
+"""`[http]`: who may ask over HTTP, and how much strangers may take of it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from hearthd.front.config.section import Seconds, Section
+
+_HOST = re.compile(r"\*|(\*\.)?[a-z0-9_]([a-z0-9_.-]{0,251}[a-z0-9_])?")
+
+
+class Http(Section):
+    """Limits of the HTTP listener; connections beyond them displace idle ones, and are closed where there are none."""
+
+    hosts: tuple[str, ...] = ()  # further names that a request may be for: "gpu1.example.org", "*.example.org", "*"
+    metrics_on_loopback: bool = False  # with tenants: /metrics asks no token of this host and tells of all tenants
+    metrics_max_age: Seconds = Field(default=1.0, ge=0, le=60)  # /metrics is collected once in so long for each viewer
+    max_connections: int = Field(default=256, ge=8, le=65536)
+    max_connections_per_address: int = Field(default=64, ge=4, le=65536)
+    header_timeout: Seconds = Field(default=5.0, gt=0, le=600)  # from a request's first byte to the end of its headers
+    idle_timeout: Seconds = Field(default=30.0, gt=0, le=3600)  # of a connection between two requests
+    write_timeout: Seconds = Field(default=10.0, gt=0, le=600)  # for a client to take 64 KiB of an answer
+
+    @field_validator("hosts", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @field_validator("hosts")
+    @classmethod
+    def _names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        names = tuple(name.lower().rstrip(".") for name in value)
+        for name in names:
+            if not _HOST.fullmatch(name):
+                raise ValueError(f'{name!r} is no host name; write "gpu1.example.org", "*.example.org" or "*", no port')
+        return names

@@ -1,0 +1,322 @@
+"""The settings of the daemon, as `hearthd.config` reads them and everything else uses them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from hearthd.front.addresses import Address, default_unix_path, parse_address
+from hearthd.front.admission.settings import Admission
+from hearthd.front.auditing.settings import AuditLog
+from hearthd.front.config.collectives import Collectives, refuse_clear_tickets
+from hearthd.front.config.health import HealthSettings
+from hearthd.front.config.http import Http
+from hearthd.front.config.section import Bytes, Seconds, Section
+from hearthd.front.config.tenants import TenantSettings, check_distinct
+from hearthd.front.connections.settings import Connections
+from hearthd.front.overload.settings import OverloadSettings
+
+
+class Listen(Section):
+    """Addresses are `host:port` (port 0: any free one); an empty string switches a listener off."""
+
+    grpc: str = "127.0.0.1:7421"
+    http: str = "127.0.0.1:7422"
+    http_unix: str = ""  # HTTP on a Unix socket, for users of this host; "auto": hearth-http.sock beside `unix`
+    lanes: str = "127.0.0.1:7423"  # where bulk data comes by TCP, in stripes
+    unix: str = "auto"  # gRPC on a Unix socket; "auto": see `default_unix_path`
+    unix_access: Literal["auto", "owner", "all"] = "auto"  # who may connect there; "auto": all where users are tenants
+
+    @field_validator("grpc", "http", "lanes")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        if value:
+            parse_address(value)
+        return value
+
+    @field_validator("unix", "http_unix")
+    @classmethod
+    def _path(cls, value: str) -> str:
+        if value and value != "auto" and not Path(value).is_absolute():
+            raise ValueError(f"{value!r} is no absolute path")
+        if len(os.fsencode(value)) > 107:
+            raise ValueError(f"a Unix socket's path has at most 107 bytes, this one {len(os.fsencode(value))}")
+        return value
+
+
+class Devices(Section):
+    backend: Literal["auto", "cuda", "cpu"] = "auto"
+    visible: Literal["all"] | tuple[int, ...] = "all"
+    cpu_count: int = Field(default=2, ge=1, le=64)
+    memory_limit: Bytes = Field(default=0, ge=0)  # per device; 0: what the device has
+    max_streams: int = Field(default=128, ge=1, le=1024)  # per device; further streams of clients share these
+    cpu_on_network: bool = False
+    cpu_tenants: Literal["confined", "trusted"] = "confined"  # tenants of the CPU backend: behind walls, or known
+    gpu_confinement: Literal["off", "process"] = "process"  # of processes on GPUs: seccomp, closed to others
+    start_timeout: Seconds = Field(default=60.0, gt=0)
+    ping_timeout: Seconds = Field(default=10.0, gt=0)
+    linger: Seconds = Field(default=500e-6, ge=0)  # looking for the next request without a sleep; 0: none
+    max_restarts: int = Field(default=5, ge=0)
+    restart_window: Seconds = Field(default=60.0, gt=0)
+    max_faults: int = Field(default=5, ge=0)  # of one session within restart_window; then it has to be dedicated
+    isolation: Literal["tenant", "shared"] = "tenant"  # a process for each tenant, or one for all of them
+    idle_timeout: Seconds = Field(default=60.0, ge=0)  # of a process that holds nothing for its tenant; 0: it stays
+    context_memory: Bytes = Field(default=640 << 20, ge=0)  # what a process on a GPU takes before it allocates anything
+    max_processes: int = Field(default=8, ge=1, le=256)  # of each device
+    spare: bool = False  # one more process for each device, ready for who comes or loses its own
+
+    @field_validator("visible", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        if isinstance(value, str) and value != "all":
+            try:
+                return tuple(int(part) for part in value.strip("[] ").split(",") if part.strip())
+            except ValueError:
+                raise ValueError('"all" or a list of device indices, e.g. [0, 2]') from None
+        return value
+
+    @field_validator("visible")
+    @classmethod
+    def _distinct(cls, value: Any) -> Any:
+        if value != "all":
+            if not value:
+                raise ValueError("no device at all; leave it out or name one")
+            if len(set(value)) != len(value) or min(value) < 0:
+                raise ValueError("device indices are 0 or more, each once")
+        return value
+
+
+class Sessions(Section):
+    lease: Seconds = Field(default=30.0, gt=0)
+    max: int = Field(default=1024, ge=1)
+    bind: bool = False  # whether a session's token is good only beside the credential that opened it
+    durable_bytes: Bytes = Field(default=0, ge=0)  # host memory for durable buffers, in all; 0: a quarter of the host's
+
+
+class Lanes(Section):
+    """Ways past the front, straight to the device process: for clients on this host those of a Unix socket, and for
+    bulk data that of `listen.lanes`."""
+
+    enabled: bool = True
+    path: str = "auto"  # of a Unix socket; "auto": beside gRPC's, with ".lane" behind its name
+    chunk_bytes: Bytes = Field(default=4 << 20, ge=64 << 10, le=16 << 20)  # of bulk data by TCP, at a time
+    segment_bytes: Bytes = Field(default=0, ge=0)  # shared with clients by one device process; 0: half of the host's
+
+    @field_validator("path")
+    @classmethod
+    def _absolute(cls, value: str) -> str:
+        if value != "auto" and not Path(value).is_absolute():
+            raise ValueError(f'{value!r} is neither "auto" nor an absolute path')
+        return value
+
+
+class Launch(Section):
+    timeout: Seconds = Field(default=0.0, ge=0)  # 0: none
+    load_timeout: Seconds = Field(default=60.0, ge=0)  # of a module that waits for others' kernels; 0: for ever
+
+
+class Cache(Section):
+    """Compiled modules on disk."""
+
+    dir: str = "auto"  # "auto": $CACHE_DIRECTORY, $XDG_CACHE_HOME/hearth or ~/.cache/hearth; "": no cache
+    max_bytes: Bytes = Field(default=1 << 30, ge=0)
+    key: str = "auto"  # file with the key that authenticates entries; "auto": `key` in the cache's directory
+    shared: bool = False  # whether tenants find what others have compiled
+
+    @field_validator("key")
+    @classmethod
+    def _named(cls, value: str) -> str:
+        if value != "auto" and not Path(value).is_absolute():
+            raise ValueError(f'{value!r} is neither "auto" nor an absolute path')
+        return value
+
+
+class Profile(Section):
+    """What costs time at every command, and so is off: for a device process under a profiler's eyes."""
+
+    nvtx: bool = False  # NVTX ranges around commands (package `nvtx`, or CuPy's)
+    cupti: bool = False  # CUPTI's kernel activity in traces (package `cupti-python`)
+
+
+class Compile(Section):
+    """What one compile may take; a device process compiles in processes of their own."""
+
+    timeout: Seconds = Field(default=120.0, gt=0)
+    memory: Bytes = Field(default=4 << 30, ge=256 << 20)  # address space, beyond what the compiler takes to start
+    workers: int = Field(default=2, ge=1, le=64)  # at once, for each device process; one more for each further session
+    tenants: Literal["confined", "trusted"] = (
+        "confined"  # tenants' compiles: behind Landlock, or wherever there is none
+    )
+
+
+class Log(Section):
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["json", "console", "auto"] = "auto"  # "auto": console on a terminal, else json
+
+
+class Limits(Section):
+    max_inline_bytes: Bytes = Field(default=1 << 20, ge=1 << 10, le=16 << 20)
+    max_chunk_bytes: Bytes = Field(default=1 << 20, ge=1 << 12, le=16 << 20)
+    max_batch_bytes: Bytes = Field(default=8 << 20, ge=1 << 12, le=31 << 20)
+    max_batches_in_flight: int = Field(default=64, ge=1, le=65536)
+    max_unacked_bytes: Bytes = Field(default=32 << 20, ge=1 << 12)
+    max_code_bytes: Bytes = Field(default=16 << 20, ge=1 << 10, le=31 << 20)
+    max_handles: int = Field(default=131_072, ge=16, le=100_000_000)  # of one session in a device process
+
+
+class Tls(Section):
+    """TLS for gRPC over TCP, and for HTTP beyond loopback. Unix sockets stay plain."""
+
+    certificate: str = ""  # PEM: the daemon's certificate, and those between it and its CA; "": no TLS
+    key: str = ""  # PEM, for its owner only
+    client_ca: str = ""  # PEM: whose certificates clients have to show
+    require_client_certificate: bool = False
+    crl: str = ""  # PEM or DER: revoked certificates of client_ca's authorities; "": none
+
+    @model_validator(mode="after")
+    def _complete(self) -> Tls:
+        if bool(self.certificate) != bool(self.key):
+            raise ValueError(
+                f"certificate and key belong together; {'key' if self.certificate else 'certificate'} is missing"
+            )
+        if self.client_ca and not self.certificate:
+            raise ValueError("client_ca needs certificate and key: client certificates are shown over TLS")
+        if self.crl and not self.client_ca:
+            raise ValueError("crl needs client_ca: it lists certificates of clients that were revoked")
+        if bool(self.client_ca) != self.require_client_certificate:
+            # gRPC's Python server either requires a client's certificate or does not ask for one.
+            raise ValueError("client_ca and require_client_certificate = true belong together")
+        return self
+
+
+class Auth(Section):
+    """How callers are told apart; see `[[tenants]]`."""
+
+    max_failures: int = Field(default=10, ge=1, le=10000)  # of one peer within a minute; further ones are answered late
+    failure_delay: Seconds = Field(default=1.0, ge=0, le=60)
+    ticket_lifetime: Seconds = Field(default=10.0, gt=0, le=600)  # of what a Unix socket's user is identified by
+
+
+class Config(Section):
+    """The daemon's whole configuration."""
+
+    listen: Listen = Listen()
+    devices: Devices = Devices()
+    sessions: Sessions = Sessions()
+    lanes: Lanes = Lanes()
+    launch: Launch = Launch()
+    collectives: Collectives = Collectives()
+    compile: Compile = Compile()
+    cache: Cache = Cache()
+    profile: Profile = Profile()
+    log: Log = Log()
+    limits: Limits = Limits()
+    connections: Connections = Connections()
+    admission: Admission = Admission()
+    health: HealthSettings = HealthSettings()
+    overload: OverloadSettings = OverloadSettings()
+    tls: Tls = Tls()
+    auth: Auth = Auth()
+    http: Http = Http()
+    audit: AuditLog = AuditLog()
+    tenants: tuple[TenantSettings, ...] = ()
+    insecure: bool = False
+    drain_timeout: Seconds = Field(default=10.0, ge=0)
+
+    @field_validator("tenants", mode="before")
+    @classmethod
+    def _tables(cls, value: Any) -> Any:
+        if isinstance(value, str) or not isinstance(value, list | tuple):
+            raise ValueError("tenants are tables of the file: write [[tenants]] and their settings below it")
+        return value
+
+    @model_validator(mode="after")
+    def _identities(self) -> Config:
+        check_distinct(self.tenants)
+        for tenant in self.tenants:
+            if tenant.certificates and not self.tls.client_ca:
+                raise ValueError(
+                    f"tenant {tenant.name!r} has certificates: set tls.client_ca and tls.require_client_certificate"
+                )
+            if (tenant.users or tenant.groups) and not self.listen.unix:
+                raise ValueError(
+                    f"tenant {tenant.name!r} has users or groups, known on the Unix socket only: set listen.unix"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _exposure(self) -> Config:
+        for name in ("grpc", "http", "lanes"):
+            value = getattr(self.listen, name)
+            address = parse_address(value) if value else None
+            if address is not None and not address.loopback:
+                self._refuse_exposed(name, address)
+        refuse_clear_tickets(self.collectives, tls=bool(self.tls.certificate), insecure=self.insecure)
+        return self
+
+    def _refuse_exposed(self, name: str, address: Address) -> None:
+        lacking = [what for what, there in (("TLS", self.tls.certificate), ("tenants", self.tenants)) if not there]
+        if lacking and not self.insecure:
+            raise ValueError(
+                f"listen.{name} = {str(address)!r} is reachable from other hosts, and whoever reaches it may run "
+                f"anything on the devices: that needs TLS ([tls] certificate, key) and authentication ([[tenants]]), "
+                f"and there is no {' and no '.join(lacking)}; set them, listen on 127.0.0.1, or set insecure = true on "
+                "a network that only trusted people reach"
+            )
+        if self.devices.backend == "cpu":
+            refuse_cpu_exposed(self, name, str(address))
+
+    @property
+    def unix_path(self) -> str:
+        """The Unix socket's path; empty: none."""
+        return default_unix_path(os.environ) if self.listen.unix == "auto" else self.listen.unix
+
+    @property
+    def http_path(self) -> str:
+        """The path of the Unix socket for HTTP; empty: none."""
+        if self.listen.http_unix != "auto":
+            return self.listen.http_unix
+        beside = Path(self.unix_path)
+        return str(beside.with_name(f"{beside.stem}-http{beside.suffix}")) if self.unix_path else ""
+
+    @property
+    def lane_path(self) -> str:
+        """The path of the Unix socket for lanes; empty: there are none. Only who comes over gRPC's is offered one."""
+        if not self.lanes.enabled or not self.unix_path:
+            return ""
+        return f"{self.unix_path}.lane" if self.lanes.path == "auto" else self.lanes.path
+
+    @property
+    def lane_address(self) -> str:
+        """Where connections for bulk data come by TCP; empty: nowhere."""
+        return self.listen.lanes if self.lanes.enabled else ""
+
+    @property
+    def cache_dir(self) -> str:
+        """Where compiled modules are kept; empty: nowhere."""
+        if self.cache.dir != "auto":
+            return self.cache.dir
+        systemd = os.environ.get("CACHE_DIRECTORY", "").split(":")[0]
+        if systemd:
+            return systemd
+        base = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
+        return str(Path(base) / "hearth")
+
+    @property
+    def cache_key(self) -> str:
+        """The file with the key of the cache; empty: there is no cache."""
+        if not self.cache_dir:
+            return ""
+        return str(Path(self.cache_dir) / "key") if self.cache.key == "auto" else self.cache.key
+
+
+def refuse_cpu_exposed(config: Config, name: str, address: str) -> None:
+    """Kernels of the CPU backend are native code that can do anything the daemon can; raises unless that is wanted."""
+    if not config.devices.cpu_on_network:
+        raise ValueError(
+            f"listen.{name} = {address!r} would serve the CPU backend to other hosts: its kernels are native code that "
+            "can do anything the daemon's user can; listen on 127.0.0.1, or set devices.cpu_on_network = true"
+        )

@@ -1,0 +1,193 @@
+"""`[[tenants]]`: who may use the daemon, as the configuration writes it."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import grp
+import pwd
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from hearth_proto.rights import ORDINARY
+from hearthd.front.config.section import Section
+from hearthd.front.tenancy import tokens
+from hearthd.front.tenancy.defaults import Means, QuotaSettings, resolve
+from hearthd.front.tenants import Credential, Directory, Quotas, Right, Tenant
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_HASH = re.compile(r"sha256:[0-9a-f]{64}")
+_NEVER = "never"
+
+
+def _expiry(value: Any) -> Any:
+    """Unix time of a date (its whole day, UTC, is still good) or of a time (UTC unless it says otherwise)."""
+    if isinstance(value, str) and value != _NEVER:
+        with contextlib.suppress(ValueError):
+            value = datetime.date.fromisoformat(value) if len(value) <= 10 else datetime.datetime.fromisoformat(value)
+    if isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
+        day = datetime.datetime.combine(value, datetime.time(), datetime.UTC)
+        return (day + datetime.timedelta(days=1)).timestamp()
+    if isinstance(value, datetime.datetime):
+        return (value if value.tzinfo else value.replace(tzinfo=datetime.UTC)).timestamp()
+    if value == _NEVER or (isinstance(value, float) and value > 0):
+        return value
+    raise ValueError(f"{value!r} is no date; write e.g. 2027-06-30 or 2027-06-30T12:00:00Z")
+
+
+class TokenSettings(Section):
+    """A bearer token, by its hash: the token itself stands nowhere in the configuration."""
+
+    hash: str
+    name: str = Field(default="", max_length=64)
+    expires: Annotated[float | Literal["never"], BeforeValidator(_expiry)] = "never"
+
+    @field_validator("hash")
+    @classmethod
+    def _form(cls, value: str) -> str:
+        if tokens.is_placeholder(value):
+            raise ValueError(
+                "a placeholder of the sample configuration stands here, and no token's hash; run `hearthd token` and "
+                "put the entry that it prints in its place, or remove it"
+            )
+        if (word := tokens.weak_word(value)) is not None:
+            raise ValueError(
+                f"this is the hash of {word!r}, which anybody can guess; run `hearthd token` and put the entry that it "
+                "prints in its place"
+            )
+        if _HASH.fullmatch(value) is None:
+            # What stands here may be a token, by mistake: it must not be shown.
+            raise ValueError(
+                'a token is given by its hash, "sha256:" and 64 hexadecimal digits; `hearthd token` makes both'
+            )
+        return value
+
+    def credential(self) -> Credential:
+        name = self.name or self.hash[7:15]
+        expires = float("inf") if self.expires == _NEVER else float(self.expires)
+        return Credential(bytes.fromhex(self.hash[7:]), name, expires)
+
+
+class TenantSettings(Section):
+    name: str
+    tokens: tuple[TokenSettings, ...] = ()
+    certificates: tuple[str, ...] = ()
+    users: tuple[str | int, ...] = ()
+    groups: tuple[str | int, ...] = ()
+    weight: float = Field(default=1.0, gt=0, le=1000)
+    priority: int = Field(default=0, ge=-10, le=10)
+    devices: Literal["all"] | tuple[int, ...] = "all"
+    rights: tuple[Right, ...] = tuple(right for right in Right if right in ORDINARY)
+    quotas: QuotaSettings = QuotaSettings()
+
+    @field_validator("name")
+    @classmethod
+    def _named(cls, value: str) -> str:
+        if _NAME.fullmatch(value) is None:
+            raise ValueError(f"{value!r} is no name; use letters, digits, '.', '_' and '-', 63 at most")
+        return value
+
+    @field_validator("tokens", mode="before")
+    @classmethod
+    def _short_form(cls, value: Any) -> Any:
+        """A hash alone stands for a token without name or date."""
+        if isinstance(value, list | tuple):
+            return [{"hash": item} if isinstance(item, str) else item for item in value]
+        return value
+
+    @field_validator("users", "groups", mode="before")
+    @classmethod
+    def _names_or_numbers(cls, value: Any) -> Any:
+        for item in value if isinstance(value, list | tuple) else (None,):
+            named = isinstance(item, str) and item
+            if not named and (isinstance(item, bool) or not isinstance(item, int) or item < 0):
+                raise ValueError('a list of names and numbers, e.g. ["alice", 1000]')
+        return value
+
+    @field_validator("devices", mode="before")
+    @classmethod
+    def _distinct(cls, value: Any) -> Any:
+        ordinals = value if isinstance(value, list | tuple) else []
+        wrong = any(isinstance(item, bool) or not isinstance(item, int) or item < 0 for item in ordinals)
+        if value != "all" and (not ordinals or wrong or len(set(ordinals)) != len(ordinals)):
+            raise ValueError('"all" or a list of ordinals as clients count them, from 0, each once')
+        return value
+
+    @field_validator("rights", mode="before")
+    @classmethod
+    def _all_or_some(cls, value: Any) -> Any:
+        return tuple(Right) if value == "all" else value
+
+    @model_validator(mode="after")
+    def _somebody(self) -> TenantSettings:
+        if not (self.tokens or self.certificates or self.users or self.groups):
+            raise ValueError(f"nobody can be tenant {self.name!r}: give it tokens, certificates, users or groups")
+        return self
+
+    def tenant(self, means: Means) -> Tenant:
+        """As the daemon uses it; `means`: what the quotas that are left out divide."""
+        return Tenant(
+            name=self.name,
+            weight=self.weight,
+            priority=self.priority,
+            devices=None if self.devices == "all" else frozenset(self.devices),
+            rights=frozenset(self.rights),
+            quotas=Quotas(**resolve(self.quotas, means)),
+        )
+
+
+def check_distinct(tenants: Iterable[TenantSettings]) -> None:
+    """Raises `ValueError` where two tenants have the same name, or one identity would be two of them."""
+    owners: dict[tuple[str, object], str] = {}
+    for tenant in tenants:
+        claims: list[tuple[str, object]] = [("name", tenant.name)]
+        claims += [("token", token.hash) for token in tenant.tokens]
+        claims += [("certificate", name) for name in tenant.certificates]
+        claims += [("user", user) for user in tenant.users] + [("group", group) for group in tenant.groups]
+        for claim in claims:
+            if claim in owners:
+                what = f"{claim[0]} {str(claim[1])[:15]!r}"
+                both = "is given twice" if claim[0] == "name" else f"is that of {owners[claim]!r} as well"
+                raise ValueError(f"tenant {tenant.name!r}: {what} {both}")
+            owners[claim] = tenant.name
+
+
+def directory(tenants: Iterable[TenantSettings], means: Means | None = None) -> Directory:
+    """Who is who, with the names of users and groups looked up on this host. Raises `ValueError` for one that it does
+    not have."""
+    tenants = list(tenants)
+    means = replace(means or Means(), several=len(tenants) > 1)
+    made: list[Tenant] = []
+    tokens: dict[Credential, Tenant] = {}
+    certificates: dict[str, Tenant] = {}
+    users: dict[int, Tenant] = {}
+    groups: dict[int, Tenant] = {}
+    for settings in tenants:
+        tenant = settings.tenant(means)
+        made.append(tenant)
+        tokens.update((token.credential(), tenant) for token in settings.tokens)
+        certificates.update((name, tenant) for name in settings.certificates)
+        for kind, names, into, find in (
+            ("user", settings.users, users, lambda name: pwd.getpwnam(name).pw_uid),
+            ("group", settings.groups, groups, lambda name: grp.getgrnam(name).gr_gid),
+        ):
+            for name in names:
+                number = _number(kind, name, tenant.name, find)
+                if into.setdefault(number, tenant) is not tenant:
+                    raise ValueError(
+                        f"tenant {tenant.name!r}: {kind} {name!r} is that of {into[number].name!r} as well"
+                    )
+    return Directory(made, tokens, certificates, users, groups)
+
+
+def _number(kind: str, name: str | int, tenant: str, find: Callable[[str], int]) -> int:
+    if isinstance(name, int):
+        return name
+    try:
+        return find(name)
+    except KeyError:
+        raise ValueError(f"tenant {tenant!r}: this host has no {kind} {name!r}") from None

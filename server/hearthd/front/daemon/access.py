@@ -1,0 +1,207 @@
+"""Who gets in, assembled from the configuration: tenants, TLS, the identity socket, the audit log."""
+
+from __future__ import annotations
+
+import json
+import socket
+import stat
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import grpc.aio
+import structlog
+
+from hearth_proto import rights
+from hearth_proto.frames import Frame, Kind
+from hearthd.config import Config, tenants
+from hearthd.front.addresses import Address
+from hearthd.front.auth.audit_log import Audit, AuditError
+from hearthd.front.auth.authenticator import Authenticator, FailureObserver
+from hearthd.front.auth.tls import Certificates, TlsError
+from hearthd.front.auth.unix_identity import IdentitySocket, Tickets, identity_path, user_of
+from hearthd.front.peers.port import Admit, PeerPort
+from hearthd.front.sockets import ListenError
+from hearthd.front.tenancy.revocations import RevocationError, Revocations
+
+if TYPE_CHECKING:
+    from hearthd.front.connections.limiter import ConnectionLimiter
+    from hearthd.front.connections.limits import ConnectionLimits
+    from hearthd.front.http.refused import Refusals
+    from hearthd.front.http.server import HttpServer
+    from hearthd.front.links.link import DeviceLink
+    from hearthd.front.metrics.collector import Metrics
+    from hearthd.front.rpc.node_status import NodeStatus
+    from hearthd.front.sessions.sessions import Session, SessionTable
+    from hearthd.front.supervisor.supervisor import Supervisor
+
+
+log = structlog.get_logger("hearthd.access")
+
+
+class Access:
+    """Made with the daemon, opened before it listens, closed when it is over."""
+
+    def __init__(self, config: Config, sessions: SessionTable, observer: FailureObserver) -> None:
+        self.audit = sessions.audit = Audit(config.audit)
+        self.auth = Authenticator(
+            tenants(config),
+            sessions,
+            self.audit,
+            observer,
+            max_failures=config.auth.max_failures,
+            failure_delay=config.auth.failure_delay,
+        )
+        self.connections: ConnectionLimits | None = None
+        """Limits on connections to the identity socket."""
+        sessions.accounts.change(self.auth.directory.tenants)
+        self.auth.bound.on = config.sessions.bind
+        self.certificates: Certificates | None = None
+        """None: no TLS."""
+        self._config = config
+        self._sessions = sessions
+        self._tickets = Tickets(config.auth.ticket_lifetime)
+        self.auth.redeem = self._tickets.redeem
+        self._revocations_seen = 0
+        self._identity: IdentitySocket | None = None
+        self._http: HttpServer | None = None
+        self._refusals: Refusals | None = None
+        self._http_address = Address("", 0)
+
+    def change(self, config: Config) -> None:
+        """What of it can be changed while the daemon listens."""
+        self._config = config
+        self.auth.bound.on = config.sessions.bind
+        self._tickets.lifetime = config.auth.ticket_lifetime
+        self.auth.change(config.auth.max_failures, config.auth.failure_delay)
+        if self._http is not None:
+            self._http.guarded = not self.auth.directory.open
+            self._http.open_metrics = self._opens_metrics(self._http_address)
+            self._http.hosts = config.http.hosts
+
+    def open(self) -> None:
+        """Raises `ListenError` where a file that the configuration names cannot be used."""
+        tls = self._config.tls
+        try:
+            self.audit.open()
+            if tls.certificate:
+                self.certificates = Certificates(tls.certificate, tls.key, tls.client_ca)
+            if tls.crl:
+                self.auth.certificates.revocations = Revocations(tls.crl, tls.client_ca)
+        except (AuditError, TlsError, RevocationError) as error:
+            raise ListenError(str(error)) from None
+        self.audit.record("start")
+
+    @property
+    def certificate_expires(self) -> float | None:
+        """Unix time; None without TLS."""
+        if self.certificates is None:
+            return None
+        self.certificates.look()
+        return self.certificates.expires
+
+    def revoked(self) -> list[Session]:
+        """Sessions that were opened with a certificate which is revoked by now."""
+        revocations = self.auth.certificates.revocations
+        if revocations is None:
+            return []
+        revocations.look()
+        if revocations.changes == self._revocations_seen:
+            return []
+        self._revocations_seen = revocations.changes
+        return [session for session in self._sessions if revocations.revokes(session.caller.certificate)]
+
+    @property
+    def public_socket(self) -> bool:
+        """Whether other users of this host may connect to the Unix sockets, where they have to show a credential."""
+        return self.by_user or self._config.listen.unix_access == "all"
+
+    @property
+    def by_user(self) -> bool:
+        """Whether other users of this host may connect to the Unix socket: they are asked who they are."""
+        return self.auth.directory.by_user
+
+    def add_port(self, server: grpc.aio.Server, address: Address) -> int:
+        """Has gRPC listen on TCP, with TLS where it is configured; the port."""
+        if self.certificates is not None:
+            return server.add_secure_port(str(address), self.certificates.grpc())
+        return server.add_insecure_port(str(address))
+
+    def http(
+        self,
+        address: Address | None,
+        supervisor: Supervisor,
+        sessions: SessionTable,
+        metrics: Metrics,
+        status: NodeStatus,
+        limiter: ConnectionLimiter,
+    ) -> HttpServer:
+        """The HTTP server for an address, or for a Unix socket alone: on loopback without TLS; with tenants it asks for
+        a credential everywhere."""
+        from hearthd.front.http.refused import Refusals
+        from hearthd.front.http.server import HttpServer  # not before it is wanted: aiohttp is a fifth of the imports
+
+        if self._refusals is None:
+            self._refusals = Refusals()
+            metrics.registry.register(self._refusals)
+        address = self._http_address = address or self._http_address
+        self._http = HttpServer(
+            supervisor, sessions, metrics, self.auth, status, limiter, guarded=not self.auth.directory.open,
+            open_metrics=self._opens_metrics(address), certificates=None if address.loopback else self.certificates,
+            settings=self._config.http, refusals=self._refusals,
+        )  # fmt: skip
+        return self._http
+
+    def _opens_metrics(self, address: Address) -> bool:
+        """Whether /metrics asks for no token there."""
+        return address.loopback and self._config.http.metrics_on_loopback
+
+    def peers(self, admit: Admit) -> PeerPort:
+        """Where other daemons join groups of this one; with TLS where it is configured."""
+        section = self._config.collectives
+        certificates = lambda: self.certificates.peers() if self.certificates is not None else None  # noqa: E731
+        return PeerPort(section.listen, section.advertise, socket.gethostname(), admit, certificates)
+
+    def fingerprint(self) -> bytes:
+        """SHA-256 of the daemon's certificate; empty without TLS."""
+        return self.certificates.fingerprint() if self.certificates is not None else b""
+
+    def ticket(self, connection: socket.socket) -> str:
+        """One for the user at the other end of a Unix socket, as the identity socket gives it; empty where tenants are
+        not known by user. Raises `OSError`."""
+        return self._tickets.issue(user_of(connection)) if self.by_user else ""
+
+    async def listen_beside(self, path: str) -> None:
+        """The identity socket beside gRPC's, where tenants are known by user or group. Raises `ListenError`."""
+        if self.by_user:
+            directory = Path(path).parent
+            if not directory.stat().st_mode & stat.S_IXOTH:
+                log.warning("socket_out_of_reach", directory=str(directory), fix=f"chmod o+x {directory}")
+            self._identity = IdentitySocket(
+                identity_path(path), self._tickets, self.connections.limiter("identity") if self.connections else None
+            )
+            await self._identity.start()
+
+    async def watch(self, link: DeviceLink) -> None:
+        """Notes what a device process refuses a session."""
+        link.listen(Kind.DENIED, partial(self._denied, link))
+
+    def _denied(self, link: DeviceLink, frame: Frame) -> None:
+        channel = link.channels.get(frame.channel)
+        session = self._sessions.accounts.session(channel.session_id) if channel is not None else None
+        if session is not None:
+            body = json.loads(frame.payload)
+            refusal = rights.permission_denied(body["operation"], [body["right"]], session.tenant.name)
+            self.audit.refused(session, body["operation"], refusal)
+
+    def device_lost(self, link: DeviceLink, why: str) -> None:
+        """Notes whose work was on a device process that has ended."""
+        sessions = sorted({channel.session_id for channel in link.channels.values()})
+        self.audit.record("device_lost", device=link.ordinal, generation=link.generation, why=why, sessions=sessions)
+
+    async def close(self) -> None:
+        if self._identity is not None:
+            await self._identity.stop()
+            self._identity = None
+        self.audit.record("stop")
+        await self.audit.close()

@@ -1,0 +1,162 @@
+"""The changes of a reload, made in a daemon that runs.
+
+A credential that is taken away stops working: sessions that were opened with it end, as whoever revokes a token has
+reason to. So do those whose credential is another tenant's now. A device or a right that a tenant has no more is not
+there for its sessions from then on, and what they hold on such a device is freed. A quota that is below what is in use
+takes nothing away: what goes beyond it is refused. (A bound on queued work counts for Execute streams; a lane that was
+open before there was one stays, and is not held to it until its client connects again.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+from hearth_proto.frames import Kind
+from hearth_proto.reasons import Refusal
+from hearthd.config import Config
+from hearthd.front import errors
+from hearthd.front.config.peer_targets import PeerTargets, auto_networks
+from hearthd.front.daemon.access import Access
+from hearthd.front.daemon.reload_plan import Plan
+from hearthd.front.overload.manager import OverloadManager
+from hearthd.front.sessions.sessions import End, Session, SessionTable
+from hearthd.front.supervisor.supervisor import Policy, Supervisor
+from hearthd.front.tenants import Caller, Directory
+from hearthd.shared import log
+from hearthd.shared.device_spec import DeviceSpec
+
+_FIX = "Open a new session with a credential that is good, which the daemon's operator gives you"
+_TOLD = ("log_level", "log_format", "launch_timeout", "load_timeout")
+"""What of its specification a device process is told again."""
+_PATIENCE = 2.0
+"""Seconds that a reload waits for what it ended to be given back; it ends all the same."""
+
+
+class Changes:
+    """Belongs to the event loop."""
+
+    def __init__(
+        self,
+        sessions: SessionTable,
+        supervisor: Supervisor,
+        access: Access,
+        targets: PeerTargets,
+        overload: OverloadManager,
+        specify: Callable[[Config], list[DeviceSpec]],
+    ) -> None:
+        """`specify`: what device processes of a configuration are told."""
+        self._sessions = sessions
+        self._supervisor = supervisor
+        self._access = access
+        self._targets = targets
+        self._overload = overload
+        self._specify = specify
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def make(self, plan: Plan, directory: Directory) -> int:
+        """Makes all of them; how many sessions were ended. Nobody who keeps what they have is kept waiting."""
+        config, changed = plan.config, frozenset(plan.changed)
+        self._access.change(config)
+        self._sessions.lease, self._sessions.limit = config.sessions.lease, config.sessions.max
+        self._targets.change(config.collectives.peers, auto_networks(config))
+        self._overload.change(config.overload)
+        policy = patience(self._supervisor.policy, config)
+        self._supervisor.policy = policy
+        for device in self._supervisor:
+            device.policy = policy
+        if changed & {"log.level", "log.format", "launch.timeout", "launch.load_timeout"}:
+            log.configure(config.log.level, config.log.format)
+            self._tell_processes(config)
+        return await self._change_tenants(directory) if "tenants" in changed else 0
+
+    def _tell_processes(self, config: Config) -> None:
+        """What device processes were started with and can be told again; those to come are started with it."""
+        for spec in self._specify(config):
+            device = self._supervisor.devices[spec.ordinal]
+            news: dict[str, Any] = {name: getattr(spec, name) for name in _TOLD}
+            device.spec = dataclasses.replace(device.spec, **news)
+            for worker in device.running:
+                if worker.link is not None:
+                    worker.link.send(Kind.CHANGE, json.dumps(news).encode())
+
+    # ---- tenants ----
+
+    async def _change_tenants(self, directory: Directory) -> int:
+        self._access.auth.directory = directory
+        self._sessions.accounts.change(directory.tenants)
+        closes: list[Coroutine[Any, Any, Any]] = []
+        ended = 0
+        for session in self._sessions:
+            try:
+                caller = _again(directory, session.caller)
+            except _Revoked as revoked:
+                ended += 1
+                self._sessions.audit.record("session_revoked", session, why=str(revoked))
+                closes.append(self._sessions.close(session, str(revoked), revoked=_FIX, cause=End.CREDENTIAL))
+            else:
+                closes += self._change_session(session, caller)
+        tasks = [asyncio.create_task(close) for close in closes]
+        self._closing.update(tasks)
+        for task in tasks:
+            task.add_done_callback(self._closing.discard)
+        if tasks:
+            await asyncio.wait(tasks, timeout=_PATIENCE)
+        for device in self._supervisor:
+            device.change_quotas({name: tenant.quotas for name, tenant in directory.tenants.items()})
+        return ended
+
+    def _change_session(self, session: Session, caller: Caller) -> Iterator[Coroutine[Any, Any, None]]:
+        """It goes on as what its caller is now; what it has of devices that are not for it any more is to be closed."""
+        before = session.tenant
+        self._sessions.renew(session, caller)
+        for ordinal in [*session.channels, *session.ended]:
+            if session.tenant.sees(ordinal):
+                continue
+            session.ended.pop(ordinal, None)
+            channel = session.channels.pop(ordinal, None)
+            if channel is not None:
+                visible = (device.ordinal for device in self._supervisor.visible(session.tenant))
+                yield channel.close(errors.device_not_found(ordinal, visible))
+        if session.tenant != before:
+            for channel in session.channels.values():
+                if channel.alive:
+                    payload = json.dumps(session.opening(channel.link.device_memory)).encode()
+                    channel.link.send(Kind.CHANGE, payload, channel=channel.number)
+
+
+class _Revoked(Exception):
+    """Why a session ends."""
+
+
+def _again(directory: Directory, caller: Caller) -> Caller:
+    """The caller as the configuration has it now. Raises `_Revoked`."""
+    try:
+        now = directory.again(caller, time.time())
+    except Refusal as refusal:
+        raise _Revoked(
+            f"the configuration of the daemon was changed, and its credential ({caller.credential}) is good no more: "
+            f"{refusal.message.rstrip('.')}"
+        ) from None
+    if now.tenant.name != caller.tenant.name:
+        raise _Revoked(
+            f"the configuration of the daemon was changed, and its credential ({caller.credential}) is now that of "
+            f"tenant {now.tenant.name!r}"
+        )
+    return now
+
+
+def patience(policy: Policy, config: Config) -> Policy:
+    """The supervisor's, as far as it can be changed while it runs."""
+    return dataclasses.replace(
+        policy,
+        start_timeout=config.devices.start_timeout,
+        max_restarts=config.devices.max_restarts,
+        idle_timeout=config.devices.idle_timeout,
+        max_processes=config.devices.max_processes,
+        weights={tenant.name: tenant.weight for tenant in config.tenants},
+    )

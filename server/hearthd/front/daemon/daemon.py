@@ -1,0 +1,255 @@
+"""The daemon's life: start, serve, drain, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import time
+from dataclasses import replace
+
+import structlog
+
+from hearthd import version
+from hearthd.config import Config
+from hearthd.front.addresses import Addresses
+from hearthd.front.daemon.heap_trim import Thrift
+from hearthd.front.daemon.reload import Read
+from hearthd.front.daemon.summary import summary
+from hearthd.front.daemon.wiring import Parts
+from hearthd.front.gpu.watch import GpuWatch
+from hearthd.front.sessions.sessions import End
+from hearthd.front.supervisor.isolation import SERVING, STALLED
+from hearthd.front.supervisor.launcher import Launcher
+from hearthd.front.tenancy import exposure
+from hearthd.shared.device_spec import Backend
+from hearthd.shared.malloc import give_back
+from hearthd.shared.sighup import Hangup
+
+log = structlog.get_logger("hearthd")
+
+_SAME_SIGNAL = 0.2
+"""Seconds within which a second signal is the first one, sent to the process and to its group."""
+_WORD = 5.0
+"""Seconds between two words of a daemon that starts to the service manager, each good for a few of them."""
+_LAST_WORDS = 0.5
+"""Seconds that sessions which the end overtakes, and calls under way, have for being told."""
+
+
+class Daemon:
+    """One node's daemon. `launcher` is replaced in tests and by embedders; `read` reads the configuration again where
+    that is asked for, and `hangup` has had the signal until now."""
+
+    def __init__(
+        self,
+        config: Config,
+        backend: Backend,
+        devices: list[int],
+        launcher: Launcher | None = None,
+        read: Read | None = None,
+        hangup: Hangup | None = None,
+    ) -> None:
+        self.addresses = Addresses()
+        self.parts = parts = Parts(config, backend, devices, launcher, read)
+        self.supervisor, self.sessions, self.access = parts.supervisor, parts.sessions, parts.access
+        self.collectives, self.groups, self.credits = parts.collectives, parts.groups, parts.credits
+        self.metrics, self.status, self.device_service = parts.metrics, parts.status, parts.device_service
+        self.reloader = parts.reloader
+        self._notifier, self._listeners, self._drain = parts.notifier, parts.listeners, parts.drain
+        self._hangup = hangup or Hangup()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._signals = 0
+        self._signalled = 0.0
+        self._running = False
+        self._stopped = False
+        self._asked_to_stop = asyncio.Event()
+        self._asked_again = asyncio.Event()
+
+    # ---- start ----
+
+    @property
+    def config(self) -> Config:
+        """What is in force."""
+        return self.reloader.config
+
+    async def start(self) -> None:
+        """Listens and starts the devices; returns when each of them serves or has failed. Raises `ListenError`."""
+        self._notifier.starting("Starting")
+        try:
+            self.access.open()
+            services = (self.parts.node_service.handler(), self.device_service.handler())
+            self.addresses = await self._listeners.open(services)
+            self.supervisor.start()
+            await asyncio.sleep(0)  # they are on their way before what HTTP imports, which takes a while, has the loop
+            http = await self._listeners.open_http()
+            self.addresses = replace(self.addresses, http=http, http_unix=self.config.http_path)
+        except BaseException:
+            await self.stop(at_once=True)
+            raise
+        self._tasks = [
+            asyncio.create_task(self._reap(), name="leases"),
+            asyncio.create_task(self.parts.overload.run(), name="overload"),
+            asyncio.create_task(GpuWatch(self.supervisor, self.status.readings).run(), name="gpus"),
+            asyncio.create_task(self._notifier.watchdog(self._healthy), name="watchdog"),
+        ]
+        self._warn_of_exposure()
+        log.info("listening", **{name: value for name, value in vars(self.addresses).items() if value})
+        settled = asyncio.create_task(self.supervisor.settled())
+        try:
+            while not settled.done():  # each device has its own limit (devices.start_timeout)
+                self._notifier.starting(f"Starting: {summary(self.supervisor, self.sessions)}")
+                await asyncio.wait({settled}, timeout=_WORD)
+        finally:
+            settled.cancel()
+
+    def _warn_of_exposure(self) -> None:
+        listening = self.addresses.grpc or self.addresses.unix
+        if exposure.unguarded(self.config) and listening:
+            log.warning(
+                "open_to_everybody",
+                listen=listening,
+                may=f"{exposure.who(exposure.unguarded(self.config))} may do everything: there are no tenants",
+                fix=exposure.FIX,
+            )
+
+    # ---- life ----
+
+    def _healthy(self) -> bool:
+        """Whether the watchdog may be told that all is well: no serving device has been silent for too long."""
+        most = 2 * (self.parts.policy.ping_timeout + self.parts.policy.ping_interval)
+        now = time.monotonic()
+        return all(now - device.last_pong < most for device in self.supervisor if device.state in (SERVING, STALLED))
+
+    async def _reap(self) -> None:
+        """Closes sessions whose lease has run out; when there are none any more, gives back what they left free."""
+        closing: set[asyncio.Task[list[int]]] = set()
+        thrift = Thrift()
+        while True:
+            for session in self.sessions.expired():
+                task = asyncio.create_task(self.sessions.close(session, "its lease ran out", cause=session.end))
+                closing.add(task)
+                task.add_done_callback(closing.discard)
+            for session in self.access.revoked():
+                self.sessions.audit.record("session_revoked", session, why="its certificate was revoked")
+                why = "its certificate was revoked by its authority"
+                fix = "Open a new session with a credential that is good"
+                close = self.sessions.close(session, why, revoked=fix, cause=End.CREDENTIAL)
+                task = asyncio.create_task(close)
+                closing.add(task)
+                task.add_done_callback(closing.discard)
+            if thrift.due(len(self.sessions), time.monotonic()):
+                gc.collect()
+                give_back()
+            self._tell_status()
+            await asyncio.sleep(min(1.0, self.sessions.lease / 4))
+
+    def _tell_status(self) -> None:
+        if self._running:
+            self._notifier.status(self._summary())
+
+    def _summary(self) -> str:
+        refused = f". The last reload was refused: {self.reloader.refused}" if self.reloader.refused else ""
+        overload = self.parts.overload.why
+        loaded = f". Overloaded: {overload}" if overload else ""
+        return f"Serving {summary(self.supervisor, self.sessions)}{loaded}{refused}"
+
+    async def run(self) -> None:
+        """Serves until a signal: the first drains, the second stops at once."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
+        if self._hangup.asked:
+            self._on_hangup()
+        try:
+            starting = asyncio.create_task(self.start())
+            asked = asyncio.create_task(self._asked_to_stop.wait())
+            await asyncio.wait({starting, asked}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()
+                self._announce_ready()
+                await asked
+                await self.drain()
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            asked.cancel()
+        finally:
+            await self.stop(at_once=self._asked_again.is_set())
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+            loop.remove_signal_handler(signal.SIGHUP)
+            signal.signal(signal.SIGHUP, self._hangup.note)  # its default would end what is about to end well
+
+    def _announce_ready(self) -> None:
+        log.info("ready", version=version(), devices=len(self.supervisor.devices), pid=os.getpid())
+        print(f"hearthd ready {self.addresses}", flush=True)
+        self._running = True
+        self.supervisor.watch(self._tell_status)
+        self.parts.overload.listeners.append(self._tell_status)
+        self._notifier.ready(self._summary())
+        self.reloader.open()
+        gc.collect()
+        give_back()  # what only the start needed
+        gc.freeze()  # what is there now stays: looking through it again takes a tenth of a second, for everybody
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        now = time.monotonic()
+        if self._signals and now - self._signalled < _SAME_SIGNAL:
+            return
+        self._signals, self._signalled = self._signals + 1, now
+        log.info("signal", name=number.name, action="drain" if self._signals == 1 else "stop at once")
+        self._asked_to_stop.set()
+        if self._signals > 1:
+            self._asked_again.set()
+            self._drain.hurry()
+
+    def _on_hangup(self) -> None:
+        if self._hangup.is_the_end:
+            self._on_signal(signal.SIGHUP)
+        else:
+            log.info("signal", name="SIGHUP", action="reload")
+            self.reloader.ask()
+
+    # ---- end ----
+
+    def begin_drain(self) -> None:
+        """No new sessions from now on; not ready."""
+        self._drain.begin()
+
+    async def drain(self) -> None:
+        """Gives running sessions `drain_timeout` to end; returns earlier when all have, or at a second signal."""
+        await self._drain.run(self.config.drain_timeout)
+
+    async def stop(self, at_once: bool = False) -> None:
+        """Ends sessions, devices and listeners, and removes what was made; a second signal meanwhile ends what it still
+        waits for. Once is enough, and more do no harm."""
+        if self._stopped:
+            return
+        self._stopped = True
+        self._notifier.stopping("Stopping")
+        self._drain.shut()
+        await self.reloader.stop()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        grace = 0.0 if at_once else _LAST_WORDS
+        await self.sessions.close_all("the daemon is stopping", patience=grace)
+        await self.groups.stop()
+        self.collectives.stop()
+        self.credits.stop()
+        await asyncio.gather(self._stop_devices(at_once), self._listeners.close(grace))
+        self._listeners.release()
+        await self.access.close()
+        self.status.close()
+        if self._tasks:
+            log.info("stopped")
+
+    async def _stop_devices(self, at_once: bool) -> None:
+        stopping = asyncio.create_task(self.supervisor.stop(at_once))
+        again = asyncio.create_task(self._asked_again.wait())
+        await asyncio.wait({stopping, again}, return_when=asyncio.FIRST_COMPLETED)
+        again.cancel()
+        if not stopping.done():
+            await asyncio.gather(*(device.stop(at_once=True) for device in self.supervisor))
+        await stopping

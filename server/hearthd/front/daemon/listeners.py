@@ -1,0 +1,184 @@
+"""Where the daemon is reached: gRPC on TCP and on a Unix socket, calls as frames, lanes and HTTP beside it; opened and
+closed as one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import grpc.aio
+
+from hearth_proto.calls import socket_path
+from hearthd.config import Config
+from hearthd.front import sockets
+from hearthd.front.addresses import Address, Addresses, parse_address
+from hearthd.front.admission import grpc_server
+from hearthd.front.admission.gate import Door, Gate, Service
+from hearthd.front.connections.limits import ConnectionLimits
+from hearthd.front.daemon.access import Access
+from hearthd.front.lanes.listener import Lanes
+from hearthd.front.lanes.stripe_port import StripePort
+from hearthd.front.metrics.collector import Metrics
+from hearthd.front.overload.manager import OverloadManager
+from hearthd.front.rpc import device_service, health, node_service
+from hearthd.front.rpc.framed_server import CallServer
+from hearthd.front.rpc.node_status import NodeStatus
+from hearthd.front.rpc.reflection import Reflection
+from hearthd.front.rpc.server_call import guarded
+from hearthd.front.sessions.sessions import SessionTable
+from hearthd.front.supervisor.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from hearthd.front.http.server import HttpServer
+
+_GRPC_OPTIONS = (
+    ("grpc.max_send_message_length", 64 << 20),
+    ("grpc.so_reuseport", 0),  # else a second daemon would share the port in silence
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),  # of gRPC's other pings: while one is out, no keepalive is sent
+    ("grpc.keepalive_permit_without_calls", 1),
+    # No limit: beyond one, gRPC makes an error of every further ping, at 12 us each. The connection guard counts bytes.
+    ("grpc.http2.max_ping_strikes", 0),
+    # Not 4 MiB, the default: a connection's turn in gRPC's threads would last long, and a few that flood starve others.
+    ("grpc.experimental.tcp_max_read_chunk_size", 128 << 10),
+    ("grpc.max_concurrent_streams", 512),  # of one connection; above `calls.MAX_CALLS`, which is refused by name
+)
+
+
+class Listeners:
+    """Of one daemon. The health service is theirs, too: it is what others find out by whether to come here."""
+
+    def __init__(
+        self,
+        config: Config,
+        access: Access,
+        supervisor: Supervisor,
+        sessions: SessionTable,
+        metrics: Metrics,
+        lanes: Lanes,
+        stripes: StripePort,
+        status: NodeStatus,
+        gate: Gate,
+        connections: ConnectionLimits,
+        overload: OverloadManager,
+    ) -> None:
+        self._connections = connections
+        self._gate = gate
+        self._config = config
+        self._access = access
+        self._supervisor = supervisor
+        self._sessions = sessions
+        self._metrics = metrics
+        self._lanes = lanes
+        self._stripes = stripes
+        self._status = status
+        self._overload = overload
+        self._health: health.Health | None = None
+        self._http: HttpServer | None = None
+        self._unix: sockets.UnixSocket | None = None
+        self._server: grpc.aio.Server | None = None
+        self._calls: CallServer | None = None
+
+    async def open(self, services: Sequence[Service]) -> Addresses:
+        """Listens for gRPC where the configuration says; where that is, in the end. Raises `ListenError`: `close` what
+        is open by then."""
+        config = self._config.listen
+        devices = len(self._supervisor.devices)
+        tenants = max(1, len(self._config.tenants))
+        self._connections.fit(devices * min(self._config.devices.max_processes, tenants))
+        self._health = health.Health(self._supervisor, self._config.health, self._sessions.overloaded)
+        self._overload.listeners.append(self._health.refresh)
+        self._metrics.registry.register(self._health.watchers)
+        open_service = self._gate.open_service(health.NAME, self._health.methods(), self._guard)
+        listed = (node_service.NAME, device_service.NAME, health.NAME)
+        reflection = Reflection(listed, self._gate, self._metrics).handler()
+        options = (*_GRPC_OPTIONS, *self._connections.grpc_options(), *grpc_server.options(self._gate.limits.largest))
+        server = grpc_server.make(
+            (*services, open_service, reflection), self._gate.account, options, self._connections.guard.admits
+        )
+        self._server = server
+        grpc_address = ""
+        if config.grpc:
+            grpc_address = str(self._listen_tcp(server, parse_address(config.grpc)))
+        unix = self._config.unix_path
+        if unix:
+            self._listen_unix(server, unix)
+            await self._access.listen_beside(unix)
+            self._calls = CallServer(services, self._access.ticket, self._gate, self._connections.limiter("call"))
+            await self._calls.open(socket_path(unix), public=self._access.public_socket)
+            if self._config.lane_path:
+                self._lanes.open(self._config.lane_path, public=self._access.public_socket)
+        lanes = ""
+        if self._config.lane_address and (config.grpc or unix):  # tickets are had over gRPC
+            beside = parse_address(config.grpc).host if config.grpc else ""
+            lanes = str(self._stripes.open(parse_address(self._config.lane_address), beside))
+        await server.start()
+        ports = [parse_address(grpc_address).port] if grpc_address else []
+        self._connections.guard.start(ports, [unix] if unix else [])
+        return Addresses(grpc=grpc_address, unix=unix, lanes=lanes)
+
+    async def open_http(self) -> str:
+        """The same for HTTP on TCP; on a Unix socket it listens at `Config.http_path`."""
+        config = self._config
+        if not config.listen.http and not config.http_path:
+            return ""
+        address = parse_address(config.listen.http) if config.listen.http else None
+        unix = None
+        if config.http_path:
+            public = self._access.public_socket
+            unix = sockets.UnixSocket(config.http_path, public=public, setting="listen.http_unix")
+        limiter = self._connections.http(config.http)
+        self._http = self._access.http(address, self._supervisor, self._sessions, self._metrics, self._status, limiter)
+        return str(await self._http.start(address, unix) or "")
+
+    def _guard(self, method: str, serve: Any, door: Door) -> Any:
+        """A method of the health service, which asks for no credential."""
+        return guarded(health.NAME, method, serve, self._metrics, door)
+
+    def _listen_tcp(self, server: grpc.aio.Server, address: Address) -> Address:
+        sockets.check_free(address, "grpc")
+        try:
+            port = self._access.add_port(server, address)
+        except RuntimeError as error:
+            raise sockets.ListenError(f"listen.grpc: {address} cannot be listened on: {error}") from None
+        return Address(address.host, port)
+
+    def _listen_unix(self, server: grpc.aio.Server, path: str) -> None:
+        self._unix = sockets.UnixSocket(path, public=self._access.public_socket)
+        self._unix.claim()
+        before = os.umask(0o111 if self._access.public_socket else 0o177)
+        try:
+            server.add_insecure_port(f"unix:{path}")
+        except RuntimeError as error:
+            raise sockets.ListenError(f"listen.unix: {path} cannot be listened on: {error}") from None
+        finally:
+            os.umask(before)
+
+    def not_ready(self) -> None:
+        """Health says so from now on."""
+        if self._health is not None:
+            self._health.drain()
+
+    async def close(self, grace: float) -> None:
+        """No connection is taken from here on, and those that are there are told to go (GOAWAY)."""
+        if self._health is not None:
+            await self._health.stop()
+        self._connections.guard.stop()
+        await self._lanes.close()
+        await self._stripes.close()
+        server, self._server = self._server, None
+        # gRPC cleans up on the loop when its object goes, so it must not outlive the loop.
+        stops = [server.stop(grace)] if server is not None else []
+        if self._calls is not None:
+            stops.append(self._calls.close(grace))
+        if self._http is not None:
+            stops.append(self._http.stop())
+        await asyncio.gather(*stops)
+
+    def release(self) -> None:
+        """Lets go of the Unix socket's path; calls that have their last words may still be on it before."""
+        if self._unix is not None:
+            self._unix.release()

@@ -1,0 +1,115 @@
+"""SIGHUP: the configuration is read again, and what can be changed while the daemon runs is.
+
+A file that cannot be used changes nothing. Signals that come while one reload is under way are one more reload.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import structlog
+
+from hearthd.config import Config, ConfigError, tenants
+from hearthd.front.auth.audit_log import Audit
+from hearthd.front.daemon.reload_plan import Plan, ReloadError, plan
+from hearthd.front.daemon.systemd import Notifier
+from hearthd.front.tenants import Directory
+
+log = structlog.get_logger("hearthd.reload")
+
+Read = Callable[[], Config]
+"""Reads the configuration as it was read at the start: the same file, environment and flags. Raises `ConfigError`."""
+Apply = Callable[[Plan, Directory], Awaitable[int]]
+"""Makes the changes; how many sessions were ended by them."""
+
+
+class Reloader:
+    """Of one daemon. Belongs to the event loop; it reads files elsewhere."""
+
+    def __init__(self, config: Config, read: Read | None, apply: Apply, audit: Audit, notifier: Notifier) -> None:
+        """`read`: None where the configuration came from nowhere that could be read again."""
+        self.config = config
+        """What is in force."""
+        self.refused = ""
+        """Why the last reload changed nothing; empty: it did what it could."""
+        self._read = read
+        self._apply = apply
+        self._audit = audit
+        self._notifier = notifier
+        self._asked = False
+        self._open = False
+        self._task: asyncio.Task[None] | None = None
+
+    def ask(self) -> None:
+        """Reloads now, or once more when what is under way is done, or when the daemon is ready."""
+        self._asked = True
+        if self._open and self._task is None:
+            self._task = asyncio.create_task(self._run(), name="reload")
+
+    def open(self) -> None:
+        """The daemon is ready: what was asked for meanwhile is done now."""
+        self._open = True
+        if self._asked:
+            self.ask()
+
+    async def settled(self) -> None:
+        """Returns when nothing that was asked for is left to be done."""
+        while self._task is not None:
+            await asyncio.shield(self._task)
+
+    async def stop(self) -> None:
+        self._open = False
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        try:
+            while self._asked:
+                self._asked = False
+                self._notifier.reloading()
+                try:
+                    await self._reload()
+                except Exception:
+                    self.refused = "an error inside the daemon; its log has the traceback"
+                    log.exception("reload_failed")
+                finally:
+                    self._notifier.reloaded()
+        finally:
+            self._task = None
+
+    async def _reload(self) -> None:
+        began = time.monotonic()
+        await self._audit.reopen()
+        if self._read is None:
+            log.info("reloaded", changed="nothing: there is no configuration to read again")
+            return
+        try:
+            wanted, directory = await asyncio.to_thread(self._look)
+            planned = plan(self.config, wanted)
+            if planned.config.tenants != wanted.tenants:  # those that stay
+                directory = await asyncio.to_thread(tenants, planned.config)
+        except (ConfigError, ReloadError) as error:
+            self.refused = str(error)
+            log.error("reload_refused", why=self.refused, action="everything stays as it was")
+            self._audit.record("reload_refused", why=self.refused)
+            return
+        self.refused = ""
+        self.config = planned.config
+        ended = await self._apply(planned, directory)
+        told: dict[str, Any] = {"changed": ", ".join(planned.changed) or "nothing"}
+        told |= {"tenants": str(planned.tenants)} if str(planned.tenants) else {}
+        told |= {"needs_restart": ", ".join(planned.kept)} if planned.kept else {}
+        told["sessions_ended"] = ended
+        write = log.warning if planned.kept else log.info
+        write("reloaded", **told, seconds=round(time.monotonic() - began, 3))
+        self._audit.record("reload", **told)
+
+    def _look(self) -> tuple[Config, Directory]:
+        """In a thread: files may be slow, and so are the user databases of some hosts."""
+        assert self._read is not None
+        wanted = self._read()
+        return wanted, tenants(wanted)

@@ -1,0 +1,195 @@
+"""What of a configuration may be changed while the daemon runs. Pure: two configurations go in, and what is to be done
+comes out.
+
+`RELOADABLE` and `NEEDS_A_RESTART` name every setting once, with what becomes of it or why it stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from hearthd.front.config.settings import Config
+from hearthd.front.config.tenants import TenantSettings
+
+Path = tuple[str, ...]
+
+RELOADABLE: dict[str, str] = {
+    "tenants": "at once; sessions whose credential is gone, or is another tenant's, end (see `changes`)",
+    "drain_timeout": "for the next drain",
+    "sessions.lease": "for sessions opened from then on",
+    "sessions.max": "for sessions opened from then on",
+    "sessions.bind": "at once",
+    "launch.timeout": "for sessions that begin on a device from then on",
+    "launch.load_timeout": "at once, for modules that wait already, too",
+    "log.level": "at once",
+    "log.format": "at once",
+    "auth.max_failures": "at once",
+    "auth.failure_delay": "at once",
+    "auth.ticket_lifetime": "for tickets given out from then on",
+    "http.hosts": "at once",
+    "http.metrics_on_loopback": "at once",
+    "collectives.peers": "for groups joined from then on",
+    "devices.start_timeout": "for processes started from then on",
+    "devices.max_restarts": "at the next loss",
+    "devices.idle_timeout": "for processes that come to rest from then on",
+    "devices.max_processes": "for processes started from then on",
+    **dict.fromkeys(
+        ("overload.enabled", "overload.loop_lag", "overload.loop_lag_critical", "overload.memory",
+         "overload.memory_critical", "overload.group_memory", "overload.group_memory_critical", "overload.descriptors",
+         "overload.descriptors_critical"), "at once, for the last readings too",
+    ),
+}  # fmt: skip
+"""When each takes effect. The audit log's file is opened anew at every reload, so that it can be moved away before."""
+
+_MADE = "it is made with the daemon"
+_TOLD = "clients were told of it when they connected"
+_PROCESSES = "device processes are started with it"
+
+NEEDS_A_RESTART: dict[str, str] = {
+    **dict.fromkeys(("listen.grpc", "listen.http", "listen.lanes"), _MADE),
+    **dict.fromkeys(("listen.unix", "listen.unix_access", "listen.http_unix"), _MADE),
+    **dict.fromkeys(("http.max_connections", "http.max_connections_per_address"), _MADE),
+    **dict.fromkeys(("http.header_timeout", "http.idle_timeout", "http.write_timeout", "http.metrics_max_age"), _MADE),
+    **dict.fromkeys(("lanes.enabled", "lanes.path", "lanes.segment_bytes"), _MADE),
+    **dict.fromkeys(("collectives.listen", "collectives.advertise", "collectives.timeout"), _MADE),
+    **dict.fromkeys(("tls.certificate", "tls.key", "tls.client_ca", "tls.require_client_certificate"), _MADE),
+    "tls.crl": "the daemon was started with its authorities; the file itself is read again when it changes",
+    "audit.path": "its chain would be cut without a word; what is in the files of [tls] is read again by itself",
+    **dict.fromkeys(("audit.key", "audit.anchor", "audit.anchor_interval"), "keys in the file are read again"),
+    "insecure": "it decides where the daemon may listen",
+    "devices.cpu_on_network": "it decides where the daemon may listen",
+    **dict.fromkeys(("devices.backend", "devices.visible", "devices.cpu_count"), _MADE),
+    **dict.fromkeys(("devices.isolation", "devices.spare", "devices.ping_timeout"), _MADE),
+    **dict.fromkeys(("devices.restart_window", "devices.max_faults"), "losses are remembered by it"),
+    **dict.fromkeys(("devices.memory_limit", "devices.context_memory", "devices.max_streams"), _PROCESSES),
+    "devices.linger": _PROCESSES,
+    **dict.fromkeys(
+        ("admission.request_timeout", "admission.request_rate", "admission.max_request_bytes",
+         "admission.max_request_fields", "admission.max_unauthenticated_bytes"), _MADE,
+    ),
+    **dict.fromkeys(
+        ("connections.max", "connections.max_strangers", "connections.max_strangers_per_address",
+         "connections.handshake_timeout", "connections.stranger_bytes"), _MADE,
+    ),
+    **dict.fromkeys(("compile.timeout", "compile.memory", "compile.workers", "compile.tenants"), _PROCESSES),
+    **dict.fromkeys(("cache.dir", "cache.max_bytes", "cache.key", "cache.shared"), _PROCESSES),
+    **dict.fromkeys(("devices.cpu_tenants", "devices.gpu_confinement", "profile.nvtx", "profile.cupti"), _PROCESSES),
+    "limits.max_handles": _PROCESSES,
+    "sessions.durable_bytes": "what is held may be more",
+    **dict.fromkeys(("health.watchers", "health.watchers_per_address"), _MADE),
+    "lanes.chunk_bytes": _TOLD,
+    **dict.fromkeys(
+        ("limits.max_inline_bytes", "limits.max_chunk_bytes", "limits.max_batch_bytes", "limits.max_batches_in_flight",
+         "limits.max_unacked_bytes", "limits.max_code_bytes"), _TOLD,
+    ),
+}  # fmt: skip
+"""Why each stays as it was."""
+
+FIRST_TENANT = "tenants (the first ones: until now everybody is let in, and shares processes)"
+LAST_TENANT = "tenants (none is left: everybody would be let in)"
+FIRST_USER = "users and groups of tenants (the first ones: until now the Unix socket is its owner's alone)"
+
+
+class ReloadError(Exception):
+    """What can be changed cannot be used without what cannot; the text is one line for who wrote the file."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a reload does."""
+
+    config: Config
+    """What is in force afterwards."""
+    changed: tuple[str, ...]
+    """Settings that it changes."""
+    kept: tuple[str, ...]
+    """Settings that stay as they were until the next start, in the words of the log."""
+    tenants: TenantChanges
+
+
+@dataclass(frozen=True)
+class TenantChanges:
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    changed: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """The settings of each tenant that has others than before."""
+
+    def __str__(self) -> str:
+        """ "+new -old research (tokens, quotas)"; empty: nothing."""
+        parts = [f"+{name}" for name in self.added] + [f"-{name}" for name in self.removed]
+        parts += [f"{name} ({', '.join(keys)})" for name, keys in self.changed.items()]
+        return " ".join(parts)
+
+
+def plan(running: Config, wanted: Config) -> Plan:
+    """Raises `ReloadError`."""
+    differing = [path for path in paths() if value(running, path) != value(wanted, path)]
+    changed = [path for path in differing if ".".join(path) in RELOADABLE]
+    kept = [".".join(path) for path in differing if path not in changed]
+    if ("tenants",) in changed:
+        if bool(running.tenants) != bool(wanted.tenants):
+            changed.remove(("tenants",))
+            kept.append(FIRST_TENANT if wanted.tenants else LAST_TENANT)
+        elif _by_user(wanted.tenants) and not _by_user(running.tenants):
+            kept.append(FIRST_USER)
+    try:
+        config = _merged(running, wanted, changed)
+    except ValidationError as error:
+        why = "; ".join(item["msg"].removeprefix("Value error, ") for item in error.errors())
+        raise ReloadError(f"{why} (what needs a restart stays as it was: {', '.join(kept)})") from None
+    return Plan(
+        config,
+        tuple(".".join(path) for path in changed),
+        tuple(kept),
+        tenant_changes(running.tenants, config.tenants),
+    )
+
+
+def tenant_changes(before: tuple[TenantSettings, ...], after: tuple[TenantSettings, ...]) -> TenantChanges:
+    old, new = ({tenant.name: tenant for tenant in tenants} for tenants in (before, after))
+    changed = {
+        name: tuple(key for key in TenantSettings.model_fields if getattr(old[name], key) != getattr(new[name], key))
+        for name in old.keys() & new.keys()
+        if old[name] != new[name]
+    }
+    return TenantChanges(
+        tuple(name for name in new if name not in old), tuple(name for name in old if name not in new),
+        {name: changed[name] for name in new if name in changed},
+    )  # fmt: skip
+
+
+def paths() -> Iterator[Path]:
+    """Of every setting, `tenants` as one."""
+    for name, info in Config.model_fields.items():
+        section = info.annotation
+        keys = getattr(section, "model_fields", None)
+        if keys is None:
+            yield (name,)
+        else:
+            yield from ((name, key) for key in keys)
+
+
+def value(config: Config, path: Path) -> Any:
+    found: Any = config
+    for part in path:
+        found = getattr(found, part)
+    return found
+
+
+def _by_user(tenants: tuple[TenantSettings, ...]) -> bool:
+    return any(tenant.users or tenant.groups for tenant in tenants)
+
+
+def _merged(running: Config, wanted: Config, changed: list[Path]) -> Config:
+    """`running` with some settings of `wanted`, checked as a whole. Raises `ValidationError`."""
+    values = running.model_dump()
+    for path in changed:
+        target = values
+        for part in path[:-1]:
+            target = target[part]
+        target[path[-1]] = wanted.model_dump()[path[0]] if len(path) == 1 else value(wanted, path)
+    return Config.model_validate(values)

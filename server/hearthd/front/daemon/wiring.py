@@ -1,0 +1,191 @@
+"""What a daemon is made of: each part made once, and told of the others that it needs."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from hearthd.config import Config
+from hearthd.front.admission.account import Account
+from hearthd.front.admission.gate import Gate
+from hearthd.front.admission.limits import Limits
+from hearthd.front.collectives.metrics import CollectiveMetrics
+from hearthd.front.collectives.router import CollectiveRouter
+from hearthd.front.config.peer_targets import PeerTargets
+from hearthd.front.connections.limits import ConnectionLimits
+from hearthd.front.daemon.access import Access
+from hearthd.front.daemon.config_changes import Changes
+from hearthd.front.daemon.drain import Drain
+from hearthd.front.daemon.listeners import Listeners
+from hearthd.front.daemon.reload import Read, Reloader
+from hearthd.front.daemon.systemd import Notifier
+from hearthd.front.durable.store import Vault
+from hearthd.front.lanes.listener import Lanes
+from hearthd.front.lanes.stripe_port import StripePort
+from hearthd.front.links.link import DeviceLink
+from hearthd.front.metrics.collector import Metrics
+from hearthd.front.overload.manager import OverloadManager
+from hearthd.front.peers.connect import PeerReach
+from hearthd.front.peers.groups import PeerGroups
+from hearthd.front.resources.time_credits import Credits
+from hearthd.front.rpc import device_service, node_service
+from hearthd.front.rpc.bulk_service import Bounds, BulkService
+from hearthd.front.rpc.group_info import GroupInfo
+from hearthd.front.rpc.group_service import GroupService
+from hearthd.front.rpc.node_status import NodeStatus
+from hearthd.front.sessions.attach import Window
+from hearthd.front.sessions.recent_traces import RecentTraces
+from hearthd.front.sessions.sessions import SessionTable
+from hearthd.front.supervisor import backends
+from hearthd.front.supervisor.host_memory import share_of_host
+from hearthd.front.supervisor.launcher import ForkServerLauncher, Launcher
+from hearthd.front.supervisor.supervisor import Policy, Supervisor
+from hearthd.shared.device_spec import Backend
+from hearthd.shared.malloc import give_back
+
+
+class Parts:
+    """Of one daemon; nothing of it runs or listens yet."""
+
+    def __init__(  # noqa: PLR0915 - the one place where the parts are made
+        self, config: Config, backend: Backend, devices: list[int], launcher: Launcher | None, read: Read | None
+    ) -> None:
+        self.policy = Policy(
+            start_timeout=config.devices.start_timeout,
+            ping_timeout=config.devices.ping_timeout,
+            ping_interval=min(2.0, config.devices.ping_timeout / 4),
+            max_restarts=config.devices.max_restarts,
+            restart_window=config.devices.restart_window,
+            by_tenant=bool(config.tenants) and config.devices.isolation == "tenant",
+            idle_timeout=config.devices.idle_timeout,
+            max_processes=config.devices.max_processes,
+            weights={tenant.name: tenant.weight for tenant in config.tenants},
+            max_faults=config.devices.max_faults,
+            spare=config.devices.spare,
+            context_memory=config.devices.context_memory if backend == "cuda" else 0,
+            scrub=bool(config.tenants),  # one more, or another, may come while it runs
+        )
+        specs = backends.device_specs(config, backend, devices)
+        self.collectives = CollectiveRouter([spec.ordinal for spec in specs], config.collectives.timeout)
+        launcher = launcher or ForkServerLauncher(backend)
+        self.supervisor = Supervisor(
+            specs,
+            launcher,
+            self.policy,
+            self.collectives.on_frame,
+            self._on_device_lost,
+        )
+        self.metrics = Metrics()
+        if isinstance(launcher, ForkServerLauncher):
+            forks = launcher
+            self.metrics.forkserver_losses = lambda: forks.losses
+        self.metrics.registry.register(CollectiveMetrics(self.collectives.coordinator))
+        self.sessions = SessionTable(
+            config.sessions.lease,
+            config.sessions.max,
+            on_close=self._on_session_close,
+            on_closed=self.supervisor.release,
+        )
+        self.overload = OverloadManager(config.overload)
+        self.metrics.registry.register(self.overload)
+        self.sessions.overloaded = lambda: self.overload.why
+        self.supervisor.sessions = self.sessions
+        self.supervisor.on_barred = self._on_session_close
+        self.supervisor.prepare.append(self.sessions.accounts.listen)
+        targets = PeerTargets.of(config)
+        traces = RecentTraces(self.sessions.accounts.session)
+        self.supervisor.prepare.append(traces.watch)
+        self.groups = PeerGroups(self.collectives, PeerReach(targets))
+        self.collectives.relay, self.collectives.remote = self.groups, self.groups.send
+        self.supervisor.prepare.append(self.groups.watch)  # before channels are opened to a process
+        self.vault = Vault(self.sessions, config.sessions.durable_bytes or share_of_host())
+        self.supervisor.prepare.append(self.vault.restore)
+        self.access = Access(config, self.sessions, self.metrics)
+        self.connections = ConnectionLimits(
+            config.connections, self.metrics.registry, lambda: not self.access.auth.directory.open
+        )
+        self.metrics.certificate_expires = lambda: self.access.certificate_expires
+        self.supervisor.prepare.append(self.access.watch)
+        account = Account(config.admission.max_unauthenticated_bytes, self.metrics.registry)
+        self.gate = Gate(self.access.auth, Limits.of(config), account)
+        self.access.connections = self.connections
+        self.connections.guard.on_calm = give_back
+        self.gate.on_shown = self.sessions.on_shown = self.connections.shown
+        self.gate.on_probe, account.on_refused = self.connections.probed, self.connections.refused
+        self.gate.overloaded = self.overload.admit
+        self.credits = Credits(self.sessions)
+        self.supervisor.prepare.append(self.credits.enter)
+        limits = device_service.Limits(
+            max_inline_bytes=config.limits.max_inline_bytes,
+            max_chunk_bytes=config.limits.max_chunk_bytes,
+            max_code_bytes=config.limits.max_code_bytes,
+            window=Window(
+                max_batch_bytes=config.limits.max_batch_bytes,
+                max_batches=config.limits.max_batches_in_flight,
+                max_unacked_bytes=config.limits.max_unacked_bytes,
+            ),
+        )
+        self.lanes = Lanes(self.metrics, self.connections.limiter("lanes"))
+        self.stripes = StripePort(self.metrics, self.connections.limiter("stripes"))
+        bounds = Bounds(
+            config.lanes.segment_bytes or 2 * share_of_host(),
+            config.lanes.chunk_bytes,
+            tls=bool(config.tls.certificate),
+        )
+        bulk = BulkService(self.sessions, self.supervisor, self.lanes, self.stripes, bounds)
+        self.device_service = device_service.DeviceService(
+            self.sessions, self.supervisor, limits, self.metrics, self.lanes, bulk, self.gate
+        )
+        self.groups.port = self.access.peers(self.groups.admit)
+        self.groups.port.on_refused = partial(self.connections.counts.connection_refused, "peers")
+        group_service = GroupService(
+            self.sessions, self.supervisor, self.groups, config.collectives.timeout, self.access.fingerprint
+        )
+        group_info = GroupInfo(self.sessions, self.collectives.coordinator.recorder, self.groups.of)
+        self.status = NodeStatus(self.supervisor, self.sessions, traces, lambda: self.connections.budget)
+        self.node_service = node_service.NodeService(
+            self.sessions,
+            self.supervisor,
+            limits,
+            self.metrics,
+            self._begin_drain,
+            self.gate,
+            group_service,
+            group_info,
+            self.status,
+        )
+        self.notifier = Notifier()
+        self.listeners = Listeners(
+            config,
+            self.access,
+            self.supervisor,
+            self.sessions,
+            self.metrics,
+            self.lanes,
+            self.stripes,
+            self.status,
+            self.gate,
+            self.connections,
+            self.overload,
+        )
+        self.drain = Drain(self.sessions, self.device_service, self.notifier, self.listeners.not_ready)
+        changes = Changes(
+            self.sessions,
+            self.supervisor,
+            self.access,
+            targets,
+            self.overload,
+            lambda config: backends.device_specs(config, backend, devices),
+        )
+        self.reloader = Reloader(config, read, changes.make, self.access.audit, self.notifier)
+
+    def _on_device_lost(self, link: DeviceLink, why: str) -> None:
+        self.access.device_lost(link, why)
+        self.collectives.on_device_lost(link, why)
+
+    def _on_session_close(self, session_id: str) -> None:
+        self.collectives.on_session_closed(session_id)
+        self.vault.on_session_closed(session_id)
+
+    def _begin_drain(self) -> None:
+        """No new sessions from now on; not ready."""
+        self.drain.begin()

@@ -1,0 +1,68 @@
+"""Whether a GPU is well, from what NVML reads: a sick one is fenced, the others of its node serve on. Pure.
+
+Sick is what NVIDIA's documents answer with a reset of the GPU, a restart of the machine, or its replacement; work that
+is given to such a GPU hangs, fails or is wrong. Xids of programs (13, 31, 43, 45, ...: what a wild pointer in a kernel
+causes) say nothing against the GPU: they cost a device process, which is replaced. Newer drivers say themselves what a
+GPU needs; for older ones Xids have to do. Sources: "GPU memory error management"
+(https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/, "Error recovery and response flags": a pending remapping keeps
+nobody from new work) and the Xid catalog (https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from hearthd.front.gpu.reading import Reading
+
+FATAL_XIDS: Mapping[int, str] = MappingProxyType({
+    46: "the GPU stopped processing",
+    62: "its internal microcontroller halted",
+    64: "a row of its memory could not be remapped",
+    79: "it has fallen off the bus",
+    95: "an uncontained ECC error: what it computes may be wrong",
+    119: "its system processor (GSP) does not answer",
+    120: "its system processor (GSP) failed",
+    140: "an ECC error that it did not recover from",
+})  # fmt: skip
+"""Xids after which only a reset, or more, helps. 48 (a double-bit error) is not among them: 64, 94 or 95 come with it,
+and of these 94 says that it was contained."""
+RECOVERIES: Mapping[str, str] = MappingProxyType({
+    "gpu_reset": "nvidia-smi --gpu-reset",
+    "bus_reset": "a reset of its bus",
+    "node_reboot": "restart the machine",
+    "system_reboot": "restart the machine",
+})  # fmt: skip
+"""What a driver wants done before the GPU can be used again. Whatever else it wants can wait for work to end."""
+
+
+def sickness(reading: Reading, forgiven: Mapping[int, int] = MappingProxyType({})) -> str:
+    """Why no work should be given to the GPU; empty where it is well. `forgiven`: how often each Xid had been met when
+    an operator last said that the GPU is well again."""
+    if reading.lost:
+        return "the driver has lost the GPU; restart the machine"
+    wanted = reading.recovery or ""
+    if wanted in RECOVERIES:
+        return f"the driver asks for {wanted}: {RECOVERIES[wanted]}, then restart the device"
+    for xid, text in FATAL_XIDS.items() if reading.recovery is None else ():
+        if reading.xids.get(xid, 0) > forgiven.get(xid, 0):
+            return f"Xid {xid}: {text}; reset the GPU (nvidia-smi --gpu-reset) and restart the device"
+    if reading.remap_failed:
+        return "rows of its memory could not be remapped; the GPU has to be replaced"
+    return ""
+
+
+def complaints(reading: Reading) -> list[str]:
+    """What an operator should know of a GPU that still works."""
+    found = []
+    if reading.recovery not in (None, "none"):
+        found.append(f"the driver asks for {reading.recovery}")
+    if reading.remap_pending:
+        found.append("rows of its memory wait to be remapped, which a reset does")
+    if reading.ecc_uncorrected:
+        found.append(f"{reading.ecc_uncorrected} uncorrectable ECC errors since the driver was loaded")
+    if reading.throttled("hw_thermal_slowdown"):
+        found.append("it is too hot and has slowed down")
+    if reading.throttled("hw_power_brake_slowdown"):
+        found.append("its power supply makes it slow down")
+    return found

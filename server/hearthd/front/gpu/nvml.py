@@ -1,0 +1,248 @@
+"""NVML: which GPUs there are and what they read. The only thing that the front knows of NVIDIA."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hearthd.front.gpu.reading import RECOVERY, THROTTLING, Reading
+
+__all__ = ["Nvml", "Reading", "cuda_count", "cupy_installed", "gpu_count"]
+
+
+RECOVERY_FIELD = 230
+"""NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, which older libraries do not name."""
+_MOST_XIDS = 64
+"""Different Xids that are counted; there are about two hundred, and a GPU that reports so many is past caring."""
+
+
+def gpu_count() -> tuple[int, str]:
+    """How many GPUs the driver has; where none, why."""
+    try:
+        import pynvml
+    except ImportError:
+        return 0, "nvidia-ml-py is not installed"
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return 0, f"NVML says: {error}"
+    try:
+        count = int(pynvml.nvmlDeviceGetCount())
+        return count, "" if count else "the driver has no GPU"
+    except pynvml.NVMLError as error:
+        return 0, f"NVML says: {error}"
+    finally:
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def cuda_count(gpus: int, environ: Mapping[str, str]) -> int:
+    """How many devices CUDA shows: `CUDA_VISIBLE_DEVICES` hides some, and ends at its first invalid entry."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return gpus
+    count = 0
+    for entry in (part.strip() for part in visible.split(",")):
+        if entry.isascii() and entry.isdigit():
+            if int(entry) >= gpus:
+                break
+        elif not entry.startswith(("GPU-", "MIG-")):
+            break
+        count += 1
+    return count
+
+
+def cupy_installed() -> bool:
+    """Whether CuPy could be imported; it is not imported here."""
+    return importlib.util.find_spec("cupy") is not None
+
+
+PATIENCE_S = 2.0
+"""How long a reading waits for another one: a driver that hangs, as it may with a GPU that fails, costs one thread."""
+
+
+class Nvml:
+    """Readings by UUID; answers nothing where there is no NVML. `library`: pynvml, unless a test brings its own.
+
+    Safe from any thread. What a GPU, its driver or its mode (MIG) does not know is left out, and not asked again.
+    """
+
+    def __init__(self, library: Any = None) -> None:
+        self._nvml: Any = None
+        self._handles: dict[str, Any] = {}
+        self._unknown: dict[str, set[str]] = {}
+        self._events: Any = None
+        self._xids: dict[str, dict[int, int]] = {}
+        self._lock = threading.Lock()
+        with contextlib.suppress(Exception):
+            nvml = library or importlib.import_module("pynvml")
+            nvml.nvmlInit()
+            self._nvml = nvml
+
+    def read(self, uuid: str) -> Reading | None:
+        """One GPU's reading; None where NVML does not know it. Takes some milliseconds: not for the event loop."""
+        if not uuid or not self._lock.acquire(timeout=PATIENCE_S):
+            return None
+        try:
+            return self._read(uuid) if self._nvml is not None else None
+        finally:
+            self._lock.release()
+
+    def _read(self, uuid: str) -> Reading | None:
+        nvml = self._nvml
+        try:
+            handle = self._handles.get(uuid) or self._find(uuid)
+        except nvml.NVMLError as error:
+            return Reading(lost=True) if _is_lost(nvml, error) else None
+        lost = False
+        unknown = self._unknown.setdefault(uuid, set())
+
+        def ask(name: str, *arguments: Any) -> Any:
+            nonlocal lost
+            what = repr((name, arguments))
+            function = getattr(nvml, name, None)
+            if function is None or what in unknown:
+                return None
+            try:
+                return function(handle, *arguments)
+            except nvml.NVMLError as error:
+                lost = lost or _is_lost(nvml, error)
+                if error.value in (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND):
+                    unknown.add(what)
+                return None
+
+        memory = ask("nvmlDeviceGetMemoryInfo")
+        usage = ask("nvmlDeviceGetUtilizationRates")
+        throttling = ask("nvmlDeviceGetCurrentClocksEventReasons")
+        if throttling is None:
+            throttling = ask("nvmlDeviceGetCurrentClocksThrottleReasons")  # its name before driver 535
+        remapped = ask("nvmlDeviceGetRemappedRows") or (None, None, None, None)
+        volatile = nvml.NVML_VOLATILE_ECC
+        fields = self._fields(ask)
+        return Reading(
+            memory_used=memory and int(memory.used),
+            memory_total=memory and int(memory.total),
+            utilization=usage and usage.gpu / 100,
+            memory_utilization=usage and usage.memory / 100,
+            encoder_utilization=_percent(ask("nvmlDeviceGetEncoderUtilization")),
+            decoder_utilization=_percent(ask("nvmlDeviceGetDecoderUtilization")),
+            temperature=_scaled(ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU), 1),
+            memory_temperature=fields.get(nvml.NVML_FI_DEV_MEMORY_TEMP),
+            power=_scaled(ask("nvmlDeviceGetPowerUsage"), 1e-3),
+            power_limit=_scaled(ask("nvmlDeviceGetEnforcedPowerLimit"), 1e-3),
+            energy=_scaled(ask("nvmlDeviceGetTotalEnergyConsumption"), 1e-3),
+            sm_clock=_scaled(ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM), 1e6),
+            memory_clock=_scaled(ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM), 1e6),
+            pcie_replays=ask("nvmlDeviceGetPcieReplayCounter"),
+            nvlink_received=_kibibytes(fields.get(nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX)),
+            nvlink_sent=_kibibytes(fields.get(nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX)),
+            ecc_corrected=ask("nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, volatile),
+            ecc_uncorrected=ask("nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, volatile),
+            rows_remapped_corrected=remapped[0],
+            rows_remapped_uncorrected=remapped[1],
+            remap_pending=None if remapped[2] is None else bool(remapped[2]),
+            remap_failed=None if remapped[3] is None else bool(remapped[3]),
+            recovery=_recovery(fields.get(RECOVERY_FIELD)),
+            throttling={} if throttling is None else {name: bool(throttling & bit) for name, bit in THROTTLING.items()},
+            xids=self._xids_of(uuid),
+            lost=lost,
+        )
+
+    def close(self) -> None:
+        if not self._lock.acquire(timeout=PATIENCE_S):
+            return  # the driver holds a thread that asked it something; it goes with the process
+        nvml, self._nvml = self._nvml, None
+        self._lock.release()
+        if nvml is not None:
+            with contextlib.suppress(nvml.NVMLError):
+                if self._events is not None:
+                    nvml.nvmlEventSetFree(self._events)
+            with contextlib.suppress(nvml.NVMLError):
+                nvml.nvmlShutdown()
+
+    def _find(self, uuid: str) -> Any:
+        """Its handle, from now on listened to for Xids."""
+        nvml = self._nvml
+        name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+        handle = nvml.nvmlDeviceGetHandleByUUID(name)
+        self._handles[uuid] = handle
+        with contextlib.suppress(nvml.NVMLError):
+            self._events = self._events or nvml.nvmlEventSetCreate()
+            nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, self._events)
+            self._xids[uuid] = {}
+        return handle
+
+    def _fields(self, ask: Callable[..., Any]) -> dict[int, Any]:
+        """What is known of the fields that are read together."""
+        nvml = self._nvml
+        wanted = (
+            nvml.NVML_FI_DEV_MEMORY_TEMP,
+            RECOVERY_FIELD,
+            (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, ALL_LINKS),
+            (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, ALL_LINKS),
+        )
+        found = ask("nvmlDeviceGetFieldValues", wanted) or ()
+        return {each.fieldId: _value(nvml, each) for each in found if each.nvmlReturn == nvml.NVML_SUCCESS}
+
+    def _xids_of(self, uuid: str) -> Mapping[int, int]:
+        """Takes what the driver has reported meanwhile, of any GPU; how often which Xid was this GPU's."""
+        nvml = self._nvml
+        for _ in range(1000 if self._events is not None else 0):
+            try:
+                event = nvml.nvmlEventSetWait_v2(self._events, 0)
+            except nvml.NVMLError:  # a timeout: there is no more
+                break
+            self._count(event)
+        return dict(self._xids.get(uuid, {}))
+
+    def _count(self, event: Any) -> None:
+        nvml = self._nvml
+        try:
+            uuid = str(nvml.nvmlDeviceGetUUID(event.device)).removeprefix("GPU-")
+        except nvml.NVMLError:
+            return
+        for known, counts in self._xids.items():
+            xid = int(event.eventData)
+            if known.removeprefix("GPU-") == uuid and (xid in counts or len(counts) < _MOST_XIDS):
+                counts[xid] = counts.get(xid, 0) + 1
+
+
+ALL_LINKS = 0xFFFFFFFF
+"""The scope of a field that adds up all NVLinks of a GPU."""
+
+
+def _is_lost(nvml: Any, error: Any) -> bool:
+    return bool(getattr(error, "value", None) == nvml.NVML_ERROR_GPU_IS_LOST)
+
+
+def _value(nvml: Any, entry: Any) -> Any:
+    kinds = {
+        nvml.NVML_VALUE_TYPE_DOUBLE: "dVal",
+        nvml.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
+        nvml.NVML_VALUE_TYPE_UNSIGNED_LONG: "ulVal",
+        nvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: "ullVal",
+        nvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: "sllVal",
+    }
+    kind = kinds.get(entry.valueType)
+    return None if kind is None else getattr(entry.value, kind)
+
+
+def _recovery(number: Any) -> str | None:
+    return RECOVERY[number] if isinstance(number, int) and 0 <= number < len(RECOVERY) else None
+
+
+def _scaled(value: Any, factor: float) -> float | None:
+    return None if value is None else float(value * factor)
+
+
+def _percent(value: Any) -> float | None:
+    """Of a pair of a utilisation and its sample period."""
+    return None if value is None else value[0] / 100
+
+
+def _kibibytes(value: Any) -> int | None:
+    return None if value is None else int(value) << 10

@@ -1,0 +1,70 @@
+"""Looks every few seconds what NVML says of the GPUs, and fences those that are sick."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Protocol
+
+import structlog
+
+from hearthd.front.gpu import health
+from hearthd.front.gpu.reading import Reading
+
+log = structlog.get_logger("hearthd.gpu")
+
+INTERVAL = 10.0
+"""Seconds between two looks: each costs a thread some milliseconds, and no GPU anything."""
+
+
+class Fenceable(Protocol):
+    """What is watched of a device."""
+
+    ordinal: int
+    sick: str
+
+    def fence(self, why: str) -> None: ...
+
+
+class GpuWatch:
+    """Belongs to the event loop."""
+
+    def __init__(
+        self,
+        devices: Iterable[Fenceable],
+        read: Callable[[], Awaitable[Mapping[int, Reading]]],
+        interval: float = INTERVAL,
+    ) -> None:
+        self._devices = devices
+        self._read = read
+        self._interval = interval
+        self._fenced: set[int] = set()
+        self._forgiven: dict[int, dict[int, int]] = {}
+        self._complaints: dict[int, list[str]] = {}
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            try:
+                self.look(await self._read())
+            except Exception:  # whatever a driver comes up with, the watch goes on
+                log.exception("gpu_watch")
+            await asyncio.sleep(self._interval)
+
+    def look(self, readings: Mapping[int, Reading]) -> None:
+        """Fences what is sick by these readings."""
+        for device in self._devices:
+            reading = readings.get(device.ordinal)
+            if reading is None:
+                continue
+            if device.ordinal in self._fenced and not device.sick:  # an operator has restarted it since
+                self._fenced.discard(device.ordinal)
+                self._forgiven[device.ordinal] = dict(reading.xids)
+            why = health.sickness(reading, self._forgiven.get(device.ordinal, {}))
+            if why and not device.sick:
+                self._fenced.add(device.ordinal)
+                device.fence(why)
+            complaints = health.complaints(reading)
+            if complaints != self._complaints.get(device.ordinal, []):
+                self._complaints[device.ordinal] = complaints
+                log.warning("gpu_complaints", device=device.ordinal, complaints=complaints)

@@ -1,0 +1,4 @@
+"""Sockets that are handed over to device processes: lanes and stripes.
+
+Above: `hearthd.front.peers`. Below: `hearthd.front.auth`.
+"""

@@ -1,0 +1,88 @@
+"""Certificates of device processes, for the stripes of clients that come over TLS.
+
+Kernels of tenants run in a device process, so it must not have the node's own key. It gets a key of its own, made here
+and worth nothing elsewhere; clients hear of the certificate over their gRPC connection, and trust it alone.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import secrets
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.front.sessions.link_interface import Link
+
+SECRET_BYTES = 16
+_FROM = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
+_UNTIL = datetime.datetime(9999, 1, 1, tzinfo=datetime.UTC)
+"""It ends with its process; clients' clocks have no say in it."""
+
+
+class Certificate(NamedTuple):
+    """Self-signed, with its key."""
+
+    der: bytes
+    pem: str
+    key: str
+
+    def proof(self) -> tuple[bytes, dict[str, Any]]:
+        """The second half of a ticket, and what the device process is told with the connection that it is for."""
+        secret = secrets.token_bytes(SECRET_BYTES)
+        return secret, {
+            "certificate": self.pem,
+            "key": self.key,
+            "secret": hashlib.sha256(secret).hexdigest(),
+        }
+
+
+class Certificates:
+    """One for each device process, made when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._of: WeakKeyDictionary[Link, Certificate] = WeakKeyDictionary()
+
+    def of(self, link: Link) -> Certificate:
+        """Raises `UNSUPPORTED` where the package that makes them is missing."""
+        certificate = self._of.get(link)
+        if certificate is None:
+            certificate = self._of[link] = make(f"hearth device process, generation {link.generation}")
+        return certificate
+
+
+def make(name: str) -> Certificate:
+    """A new one. Raises `UNSUPPORTED` where the package that makes them is missing."""
+    try:
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+        from cryptography.x509.oid import NameOID
+    except ImportError:
+        raise Refusal(
+            Reason.UNSUPPORTED,
+            "This daemon cannot make the certificate that connections for bulk data need beside TLS.",
+            fix="Use Upload and Download, or have the daemon's operator install the package cryptography.",
+        ) from None
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(_FROM)
+        .not_valid_after(_UNTIL)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)  # its own authority
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return Certificate(
+        certificate.public_bytes(serialization.Encoding.DER),
+        certificate.public_bytes(serialization.Encoding.PEM).decode(),
+        key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        ).decode(),
+    )

@@ -1,0 +1,88 @@
+"""Where connections for bulk data come by TCP (`listen.lanes`): how a client that may have some is to reach it."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.stripes import TICKET_BYTES, TICKET_NAME
+from hearthd.front.addresses import Address
+from hearthd.front.connections.limiter import ConnectionLimiter
+from hearthd.front.lanes.ticket_port import PortObserver, TicketPort
+from hearthd.front.sockets import check_free, listen_error
+
+
+class StripePort(TicketPort):
+    """Of one daemon."""
+
+    ticket_bytes = (TICKET_BYTES, TICKET_NAME)
+    """The whole ticket; before TLS, what names it."""
+
+    def __init__(self, observer: PortObserver, limiter: ConnectionLimiter) -> None:
+        super().__init__(observer, limiter)
+        self._address: Address | None = None
+        self._beside = ""
+
+    def open(self, address: Address, beside: str = "") -> Address:
+        """Listens; where that is, in the end (the port may be any free one). `beside`: the host that gRPC listens on.
+        Raises `ListenError`."""
+        check_free(address, "lanes")
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.setblocking(False)
+            listener.bind((address.host, address.port))
+            listener.listen(128)
+        except OSError as error:
+            listener.close()
+            raise listen_error(address, "lanes", error) from None
+        self._address = Address(address.host, listener.getsockname()[1])
+        self._beside = beside
+        self._listen(listener)
+        return self._address
+
+    def reached_by(self, peer: str) -> Address:
+        """Where a client connects, by gRPC's name of it; an empty host: the one that its calls go to.
+
+        Raises `UNSUPPORTED` where there is no port, or none that the client reaches."""
+        address = self._address
+        if address is None:
+            raise Refusal(
+                Reason.UNSUPPORTED,
+                "This daemon takes no connections for bulk data over TCP.",
+                fix='Use Upload and Download, or have the daemon\'s operator set listen.lanes, e.g. "127.0.0.1:7423".',
+            )
+        here = _on_this_host(peer)
+        if address.loopback and not here:
+            raise Refusal(
+                Reason.UNSUPPORTED,
+                "This daemon takes connections for bulk data over TCP from its own host only.",
+                fix="Use Upload and Download, or have the daemon's operator set listen.lanes to an address that other "
+                "hosts reach.",
+                details={"listen.lanes": str(address)},
+            )
+        if peer.startswith("unix:"):
+            local = "::1" if ":" in address.host else "127.0.0.1"
+            return Address(local if address.wildcard else address.host, address.port)
+        # What clients call this host (a name, a tunnel's end) they know better, where calls and lanes come alike.
+        alike = address.wildcard or address.host == self._beside
+        return Address("" if alike else address.host, address.port)
+
+    async def close(self) -> None:
+        await super().close()
+        self._address = None
+
+
+def _on_this_host(peer: str) -> bool:
+    """Whether gRPC's name of a client (`unix:...`, `ipv4:1.2.3.4:5`, `ipv6:%5B::1%5D:5`) is one of this host's."""
+    if peer.startswith("unix:"):
+        return True
+    host = peer.partition(":")[2].rpartition(":")[0].replace("%5B", "").replace("%5D", "").strip("[]")
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = getattr(ip, "ipv4_mapped", None)
+    return bool((mapped or ip).is_loopback)

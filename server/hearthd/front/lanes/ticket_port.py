@@ -1,0 +1,158 @@
+"""Where clients show the tickets of connections that become a device process's, whatever kind of socket they come by.
+
+Who connects sends one frame, TICKET. Its connection is then the device process's; the front reads not a byte beyond,
+and keeps nothing of it. Whoever shows something else, or nothing in time, is hung up on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from typing import Protocol
+
+import structlog
+
+from hearth_proto.frames import HEADER, Kind
+from hearthd.front.connections.limiter import ConnectionLimiter
+from hearthd.front.connections.peers import peer_of
+from hearthd.front.lanes.tickets import TICKET_BYTES, Attachment, Tickets, check_open
+
+log = structlog.get_logger("hearthd.lanes")
+
+_TICKET_WAIT = 2.0
+"""Seconds in which the ticket has to come."""
+_REST_WAIT = 0.25
+"""Seconds in which the Execute stream has to come to rest: its client waits, too, for a second."""
+_ACCEPT_PAUSE = 1.0
+"""Seconds after which it is tried again where the process has no descriptors left."""
+
+
+class PortObserver(Protocol):
+    """Whoever counts connections past the front."""
+
+    def connection_passed_on(self, kind: str) -> None:
+        """`kind`: what it has become, an `Attachment.kind`."""
+
+    def lane_refused(self, reason: str) -> None: ...
+
+
+class Unwanted(Exception):
+    """A connection that is not passed on; the text says why, as the metrics do."""
+
+
+class TicketPort:
+    """One listening socket, and the tickets that are good there and nowhere else."""
+
+    ticket_bytes: tuple[int, ...] = (TICKET_BYTES,)
+    """What is shown here."""
+
+    def __init__(self, observer: PortObserver, limiter: ConnectionLimiter) -> None:
+        """`limiter`: of connections that have shown no ticket; those with one are the device processes'."""
+        self._observer = observer
+        self._limiter = limiter
+        self._tickets = Tickets()
+        self._listener: socket.socket | None = None
+        self._accepting: asyncio.Task[None] | None = None
+        self._waiting: set[asyncio.Task[None]] = set()
+
+    def issue(self, attachment: Attachment, size: int = TICKET_BYTES) -> bytes:
+        """A ticket that is good here, once and for `LIFETIME` seconds."""
+        return self._tickets.issue(attachment, size)
+
+    def _listen(self, listener: socket.socket) -> None:
+        """Takes connections from now on; owns the socket."""
+        self._listener = listener
+        self._accepting = asyncio.create_task(self._accept(listener), name="lanes")
+
+    async def close(self) -> None:
+        """No further connections; those that are there are the device processes'."""
+        tasks = [*self._waiting, *([self._accepting] if self._accepting is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._listener is not None:
+            self._listener.close()
+        self._accepting = self._listener = None
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError as error:
+                log.warning("lane_accept", why=error.strerror or str(error))
+                await asyncio.sleep(_ACCEPT_PAUSE)
+                continue
+            self._receive(connection)
+
+    def _receive(self, connection: socket.socket) -> None:
+        task = asyncio.create_task(self._serve(connection), name="lane-ticket")
+
+        def drop() -> None:
+            self._refuse(connection, "crowded")
+            task.cancel()
+
+        slot = self._limiter.admit(peer_of(connection), drop)
+        if slot is None:
+            drop()
+            return
+        self._waiting.add(task)
+        task.add_done_callback(self._waiting.discard)
+        task.add_done_callback(lambda _: slot.release())
+
+    # ---- one connection ----
+
+    async def _serve(self, connection: socket.socket) -> None:
+        """Passes a connection on, or hangs up."""
+        with contextlib.closing(connection):
+            try:
+                attachment = self._tickets.redeem(await self._ticket(connection))
+                if attachment is None:
+                    raise Unwanted("ticket")
+                await self._hand_over(connection, attachment)
+            except Unwanted as why:
+                self._refuse(connection, str(why))
+            else:
+                self._observer.connection_passed_on(attachment.kind)
+
+    async def _ticket(self, connection: socket.socket) -> bytes:
+        try:
+            async with asyncio.timeout(_TICKET_WAIT):
+                length, kind, _, _, _ = HEADER.unpack(await _read(connection, HEADER.size))
+                if kind != Kind.TICKET or length not in self.ticket_bytes:
+                    raise Unwanted("malformed")
+                return await _read(connection, length)
+        except TimeoutError:
+            raise Unwanted("silent") from None
+        except OSError:
+            raise Unwanted("closed") from None
+
+    async def _hand_over(self, connection: socket.socket, attachment: Attachment) -> None:
+        try:
+            check_open(connection.fileno())
+            async with asyncio.timeout(_REST_WAIT):
+                await attachment.hand_over(connection.fileno())
+        except TimeoutError:
+            raise Unwanted("busy") from None
+        except OSError as error:
+            why = error.strerror or str(error)
+            log.info("no_lane", kind=attachment.kind, session=attachment.session.id, why=why)
+            raise Unwanted("gone") from None
+
+    def _refuse(self, connection: socket.socket, reason: str) -> None:
+        connection.close()
+        log.debug("lane_refused", reason=reason)
+        self._observer.lane_refused(reason)
+
+
+async def _read(connection: socket.socket, size: int) -> bytes:
+    """Exactly so much: what follows is not the front's. Raises `Unwanted` at the end of the stream."""
+    loop = asyncio.get_running_loop()
+    data = b""
+    while len(data) < size:
+        piece = await loop.sock_recv(connection, size - len(data))
+        if not piece:
+            raise Unwanted("closed")
+        data += piece
+    return data

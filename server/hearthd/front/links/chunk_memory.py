@@ -1,0 +1,71 @@
+"""Memory that one device process shares with the front, for chunks of downloads (see `hearthd.shared.chunk_ring`): the
+message to the client is made from where the device copied its data to."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable
+
+import structlog
+
+from hearth_proto.frames import SLOT
+from hearthd.front.links.fd_passing import Descriptors
+from hearthd.shared import chunk_ring, sealed_memory
+from hearthd.shared.chunk_ring import Layout
+
+log = structlog.get_logger("hearthd.link")
+
+
+class ChunkMemory:
+    """The front's end, or none. What is in it was written by a process that runs anybody's kernels, which may write on
+    while it is read: it is nothing but data for a client of that process."""
+
+    def __init__(self, layout: Layout = chunk_ring.NONE, memory: mmap.mmap | None = None) -> None:
+        self._layout = layout
+        self._memory = memory
+
+    @classmethod
+    def of(cls, chunk_bytes: int, descriptors: Descriptors | None, device: int) -> ChunkMemory:
+        """A new one for chunks of up to so many bytes, handed to the device process. No page of it is there before that
+        has use for it. Where it cannot be had, chunks go through the socket, and that is all."""
+        layout = chunk_ring.layout(chunk_bytes)
+        if descriptors is None or not layout.slots:
+            return cls()
+        file = -1
+        try:
+            file = sealed_memory.make("hearth-chunk-slots", layout.bytes)
+            memory = mmap.mmap(file, layout.bytes, mmap.MAP_SHARED, mmap.PROT_READ)
+            descriptors.send(chunk_ring.FILE, chunk_ring.to_message(layout), [file])
+            return cls(layout, memory)
+        except OSError as error:
+            log.warning("chunk_slots", device=device, error=str(error))
+            return cls()
+        finally:
+            if file >= 0:
+                os.close(file)
+
+    def take(self, payload: bytes, give_back: Callable[[int], None]) -> bytes:
+        """The DownloadResponse of a CHUNK whose data lies in a slot, copied once; `give_back` is told the slot, which
+        is free from then on. Raises ValueError for a slot that is none, and for more bytes than it has."""
+        if len(payload) < SLOT.size:
+            raise ValueError(f"{len(payload)} bytes name no slot")
+        slot, size = SLOT.unpack_from(payload)
+        if self._memory is None or slot >= self._layout.slots or size > self._layout.slot_bytes:
+            raise ValueError(f"{size} bytes in slot {slot} of {self._layout.slots} of {self._layout.slot_bytes} bytes")
+        start = self._layout.start(slot)
+        with memoryview(self._memory) as memory, memory[start : start + size] as data:
+            message = b"".join((memoryview(payload)[SLOT.size :], data))
+        give_back(slot)
+        return message
+
+    def rest(self) -> None:
+        """Nobody is there to download anything: what was read does not count as this process's memory any more."""
+        if self._memory is not None:
+            self._memory.madvise(mmap.MADV_DONTNEED)
+
+    def close(self) -> None:
+        """Nothing more is taken from it. A second call does nothing."""
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None

@@ -1,0 +1,63 @@
+"""Open files that device processes send beside their link, with the answer that announces them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+from functools import partial
+from typing import Any
+
+from hearth_proto.frames import Kind
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.front.links.link import DeviceLink
+
+FILE_TIMEOUT = 10.0
+"""Seconds; a file comes with the answer that announces it, on the socket beside."""
+
+
+class ExportedFiles:
+    """Those of one kind of message."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._numbers = itertools.count(1)
+        self._arriving: dict[tuple[DeviceLink, int], asyncio.Future[int]] = {}
+
+    def mint(self) -> int:
+        """A number for the next file, whichever way it goes."""
+        return next(self._numbers)
+
+    def watch(self, link: DeviceLink) -> None:
+        """Takes the files of this device process from now on."""
+        if link.descriptors is not None:
+            link.descriptors.on(self._kind, partial(self._arrived, link))
+
+    async def ask(self, link: DeviceLink, body: dict[str, Any], channel: int, what: str) -> tuple[dict[str, Any], int]:
+        """Asks for an EXPORT; its answer, and the file, which is the caller's to close. Raises what is answered, the
+        loss of the device process, or INTERNAL where the file of `what` does not come."""
+        number = self.mint()
+        arriving: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._arriving[link, number] = arriving
+        try:
+            answer = await link.ask(Kind.EXPORT, {**body, "file": number}, channel)
+            await asyncio.wait({arriving}, timeout=FILE_TIMEOUT)
+        except BaseException:
+            if arriving.done():
+                os.close(arriving.result())
+            raise
+        finally:
+            del self._arriving[link, number]
+        if not arriving.done():
+            raise link.loss or Refusal(
+                Reason.INTERNAL, f"the memory of {what} did not come", fix="report it with the log"
+            )
+        return answer, arriving.result()
+
+    def _arrived(self, link: DeviceLink, body: dict[str, Any], files: list[int]) -> None:
+        arriving = self._arriving.get((link, body.get("file", 0)))
+        if arriving is not None and not arriving.done() and len(files) == 1:
+            arriving.set_result(files[0])
+            return
+        for file in files:
+            os.close(file)

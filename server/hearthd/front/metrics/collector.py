@@ -1,0 +1,194 @@
+"""Prometheus metrics: what the front counts, and what the device processes and NVML answer at scrape.
+
+`deploy/prometheus/METRICS.md` lists them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, disable_created_metrics
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from hearthd.front.counters import Counts
+from hearthd.front.gpu.reading import Reading
+from hearthd.front.metrics import device as device_metrics
+from hearthd.front.metrics import gpu, node
+from hearthd.front.metrics import tenant as tenant_metrics
+from hearthd.front.metrics.gauges import Gauges
+from hearthd.front.sessions.sessions import SessionTable
+from hearthd.front.supervisor.supervisor import Supervisor
+from hearthd.front.tenants import EVERYONE, Tenant, sees_tenant
+
+_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
+
+
+class Metrics:
+    """Counts calls and bytes as they happen."""
+
+    def __init__(self) -> None:
+        # A time beside every counter, which nobody asks for.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = CollectorRegistry()
+        self.certificate_expires: Callable[[], float | None] = lambda: None
+        """Until when, Unix time, clients accept the certificate that is shown; None: there is none."""
+        self.forkserver_losses: Callable[[], int] = lambda: 0
+        """Ends of the forkserver that nobody had asked for."""
+        ProcessCollector(registry=self.registry)
+        labels = ("grpc_service", "grpc_method")
+        self._started = Counter("grpc_server_started", "Calls begun.", labels, registry=self.registry)
+        self._handled = Counter(
+            "grpc_server_handled", "Calls ended, by status code.", (*labels, "grpc_code"), registry=self.registry
+        )
+        self._seconds = Histogram(
+            "grpc_server_handling_seconds", "From the begin of a call to its end.", labels, buckets=_BUCKETS,
+            registry=self.registry,
+        )  # fmt: skip
+        self._refusals = Counter(
+            "hearth_call_refusals", "Calls that were refused or failed, by reason code.", ("grpc_method", "reason"),
+            registry=self.registry,
+        )  # fmt: skip
+        self._auth_failures = Counter(
+            "hearth_authentication_failures", "Calls with missing or wrong credentials.", registry=self.registry
+        )
+        stream = ("stream",)
+        received = Counter(
+            "hearth_front_received_bytes", "Bytes received on Execute and transfer streams.", stream,
+            registry=self.registry,
+        )  # fmt: skip
+        sent = Counter(
+            "hearth_front_sent_bytes", "Bytes sent on Execute and transfer streams.", stream, registry=self.registry
+        )
+        batches = Counter("hearth_front_batches", "Batches passed to device processes.", registry=self.registry)
+        self._lanes = Counter("hearth_lanes_opened", "Lanes that were handed over.", registry=self.registry)
+        self._lane_refusals = Counter(
+            "hearth_lane_refusals", "Connections that became no lane.", ("reason",), registry=self.registry
+        )
+        self._lanes_unused = Counter(
+            "hearth_lanes_unused", "Lanes that ended before a batch came over them.", registry=self.registry
+        )
+        self._bulk = Counter(
+            "hearth_bulk_connections", "Connections for bulk data that were handed over.", ("kind",),
+            registry=self.registry,
+        )  # fmt: skip
+        self._batches_inc = batches.inc
+        self._execute_in, self._execute_out = received.labels("execute").inc, sent.labels("execute").inc
+        self._transfer_in, self._transfer_out = received.labels("transfer").inc, sent.labels("transfer").inc
+
+    def authentication_failed(self) -> None:
+        self._auth_failures.inc()
+
+    def call_started(self, service: str, method: str) -> None:
+        self._started.labels(service, method).inc()
+
+    def call_refused(self, service: str, method: str, reason: str) -> None:
+        self._refusals.labels(method, reason).inc()
+
+    def call_handled(self, service: str, method: str, code: str, seconds: float) -> None:
+        self._handled.labels(service, method, code).inc()
+        self._seconds.labels(service, method).observe(seconds)
+
+    def connection_passed_on(self, kind: str) -> None:
+        if kind == "lane":
+            self._lanes.inc()
+        else:
+            self._bulk.labels(kind).inc()
+
+    def lane_refused(self, reason: str) -> None:
+        self._lane_refusals.labels(reason).inc()
+
+    def lane_unused(self) -> None:
+        self._lanes_unused.inc()
+
+    def execute_traffic(self, batches: int, received: int, sent: int) -> None:
+        if batches:
+            self._batches_inc(batches)
+            self._execute_in(received)
+        else:
+            self._execute_out(sent)
+
+    def transfer_traffic(self, received: int, sent: int) -> None:
+        if received:
+            self._transfer_in(received)
+        if sent:
+            self._transfer_out(sent)
+
+    def families(
+        self,
+        supervisor: Supervisor,
+        sessions: SessionTable,
+        stats: Mapping[device_metrics.Place, Gauges],
+        readings: Mapping[int, Reading],
+        viewer: Tenant = EVERYONE,
+    ) -> list[Metric]:
+        """All there is to tell now: own counters, then what was asked for this scrape. What names tenants is there as
+        far as `viewer` may know of them. Belongs to the event loop; `render` does not."""
+        found = [*self.registry.collect(), *node.families(supervisor, sessions), *self._certificate()]
+        found.append(
+            CounterMetricFamily(
+                "hearth_forkserver_losses", "Ends of the process that device processes are forked from.",
+                value=self.forkserver_losses(),
+            )
+        )  # fmt: skip
+        found += tenant_metrics.families(supervisor, sessions)
+        taken = frozenset(family.name for family in found) | gpu.NAMES
+        found += device_metrics.families(_totals(supervisor), stats, taken)
+        found += device_metrics.of_processes({device.ordinal: device.times for device in supervisor})
+        found += gpu.families(readings, {device.ordinal for device in supervisor if device.sick})
+        if not viewer.observes:
+            for family in found:
+                family.samples = [each for each in family.samples if _sees(viewer, family.name, each.labels)]
+            found = [family for family in found if family.samples]
+        return found
+
+    @staticmethod
+    def render(families: Iterable[Metric], accept: str = "") -> tuple[bytes, str]:
+        """The page and its content type: OpenMetrics where `accept`, the header of that name, asks for it, else
+        Prometheus's text. Takes some milliseconds for every thousand samples, and may be done in a thread."""
+        page = CollectorRegistry()
+        page.register(_Families(families))
+        try:
+            encode, content_type = choose_encoder(accept)
+        except (TypeError, ValueError):  # a version that is no number
+            encode, content_type = choose_encoder("")
+        return encode(page), content_type
+
+    def _certificate(self) -> Iterator[Metric]:
+        expires = self.certificate_expires()
+        if expires is not None:
+            yield GaugeMetricFamily(
+                "hearth_certificate_expiry_timestamp_seconds", "Unix time at which the daemon's certificate expires.",
+                value=expires,
+            )  # fmt: skip
+
+
+def _totals(supervisor: Supervisor) -> dict[device_metrics.Place, Counts]:
+    return {
+        (device.ordinal, tenant): counts
+        for device in supervisor
+        for tenant, counts in device.totals.by_tenant().items()
+    }
+
+
+_OF_EVERYBODY = frozenset(
+    ("hearth_build_info", "hearth_ready", "hearth_draining", "hearth_device_info", "hearth_device_up",
+     "hearth_device_fenced", "hearth_certificate_expiry_timestamp_seconds")
+)  # fmt: skip
+"""Families without a tenant that tell nothing of what others do."""
+
+
+def _sees(viewer: Tenant, family: str, labels: Mapping[str, str]) -> bool:
+    """Whether a sample is the viewer's own, or tells of nobody's work, on a device that exists for the viewer. Totals
+    of all tenants are not: the difference would be what others do."""
+    own = sees_tenant(viewer, labels["tenant"]) if "tenant" in labels else family in _OF_EVERYBODY
+    return own and ("device" not in labels or viewer.sees(int(labels["device"])))
+
+
+class _Families(Collector):
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = list(families)
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families

@@ -1,0 +1,103 @@
+"""Prometheus families of what NVML reads. A family is left out where no GPU knows it; the label `device` is the
+ordinal, whose UUID `hearth_device_info` tells."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from types import MappingProxyType
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from hearthd.front.gpu.reading import RECOVERY, Reading
+
+_GAUGES = {
+    "memory_used": ("hearth_gpu_memory_used_bytes", "Device memory in use, by all processes."),
+    "memory_total": ("hearth_gpu_memory_total_bytes", "Device memory."),
+    "utilization": ("hearth_gpu_utilization_ratio", "Share of the last sample period with a kernel running."),
+    "memory_utilization": (
+        "hearth_gpu_memory_utilization_ratio", "Share of the last sample period with its memory read or written.",
+    ),
+    "encoder_utilization": ("hearth_gpu_encoder_utilization_ratio", "Share of time that the video encoder was busy."),
+    "decoder_utilization": ("hearth_gpu_decoder_utilization_ratio", "Share of time that the video decoder was busy."),
+    "temperature": ("hearth_gpu_temperature_celsius", "Temperature of the GPU."),
+    "memory_temperature": ("hearth_gpu_memory_temperature_celsius", "Temperature of its memory."),
+    "power": ("hearth_gpu_power_watts", "Power drawn."),
+    "power_limit": ("hearth_gpu_power_limit_watts", "The most that it may draw."),
+    "sm_clock": ("hearth_gpu_sm_clock_hertz", "Clock of the multiprocessors."),
+    "memory_clock": ("hearth_gpu_memory_clock_hertz", "Clock of the memory."),
+    "remap_pending": ("hearth_gpu_row_remap_pending", "1 while a row of its memory waits for a reset to be remapped."),
+    "remap_failed": ("hearth_gpu_row_remap_failed", "1 when rows of its memory could not be remapped."),
+}  # fmt: skip
+_COUNTERS = {
+    "energy": ("hearth_gpu_energy_joules", "Energy used since the driver was loaded."),
+    "pcie_replays": ("hearth_gpu_pcie_replays", "PCIe packets that had to be sent again."),
+    "nvlink_received": ("hearth_gpu_nvlink_received_bytes", "Payload received over all NVLinks."),
+    "nvlink_sent": ("hearth_gpu_nvlink_sent_bytes", "Payload sent over all NVLinks."),
+}
+_ECC = {"corrected": "ecc_corrected", "uncorrected": "ecc_uncorrected"}
+_ROWS = {"corrected": "rows_remapped_corrected", "uncorrected": "rows_remapped_uncorrected"}
+
+
+def families(readings: Mapping[int, Reading], sick: Collection[int] = ()) -> Iterator[Metric]:
+    """By ordinal; `sick`: the devices that are fenced for what was read of them."""
+    for metric in every_family(readings, sick):
+        if metric.samples:
+            yield metric
+
+
+def every_family(
+    readings: Mapping[int, Reading] = MappingProxyType({}), sick: Collection[int] = ()
+) -> Iterator[Metric]:
+    """Those without a sample among them."""
+    for field, (name, text) in _GAUGES.items():
+        yield _plain(GaugeMetricFamily(name, text, labels=["device"]), field, readings)
+    for field, (name, text) in _COUNTERS.items():
+        yield _plain(CounterMetricFamily(name, text, labels=["device"]), field, readings)
+    ecc = CounterMetricFamily(
+        "hearth_gpu_ecc_errors", "ECC errors since the driver was loaded.", labels=["device", "kind"]
+    )
+    rows = GaugeMetricFamily(
+        "hearth_gpu_remapped_rows",
+        "Rows of its memory that were replaced in its life, by the kind of error.",
+        labels=["device", "kind"],
+    )
+    for metric, fields in ((ecc, _ECC), (rows, _ROWS)):
+        for kind, field in fields.items():
+            for ordinal, reading in readings.items():
+                if (value := getattr(reading, field)) is not None:
+                    metric.add_metric([str(ordinal), kind], value)
+        yield metric
+    throttled = GaugeMetricFamily(
+        "hearth_gpu_throttled", "1 while this reason keeps the clocks down.", labels=["device", "reason"]
+    )
+    xids = CounterMetricFamily(
+        "hearth_gpu_xid_errors", "Xids that the driver has reported since the daemon listens.", labels=["device", "xid"]
+    )
+    healthy = GaugeMetricFamily(
+        "hearth_gpu_healthy",
+        "0 while the device is fenced because its GPU needs a reset or a replacement.",
+        labels=["device"],
+    )
+    recovery = GaugeMetricFamily(
+        "hearth_gpu_recovery_action", "1 for what the driver wants done about the GPU.", labels=["device", "action"]
+    )
+    for ordinal, reading in readings.items():
+        for action in RECOVERY if reading.recovery is not None else ():
+            recovery.add_metric([str(ordinal), action], int(reading.recovery == action))
+        for reason, active in reading.throttling.items():
+            throttled.add_metric([str(ordinal), reason], int(active))
+        for xid, count in sorted(reading.xids.items()):
+            xids.add_metric([str(ordinal), str(xid)], count)
+        healthy.add_metric([str(ordinal)], int(ordinal not in sick))
+    yield from (throttled, xids, recovery, healthy)
+
+
+def _plain(metric: GaugeMetricFamily | CounterMetricFamily, field: str, readings: Mapping[int, Reading]) -> Metric:
+    for ordinal, reading in readings.items():
+        if (value := getattr(reading, field)) is not None:
+            metric.add_metric([str(ordinal)], float(value))
+    return metric
+
+
+NAMES = frozenset(family.name for family in every_family())
+"""Of all families that there may be; counters without `_total`."""

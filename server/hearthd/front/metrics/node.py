@@ -1,0 +1,81 @@
+"""Prometheus families of the node and the states of its devices."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from hearth_proto import PROTOCOL_MAX
+from hearthd import version
+from hearthd.front.rpc import health
+from hearthd.front.sessions.sessions import SessionTable
+from hearthd.front.supervisor.exit_cause import LABELS
+from hearthd.front.supervisor.supervisor import FENCED, SERVING, Supervisor
+
+
+def families(supervisor: Supervisor, sessions: SessionTable) -> Iterator[Metric]:
+    """As things are now."""
+    info = GaugeMetricFamily(
+        "hearth_build_info", "1, with the versions of the daemon, its newest protocol and Python.",
+        labels=["version", "protocol", "python"],
+    )  # fmt: skip
+    info.add_metric([version(), str(PROTOCOL_MAX), platform.python_version()], 1)
+    yield info
+    ready = health.ready(supervisor, sessions.refuses_new)
+    yield GaugeMetricFamily("hearth_ready", "1 while /readyz says yes.", value=int(ready))
+    yield GaugeMetricFamily("hearth_draining", "1 while the daemon drains.", value=int(sessions.draining))
+    yield GaugeMetricFamily("hearth_sessions", "Open sessions.", value=len(sessions))
+    connected = sum(session.connections > 0 for session in sessions)
+    yield GaugeMetricFamily(
+        "hearth_sessions_connected", "Open sessions with a stream or a call under way; the others live on their lease.",
+        value=connected,
+    )  # fmt: skip
+    lanes = sum(channel.laned for session in sessions for channel in session.channels.values())
+    yield GaugeMetricFamily("hearth_lanes", "Lanes that are open.", value=lanes)
+    yield CounterMetricFamily(
+        "hearth_audit_lost_events", "Events that the audit log could not take.", value=sessions.audit.lost
+    )
+    entries, anchored = sessions.audit.entries
+    yield GaugeMetricFamily("hearth_audit_entries", "Number of the audit log's last entry.", value=entries)
+    yield GaugeMetricFamily(
+        "hearth_audit_anchored_entries", "Number of the last entry whose head is anchored elsewhere (audit.anchor).",
+        value=anchored,
+    )  # fmt: skip
+    yield from _devices(supervisor)
+
+
+def _devices(supervisor: Supervisor) -> Iterator[Metric]:
+    labels = ["device"]
+    info = GaugeMetricFamily(
+        "hearth_device_info", "1, with what the device is.", labels=["device", "name", "uuid", "backend"]
+    )
+    up = GaugeMetricFamily("hearth_device_up", "1 while the device serves.", labels=labels)
+    fenced = GaugeMetricFamily(
+        "hearth_device_fenced", "1 while nothing is started on the device any more; /readyz says why.", labels=labels
+    )
+    generation = GaugeMetricFamily(
+        "hearth_device_generation", "Number of the process that serves the device.", labels=labels
+    )
+    processes = GaugeMetricFamily("hearth_device_processes", "Processes that serve the device.", labels=labels)
+    silence = GaugeMetricFamily(
+        "hearth_device_silence_seconds", "Since the device process that was heard least lately answered a ping.",
+        labels=labels,
+    )  # fmt: skip
+    restarts = CounterMetricFamily(
+        "hearth_device_restarts", "Device processes lost, by reason.", labels=["device", "reason"]
+    )
+    for device in supervisor:
+        label = str(device.ordinal)
+        properties = device.properties
+        info.add_metric([label, properties.name, properties.uuid, properties.backend], 1)
+        up.add_metric([label], int(device.state == SERVING))
+        fenced.add_metric([label], int(device.state == FENCED))
+        generation.add_metric([label], device.generation)
+        processes.add_metric([label], len(device.running))
+        silence.add_metric([label], max(0.0, time.monotonic() - device.last_pong))
+        for reason in sorted(LABELS | device.restarts.keys()):
+            restarts.add_metric([label, reason], device.restarts.get(reason, 0))
+    yield from (info, up, fenced, generation, processes, silence, restarts)

@@ -1,0 +1,98 @@
+"""Prometheus families of tenants: what they have, what they may have, what they were refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from hearthd.front.metrics import gauges
+from hearthd.front.sessions.sessions import End, SessionTable
+from hearthd.front.sessions.tenant_accounts import SESSIONS_SHARE, Account
+from hearthd.front.supervisor.supervisor import Supervisor
+from hearthd.front.tenants import Quotas
+
+_NOW: tuple[tuple[str, str, Callable[[Account], float]], ...] = (
+    ("sessions", "Open sessions.", lambda account: len(account.sessions)),
+    ("queued_commands", "Batches and calls not yet executed.", lambda account: account.queue.commands),
+    ("queued_bytes", "Their bytes.", lambda account: account.queue.bytes),
+    ("weight", "Its share of a device's time, beside the weights of others.", lambda account: account.tenant.weight),
+)
+_LIMITS: tuple[tuple[str, str, Callable[[Quotas], float]], ...] = (
+    ("device_memory_limit_bytes", "Device memory that it may have on the smallest device.",
+     lambda quotas: quotas.device_bytes),
+    ("pinned_memory_limit_bytes", "Page-locked host memory that it may have on each device.",
+     lambda quotas: quotas.pinned_bytes),
+    ("durable_limit_bytes", "Host memory that copies of its durable buffers may take.",
+     lambda quotas: quotas.durable_bytes),
+    ("sessions_limit", "Sessions that it may have.", lambda quotas: quotas.sessions),
+    ("handles_limit", "Handles that its sessions may have in one device process.", lambda quotas: quotas.handles),
+    ("published_limit", "Buffers that it may have published on each device.", lambda quotas: quotas.published),
+    ("queued_commands_limit", "Batches and calls beyond which it has to wait.", lambda quotas: quotas.queued_commands),
+    ("queued_limit_bytes", "Bytes of them beyond which it has to wait.", lambda quotas: quotas.queued_bytes),
+    ("device_limit_seconds", "Time of devices that it may use.", lambda quotas: quotas.gpu_seconds),
+)  # fmt: skip
+
+
+def families(supervisor: Supervisor, sessions: SessionTable) -> Iterator[Metric]:
+    """Of all tenants that have had a session since the daemon started."""
+    labels = ["tenant"]
+    accounts = list(sessions.accounts)
+    for name, text, value in _NOW:
+        metric = GaugeMetricFamily(f"hearth_tenant_{name}", text, labels=labels)
+        for account in accounts:
+            metric.add_metric([account.tenant.name], value(account))
+        yield metric
+    smallest = min((device.memory_total for device in supervisor), default=0)
+    for name, text, limit in _LIMITS:
+        metric = GaugeMetricFamily(f"hearth_tenant_{name}", f"{text} Absent: no limit.", labels=labels)
+        for account in accounts:
+            quotas = account.tenant.quotas
+            if allowed := limit(replace(quotas, device_bytes=quotas.on_device(smallest))):
+                metric.add_metric([account.tenant.name], allowed)
+        yield metric
+    seconds = CounterMetricFamily("hearth_tenant_device_seconds", "Time of devices that was used.", labels=labels)
+    opened = CounterMetricFamily("hearth_sessions_opened", "Sessions opened.", labels=labels)
+    closed = CounterMetricFamily(
+        "hearth_sessions_closed", "Sessions that ended, by what ended them.", labels=["tenant", "reason"]
+    )
+    refused = CounterMetricFamily(
+        "hearth_tenant_quota_refusals", "Sessions and calls that a quota of the front refused, by its name.",
+        labels=["tenant", "quota"],
+    )  # fmt: skip
+    for account in accounts:
+        name = account.tenant.name
+        seconds.add_metric([name], account.device_ns / 1e9)
+        opened.add_metric([name], account.opened)
+        for reason in End:
+            closed.add_metric([name, reason], account.closed[reason])
+        for quota in ("sessions", "gpu_seconds", SESSIONS_SHARE):
+            refused.add_metric([name, quota], account.refused[quota])
+    yield from (seconds, opened, closed, refused, _granted(supervisor), _processes_refused(supervisor))
+
+
+def _processes_refused(supervisor: Supervisor) -> Metric:
+    metric = CounterMetricFamily(
+        "hearth_tenant_process_refusals", "Device processes that a tenant was refused for having its share of them.",
+        labels=["device", "tenant"],
+    )  # fmt: skip
+    for device in supervisor:
+        for tenant, count in sorted(device.share_refusals.items()):
+            metric.add_metric([str(device.ordinal), tenant], count)
+    return metric
+
+
+def _granted(supervisor: Supervisor) -> Metric:
+    metric = GaugeMetricFamily(
+        "hearth_memory_granted_bytes", "Device memory that the device processes of a tenant may hold.",
+        labels=["device", "tenant"],
+    )  # fmt: skip
+    for device in supervisor:
+        granted: dict[str, int] = {}
+        for worker in device.workers:
+            tenant = gauges.label(worker)
+            granted[tenant] = granted.get(tenant, 0) + device.memory.granted(worker.generation)
+        for tenant, size in sorted(granted.items()):
+            metric.add_metric([str(device.ordinal), tenant], size)
+    return metric

@@ -1,0 +1,261 @@
+"""Traces: every call a span of OpenTelemetry's, where that is installed and the environment asks for it.
+
+The environment is OpenTelemetry's own (``OTEL_TRACES_EXPORTER``, ``OTEL_EXPORTER_OTLP_ENDPOINT``, ...); without any of
+it nothing is imported. Only the front has spans: the device processes' forkserver runs before, and knows nothing of it.
+They are sent by a thread of OpenTelemetry's, which forgets what it cannot get rid of in time.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from hearth_proto.reasons import Code
+from hearthd import version
+
+if TYPE_CHECKING:
+    from contextvars import Token
+
+    from hearthd.front.errors import Context
+    from hearthd.front.sessions.sessions import Session
+    from hearthd.front.tenants import Caller
+
+log = structlog.get_logger("hearthd.spans")
+
+_FLUSH_S = 2.0
+"""What the end of the daemon waits for its last spans to be sent."""
+_ASKED_BY = ("OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+_PROTOCOLS = {"http/protobuf": "otlp_proto_http", "grpc": "otlp_proto_grpc"}
+_FAILED = frozenset(("UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"))
+"""Codes that are the server's failure and not its answer, by OpenTelemetry's conventions."""
+_PEER = re.compile(r"ipv[46]:\[?(.*?)]?:(\d+)")
+_GROUP = "opentelemetry_traces_exporter"
+
+
+class _Wanting(Exception):
+    """Why there are no traces, and what to do."""
+
+    def __init__(self, why: str, fix: str) -> None:
+        super().__init__(why)
+        self.fix = fix
+
+
+# ---- on and off ----
+
+
+def exporters(environ: Mapping[str, str]) -> list[str]:
+    """What the environment asks to send spans with, by the names that they are installed under; none: no traces."""
+    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true" or not any(map(environ.get, _ASKED_BY)):
+        return []
+    protocol = environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or environ.get("OTEL_EXPORTER_OTLP_PROTOCOL") or ""
+    otlp = _PROTOCOLS.get(protocol.strip() or "http/protobuf", f"otlp with the protocol {protocol}")
+    asked = [each.strip() for each in (environ.get("OTEL_TRACES_EXPORTER") or "otlp").split(",")]
+    return [otlp if each == "otlp" else each for each in asked if each not in ("", "none")]
+
+
+def switch_on(environ: Mapping[str, str] = os.environ) -> None:
+    """Where the environment asks for traces, or the process has a provider already (`opentelemetry-instrument`, an
+    embedder). What is wrong with that is logged, and the daemon does without: it is there to serve."""
+    try:
+        provider = _configured()
+        ours = provider is None
+        if provider is None:
+            names = exporters(environ)
+            if not names:
+                return
+            provider = _provider(names)
+        _Tracing.on = _Tracing(provider, ours=ours)
+    except _Wanting as wanting:
+        log.warning("no_traces", why=str(wanting), fix=wanting.fix)
+    except Exception as error:  # a number that is none, say
+        log.warning("no_traces", why=f"{type(error).__name__}: {error}", fix="see the OTEL_ variables")
+
+
+def switch_off() -> None:
+    """Sends what there is, and waits for that, but not long."""
+    tracing, _Tracing.on = _Tracing.on, None
+    if tracing is not None and tracing.ours:
+        sending = threading.Thread(target=tracing.provider.shutdown, name="traces-end", daemon=True)
+        sending.start()
+        sending.join(_FLUSH_S)
+
+
+def _configured() -> Any:
+    api = sys.modules.get("opentelemetry.trace")
+    if api is None:
+        return None
+    provider = api.get_tracer_provider()
+    return None if isinstance(provider, (api.ProxyTracerProvider, api.NoOpTracerProvider)) else provider
+
+
+def _provider(names: list[str]) -> Any:
+    try:
+        from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        raise _Wanting(
+            f"the environment asks for traces, and OpenTelemetry is not installed: {error}",
+            "pip install 'hearth-gpu[otel]', or OTEL_SDK_DISABLED=true",
+        ) from None
+    asked = OTELResourceDetector().detect().attributes  # OTEL_RESOURCE_ATTRIBUTES, OTEL_SERVICE_NAME
+    ours = {"service.name": "hearthd", "service.version": version(), "host.name": socket.gethostname()}
+    provider = TracerProvider(resource=Resource.create({**ours, **asked}), shutdown_on_exit=False)
+    for name in names:
+        provider.add_span_processor(BatchSpanProcessor(_exporter(name)))
+    return provider
+
+
+def _exporter(name: str) -> Any:
+    from importlib.metadata import entry_points
+
+    found = list(entry_points(group=_GROUP, name=name))
+    if not found:
+        there = ", ".join(sorted({each.name for each in entry_points(group=_GROUP)})) or "none"
+        raise _Wanting(
+            f"no exporter {name!r} for traces is installed; there are: {there}",
+            "pip install 'hearth-gpu[otel]', which has otlp over http/protobuf, or name another in "
+            "OTEL_TRACES_EXPORTER and OTEL_EXPORTER_OTLP_PROTOCOL",
+        )
+    return found[0].load()()
+
+
+class _Tracing:
+    """With a provider."""
+
+    on: _Tracing | None = None
+    """There is one process, one environment, and so one of these at the most."""
+
+    def __init__(self, provider: Any, *, ours: bool) -> None:
+        from opentelemetry import trace
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        self.provider = provider
+        self.ours = ours
+        self.api: Any = trace
+        self.tracer: Any = provider.get_tracer("hearthd", version())
+        self.w3c = TraceContextTextMapPropagator()
+
+
+# ---- calls ----
+
+
+_serving: ContextVar[CallSpan | None] = ContextVar("hearthd_call_span", default=None)
+
+
+def begin(service: str, method: str, context: Context) -> CallSpan | None:
+    """The span of a call that begins, with the caller's as its parent; None without traces."""
+    tracing = _Tracing.on
+    if tracing is None:
+        return None
+    try:
+        return CallSpan(tracing, service, method, context)
+    except Exception:  # no call fails for its trace
+        log.exception("no_span", service=service, method=method)
+        return None
+
+
+def of_session(session: Session) -> None:
+    """The call at hand is for this session."""
+    call = _serving.get()
+    if call is not None:
+        call.say({"hearth.session": session.id, "hearth.tenant": session.tenant.name})
+
+
+def of_caller(caller: Caller) -> Caller:
+    """The call at hand is this one's."""
+    call = _serving.get()
+    if call is not None:
+        call.say({"hearth.tenant": caller.tenant.name})
+    return caller
+
+
+class CallSpan:
+    """One call, from its begin to its end, both in one task. What is logged meanwhile has its `trace_id`."""
+
+    def __init__(self, tracing: _Tracing, service: str, method: str, context: Context) -> None:
+        api = tracing.api
+        self._api = api
+        self._span: Any = tracing.tracer.start_span(
+            f"{service}/{method}",
+            context=tracing.w3c.extract(_carried(context)),
+            kind=api.SpanKind.SERVER,
+            attributes={"rpc.system": "grpc", "rpc.service": service, "rpc.method": method, **_peer(context)},
+        )
+        self._call: Token[CallSpan | None] = _serving.set(self)
+        trace_id = api.format_trace_id(self._span.get_span_context().trace_id)
+        self._logged = structlog.contextvars.bind_contextvars(trace_id=trace_id)
+
+    def say(self, attributes: Mapping[str, str]) -> None:
+        """More of what it is; nothing once it is over."""
+        if self._span.is_recording():
+            self._span.set_attributes(attributes)
+
+    def end(self, code: str, reason: str) -> None:
+        """With gRPC's status code, by name, and, where it was refused or failed, why."""
+        try:
+            self._span.set_attribute("rpc.grpc.status_code", int(Code[code]))
+            if code != "OK":
+                self._span.set_attribute("error.type", reason or code)
+            if code in _FAILED:
+                self._span.set_status(self._api.StatusCode.ERROR, reason)
+            self._span.end()
+            _serving.reset(self._call)
+            structlog.contextvars.reset_contextvars(**self._logged)
+        except Exception:  # also where the task is not ended by itself, but with the loop
+            log.debug("span_not_ended", exc_info=True)
+
+
+def _carried(context: Context) -> dict[str, str]:
+    """The metadata as far as it is text. That of a call by frames (`FramedCall`) is looked at as it came: asked for it,
+    the call finds out who makes it, which is for those to do who want to know."""
+    shown: Any = getattr(context, "metadata", None)
+    if shown is None:
+        shown = context.invocation_metadata()
+    return {str(name): value for name, value in shown or () if isinstance(value, str)}
+
+
+def _peer(context: Context) -> dict[str, Any]:
+    peer = context.peer()
+    found = _PEER.fullmatch(peer)
+    if found is not None:
+        return {"network.transport": "tcp", "client.address": found[1], "client.port": int(found[2])}
+    return {"network.transport": "unix"} if peer.startswith("unix:") else {}
+
+
+# ---- devices ----
+
+
+def device_started(device: int, generation: int, since: float) -> None:
+    """A device process is ready, whose start began at `since` of the monotonic clock."""
+    tracing = _Tracing.on
+    if tracing is not None:
+        begun = time.time_ns() - int((time.monotonic() - since) * 1e9)
+        attributes = {"hearth.device": device, "hearth.generation": generation}
+        tracing.tracer.start_span("hearth.device_start", _root(), start_time=begun, attributes=attributes).end()
+
+
+def device_lost(device: int, generation: int, cause: str, why: str) -> None:
+    """A device process has ended, or was never ready."""
+    tracing = _Tracing.on
+    if tracing is not None:
+        attributes = {"hearth.device": device, "hearth.generation": generation, "error.type": cause}
+        span = tracing.tracer.start_span("hearth.device_lost", _root(), attributes=attributes)
+        span.set_status(tracing.api.StatusCode.ERROR, why)
+        span.end()
+
+
+def _root() -> Any:
+    """The context of what belongs to no call."""
+    from opentelemetry.context import Context
+
+    return Context()

@@ -1,0 +1,280 @@
+"""A group over daemons in a front that has joined it: passes on what its ranks say, and what they are told.
+
+The coordinator is believed in what concerns this group's ranks and nothing else: it names processes that the session
+has, operations that they have presented and communicators that it had made for them. A communicator's name gets the
+group's in front of it, so that it can be no other's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import structlog
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.front.collectives.flight_recorder import FlightRecorder, Ring
+from hearthd.front.peers.frames import Body, PeerFrameError
+from hearthd.front.peers.link import PeerLink
+from hearthd.front.peers.membership import (
+    MAX_NOTED,
+    MAX_SECONDS,
+    MAX_UNIQUE_ID,
+    REBUILD,
+    Part,
+    about,
+    encoded,
+    failed,
+    refusal_in,
+    status_of,
+    tell,
+    text_of,
+    withdrawn,
+)
+from hearthd.front.peers.record import PeerRecord
+from hearthd.front.peers.tickets import Members, natural
+
+if TYPE_CHECKING:
+    from hearthd.front.links.link import DeviceLink
+    from hearthd.front.sessions.sessions import Session
+
+log = structlog.get_logger("hearthd.peers")
+
+MAX_COMMUNICATORS = 8
+"""Of one process in one group; the coordinator gives one up before it makes another."""
+
+VERDICT_S = 0.5
+"""How much longer than its timeout an operation waits for what the coordinator says of it."""
+
+Where = tuple[int, int]
+"""A device and the generation of its process."""
+
+
+class Waiting(NamedTuple):
+    """An operation that was presented and is not answered yet."""
+
+    link: DeviceLink
+    channel: int
+    timer: asyncio.TimerHandle
+
+
+class Follower(Part):
+    """The part of a node that is not the first."""
+
+    def __init__(self, group: bytes, members: Members, node: int, session: Session, peer: PeerLink) -> None:
+        super().__init__(group, members, node, session)
+        self.prefix = f"{self.id}@{node}/"
+        """In front of the names of its communicators."""
+        self._peer = peer
+        self._presented: dict[tuple[int, int, int], Waiting] = {}
+        """What waits for an answer, by device, generation and sequence."""
+        self._comms: dict[str, dict[Where, DeviceLink]] = {}
+        """Live communicators, by this daemon's name for them."""
+        self._record = PeerRecord(self.id, len(members), len(self.ranks))
+        self._ignored = 0
+
+    def start(self) -> None:
+        """Listens to the coordinator."""
+        self._peer.start(self._hear, self._lost)
+
+    # ---- upwards ----
+
+    def present(self, link: DeviceLink, channel: int, body: Mapping[str, Any]) -> None:
+        sequence = int(body["sequence"])
+        if self.over is not None:
+            self.fail(link, channel, sequence, self.over)
+            return
+        self._record.presented(self.ranks[link.ordinal], body)
+        key = (link.ordinal, link.generation, sequence)
+        seconds = min(float(body.get("timeout") or 0) or MAX_SECONDS, MAX_SECONDS) + VERDICT_S
+        timer = asyncio.get_running_loop().call_later(seconds, self._unanswered, key)
+        self._presented[key] = Waiting(link, channel, timer)
+        try:
+            self._say(link, {**body, "channel": 0})
+        except PeerFrameError as error:
+            self._take(key)
+            refusal = Refusal(
+                Reason.MESSAGE_TOO_LARGE,
+                f"Operation {sequence} of group {self.id[:8]} is too large a batch for the daemons: {error}.",
+                fix="Batch fewer operations of a group over daemons in one Collective.",
+                details={"sequence": sequence},
+            )
+            self._record.failed(sequence, refusal.message)
+            self.fail(link, channel, sequence, refusal)
+
+    def withdraw(self, link: DeviceLink, channel: int, body: Mapping[str, Any]) -> None:
+        if self.over is not None:
+            return
+        told = withdrawn(self.id, body)
+        self._take((link.ordinal, link.generation, told["sequence"]))
+        self._record.failed(told["sequence"], refusal_in(told["status"]).message)
+        self._say(link, told)
+
+    def message(self, link: DeviceLink, body: Mapping[str, Any]) -> None:
+        """A device process speaks of a communicator of this group."""
+        name, where = str(body["comm"]), (link.ordinal, link.generation)
+        if body["op"] == "join_failed":
+            self._drop(name, where, "a rank of this node could not join its communicator")
+        elif body["op"] == "progress":
+            self._record.progress(name, where, int(body["done"]))
+        if self.over is None:
+            self._say(link, about(body, name.removeprefix(self.prefix)))
+
+    def process_lost(self, link: DeviceLink, why: str) -> None:
+        where = (link.ordinal, link.generation)
+        known = any(key[:2] == where for key in self._presented) or any(where in comm for comm in self._comms.values())
+        text = f"device {link.ordinal} was lost: {why}"
+        for key in [key for key in self._presented if key[:2] == where]:
+            self._take(key)
+            self._record.failed(key[2], text)
+        for name in list(self._comms):
+            self._drop(name, where, text)
+        channel = self.session.channels.get(link.ordinal)
+        if self.over is None and link.ordinal in self.ranks and (known or (channel and channel.link is link)):
+            self._peer.send({"t": "lost", "device": link.ordinal, "process": link.generation, "why": why[:1000]})
+
+    def ring(self, recorder: FlightRecorder) -> Ring | None:
+        """What is known here, of this node's ranks; the coordinator's recorder has all of them."""
+        return self._record.ring
+
+    def _say(self, link: DeviceLink, body: Mapping[str, Any]) -> None:
+        self._peer.send({"t": "rank", "device": link.ordinal, "process": link.generation, "body": body})
+
+    # ---- downwards ----
+
+    def _hear(self, body: Body) -> None:
+        """The coordinator says something. Raises `ValueError`, `KeyError`, `TypeError` for what means nothing."""
+        what = body["t"]
+        if what == "over":
+            refusal = refusal_in(encoded(body["status"]))
+            self._peer.close()
+            self.end(refusal)
+        elif what == "send":
+            self._deliver(natural(body["device"]), natural(body["process"]), body["body"])
+        else:
+            raise ValueError(f"there is no {str(what)[:40]!r}")
+
+    def _deliver(self, device: int, process: int, body: Body) -> None:
+        """To one of this daemon's ranks, where it is one, and in words that are made here."""
+        op, where = body["op"], (device, process)
+        if op in ("fail", "go"):
+            self._answer(op, where, body)
+            return
+        name = self.prefix + text_of(body["comm"], 64)
+        if op == "abort":
+            told = _why(body)
+            link = self._drop(name, where, refusal_in(told["status"]).message or told["reason"])
+            if link is None:
+                self._ignore(op, where)
+                return
+            tell(link, {"op": op, "comm": name, **told})
+            return
+        if op not in ("create_id", "join"):
+            raise ValueError(f"there is no {str(op)[:40]!r}")
+        channel = self.session.channels.get(device)
+        link = channel.link if channel is not None and device in self.ranks else None  # type: ignore[assignment]
+        mine = [comm for comm, places in self._comms.items() if where in places and comm != name]
+        ranks, rank = natural(body["ranks"]), natural(body.get("rank", 0))
+        wrong = ranks != len(self.members) or (op == "join" and rank != self.ranks.get(device))
+        if link is None or link.generation != process or wrong or len(mine) >= MAX_COMMUNICATORS:
+            self._ignore(op, where)
+            return
+        told = {"op": op, "comm": name, "ranks": ranks}
+        if op == "join":
+            told |= {"unique_id": encoded(body["unique_id"], MAX_UNIQUE_ID), "rank": rank, "group": self.id}
+        self._comms.setdefault(name, {})[where] = link
+        tell(link, told)
+
+    def _answer(self, op: str, where: Where, body: Body) -> None:
+        key = (*where, natural(body["sequence"]))
+        told: Body = {}
+        why = ""
+        if op == "go":
+            name = self.prefix + text_of(body["comm"], 64)
+            if where not in self._comms.get(name, ()):
+                self._ignore(op, where)
+                return
+            told = {"comm": name, "rank": self.ranks[where[0]], "ranks": len(self.members)}
+            told["index"] = natural(body["index"])
+        else:
+            told = {"status": encoded(body["status"])}
+            why = refusal_in(told["status"]).message
+        waiting = self._take(key)
+        if waiting is None:
+            self._ignore(op, where)
+            return
+        if op == "go":
+            self._record.went(told["comm"], where, told["rank"], key[2], told["index"])
+        else:
+            self._record.failed(key[2], why)
+        link, channel, _ = waiting
+        tell(link, {"op": op, "channel": channel, "group": self.id, "devices": [], "sequence": key[2], **told})
+
+    def _take(self, key: tuple[int, int, int]) -> Waiting | None:
+        """It does not wait any more."""
+        waiting = self._presented.pop(key, None)
+        if waiting is not None:
+            waiting.timer.cancel()
+        return waiting
+
+    def _unanswered(self, key: tuple[int, int, int]) -> None:
+        """The coordinator, which keeps the time of all ranks, is silent itself."""
+        waiting = self._take(key)
+        if waiting is None:
+            return
+        refusal = Refusal(
+            Reason.COLLECTIVE_TIMEOUT,
+            f"Operation {key[2]} of group {self.id[:8]} was not answered in time by the daemon of node 0, which "
+            "coordinates the group.",
+            fix=f"See what keeps that daemon. {REBUILD}",
+            details={"group": self.id, "sequence": key[2]},
+        )
+        self._record.failed(key[2], refusal.message)
+        self.fail(waiting.link, waiting.channel, key[2], refusal)
+
+    def _ignore(self, op: str, where: Where) -> None:
+        """Stale, or none of its business; the log is not the coordinator's to fill."""
+        self._ignored += 1
+        if self._ignored <= MAX_NOTED:
+            log.warning("peer_ignored", group=self.id, node=self.node, op=op, device=where[0], process=where[1])
+
+    def _drop(self, name: str, where: Where, why: str) -> DeviceLink | None:
+        """A process has no such communicator any more: what runs on it there fails."""
+        self._record.given_up(name, where, why)
+        places = self._comms.get(name, {})
+        link = places.pop(where, None)
+        if not places:
+            self._comms.pop(name, None)
+        return link
+
+    # ---- the end ----
+
+    def _lost(self, why: str) -> None:
+        self.end(failed(self.id, f"the daemon of node 0, which coordinates it, was lost: {why}"))
+
+    def leave(self, why: str) -> None:
+        self._peer.close({"t": "leave", "why": why[:1000]})
+        self.end(failed(self.id, f"node {self.node} has left it: {why}"))
+
+    def end(self, refusal: Refusal) -> None:
+        """Nothing runs in it from here on: what waits fails, and communicators are given up."""
+        if self.over is not None:
+            return
+        self.over = refusal
+        log.info("group_over", group=self.id, node=self.node, why=refusal.message)
+        for key in list(self._presented):
+            waiting = self._take(key)
+            assert waiting is not None
+            self._record.failed(key[2], refusal.message)
+            self.fail(waiting.link, waiting.channel, key[2], refusal)
+        comms, self._comms = self._comms, {}
+        for name, places in comms.items():
+            for where, link in places.items():
+                self._record.given_up(name, where, refusal.message)
+                tell(link, {"op": "abort", "comm": name, "reason": refusal.message, "status": status_of(refusal)})
+
+
+def _why(body: Body) -> Body:
+    """Of an abort: the reason, and what the operations under way fail with."""
+    return {"reason": text_of(body.get("reason") or ""), "status": encoded(body.get("status") or "")}

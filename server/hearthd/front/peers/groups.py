@@ -1,0 +1,239 @@
+"""The groups over daemons that this daemon's sessions have: created here, or joined.
+
+Sessions see their own groups only. The router hands over what local device processes say of such groups (`takes`), and
+what is for ranks of other daemons (`send`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+import structlog
+
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.v1 import node_pb2
+from hearthd.front import errors
+from hearthd.front.addresses import Address
+from hearthd.front.collectives.matcher import Place
+from hearthd.front.peers import tickets
+from hearthd.front.peers.connect import PeerReach
+from hearthd.front.peers.follower import Follower
+from hearthd.front.peers.frames import Body
+from hearthd.front.peers.leader import Leader, Router
+from hearthd.front.peers.link import LAST_WORDS, PeerLink
+from hearthd.front.peers.membership import Part, status_of
+from hearthd.front.peers.port import PeerPort
+from hearthd.front.peers.tickets import Members
+
+if TYPE_CHECKING:
+    from hearthd.front.links.link import DeviceLink
+    from hearthd.front.sessions.sessions import Session
+
+log = structlog.get_logger("hearthd.peers")
+
+MAX_GROUPS = 64
+"""Of one session, those that are over included until they are left."""
+
+
+class PeerGroups:
+    """Belongs to the event loop. Groups are known to their session by id; `port` is where those of this daemon are
+    joined."""
+
+    def __init__(self, router: Router, reach: PeerReach) -> None:
+        self.port: PeerPort | None = None
+        self.on_refused: Callable[[Session, Sequence[Address]], None] = lambda session, addresses: None
+        """Told where a session wanted this daemon to connect to and it does not."""
+        self._router, self._reach = router, reach
+        self._parts: dict[str, dict[str, Part]] = {}
+        """By session, then by group."""
+        self._leaders: dict[str, Leader] = {}
+        """Those that may be joined or told something."""
+        self._followers: dict[str, Follower] = {}
+        """By the prefix of their communicators."""
+        self._joining: set[tuple[str, str]] = set()
+        self._links: WeakSet[PeerLink] = WeakSet()
+
+    def __iter__(self) -> Iterator[Part]:
+        return iter([part for parts in self._parts.values() for part in parts.values()])
+
+    def of(self, session: Session) -> list[Part]:
+        """A session's groups."""
+        return list(self._parts.get(session.id, {}).values())
+
+    # ---- the calls ----
+
+    async def create(self, session: Session, members: Members, patience: float) -> tuple[bytes, bytes]:
+        """A group that others may join within `patience` seconds: its id and its secret."""
+        assert self.port is not None
+        await self.port.open()
+        if session.closing:
+            raise errors.session_expired()
+        self._check_room(session)
+        group, secret = tickets.new_group()
+        leader = Leader(group, secret, members, session, self._router, self._over)
+        self._leaders[leader.id] = leader
+        self._add(leader)
+        leader.expect(patience)
+        log.info("group_created", group=leader.id, session=session.id, ranks=len(members))
+        return group, secret
+
+    async def join(
+        self, session: Session, group: bytes, node: int, members: Members, ticket: node_pb2.GroupTicket, patience: float
+    ) -> None:
+        """Connects to the coordinator; returns when it has let this daemon in. Raises what it says, `PERMISSION_DENIED`
+        for where this daemon does not connect to, or `COMMUNICATOR_FAILED`, `COLLECTIVE_TIMEOUT` or `UNAUTHENTICATED`
+        with the addresses that were tried."""
+        addresses = tickets.addresses_of(ticket)
+        place = (session.id, group.hex())
+        if place in self._joining or group.hex() in self._parts.get(session.id, {}):
+            raise Refusal(
+                Reason.HANDLE_IN_USE,
+                f"This session takes part in the group {group.hex()[:8]} already.",
+                fix="Join with another session; one session has one node's part of a group.",
+                details={"group": group.hex()},
+            )
+        self._check_room(session)
+        self._joining.add(place)
+        try:
+            said = tickets.hello(group, node, ticket.secret, members)
+            forbidden = partial(self.on_refused, session)
+            peer = await self._reach.reach(addresses, ticket.certificate_sha256, said, patience, forbidden)
+            self._links.add(peer)
+            follower = Follower(group, members, node, session, peer)
+            if session.closing:
+                follower.leave("its session has ended")
+                raise errors.session_expired()
+        finally:
+            self._joining.discard(place)
+        self._followers[follower.prefix] = follower
+        self._add(follower)
+        follower.start()
+        log.info("group_joined", group=follower.id, session=session.id, node=node, coordinator=peer.peer)
+
+    def leave(self, session: Session, group: bytes) -> None:
+        """Gives a group up, on all its daemons. Raises `INVALID_HANDLE` where the session has none such."""
+        part = self._parts.get(session.id, {}).get(group.hex())
+        if part is None:
+            raise Refusal(
+                Reason.INVALID_HANDLE,
+                f"There is no group {group.hex()[:64]} of this session.",
+                fix="Use a group that CreateGroup or JoinGroup made on this session and that has not been left.",
+                details={"group": group.hex()[:64]},
+            )
+        part.exit()
+        self._remove(part, "its client gave it up")
+
+    def _check_room(self, session: Session) -> None:
+        parts = self._parts.get(session.id, {})
+        count = len(parts) + sum(place[0] == session.id for place in self._joining)
+        if count >= MAX_GROUPS:
+            raise Refusal(
+                Reason.QUOTA_EXCEEDED,
+                f"The session has {count} groups over daemons; the most is {MAX_GROUPS}.",
+                fix="Leave groups that are no longer used with LeaveGroup.",
+                details={"requested": count + 1, "allowed": MAX_GROUPS},
+            )
+
+    # ---- those who join groups of this daemon ----
+
+    def admit(self, body: Body, link: PeerLink) -> None:
+        """The first message of a connection. Raises `ValueError` for what is none."""
+        hello = tickets.parse_hello(body)
+        self._links.add(link)
+        leader = self._leaders.get(hello.group.hex())
+        try:
+            if not tickets.same_secret(hello.secret, leader.secret if leader is not None else None):
+                raise tickets.stranger()
+            assert leader is not None
+            leader.admit(hello, link)
+        except Refusal as refusal:
+            log.warning("peer_refused", peer=link.peer, group=hello.group.hex()[:32], why=refusal.message)
+            link.close({"t": "refused", "status": status_of(refusal)})
+
+    # ---- what the router and device processes say ----
+
+    def takes(self, link: DeviceLink, body: Body) -> bool:
+        """See `collective_router.Relay`."""
+        if body["op"] in ("present", "withdraw"):
+            channel = link.channels.get(int(body["channel"]))
+            group = body.get("group")
+            if not group or channel is None:
+                return False
+            part = self._parts.get(channel.session_id, {}).get(str(group))
+            if part is None or link.ordinal not in part.ranks:
+                return False  # refused as what is not there
+            (part.present if body["op"] == "present" else part.withdraw)(link, channel.number, body)
+            return True
+        prefix, slash, _ = str(body.get("comm", "")).partition("/")
+        if not slash:
+            return False
+        follower = self._followers.get(prefix + slash)
+        if follower is not None:  # else it has been left
+            follower.message(link, body)
+        return True
+
+    def send(self, place: Place, body: Body) -> None:
+        """What is for a rank of another daemon."""
+        leader = self._leaders.get(str(body.get("group", "")))
+        if leader is not None:
+            leader.send(place, body)
+
+    async def watch(self, link: DeviceLink) -> None:
+        """A device process is about to serve: it hears of the groups of each session that comes to it."""
+        link.on_open = self._opened
+
+    def _opened(self, link: DeviceLink, channel: int, session: str) -> None:
+        for part in self._parts.get(session, {}).values():
+            part.enter(link, channel)
+
+    # ---- what ends ----
+
+    def device_lost(self, link: DeviceLink, why: str) -> None:
+        """A local device process has ended."""
+        for part in self:
+            part.process_lost(link, why)
+
+    def session_closed(self, session: str) -> None:
+        """A session is about to end, or is cut off."""
+        for part in list(self._parts.get(session, {}).values()):
+            part.exit()
+            self._remove(part, "its session has ended")
+
+    async def stop(self) -> None:
+        """Gives up all groups, and takes nobody any more; the others have a moment to hear it."""
+        for part in self:
+            self._remove(part, "its daemon is stopping")
+        if self.port is not None:
+            await self.port.close()
+        self._reach.close()
+        leaving = {link.gone for link in self._links if not link.gone.done()}
+        if leaving:
+            await asyncio.wait(leaving, timeout=2 * LAST_WORDS)
+
+    def _add(self, part: Part) -> None:
+        self._parts.setdefault(part.session.id, {})[part.id] = part
+        for ordinal in part.ranks:
+            channel = part.session.channels.get(ordinal)
+            if channel is not None and channel.alive:
+                part.enter(_link(channel), channel.number)
+
+    def _remove(self, part: Part, why: str) -> None:
+        parts = self._parts[part.session.id]
+        del parts[part.id]
+        if not parts:
+            del self._parts[part.session.id]
+        part.leave(why)
+        if isinstance(part, Follower):
+            self._followers.pop(part.prefix, None)
+
+    def _over(self, leader: Leader) -> None:
+        self._leaders.pop(leader.id, None)
+
+
+def _link(channel: Any) -> DeviceLink:
+    link: DeviceLink = channel.link
+    return link

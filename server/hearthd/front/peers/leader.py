@@ -1,0 +1,238 @@
+"""A group over daemons in the front that coordinates it: admits the other daemons, and lets their ranks take part.
+
+For the router a remote rank is a place like any other, and what it says counts in its group only: a peer says which of
+its devices speaks, and nothing else about who it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import structlog
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.front.collectives.matcher import GROUP, Key, Place
+from hearthd.front.peers import tickets
+from hearthd.front.peers.frames import Body, PeerFrameError
+from hearthd.front.peers.link import PeerLink
+from hearthd.front.peers.membership import MAX_NOTED, Part, about, failed, presented, status_of, text_of, withdrawn
+from hearthd.front.peers.tickets import Hello, Member, Members, nodes_of
+
+if TYPE_CHECKING:
+    from hearthd.front.links.link import DeviceLink
+    from hearthd.front.sessions.sessions import Session
+
+log = structlog.get_logger("hearthd.peers")
+
+MAX_PRESENTED = 8192
+"""Operations, those of batches counted one by one, that one remote rank may have presented without an answer; a device
+process presents fewer (`hearthd.device.collectives.negotiation`)."""
+
+
+class Router(Protocol):
+    """What matches ranks and keeps communicators: `CollectiveRouter`."""
+
+    def present(self, key: Key, rank: int, place: Place, body: Body) -> None: ...
+
+    def withdraw(self, key: Key, rank: int, body: Body) -> None: ...
+
+    def message(self, place: Place, body: Body, owner: str = "") -> None: ...
+
+    def lost(self, where: Place | int, why: str, owners: Collection[str] = ()) -> None: ...
+
+    def give_up(self, owner: str, why: str, reason: Reason = Reason.COMMUNICATOR_FAILED) -> None: ...
+
+
+class _Unanswered:
+    """What a remote rank has presented and heard nothing of. Its sum is kept: who presents without end is not to cost
+    more from time to time."""
+
+    def __init__(self) -> None:
+        self._by_sequence: dict[int, int] = {}
+        self.operations = 0
+
+    def __len__(self) -> int:
+        return len(self._by_sequence)
+
+    def add(self, sequence: int, operations: int) -> None:
+        self.drop(sequence)
+        self._by_sequence[sequence] = operations
+        self.operations += operations
+
+    def drop(self, sequence: int) -> None:
+        """Nothing where there is no such sequence number."""
+        self.operations -= self._by_sequence.pop(sequence, 0)
+
+
+class Leader(Part):
+    """Node 0's part of a group that it created."""
+
+    def __init__(
+        self,
+        group: bytes,
+        secret: bytes,
+        members: Members,
+        session: Session,
+        router: Router,
+        on_over: Callable[[Leader], None],
+    ) -> None:
+        """`on_over`: told once, when nobody may join any more."""
+        super().__init__(group, members, 0, session)
+        self.secret = secret
+        self._router, self._on_over = router, on_over
+        self._owner = GROUP + self.id
+        self._ranks = tuple(range(len(members)))
+        self._rank_of = {member: rank for rank, member in enumerate(members)}
+        self._links: dict[int, PeerLink] = {}
+        """Of the nodes that have joined."""
+        self._unanswered: defaultdict[int, _Unanswered] = defaultdict(_Unanswered)
+        """By remote rank."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._ignored = 0
+
+    @property
+    def missing(self) -> list[int]:
+        """Nodes that have not joined."""
+        return [node for node in nodes_of(self.members) if node and node not in self._links]
+
+    @property
+    def state(self) -> str:
+        return "forming" if self.over is None and self.missing else super().state
+
+    def expect(self, timeout: float) -> None:
+        """Gives the others so many seconds to join."""
+        if self.missing:
+            self._timer = asyncio.get_running_loop().call_later(timeout, self._expire, timeout)
+
+    def _expire(self, timeout: float) -> None:
+        missing = ", ".join(map(str, self.missing))
+        if missing and self.over is None:
+            refusal = Refusal(
+                Reason.COLLECTIVE_TIMEOUT,
+                f"The group {self.id[:8]} over several daemons is over: nodes {missing} did not join it within "
+                f"{timeout:g} s.",
+                fix="Create it anew, and have every daemon join with JoinGroup; a longer timeout leaves more time.",
+                details={"group": self.id, "missing": missing},
+            )
+            self._router.give_up(self._owner, refusal.message, refusal.reason)
+            self.end(refusal)
+
+    # ---- those who join ----
+
+    def admit(self, hello: Hello, link: PeerLink) -> None:
+        """Lets a daemon in that has shown the secret. Raises what stands against it."""
+        tickets.check_hello(hello, self.members, self._links)
+        node = hello.node
+        self._links[node] = link
+        link.send({"t": "welcome", "protocol": tickets.PROTOCOL})
+        log.info("peer_joined", group=self.id, node=node, peer=link.peer, missing=self.missing)
+        if not self.missing and self._timer is not None:
+            self._timer.cancel()
+        link.start(partial(self._hear, node), partial(self._lost, node))
+
+    def _hear(self, node: int, body: Body) -> None:
+        """A peer says something. Raises `ValueError`, `KeyError`, `TypeError` for what means nothing."""
+        what = body["t"]
+        if what == "leave":
+            why = text_of(body.get("why", ""))
+            self._gone(node, why, f"node {node} has left it: {why}")
+            return
+        if what not in ("rank", "lost"):
+            raise ValueError(f"there is no {str(what)[:40]!r}")
+        device, process = tickets.natural(body["device"]), tickets.natural(body["process"])
+        rank = self._rank_of.get(Member(node, device))
+        if rank is None or self.over is not None:
+            self._ignored += 1
+            if self._ignored <= MAX_NOTED:
+                over = self.over is not None
+                log.warning("peer_ignored", group=self.id, node=node, device=device, what=what, over=over)
+            return
+        place = Place(node, device, process)
+        if what == "lost":
+            self._unanswered.pop(rank, None)
+            self._router.lost(place, text_of(body["why"]), (self._owner,))
+        elif body["body"]["op"] == "present":
+            part = presented(self.id, body["body"])
+            waiting = self._unanswered[rank]
+            weight = len(part["signature"])
+            if waiting.operations and waiting.operations + weight > MAX_PRESENTED:
+                raise ValueError(f"rank {rank} has presented {len(waiting)} times and not waited for an answer")
+            waiting.add(part["sequence"], max(1, weight))
+            self._present(rank, place, part)
+        elif body["body"]["op"] == "withdraw":
+            part = withdrawn(self.id, body["body"])
+            self._unanswered[rank].drop(part["sequence"])
+            self._withdraw(rank, part)
+        else:
+            self._router.message(place, about(body["body"], text_of(body["body"]["comm"], 64)), self._owner)
+
+    def _lost(self, node: int, why: str) -> None:
+        """A link is over."""
+        self._links.pop(node, None)
+        self._gone(node, why, f"the daemon of node {node} was lost: {why}")
+
+    def _gone(self, node: int, why: str, told: str) -> None:
+        """What was under way fails and is aborted on the others, for this reason; then there is no group any more."""
+        self._router.lost(node, why, (self._owner,))
+        self.end(failed(self.id, told))
+
+    def send(self, place: Place, body: Body) -> None:
+        """What the router says to a remote rank; nothing where its node has gone."""
+        link = self._links.get(place.node)
+        if link is None:
+            return
+        if body["op"] in ("go", "fail"):
+            rank = self._rank_of[Member(place.node, place.device)]
+            self._unanswered[rank].drop(body["sequence"])
+        try:
+            link.send({"t": "send", "device": place.device, "process": place.process, "body": body})
+        except PeerFrameError as error:
+            link.cut_soon(f"what it was to be told does not fit a frame: {error}")
+
+    # ---- this daemon's own ranks ----
+
+    def present(self, link: DeviceLink, channel: int, body: Mapping[str, Any]) -> None:
+        if self.over is not None:
+            self.fail(link, channel, int(body["sequence"]), self.over)
+            return
+        self._present(self.ranks[link.ordinal], Place(0, link.ordinal, link.generation), {**body, "channel": channel})
+
+    def withdraw(self, link: DeviceLink, channel: int, body: Mapping[str, Any]) -> None:
+        if self.over is None:
+            self._withdraw(self.ranks[link.ordinal], dict(body))
+
+    def process_lost(self, link: DeviceLink, why: str) -> None:
+        """The router has failed what had been presented from it; the session's rank there can present no more."""
+        channel = self.session.channels.get(link.ordinal)
+        if self.over is None and link.ordinal in self.ranks and channel is not None and channel.link is link:
+            self._router.lost(Place(0, link.ordinal, link.generation), why, (self._owner,))
+
+    def _present(self, rank: int, place: Place, body: Body) -> None:
+        self._router.present(Key(self._owner, self._ranks, int(body["sequence"])), rank, place, body)
+
+    def _withdraw(self, rank: int, body: Body) -> None:
+        self._router.withdraw(Key(self._owner, self._ranks, int(body["sequence"])), rank, body)
+
+    # ---- the end ----
+
+    def leave(self, why: str) -> None:
+        refusal = self.over or failed(self.id, f"node 0 has left it: {why}")
+        self._router.give_up(self._owner, refusal.message)
+        self.end(refusal)
+
+    def end(self, refusal: Refusal) -> None:
+        """Nothing runs in it from here on; everybody is told."""
+        if self.over is not None:
+            return
+        self.over = refusal
+        if self._timer is not None:
+            self._timer.cancel()
+        log.info("group_over", group=self.id, why=refusal.message)
+        links, self._links = self._links, {}
+        for link in links.values():
+            link.close({"t": "over", "status": status_of(refusal)})
+        self._on_over(self)

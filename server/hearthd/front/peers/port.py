@@ -1,0 +1,203 @@
+"""Where the daemons of a group find its coordinator: a TCP port of this daemon, opened for the first group."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import socket
+import ssl
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.front import sockets
+from hearthd.front.addresses import Address, parse_address
+from hearthd.front.connections.accept_loop import Accepting
+from hearthd.front.peers.frames import Body
+from hearthd.front.peers.link import HANDSHAKE, PeerLink, PeerLost
+from hearthd.front.tenancy.seldom import Seldom
+
+log = structlog.get_logger("hearthd.peers")
+
+MAX_STRANGERS = 64
+"""Connections that have not shown who they are; further ones are hung up on."""
+MAX_STRANGERS_OF_ONE = MAX_STRANGERS // 2
+"""Of them from one address, so that no host keeps all others out."""
+_LOG_S = 1.0
+"""Seconds between two log lines about connections that are not taken."""
+
+Admit = Callable[[Body, PeerLink], None]
+"""Takes the first message of a connection and answers it. Raises `ValueError` where it means nothing."""
+
+
+class PeerPort:
+    """The listener and its handshakes."""
+
+    def __init__(
+        self,
+        address: str,
+        advertised: tuple[str, ...],
+        host: str,
+        admit: Admit,
+        context: Callable[[], ssl.SSLContext | None] = lambda: None,
+        make: Callable[[], PeerLink] = PeerLink,
+        handshake: float = HANDSHAKE,
+    ) -> None:
+        """`address`: as `[collectives] listen` has it; `host`: this machine's name, for an address of every
+        interface."""
+        self.addresses: tuple[str, ...] = ()
+        """What tickets say, once it is open."""
+        self.strangers = 0
+        """Connections that have not shown who they are."""
+        self._address, self._advertised, self._host = address, advertised, host
+        self._admit, self._context, self._make, self._handshake = admit, context, make, handshake
+        self._open = False
+        self._opening = asyncio.Lock()
+        self._closed = False
+        self._from: Counter[str] = Counter()
+        """Strangers by address."""
+        self.on_refused: Callable[[str, str], None] = lambda host, reason: None
+        """Told the address and why of each connection that is not taken or says nothing in time."""
+        self._logged = Seldom(_LOG_S)
+        self._accepting = Accepting("peers", self._accepted, self._short)
+
+    async def open(self) -> None:
+        """Listens, if it does not yet. Raises `UNSUPPORTED` where it is not to, `COMMUNICATOR_FAILED` where it
+        cannot."""
+        if not self._address:
+            raise Refusal(
+                Reason.UNSUPPORTED,
+                "This daemon takes no part in groups over several daemons: collectives.listen is empty.",
+                fix='Set listen in [collectives], e.g. listen = "0.0.0.0:7424" with [tls], on every node of the group.',
+                details={"setting": "collectives.listen"},
+            )
+        async with self._opening:
+            if self._open or self._closed:
+                return
+            address = parse_address(self._address)
+            try:
+                listening = await _listening(address)
+            except OSError as error:
+                why = str(sockets.listen_error(address, "listen", error)).removeprefix("listen.listen: ")
+                raise Refusal(
+                    Reason.COMMUNICATOR_FAILED,
+                    f"The port for groups over several daemons cannot be opened: collectives.listen: {why}.",
+                    fix="Set collectives.listen to an address of this host with a port that is free.",
+                    details={"setting": "collectives.listen", "requested": self._address},
+                ) from None
+            self._open = True
+            self._accepting.listen(listening)
+            port = int(listening.getsockname()[1])
+            own = Address(self._host if address.wildcard else address.host, port)
+            self.addresses = self._advertised or (str(own),)
+            log.info("listening", peers=str(Address(address.host, port)), advertised=self.addresses)
+
+    async def close(self) -> None:
+        """Takes nobody any more; those who were let in keep their links."""
+        self._closed = True
+        await self._accepting.stop()
+
+    # ---- those who come ----
+
+    def _accepted(self, connection: socket.socket, where: Any) -> None:
+        """Counts a stranger, or hangs up on it."""
+        host = str(where[0])
+        if self.strangers >= MAX_STRANGERS or self._from[host] >= MAX_STRANGERS_OF_ONE:
+            connection.close()
+            self.on_refused(host, "strangers" if self.strangers >= MAX_STRANGERS else "address")
+            counts = f"{self.strangers} others, {self._from[host]} of them from {host},"
+            self._not_accepted("strangers", f"{counts} have not said who they are yet")
+            return
+        self.strangers += 1
+        self._from[host] += 1
+        self._accepting.keep(self._meet(connection, host))
+
+    def _short(self, error: OSError) -> None:
+        self._not_accepted("descriptors", error.strerror or str(error))
+
+    def _not_accepted(self, kind: str, why: str) -> None:
+        times = self._logged.times(kind, asyncio.get_running_loop().time())
+        if times:
+            log.warning("peer_not_accepted", why=why, times=times)
+
+    async def _meet(self, connection: socket.socket, host: str) -> None:
+        """The handshake: TLS where there is some, then who it is."""
+        link = self._make()
+        try:
+            async with asyncio.timeout(self._handshake):
+                await asyncio.get_running_loop().connect_accepted_socket(lambda: link, connection, ssl=self._context())
+                body = await link.first()
+            self._admit(body, link)
+            if link.over:  # turned away; it counts until it has gone, or connections would add up
+                await asyncio.wait([link.gone])
+        except TimeoutError:
+            self.on_refused(host, "silent")
+            link.cut(f"it did not say who it is within {self._handshake:g} s")
+        except PeerLost as lost:
+            log.info("peer_gone", peer=link.peer, why=str(lost))
+        except ValueError as error:
+            link.cut(str(error))
+        except OSError as error:
+            link.cut(f"TLS could not be set up: {error}")
+        except asyncio.CancelledError:
+            link.cut("the daemon is stopping")
+            raise
+        finally:
+            self.strangers -= 1
+            self._from[host] -= 1
+            self._from += Counter()  # forgets those that have none
+            if not link.peer:
+                connection.close()
+
+
+async def _listening(address: Address) -> socket.socket:
+    """Raises `OSError`."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, _, _, _, where = found[0]
+    made = socket.create_server(where[:2], family=family, backlog=128)
+    made.setblocking(False)
+    return made
+
+
+async def connect(address: Address, pin: bytes, patience: float, make: Callable[[], PeerLink] = PeerLink) -> PeerLink:
+    """A connection to a coordinator. `address`: by number; names are not looked up here, see `PeerTargets.find`. `pin`:
+    SHA-256 of its certificate; empty: without TLS. Raises `PeerLost`, saying why."""
+    context: Any = None
+    if pin:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.check_hostname = False  # the certificate itself is known, whoever signed it for whichever name
+        context.verify_mode = ssl.CERT_NONE
+    link = make()
+    try:
+        async with asyncio.timeout(patience):
+            await asyncio.get_running_loop().create_connection(
+                lambda: link, address.host, address.port, ssl=context, flags=socket.AI_NUMERICHOST
+            )
+    except TimeoutError:
+        link.cut("nobody answered")
+        raise PeerLost(f"nobody answered within {patience:.3g} s") from None
+    except (OSError, UnicodeError) as error:
+        link.cut("it could not be reached")
+        raise PeerLost(_explained(error, bool(pin))) from None
+    except BaseException:
+        link.cut("nobody waits for it any more")
+        raise
+    if pin and hashlib.sha256(link.certificate()).digest() != pin:
+        link.cut("its certificate is another one")
+        raise PeerLost("its certificate is not the one that the ticket names")
+    return link
+
+
+def _explained(error: Exception, tls: bool) -> str:
+    if isinstance(error, ssl.SSLError):
+        return f"TLS could not be set up: {error.reason or error}"
+    if isinstance(error, ConnectionRefusedError):
+        return "nothing listens there"
+    if isinstance(error, ConnectionError):
+        return "it hung up while TLS was set up; perhaps it speaks none" if tls else "it hung up"
+    return str(getattr(error, "strerror", "") or error) or type(error).__name__

@@ -1,0 +1,255 @@
+"""What makes a group over daemons: its members, its ticket, and the words with which a daemon shows that it has one.
+Pure."""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import secrets
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.v1 import node_pb2
+from hearthd.front.addresses import Address, parse_address
+from hearthd.front.peers.frames import Body
+
+GROUP_BYTES = 16
+SECRET_BYTES = 16
+MAX_SECRET = 64
+MAX_RANKS = 128
+MAX_ADDRESSES = 16
+PROTOCOL = 1
+"""Of the fronts among each other."""
+
+
+class Member(NamedTuple):
+    """A rank's place, as all daemons of the group name it."""
+
+    node: int
+    device: int
+
+
+Members = tuple[Member, ...]
+
+
+class Hello(NamedTuple):
+    """Who joins what."""
+
+    group: bytes
+    node: int
+    secret: bytes
+    members: Members
+    protocol: int
+
+
+# ---- members ----
+
+
+def members_of(members: Sequence[node_pb2.GroupMember]) -> Members:
+    """The ranks of a request. Raises `INVALID_ARGUMENT` for what is no group."""
+    if not 1 <= len(members) <= MAX_RANKS:
+        raise _no_group(f"A group of {len(members)} ranks was asked for", f"1 to {MAX_RANKS} members", len(members))
+    return check_members(Member(member.node, member.device) for member in members)
+
+
+def check_members(members: Iterable[Member]) -> Members:
+    """`members` where they make a group: each place once, nodes counted from 0 without a gap. Raises
+    `INVALID_ARGUMENT`."""
+    found = tuple(members)
+    seen: set[Member] = set()
+    for rank, member in enumerate(found):
+        if member in seen:
+            raise _no_group(
+                f"Rank {rank} is device {member.device} of node {member.node}, which is a member already",
+                "each device of a node once",
+                rank,
+            )
+        seen.add(member)
+    nodes = {member.node for member in found}
+    missing = sorted(set(range(len(nodes))) - nodes)
+    if missing:
+        raise _no_group(
+            f"The members' nodes are {', '.join(map(str, sorted(nodes)))}; node {missing[0]} has no member",
+            "nodes counted from 0, the daemon that is asked to create the group, without a gap",
+            max(nodes),
+        )
+    return found
+
+
+def devices_of(members: Members, node: int) -> dict[int, int]:
+    """Ordinal to rank, of one node's members."""
+    return {member.device: rank for rank, member in enumerate(members) if member.node == node}
+
+
+def nodes_of(members: Members) -> list[int]:
+    return sorted({member.node for member in members})
+
+
+def _no_group(what: str, allowed: str, requested: int) -> Refusal:
+    return Refusal(
+        Reason.INVALID_ARGUMENT,
+        f"{what}; a group has {allowed}.",
+        fix=f"Name {allowed}.",
+        details={"requested": requested, "allowed": allowed},
+    )
+
+
+# ---- tickets ----
+
+
+def new_group() -> tuple[bytes, bytes]:
+    """A group's id and its secret, both of the kernel's random bytes."""
+    return secrets.token_bytes(GROUP_BYTES), secrets.token_bytes(SECRET_BYTES)
+
+
+def check_group(group: bytes) -> bytes:
+    """Raises `INVALID_ARGUMENT` for what can be no group's id."""
+    if len(group) != GROUP_BYTES:
+        raise Refusal(
+            Reason.INVALID_ARGUMENT,
+            f"The group has {len(group)} bytes; a group's id has {GROUP_BYTES}.",
+            fix="Pass on what CreateGroup answered.",
+            details={"requested": len(group), "allowed": GROUP_BYTES},
+        )
+    return group
+
+
+def addresses_of(ticket: node_pb2.GroupTicket) -> list[Address]:
+    """Where the coordinator is, each address once, to be tried in this order. Raises `INVALID_ARGUMENT` for what
+    CreateGroup never made."""
+    fix = "Pass on the ticket that CreateGroup answered, as it is."
+    if not SECRET_BYTES <= len(ticket.secret) <= MAX_SECRET:
+        raise Refusal(
+            Reason.INVALID_ARGUMENT, f"The ticket's secret has {len(ticket.secret)} bytes; it has {SECRET_BYTES}.",
+            fix=fix, details={"requested": len(ticket.secret), "allowed": SECRET_BYTES},
+        )  # fmt: skip
+    if len(ticket.certificate_sha256) not in (0, 32):
+        raise Refusal(
+            Reason.INVALID_ARGUMENT,
+            f"The ticket's certificate_sha256 has {len(ticket.certificate_sha256)} bytes; it has 32, or none.",
+            fix=fix, details={"requested": len(ticket.certificate_sha256), "allowed": 32},
+        )  # fmt: skip
+    if not 1 <= len(ticket.addresses) <= MAX_ADDRESSES:
+        raise Refusal(
+            Reason.INVALID_ARGUMENT,
+            f"The ticket has {len(ticket.addresses)} addresses; it has 1 to {MAX_ADDRESSES}.",
+            fix=fix, details={"requested": len(ticket.addresses), "allowed": MAX_ADDRESSES},
+        )  # fmt: skip
+    found = []
+    for text in ticket.addresses:
+        try:
+            address = parse_address(text)
+            if not address.port or address.wildcard or len(text) > 300 or not text.isprintable():
+                raise ValueError
+        except ValueError:
+            raise Refusal(
+                Reason.INVALID_ARGUMENT, f"The ticket's address {text[:300]!r} is no host:port to connect to.",
+                fix=fix, details={"requested": text[:300]},
+            ) from None  # fmt: skip
+        found.append(address)
+    return list(dict.fromkeys(found))
+
+
+# ---- what peers say first ----
+
+
+def hello(group: bytes, node: int, secret: bytes, members: Members) -> Body:
+    """What a daemon that joins says."""
+    return {
+        "t": "hello",
+        "protocol": PROTOCOL,
+        "group": group.hex(),
+        "node": node,
+        "secret": base64.b64encode(secret).decode(),
+        "members": [list(member) for member in members],
+    }
+
+
+def parse_hello(body: Body) -> Hello:
+    """Raises `ValueError` for anything that is none."""
+    try:
+        members = body["members"]
+        if body["t"] != "hello" or not isinstance(members, list) or len(members) > MAX_RANKS:
+            raise ValueError("it is no hello")
+        return Hello(
+            bytes.fromhex(body["group"]),
+            natural(body["node"]),
+            base64.b64decode(body["secret"], validate=True),
+            tuple(Member(natural(node), natural(device)) for node, device in members),
+            natural(body["protocol"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"it is no hello: {error!r}"[:200]) from None
+
+
+def natural(value: Any, most: int = (1 << 64) - 1) -> int:
+    """An integer from 0 to `most`, of a message. Raises `ValueError`."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
+        raise ValueError(f"{str(value)[:40]!r} is no number from 0 to {most}")
+    return value
+
+
+def same_secret(shown: bytes, secret: bytes | None) -> bool:
+    """Whether the secret is that of the group; None: there is no such group, which takes as long to find out."""
+    return hmac.compare_digest(shown, secret if secret is not None else bytes(SECRET_BYTES)) and secret is not None
+
+
+def stranger() -> Refusal:
+    """The same words for an unknown group and for a wrong secret."""
+    return Refusal(
+        Reason.UNAUTHENTICATED,
+        "The ticket is good for no group of the daemon that was asked: the group is over or was never there, or the "
+        "secret is not its own.",
+        fix="Create the group anew with CreateGroup, and pass on what it answers, as it is.",
+    )
+
+
+def check_hello(hello: Hello, members: Members, taken: Iterable[int]) -> None:
+    """Whether one who has the secret may be let in as what it says it is; `taken`: nodes that have joined. Raises
+    `VERSION_UNSUPPORTED`, `INVALID_ARGUMENT`, `COLLECTIVE_MISMATCH`, `HANDLE_IN_USE`."""
+    if hello.protocol != PROTOCOL:
+        raise Refusal(
+            Reason.VERSION_UNSUPPORTED,
+            f"The daemon that joins speaks version {hello.protocol} of the protocol of peers, the other {PROTOCOL}.",
+            fix="Run the same version of hearthd on all nodes of a group.",
+            details={"requested": hello.protocol, "allowed": PROTOCOL},
+        )
+    if hello.members != members:
+        differing = next(
+            (rank for rank, pair in enumerate(zip(hello.members, members, strict=False)) if pair[0] != pair[1]),
+            min(len(hello.members), len(members)),
+        )
+        raise Refusal(
+            Reason.COLLECTIVE_MISMATCH,
+            f"The group was created with {len(members)} ranks and joined with {len(hello.members)}; rank {differing} "
+            f"is {_named(members, differing)} and {_named(hello.members, differing)}.",
+            fix="Give JoinGroup the members that were given to CreateGroup, in the same order.",
+            details={
+                "field": "members",
+                "rank": differing,
+                "expected": _named(members, differing),
+                "requested": _named(hello.members, differing),
+            },
+        )
+    nodes = nodes_of(members)
+    if hello.node == 0 or hello.node not in nodes:
+        raise Refusal(
+            Reason.INVALID_ARGUMENT,
+            f"Node {hello.node} cannot join: the group has nodes {', '.join(map(str, nodes))}, and node 0 created it.",
+            fix="Join as the node that the members have for this daemon.",
+            details={"requested": hello.node, "allowed": ", ".join(map(str, nodes[1:])) or "none"},
+        )
+    if hello.node in taken:
+        raise Refusal(
+            Reason.HANDLE_IN_USE,
+            f"Node {hello.node} has joined the group already.",
+            fix="Join each node once; leave the group and create another to start again.",
+            details={"node": hello.node},
+        )
+
+
+def _named(members: Members, rank: int) -> str:
+    if rank >= len(members):
+        return "not there"
+    return f"device {members[rank].device} of node {members[rank].node}"

@@ -1,0 +1,133 @@
+"""The ledger of one device at work: frames to and from its processes, and who waits for room."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from hearth_proto.frames import Frame, Kind
+from hearth_proto.reasons import Refusal
+from hearthd.front.links.link import DeviceLink
+from hearthd.front.resources.memory_ledger import Ledger, Limit
+
+log = structlog.get_logger("hearthd.memory")
+
+
+class Grants:
+    """Belongs to the event loop. `overhead`: what a process takes of the device before it allocates anything."""
+
+    def __init__(self, overhead: int, limit: int = 0) -> None:
+        self.ledger = Ledger()
+        self._overhead = overhead
+        self._limit = limit
+        self._links: dict[int, DeviceLink] = {}
+        self._early: dict[int, Limit] = {}
+        """For processes that have no link yet."""
+        self._waiting: dict[int, asyncio.Future[None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def enter(
+        self, process: int, tenant: str, quota: int, *, uses: bool, on_wait: Callable[[], None]
+    ) -> int | None:
+        """Returns when there is room for one more process: what it may hold, None for all that the device has.
+        `on_wait` is told where there is no room at once."""
+        ledger = self.ledger
+        ledger.enter(process, self._overhead, tenant, quota, uses=uses)
+        self._step()
+        if not ledger.admitted(process):
+            self._waiting[process] = asyncio.get_running_loop().create_future()
+            on_wait()
+            log.info("process_waits_for_memory", process=process, free=ledger.free, needs=self._overhead)
+            try:
+                await self._waiting[process]
+            except asyncio.CancelledError:
+                self.leave(process)
+                raise
+        return ledger.initial(process)
+
+    def attach(self, link: DeviceLink) -> None:
+        """The process has a link."""
+        process = link.generation
+        self._links[process] = link
+        link.listen(Kind.HELD, lambda frame: self._on_held(process, frame))
+        early = self._early.pop(process, None)
+        if early is not None:
+            self._send(early)
+
+    def learn(self, total: int) -> None:
+        """What the device has, as its first process says."""
+        self.ledger.learn(min(total, self._limit) if self._limit else total)
+        self._step()
+
+    def use(self, process: int, tenant: str, quota: int) -> None:
+        """The process serves a tenant from now on."""
+        self.ledger.use(process, tenant, quota)
+        self._step()
+
+    def hear(self, process: int, stats: dict[str, Any]) -> None:
+        """What a process says of itself every now and then."""
+        gauges = stats.get("gauges")
+        reserved = gauges.get("memory_reserved_bytes") if isinstance(gauges, dict) else None
+        if isinstance(reserved, int):
+            self.ledger.hear(process, reserved)
+
+    def leave(self, process: int) -> None:
+        """The process is gone, with all that it held."""
+        self._links.pop(process, None)
+        self._early.pop(process, None)
+        self._waiting.pop(process, None)
+        self.ledger.leave(process)
+        self._step()
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for task in self._tasks:
+            task.cancel()
+
+    def _on_held(self, process: int, frame: Frame) -> None:
+        body = json.loads(frame.payload)
+        self.ledger.hear(process, int(body.get("reserved", 0)))
+        self.ledger.want(process, int(body.get("wants", 0)))
+        self._step()
+
+    def _step(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for limit in self.ledger.step(now):
+            self._send(limit)
+        for process, waiter in list(self._waiting.items()):
+            if self.ledger.admitted(process):
+                del self._waiting[process]
+                if not waiter.done():
+                    waiter.set_result(None)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        due = self.ledger.wake(now)
+        if due is not None:
+            self._timer = loop.call_at(due + 1e-3, self._step)  # a timer may fire a clock tick early
+
+    def _send(self, limit: Limit) -> None:
+        link = self._links.get(limit.process)
+        if link is None:
+            self._early[limit.process] = limit
+            return
+        task = asyncio.create_task(self._tell(link, limit))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _tell(self, link: DeviceLink, limit: Limit) -> None:
+        body = {"bytes": limit.bytes, "denied": limit.denied, "granted": limit.granted, "quota": limit.quota}
+        try:
+            held = await link.ask(Kind.LIMIT, body)
+        except Refusal:
+            return  # it is gone, and so is what it held as soon as it is buried
+        self.ledger.confirm(limit.process, int(held["limit"]), int(held["reserved"]), asyncio.get_running_loop().time())
+        self._step()

@@ -1,0 +1,189 @@
+"""OpenBulk: tickets for connections that carry bulk data past the front, to the device process of a channel.
+
+On this host one connection shares segments of memory, `SEGMENT` in `hearth_proto.frames`; over TCP several carry a
+transfer's bytes in stripes. What is read and written there is said in commands, and checked with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from hearth_proto import rights
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.rights import Right
+from hearth_proto.v1 import device_pb2
+from hearthd.front.errors import Context
+from hearthd.front.lanes.certificates import Certificates
+from hearthd.front.lanes.listener import Lanes
+from hearthd.front.lanes.stripe_port import StripePort
+from hearthd.front.lanes.tickets import LIFETIME, TICKET_BYTES
+from hearthd.front.rpc import unary
+from hearthd.front.rpc.server_call import decoder
+from hearthd.front.sessions.channel import Channel
+from hearthd.front.sessions.sessions import Session, SessionTable
+from hearthd.front.supervisor.supervisor import Supervisor
+
+NAME = "OpenBulk"
+SEGMENTS = "segments"
+STRIPE = "stripe"
+MAX_STRIPES = 16
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What clients may move by these connections."""
+
+    segment_bytes: int = 1 << 30
+    """Of shared memory, in one device process."""
+    max_chunk_bytes: int = 4 << 20
+    """Of one STRIPE frame's data."""
+    tls: bool = False
+    """Whether clients that come by TCP speak TLS."""
+
+
+@dataclass(frozen=True)
+class BulkConnection:
+    """What a ticket is for: one connection that `channel`'s device process gets."""
+
+    session: Session
+    channel: Channel
+    kind: str
+    body: dict[str, Any] = field(default_factory=dict)
+
+    async def hand_over(self, connection: int) -> None:
+        """The device process gets it. Raises OSError where it or the session has ended meanwhile."""
+        if self.session.closing or not self.channel.alive:
+            raise ConnectionError("the session is gone from this device process")
+        self.channel.link.give(self.kind, {"channel": self.channel.number, **self.body}, connection)
+
+
+class BulkService:
+    """The method of DeviceService."""
+
+    def __init__(
+        self, sessions: SessionTable, supervisor: Supervisor, lanes: Lanes, port: StripePort, bounds: Bounds
+    ) -> None:
+        self._sessions = sessions
+        self._supervisor = supervisor
+        self._lanes = lanes
+        self._port = port
+        self._bounds = bounds
+        self._certificates = Certificates()
+
+    def handlers(self, guard: Callable[[str, Any], Any]) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+        """What DeviceService adds to its table."""
+        return {
+            NAME: grpc.unary_unary_rpc_method_handler(
+                guard(NAME, self._open),
+                request_deserializer=decoder(device_pb2.OpenBulkRequest),
+                response_serializer=unary.serialize,
+            )
+        }
+
+    async def _open(self, request: device_pb2.OpenBulkRequest, context: Context) -> device_pb2.OpenBulkResponse:
+        session = self._sessions.find(request.session_token)
+        device = self._supervisor.find(request.device, session.tenant)
+        self._admit(session)
+        if request.stripes > MAX_STRIPES:
+            raise Refusal(
+                Reason.INVALID_ARGUMENT,
+                f"{request.stripes} stripes were asked for; there may be 1 to {MAX_STRIPES} (0: shared memory).",
+                fix=f"Ask for at most {MAX_STRIPES}, and for more in another call.",
+                details={"requested": request.stripes, "allowed": MAX_STRIPES},
+            )
+        barred = device.bars(session)
+        if barred is not None:
+            raise barred
+        with self._sessions.using(session):
+            channel = _attached(session, device.ordinal, request.generation)
+            if not channel.link.takes_lanes:
+                raise _no_way("The device process takes no connections.", "Use Upload and Download.")
+            if request.stripes:
+                return self._stripes(request.stripes, session, channel, context.peer())
+            return self._segments(session, channel, context.peer())
+
+    def _admit(self, session: Session) -> None:
+        """Raises `PERMISSION_DENIED` for who may neither write nor read: there is nothing that it could move."""
+        if not session.tenant.may(Right.WRITE) and not session.tenant.may(Right.READ):
+            refusal = rights.permission_denied(NAME, [Right.WRITE, Right.READ], session.tenant.name)
+            self._sessions.audit.refused(session, NAME, refusal)
+            raise refusal
+
+    def _segments(self, session: Session, channel: Channel, peer: str) -> device_pb2.OpenBulkResponse:
+        if not self._lanes.path:
+            raise _no_way(
+                "This daemon shares no memory with its clients: it has no socket for lanes.",
+                "Use Upload and Download, or have the daemon's operator set lanes.enabled and listen.unix.",
+            )
+        if not peer.startswith("unix:"):
+            raise _no_way(
+                "Memory is shared with clients on this host only, which come by the daemon's Unix socket.",
+                "Connect to the daemon's Unix socket, or ask for stripes.",
+            )
+        pinned = session.tenant.quotas.pinned_bytes
+        most = min(self._bounds.segment_bytes, pinned) if pinned else self._bounds.segment_bytes
+        connection = BulkConnection(session, channel, SEGMENTS, {"max_bytes": self._bounds.segment_bytes})
+        return device_pb2.OpenBulkResponse(
+            tickets=[self._lanes.issue(connection)],
+            valid_ns=int(LIFETIME * 1e9),
+            path=self._lanes.path,
+            max_segment_bytes=most,
+            transfers=True,
+        )
+
+    def _stripes(self, count: int, session: Session, channel: Channel, peer: str) -> device_pb2.OpenBulkResponse:
+        address = self._port.reached_by(peer)
+        most = self._bounds.max_chunk_bytes
+        certificate = None
+        if self._bounds.tls and not peer.startswith("unix:"):
+            certificate = self._certificates.of(channel.link)
+        tickets = []
+        for _ in range(count):
+            secret, tls = certificate.proof() if certificate is not None else (b"", None)
+            connection = BulkConnection(session, channel, STRIPE, {"max_chunk_bytes": most, "tls": tls})
+            tickets.append(self._port.issue(connection, TICKET_BYTES - len(secret)) + secret)
+        return device_pb2.OpenBulkResponse(
+            tickets=tickets,
+            valid_ns=int(LIFETIME * 1e9),
+            host=address.host,
+            port=address.port,
+            certificate=certificate.der if certificate is not None else b"",
+            max_chunk_bytes=most,
+        )
+
+
+def _attached(session: Session, ordinal: int, generation: int) -> Channel:
+    """The channel that the session is attached to. Raises `DEVICE_LOST` where that is gone, `INVALID_ARGUMENT` where
+    it never was there."""
+    channel = session.channels.get(ordinal)
+    last = session.ended.get(ordinal)
+    if channel is not None and channel.link.generation == generation and channel.alive:
+        if channel.sink is not None or channel.replies is not None:
+            return channel
+    elif last is not None and last.link.generation == generation:
+        raise last.loss or _lost(ordinal, generation)
+    elif channel is not None:
+        raise _lost(ordinal, generation)
+    raise Refusal(
+        Reason.INVALID_ARGUMENT,
+        f"Session {session.id} is not attached to device {ordinal} (generation {generation}).",
+        fix="Attach to the device with Execute first, and name Attached.generation.",
+        details={"session": session.id, "device": ordinal, "generation": generation},
+    )
+
+
+def _lost(ordinal: int, generation: int) -> Refusal:
+    return Refusal(
+        Reason.DEVICE_LOST,
+        f"The session is not attached to generation {generation} of device {ordinal} any more.",
+        fix="Attach again, and name the generation of Attached.",
+        details={"device": ordinal, "generation": generation},
+    )
+
+
+def _no_way(message: str, fix: str) -> Refusal:
+    return Refusal(Reason.UNSUPPORTED, message, fix=fix)

@@ -1,0 +1,355 @@
+"""DeviceService: Execute, the transfer streams and the single calls, put on the server as one table of handlers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+
+from hearth_proto import rights
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.rights import Right
+from hearth_proto.v1 import device_pb2, node_pb2
+from hearthd.front import errors
+from hearthd.front.admission.gate import Gate, Service
+from hearthd.front.errors import Context
+from hearthd.front.lanes.listener import Lanes
+from hearthd.front.rpc import execute, transfer_streams, unary
+from hearthd.front.rpc.bulk_service import BulkService
+from hearthd.front.rpc.ipc_service import IpcService
+from hearthd.front.rpc.publish_service import PublishService
+from hearthd.front.rpc.server_call import CallObserver, Closed, Over, Requests, decoder, guarded
+from hearthd.front.sessions import attach
+from hearthd.front.sessions.channel import Channel
+from hearthd.front.sessions.lane import Unused
+from hearthd.front.sessions.sessions import End, Session, SessionTable
+from hearthd.front.supervisor.supervisor import Supervisor
+
+NAME = "hearth.v1.DeviceService"
+
+_TAKES_TIME = frozenset({Right.ALLOCATE, Right.WRITE, Right.LAUNCH, Right.COLLECTIVE, Right.ATTACH})
+"""Operations that need one of these are new work, and refused to whose GPU seconds are used up."""
+
+
+class Traffic(CallObserver, Protocol):
+    """Whoever counts calls and bytes."""
+
+    def execute_traffic(self, batches: int, received: int, sent: int) -> None: ...
+
+    def transfer_traffic(self, received: int, sent: int) -> None: ...
+
+    def lane_unused(self) -> None:
+        """A lane ended before a batch came over it."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What clients are told to keep to, and are held to."""
+
+    max_inline_bytes: int = 1 << 20
+    max_chunk_bytes: int = 1 << 20
+    max_code_bytes: int = 16 << 20
+    window: attach.Window = field(default_factory=attach.Window)
+
+    def message(self) -> node_pb2.SessionLimits:
+        return node_pb2.SessionLimits(
+            max_inline_bytes=self.max_inline_bytes,
+            max_chunk_bytes=self.max_chunk_bytes,
+            max_batch_bytes=self.window.max_batch_bytes,
+            max_batches_in_flight=self.window.max_batches,
+            max_code_bytes=self.max_code_bytes,
+        )
+
+
+class DeviceService:
+    """The work on devices."""
+
+    def __init__(
+        self,
+        sessions: SessionTable,
+        supervisor: Supervisor,
+        limits: Limits,
+        traffic: Traffic,
+        lanes: Lanes,
+        bulk: BulkService,
+        gate: Gate,
+    ) -> None:
+        self._gate = gate
+        self._sessions = sessions
+        self._supervisor = supervisor
+        self._limits = limits
+        self._traffic = traffic
+        self._lanes = lanes
+        self._bulk = bulk
+        self._unused = Unused(traffic.lane_unused)
+        self.attachments: set[execute.Attachment] = set()
+        self.publishing = PublishService(sessions, supervisor, self._using)
+        self._ipc = IpcService(sessions, supervisor, self._using, lanes)
+        self.greeting: Callable[[], device_pb2.Event] | None = None
+        """What every new Execute stream is told first: that the daemon drains."""
+
+    def handler(self) -> Service:
+        """What the gRPC server registers. Execute, Upload, Download and Read travel as bytes, undecoded."""
+        handlers: dict[str, Any] = {
+            "Execute": grpc.stream_stream_rpc_method_handler(self._guard("Execute", self._execute)),
+            "Upload": grpc.stream_unary_rpc_method_handler(
+                self._guard("Upload", self._upload), response_serializer=unary.serialize
+            ),
+            "Download": grpc.unary_stream_rpc_method_handler(
+                self._guard("Download", self._download), request_deserializer=decoder(device_pb2.DownloadRequest)
+            ),
+            "Write": grpc.stream_unary_rpc_method_handler(
+                self._guard("Write", self._write),
+                request_deserializer=decoder(device_pb2.WriteRequest),
+                response_serializer=unary.serialize,
+            ),
+            "Read": grpc.unary_stream_rpc_method_handler(
+                self._guard("Read", self._read), request_deserializer=decoder(device_pb2.ReadRequest)
+            ),
+        }
+        handlers["AttachmentStatus"] = grpc.unary_unary_rpc_method_handler(
+            self._guard("AttachmentStatus", self._attachment_status),
+            request_deserializer=decoder(device_pb2.AttachmentStatusRequest),
+            response_serializer=unary.serialize,
+        )
+        handlers["TransferStatus"] = grpc.unary_unary_rpc_method_handler(
+            self._guard("TransferStatus", self._transfer_status),
+            request_deserializer=decoder(device_pb2.TransferStatusRequest),
+            response_serializer=unary.serialize,
+        )
+        for call in unary.CALLS:
+            handle = unary.behaviour(
+                call, partial(self._using, operation=call.rpc, needed=rights.COMMANDS[call.command])
+            )
+            if call.rpc == "LoadModule":
+                handle = self._check_code(handle)
+            handlers[call.rpc] = unary.method_handler(call, self._guard(call.rpc, handle))
+        handlers.update(self.publishing.handlers(self._guard))
+        handlers.update(self._bulk.handlers(self._guard))
+        handlers.update(self._ipc.handlers(self._guard))
+        return self._gate.service(NAME, handlers)
+
+    def announce(self, event: device_pb2.Event) -> None:
+        """Sends an event on every Execute stream."""
+        payload = device_pb2.ExecuteResponse(event=event).SerializeToString()
+        for attachment in self.attachments:
+            attachment.announce(payload)
+
+    def _greet(self, attachment: execute.Attachment) -> None:
+        if self.greeting is not None:
+            attachment.announce(device_pb2.ExecuteResponse(event=self.greeting()).SerializeToString())
+
+    def _guard(self, method: str, behaviour: Any) -> Any:
+        return guarded(NAME, method, behaviour, self._traffic, self._gate.door(NAME, method))
+
+    async def _using(
+        self, target: Any, work: Callable[[Channel], Awaitable[Any]], operation: str, needed: tuple[Right, ...] = ()
+    ) -> Any:
+        """Runs `work` on the channel of a target (session token and device), keeping its session alive. Raises
+        `PERMISSION_DENIED` where its tenant has not the rights that are needed."""
+        session = self._sessions.find(target.session_token)
+        device = self._supervisor.find(target.device, session.tenant)
+        self._admit(session, operation, needed)
+        with self._sessions.using(session):
+            channel = await device.channel(session)
+            channel.batches.queue = session.queue
+            return await work(channel)
+
+    def _admit(self, session: Session, operation: str, needed: tuple[Right, ...]) -> None:
+        """Raises what stands against the operation: a right that is missing, or time of devices that is used up (what
+        holds or reads results goes on)."""
+        try:
+            session.tenant.require(needed, operation)
+        except Refusal as refusal:
+            self._sessions.audit.refused(session, operation, refusal)
+            raise
+        if any(right in _TAKES_TIME for right in needed):
+            self._sessions.accounts.of(session.tenant).check_time()
+
+    def _check_code(self, handle: Any) -> Any:
+        async def checked(request: device_pb2.LoadModuleRequest, context: Context) -> Any:
+            size = len(request.command.code)
+            if size > self._limits.max_code_bytes:
+                raise errors.too_large("LoadModule.code", size, self._limits.max_code_bytes, "max_code_bytes")
+            return await handle(request, context)
+
+        return checked
+
+    # ---- Execute ----
+
+    async def _execute(self, first: bytes | None, context: Context) -> None:
+        request = attach.parse(first)
+        session = self._sessions.find(request.session_token)
+        device = self._supervisor.find(request.device, session.tenant)
+        if not request.resume:
+            self._sessions.accounts.of(session.tenant).check_time()
+        with self._sessions.using(session):
+            if request.resume:
+                try:
+                    channel = await attach.take_up(session, request)
+                except Refusal as gone:
+                    # A session that was barred has no channels, and its client may hear of a lane's end before why.
+                    raise device.bars(session) or gone from None
+            else:
+                channel = await device.channel(session, attaching=True)
+                await attach.begin(session, device.ordinal, channel, request.resumable, self._limits.window)
+            window = self._limits.window
+            attachment = execute.Attachment(
+                context, session, channel, window, self._traffic.execute_traffic, self._unused.add
+            )
+            channel.taken_up(attachment)
+            self.attachments.add(attachment)
+            offer: device_pb2.LaneOffer | None = None
+            try:
+                if request.resume:
+                    attachment.resume(request.last_seq_acked)
+                    account = self._sessions.accounts.of(session.tenant)
+                    if account.exhausted:
+                        attachment.on_lost(account.out_of_time(), b"")
+                self._greet(attachment)
+                if not request.resume:
+                    await attachment.prepare()
+                if self._may_have_lane(session, channel, context):
+                    offer = self._lanes.offer(attachment)
+                    attachment.void_ticket = partial(self._lanes.withdraw, offer)
+                await context.write(
+                    device_pb2.ExecuteResponse(
+                        attached=device_pb2.Attached(
+                            generation=channel.link.generation,
+                            last_seq=channel.batches.last,
+                            max_batch_bytes=window.max_batch_bytes,
+                            max_batches_in_flight=window.max_batches,
+                            max_unacked_bytes=window.max_unacked_bytes,
+                            resumed=request.resume,
+                            durable=channel.durable,
+                            lane=offer,
+                        )
+                    ).SerializeToString()
+                )
+                await _carry(attachment)
+            finally:
+                self._lanes.withdraw(offer)
+                self.attachments.discard(attachment)
+                attachment.detach()
+
+    def _may_have_lane(self, session: Session, channel: Channel, context: Context) -> bool:
+        """Whether the front need not see the batches of an attachment before they come to the device process."""
+        return (
+            channel.replies is not None
+            and channel.loss is None
+            and channel.link.takes_lanes
+            and session.queue.unbounded
+            and not self._sessions.draining
+            and context.peer().startswith("unix:")
+        )
+
+    async def _attachment_status(
+        self, request: device_pb2.AttachmentStatusRequest, context: Context
+    ) -> device_pb2.AttachmentStatusResponse:
+        session = self._sessions.find(request.session_token)
+        device = self._supervisor.find(request.device, session.tenant)
+        channel = session.channels.get(device.ordinal)
+        if channel is None or channel.link.generation != request.generation:
+            return device_pb2.AttachmentStatusResponse()
+        return channel.status()
+
+    # ---- transfers ----
+
+    async def _upload(self, first: bytes | None, context: Context) -> device_pb2.UploadResponse:
+        messages = Requests(context)
+        if first is None:
+            raise errors.malformed("The Upload has no message.", "Name session_token, device and transfer first.")
+        head = transfer_streams.parse_upload(first)
+        transfer_streams.check_transfer(head.transfer)
+
+        async def work(channel: Channel) -> device_pb2.UploadResponse:
+            return await transfer_streams.upload(
+                first, head, messages, channel, self._patience(head), self._limits.max_chunk_bytes,
+                self._traffic.transfer_traffic,
+            )  # fmt: skip
+
+        answer: device_pb2.UploadResponse = await self._using(head, work, "Upload", rights.CALLS["Upload"])
+        return answer
+
+    async def _download(self, request: device_pb2.DownloadRequest, context: Context) -> None:
+        transfer_streams.check_transfer(request.transfer)
+
+        async def work(channel: Channel) -> None:
+            await transfer_streams.download(
+                request, context, channel, self._patience(request), self._traffic.transfer_traffic
+            )
+
+        await self._using(request, work, "Download", rights.CALLS["Download"])
+
+    def _patience(self, request: device_pb2.UploadRequest | device_pb2.DownloadRequest) -> float:
+        """How long a transfer waits for another stream when its own breaks; seconds, 0: it does not."""
+        return self._sessions.find(request.session_token).lease if request.resumable else 0.0
+
+    async def _transfer_status(
+        self, request: device_pb2.TransferStatusRequest, context: Context
+    ) -> device_pb2.TransferStatusResponse:
+        transfer_streams.check_transfer(request.transfer)
+        session = self._sessions.find(request.session_token)
+        device = self._supervisor.find(request.device, session.tenant)
+        channel = session.channels.get(device.ordinal)
+        if channel is None:
+            return device_pb2.TransferStatusResponse()
+        if request.give_up:
+            channel.transfers.give_up(request.transfer)
+        known, received, complete = channel.transfers.status(request.transfer)
+        return device_pb2.TransferStatusResponse(known=known, received=received, complete=complete)
+
+    async def _write(self, first: device_pb2.WriteRequest | None, context: Context) -> Any:
+        messages = Requests(context, decoder(device_pb2.WriteRequest))
+        if first is None or not first.HasField("command"):
+            raise errors.malformed(
+                "The Write has no command in its first message.", "Send target and command in the first message."
+            )
+        _check_carried("Write", first.command)
+
+        async def work(channel: Channel) -> Any:
+            limits = self._limits
+            return await transfer_streams.write(
+                first, messages, channel, limits.max_inline_bytes, limits.max_chunk_bytes,
+                self._traffic.transfer_traffic,
+            )  # fmt: skip
+
+        return await self._using(first.target, work, "Write", rights.COMMANDS["write"])
+
+    async def _read(self, request: device_pb2.ReadRequest, context: Context) -> None:
+        _check_carried("Read", request.command)
+
+        async def work(channel: Channel) -> None:
+            await transfer_streams.read(request, context, channel, self._traffic.transfer_traffic)
+
+        await self._using(request.target, work, "Read", rights.COMMANDS["read"])
+
+
+async def _carry(attachment: execute.Attachment) -> None:
+    """Runs an Execute stream. Raises `Closed` and `Over` where it ends as streams do, else what ended it."""
+    try:
+        await attachment.run()
+    except asyncio.CancelledError:
+        if attachment.idle:
+            raise Closed from None
+        raise
+    except Refusal as refusal:
+        if attachment.session.ended_by is End.CLIENT:
+            raise Over(refusal) from None
+        raise
+
+
+def _check_carried(call: str, command: Message) -> None:
+    """Raises `INVALID_ARGUMENT` for shared memory in a call that carries the bytes itself."""
+    if command.HasField("shared"):
+        raise Refusal(
+            Reason.INVALID_ARGUMENT,
+            f"The single call {call} carries its bytes itself, and names shared memory.",
+            fix=f"Leave Shared out, or send the {call} in a batch of Execute.",
+        )

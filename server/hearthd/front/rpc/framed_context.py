@@ -1,0 +1,374 @@
+"""A call that came as frames: its connection, and what its handler sees of it, as gRPC would show it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import grpc
+import grpc.aio
+
+from hearth_proto import calls, frames
+from hearth_proto.frames import Frame, FrameError, FrameReader, FrameTooLarge, Kind
+from hearth_proto.reasons import STATUS_DETAILS_KEY, Reason, Refusal
+from hearth_proto.v1 import status_pb2
+from hearthd.front.admission.limits import MAX_STRANGER_BYTES
+from hearthd.front.sessions.attach import EOF
+
+if TYPE_CHECKING:
+    from hearthd.front.admission.account import Account
+    from hearthd.front.admission.gate import Admitted, Door
+    from hearthd.front.admission.settings import Admission
+    from hearthd.front.connections.limiter import Slot
+
+_SMALL = 64 << 10
+"""Messages up to here are copied behind their header; longer ones are written from where they lie."""
+_MOST_UNREAD = 4 << 20
+"""Bytes of requests that wait to be read; beyond, nothing more is taken from the socket."""
+_HIGH_WATER = 1 << 20
+_BUFFER = 2 << 20
+"""Bytes of responses that the socket holds, as far as the system lets us."""
+Starts = Callable[["FramedCall", bytes], None]
+
+
+class Aborted(grpc.aio.AbortError):
+    """The handler ends the call with `status`."""
+
+    def __init__(self, status: status_pb2.Status) -> None:
+        super().__init__(status.message)
+        self.status = status
+
+
+class FramedCall(asyncio.Protocol):
+    """One connection, from when it is made; `starts` is told of its METHOD. To a handler it is the call's context."""
+
+    def __init__(
+        self, starts: Starts, on_made: Callable[[FramedCall], bool], account: Account, settings: Admission
+    ) -> None:
+        self.admitted: Admitted | Refusal | None = None
+        """The gate's decision, made when METHOD came."""
+        self.slot: Slot | None = None
+        """Of its connection, among those of the listener."""
+        self.on_lost: Callable[[FramedCall], None] = lambda call: None
+        self.transport: asyncio.Transport | None = None
+        self.metadata: calls.Metadata = ()
+        self.identify: Callable[[], calls.Metadata] | None = None
+        """What stands for who is at the other end, where the call shows nothing."""
+        self.encode: Callable[[Any], bytes] | None = None
+        self.task: asyncio.Task[None] | None = None
+        """Who serves it."""
+        self._starts: Starts | None = starts
+        self._on_made = on_made
+        self._account = account
+        self._settings = settings
+        self._held = 0
+        """Bytes on the account: those of a caller that the headers have not made known."""
+        self._head = b""
+        """METHOD, while it is not whole."""
+        self._frames = FrameReader(MAX_STRANGER_BYTES)
+        self._most_unread = MAX_STRANGER_BYTES
+        self._door: Door | None = None
+        self._delivered = False
+        """Whether the handler has had a message."""
+        self._deaf = False
+        """Nothing more is read from its client."""
+        self._received = 0
+        """Bytes, in all."""
+        self._whole = 0
+        """Frames, in all."""
+        self._slow: asyncio.TimerHandle | None = None
+        """Looks for progress of a frame that is not whole."""
+        self._inbox: deque[Any] = deque()
+        self._unread = 0
+        self._came: asyncio.Future[None] | None = None
+        self._room: asyncio.Future[None] | None = None
+        self._paused = False
+        self._half_closed = False
+        self._lost = False
+        self._heard = True
+        self._pinged = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    # ---- asyncio.Protocol ----
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]
+        assert self.transport is not None
+        self.transport.set_write_buffer_limits(high=_HIGH_WATER)
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
+        if self._on_made(self):
+            self._timer = asyncio.get_running_loop().call_later(calls.ASK_S, self._look)
+        else:
+            self.transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        self._heard, self._pinged = True, False
+        if self._deaf:
+            return
+        self._received += len(data)
+        try:
+            if self._starts is not None:
+                data = self._begin(data)
+                if not data:
+                    return
+            for frame in self._frames.feed(data):
+                self._whole += 1
+                self._take(frame)
+        except FrameTooLarge as error:
+            self._refuse_large(error)
+        except FrameError:
+            self.drop()
+            return
+        if self._frames.pending and self._slow is None:
+            self._watch()
+        if self._unknown:
+            self._hold(self._unread + self._frames.pending)
+
+    # ---- admission ----
+
+    def admit(self, admitted: Admitted | Refusal, door: Door) -> None:
+        """Takes the gate's decision; `starts` calls it before anything behind METHOD is looked at."""
+        self.admitted, self._door = admitted, door
+        if isinstance(admitted, Refusal):
+            self._stop_reading()
+            return
+        self._frames.max_payload = admitted.max_bytes
+        if admitted.caller is not None:
+            self._most_unread = _MOST_UNREAD
+
+    @property
+    def _unknown(self) -> bool:
+        """Whether no credential has been accepted yet."""
+        return self.admitted is None or (self._most_unread < _MOST_UNREAD and not isinstance(self.admitted, Refusal))
+
+    def _begin(self, data: bytes) -> bytes:
+        """Takes METHOD; the bytes behind it, none while it is not whole. Raises `FrameError`."""
+        head = self._head + data
+        if len(head) >= frames.HEADER.size:
+            length, kind, *_ = frames.HEADER.unpack_from(head)
+            if kind != Kind.METHOD or length > calls.MAX_HEAD:
+                raise FrameError(f"a call begins with frame {kind} of {length} bytes")
+            end = frames.HEADER.size + length
+            if len(head) >= end:
+                assert self._starts is not None
+                starts, self._starts, self._head = self._starts, None, b""
+                self._hold(0)
+                starts(self, head[frames.HEADER.size : end])
+                return b"" if self._deaf else head[end:]
+        self._head = head
+        self._hold(len(head))
+        return b""
+
+    def _hold(self, size: int) -> None:
+        """Puts bytes on the account of callers without a credential; hangs up where there is no room."""
+        if size > self._held and not self._account.take(size - self._held):
+            self._account.refused("unauthenticated_bytes", self.peer(), "")
+            self.drop()
+            return
+        if size < self._held:
+            self._account.give(self._held - size)
+        self._held = size
+
+    def _accept(self) -> None:
+        """The handler, which has had a message and asks for another, knows by now whose call it is."""
+        assert self._door is not None
+        self._most_unread = _MOST_UNREAD
+        self._frames.max_payload = self._door.limit.max_bytes
+        self._hold(0)
+
+    def _refuse_large(self, error: FrameTooLarge) -> None:
+        if self._door is None or self.admitted is None or isinstance(self.admitted, Refusal):
+            self.drop()
+            return
+        self._put(self._door.too_large(error.size, self.peer(), self.admitted))
+        self._stop_reading()
+
+    def _stop_reading(self) -> None:
+        self._deaf = True
+        if self.transport is not None:
+            self.transport.pause_reading()
+
+    def _watch(self) -> None:
+        wait = self._settings.request_timeout
+        self._slow = asyncio.get_running_loop().call_later(wait, self._progress, self._received, self._whole)
+
+    def _progress(self, received: int, whole: int) -> None:
+        """Refuses a message that comes too slowly; what is not read here cannot come."""
+        self._slow = None
+        if self.transport is None or self._deaf or not self._frames.pending:
+            return
+        least = self._settings.request_timeout * self._settings.request_rate
+        if self._whole > whole or self._received - received >= least or not self.transport.is_reading():
+            self._watch()
+            return
+        self._account.refused("request_timeout", self.peer(), "" if self._door is None else self._door.method)
+        self._put(
+            Refusal(
+                Reason.DEADLINE_EXCEEDED,
+                f"A message of the call came with less than {self._settings.request_rate} bytes a second.",
+                fix="Send it faster; admission.request_rate says how fast at least.",
+                details={"limit": "admission.request_rate", "allowed": self._settings.request_rate},
+            )
+        )
+        self._stop_reading()
+
+    def _take(self, frame: Frame) -> None:
+        if self._deaf:
+            return
+        if frame.kind == Kind.MESSAGE and not self._half_closed:
+            self._put(frame.payload)
+            self._unread += len(frame.payload)
+            if self._unread > self._most_unread and self.transport is not None:
+                self.transport.pause_reading()
+        elif frame.kind == Kind.END and not self._half_closed:
+            self._half_closed = True
+            self._put(EOF)
+        elif frame.kind == Kind.PING:
+            self._send(Kind.PONG, b"")
+        elif frame.kind != Kind.PONG:
+            raise FrameError(f"frame {frame.kind} came in a call")
+
+    def _put(self, message: Any) -> None:
+        self._inbox.append(message)
+        if self._came is not None and not self._came.done():
+            self._came.set_result(None)
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        if self._room is not None and not self._room.done():
+            self._room.set_result(None)
+
+    def eof_received(self) -> bool:
+        return False  # its client is gone, or has cancelled it
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost, self.transport = True, None
+        if self.slot is not None:
+            self.slot.release()
+            self.slot = None  # it names the call: without the collector, neither would go
+        self.on_lost(self)
+        for timer in (self._timer, self._slow):
+            if timer is not None:
+                timer.cancel()
+        self._head, self._frames = b"", FrameReader(0)
+        self._inbox.clear()
+        self._hold(0)
+        self.resume_writing()
+        if self._came is not None and not self._came.done():
+            self._came.set_result(None)
+        if self.task is not None:
+            self.task.cancel()
+            self.task = None
+
+    # ---- whether its client is there ----
+
+    def _look(self) -> None:
+        """Ends a call whose client is as good as gone: it is stopped, say, and answers nothing."""
+        silent, self._heard = not self._heard, False
+        if self.transport is None:
+            return
+        if silent and self._pinged:
+            self.drop()
+            return
+        wait = calls.ASK_S
+        if not self._paused:
+            if not self.transport.is_reading():  # should the client ask, that is not read now either
+                self._send(Kind.PONG, b"")
+            elif silent:
+                self._send(Kind.PING, b"")
+                self._pinged, wait = True, calls.ANSWER_S
+        self._timer = asyncio.get_running_loop().call_later(wait, self._look)
+
+    # ---- what a handler sees ----
+
+    def peer(self) -> str:
+        return "unix:"
+
+    def invocation_metadata(self) -> calls.Metadata:
+        if self.identify is not None:
+            identify, self.identify = self.identify, None
+            self.metadata += identify()
+        return self.metadata
+
+    def auth_context(self) -> Mapping[str, Iterable[bytes]]:
+        return {}
+
+    def done(self) -> bool:
+        return self._lost
+
+    def cancelled(self) -> bool:
+        return self._lost
+
+    async def read(self) -> Any:
+        """The next message, or `EOF`; for ever once it has come. Raises CancelledError where the client is gone: the
+        cancellation of the task can be lost in what it waited for just then (`asyncio.wait_for` before Python 3.12);
+        and the refusal of a message that was too long or too slow."""
+        if self._delivered and self._unknown:
+            self._accept()
+        while not self._inbox:
+            if self._lost:
+                raise asyncio.CancelledError
+            self._came = asyncio.get_running_loop().create_future()
+            await self._came
+        message = self._inbox[0]
+        if message is EOF:
+            return EOF
+        if isinstance(message, Refusal):
+            raise message
+        self._inbox.popleft()
+        self._unread -= len(message)
+        self._delivered = True
+        if (
+            self.transport is not None
+            and not self._deaf
+            and self._unread <= self._most_unread
+            and not self.transport.is_reading()
+        ):
+            self.transport.resume_reading()
+        return message
+
+    async def send_initial_metadata(self, _: calls.Metadata) -> None:
+        """gRPC's: there is none here."""
+
+    async def write(self, message: Any) -> None:
+        """Sends a response; returns when there is room for another."""
+        self._send(Kind.MESSAGE, message if self.encode is None else self.encode(message))
+        while self._paused and not self._lost:
+            self._room = asyncio.get_running_loop().create_future()
+            await self._room
+
+    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> NoReturn:
+        """Ends the call: raises, for the server to send it."""
+        status = status_pb2.Status(message=details)
+        for key, value in trailing_metadata:
+            if key == STATUS_DETAILS_KEY:
+                status = status_pb2.Status.FromString(value)
+        status.code = int(code.value[0])
+        raise Aborted(status)
+
+    # ---- the end ----
+
+    def end(self, status: status_pb2.Status | None = None) -> None:
+        """The call is over: says so, and hangs up when that is on its way."""
+        if self.transport is not None:
+            self._send(Kind.END, b"" if status is None else status.SerializeToString())
+            self.transport.close()
+
+    def drop(self) -> None:
+        """Hangs up without a word."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _send(self, kind: int, payload: bytes) -> None:
+        if self.transport is None:
+            return
+        if len(payload) <= _SMALL:
+            self.transport.write(frames.header(kind, len(payload)) + payload)
+        else:
+            self.transport.writelines((frames.header(kind, len(payload)), payload))

@@ -1,0 +1,196 @@
+"""Calls that come as frames on a Unix socket beside gRPC's: the same handlers, the same rights, no gRPC in the client.
+
+A new client has its session long before it would have loaded gRPC; see `hearth_proto.calls` for what it sends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import structlog
+
+from hearth_proto import calls
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.front.admission.gate import Door, Gate, Service
+from hearthd.front.admission.limits import Credential
+from hearthd.front.auth.authenticator import AUTHORIZATION, SESSION, TICKET
+from hearthd.front.connections.limiter import ConnectionLimiter
+from hearthd.front.connections.peers import peer_of
+from hearthd.front.rpc.framed_context import Aborted, FramedCall
+from hearthd.front.sockets import UnixSocket
+
+log = structlog.get_logger("hearthd.calls")
+
+_METHOD_WAIT = 2.0
+"""Seconds in which METHOD has to come."""
+_BACKLOG = 1024
+_MAX_PATH = 107
+_SHOWN = frozenset((AUTHORIZATION, SESSION, TICKET))
+
+
+class _Details(NamedTuple):
+    """grpc.HandlerCallDetails."""
+
+    method: str
+    invocation_metadata: calls.Metadata
+
+
+class CallServer:
+    """Of one daemon; belongs to the event loop."""
+
+    def __init__(
+        self,
+        services: Sequence[Service],
+        ticket: Callable[[socket.socket], str],
+        gate: Gate,
+        limiter: ConnectionLimiter,
+    ) -> None:
+        """`ticket`: one that stands for the user at the other end of a socket; empty where none is needed."""
+        self._services = services
+        self._gate = gate
+        self._ticket = ticket
+        self._socket: UnixSocket | None = None
+        self._server: asyncio.AbstractServer | None = None
+        self._limiter = limiter
+        self._waiting: set[FramedCall] = set()
+        """Connections whose METHOD has not come."""
+        self._calls: set[asyncio.Task[None]] = set()
+
+    async def open(self, path: str, *, public: bool) -> None:
+        """Listens. `public`: other users of the host may connect. Raises `ListenError`."""
+        if len(os.fsencode(path)) > _MAX_PATH:
+            log.warning("no_call_socket", path=path, why=f"a Unix socket's path has at most {_MAX_PATH} bytes")
+            return
+        place = UnixSocket(path, public=public)
+        place.claim()
+        before = os.umask(0o111 if public else 0o177)
+        try:
+            self._server = await asyncio.get_running_loop().create_unix_server(self._connected, path, backlog=_BACKLOG)
+        except OSError as error:
+            place.release()
+            raise place.unusable(error) from None
+        finally:
+            os.umask(before)
+        self._socket = place
+
+    async def close(self, grace: float) -> None:
+        """No further calls; those under way have `grace` seconds."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for call in list(self._waiting):
+            call.drop()
+        if self._calls and grace:
+            await asyncio.wait(self._calls, timeout=grace)
+        while self._calls:
+            for task in self._calls:
+                task.cancel()
+            await asyncio.wait(self._calls)  # which lets callbacks run, also where all are done
+        if self._socket is not None:
+            self._socket.release()
+            self._socket = None
+
+    # ---- one call ----
+
+    def _connected(self) -> FramedCall:
+        return FramedCall(self._start, self._made, self._gate.account, self._gate.limits.settings)
+
+    def _made(self, call: FramedCall) -> bool:
+        """Whether a connection is taken."""
+        assert call.transport is not None
+        peer = peer_of(call.transport.get_extra_info("socket"))
+        call.slot = self._limiter.admit(peer, call.drop)
+        if call.slot is None:
+            return False
+        call.slot.expect(_METHOD_WAIT)
+        self._waiting.add(call)
+        call.on_lost = self._waiting.discard
+        return True
+
+    def _start(self, call: FramedCall, head: bytes) -> None:
+        """Its METHOD has come. Raises `FrameError`."""
+        self._waiting.discard(call)
+        if call.slot is not None:
+            call.slot.expect()  # an accepted credential, which ends the wait
+        method, metadata = calls.unpack_head(head)
+        if self._server is None or call.transport is None:
+            call.drop()
+            return
+        call.metadata = metadata
+        handler = self._find(method, call.metadata)
+        if handler is None:
+            self._gate.account.refused("unknown_method", call.peer(), method)
+            call.end(unknown(method).to_status())
+            return
+        behaviour = handler.stream_stream if handler.response_streaming else handler.stream_unary
+        call.encode = handler.response_serializer
+        self._admit(call, behaviour.door)
+        call.task = asyncio.create_task(
+            self._serve(call, behaviour, method, answers=not handler.response_streaming), name=method
+        )
+        self._calls.add(call.task)
+        call.task.add_done_callback(self._calls.discard)
+
+    def _user(self, connection: socket.socket) -> calls.Metadata:
+        try:
+            ticket = self._ticket(connection)
+        except OSError as error:
+            log.warning("no_peer_credentials", why=error.strerror or str(error))
+            return ()
+        return ((TICKET, ticket),) if ticket else ()
+
+    def _admit(self, call: FramedCall, door: Door) -> None:
+        """Decides on the call before anything behind METHOD is looked at."""
+        shown = any(name in _SHOWN for name, _ in call.metadata)
+        if not shown and door.limit.credential in (Credential.HEADERS, Credential.LOGIN):
+            assert call.transport is not None
+            call.identify = partial(self._user, call.transport.get_extra_info("socket"))
+        context: Any = call
+        try:
+            call.admit(self._gate.decide(door, context), door)
+        except Refusal as refusal:
+            refusal.__traceback__ = None
+            call.admit(refusal, door)
+
+    def _find(self, method: str, metadata: calls.Metadata) -> Any:
+        details: Any = _Details(method, metadata)
+        for service in self._services:
+            handler: Any = service.service(details)
+            if handler is not None:
+                return handler
+        return None
+
+    async def _serve(self, call: FramedCall, behaviour: Any, method: str, *, answers: bool) -> None:
+        """`answers`: what the behaviour returns is the response."""
+        try:
+            answer = await behaviour(None, call)
+            if answers:
+                await call.write(answer)
+            call.end()
+        except Aborted as aborted:
+            aborted.__traceback__ = None
+            call.end(aborted.status)
+        except Refusal as refusal:
+            refusal.__traceback__ = None  # it can be the call's own, and its frames hold the call
+            call.end(refusal.to_status())
+        except asyncio.CancelledError:
+            call.drop()  # its client is gone, or the daemon is about to be
+        except Exception:
+            log.exception("call_failed", method=method)
+            call.drop()
+        finally:
+            call.task = None
+
+
+def unknown(method: str) -> Refusal:
+    return Refusal(
+        Reason.UNSUPPORTED,
+        f"There is no {method[:128]} here.",
+        fix="Client and daemon are of different versions: see Describe.",
+        details={"requested": method[:128]},
+    )

@@ -1,0 +1,92 @@
+"""DescribeGroups: a session's groups with what the flight recorder knows of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+from hearth_proto.v1 import node_pb2
+from hearthd.front.collectives.flight_recorder import Entry, FlightRecorder, Ring
+from hearthd.front.errors import Context
+from hearthd.front.sessions.sessions import Session, SessionTable
+
+
+class OverDaemons(Protocol):
+    """A session's part in a group over daemons."""
+
+    id: str
+    """In hex."""
+
+    def info(self) -> node_pb2.GroupInfo:
+        """Without its operations."""
+        ...
+
+    def ring(self, recorder: FlightRecorder) -> Ring | None:
+        """Its operations, as far as this daemon knows them. `recorder`: of what it coordinates."""
+        ...
+
+
+class GroupInfo:
+    """The method of NodeService that tells about groups of every kind. Like everything that only looks, it needs no
+    right; a session sees its own groups."""
+
+    def __init__(
+        self,
+        sessions: SessionTable,
+        recorder: FlightRecorder,
+        over_daemons: Callable[[Session], Iterable[OverDaemons]] = lambda session: (),
+    ) -> None:
+        self._sessions = sessions
+        self._recorder = recorder
+        self._over_daemons = over_daemons
+
+    def behaviours(self) -> Mapping[str, Any]:
+        """What NodeService adds to its table."""
+        return {"DescribeGroups": self.describe}
+
+    async def describe(
+        self, request: node_pb2.DescribeGroupsRequest, context: Context
+    ) -> node_pb2.DescribeGroupsResponse:
+        """Groups of this daemon's devices that the session has used, the one used last at the end; then those over
+        daemons: the daemon that created one knows the operations of all ranks, the others those of their own. Raises
+        `SESSION_EXPIRED`."""
+        session = self._sessions.find(request.session_token)
+        groups = [
+            node_pb2.GroupInfo(
+                members=[node_pb2.GroupMember(device=device) for device in members],
+                state=ring.state,
+                detail=ring.detail,
+                aborts=ring.aborts,
+                operations=_operations(ring),
+            )
+            for members, ring in self._recorder.rings(session.id)
+        ]
+        groups += [self._over(part) for part in self._over_daemons(session)]
+        return node_pb2.DescribeGroupsResponse(groups=groups)
+
+    def _over(self, part: OverDaemons) -> node_pb2.GroupInfo:
+        info = part.info()
+        ring = part.ring(self._recorder)
+        if ring is not None:
+            info.aborts = ring.aborts
+            info.operations.extend(_operations(ring))
+            if info.state == "ready" and ring.state == "failed":  # its communicator; the next operation makes a new one
+                info.state, info.detail = ring.state, ring.detail
+        return info
+
+
+def _operations(ring: Ring) -> list[node_pb2.GroupOperation]:
+    return [_operation(entry) for entry in ring.operations.values()]
+
+
+def _operation(entry: Entry) -> node_pb2.GroupOperation:
+    return node_pb2.GroupOperation(
+        sequence=entry.sequence,
+        what=entry.what,
+        state=entry.state,
+        presented=sorted(entry.presented),
+        presented_unix_ns=min(entry.presented.values(), default=0),
+        launched_unix_ns=entry.launched,
+        finished_unix_ns=entry.finished,
+        error=entry.error,
+    )

@@ -1,0 +1,227 @@
+"""`grpc.health.v1`: the node, its services and each device, by name; and readiness.
+
+An own implementation and not `grpc_health`'s: that one writes to its watchers in turn, and one that grants no HTTP/2
+window holds up a name's next status for every caller. Here each watcher has a task and a queue of one, where the latest
+status wins: a slow watcher skips statuses and delays no other. It keeps its place until its call ends, because gRPC
+cannot reset a stream whose message is not taken; the places are limited, in all and for each address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+import structlog
+from grpc_health.v1 import health_pb2
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from hearthd.front.auth.authenticator import host_of
+from hearthd.front.config.health import HealthSettings
+from hearthd.front.rpc import device_service, node_service
+from hearthd.front.sessions.sessions import SessionTable
+from hearthd.front.supervisor.supervisor import FENCED, SERVING, STATE_NAMES, Supervisor
+from hearthd.front.tenancy.seldom import Seldom
+
+log = structlog.get_logger("hearthd.health")
+
+NAME = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+_SLOW_S = 20.0
+"""Seconds that a watcher may leave a status unread before it is counted as slow."""
+_LOG_S = 10.0
+"""Seconds between two log lines about watchers that were refused or are slow."""
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+def ready(supervisor: Supervisor, refuses_new: bool) -> bool:
+    """Whether work may be sent here: some device serves, and none that is not fenced does not. `refuses_new`: whether
+    the daemon drains, or is overloaded."""
+    states = [device.state for device in supervisor]
+    usable = [state for state in states if state != FENCED]
+    return not refuses_new and bool(usable) and all(state == SERVING for state in usable)
+
+
+def readiness(supervisor: Supervisor, sessions: SessionTable) -> dict[str, Any]:
+    """The document of `/readyz`: whether work may be sent here, and why not."""
+    return {
+        "ready": ready(supervisor, sessions.refuses_new),
+        "draining": sessions.draining,
+        "overloaded": sessions.overloaded(),
+        "devices": [
+            {"ordinal": device.ordinal, "state": STATE_NAMES[device.state], "detail": device.detail}
+            for device in supervisor
+        ],
+    }
+
+
+class Health:
+    """What each name's status is, kept in step with the devices; and the service that says it.
+
+    Names: `""` is the node, with the meaning of `/readyz`; `hearth.v1.DeviceService` serves while some device does,
+    `hearth.v1.NodeService` until the daemon drains, `device/0` and so on while that device does.
+    """
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        settings: HealthSettings | None = None,
+        overloaded: Callable[[], str] = lambda: "",
+    ) -> None:
+        self.statuses: dict[str, int] = {}
+        self.watchers = Watchers(settings or HealthSettings())
+        self._supervisor = supervisor
+        self._draining = False
+        self._overloaded = overloaded
+        self._change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        supervisor.watch(self.refresh)
+        self.refresh()
+
+    def drain(self) -> None:
+        """Not serving from now on."""
+        self._draining = True
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Sets every name to what the devices say, and wakes the watchers where that is news. Never waits."""
+        some = any(device.state == SERVING for device in self._supervisor)
+        refuses_new = self._draining or bool(self._overloaded())
+        serving = {
+            "": ready(self._supervisor, refuses_new),
+            device_service.NAME: some,
+            node_service.NAME: True,
+        }
+        serving |= {f"device/{device.ordinal}": device.state == SERVING for device in self._supervisor}
+        statuses = {
+            name: _SERVING if serves and not self._draining else _NOT_SERVING for name, serves in serving.items()
+        }
+        if statuses != self.statuses:
+            self.statuses = statuses
+            change, self._change = self._change, asyncio.get_running_loop().create_future()
+            if not change.done():
+                change.set_result(None)
+
+    # ---- the service ----
+
+    def methods(self) -> dict[str, Any]:
+        """The handlers of the service, by method."""
+        answer = health_pb2.HealthCheckResponse.SerializeToString
+        methods: dict[str, Any] = {
+            "Check": grpc.unary_unary_rpc_method_handler(
+                self.check, health_pb2.HealthCheckRequest.FromString, response_serializer=answer
+            ),
+            "Watch": grpc.unary_stream_rpc_method_handler(
+                self.watch, health_pb2.HealthCheckRequest.FromString, response_serializer=answer
+            ),
+        }
+        if hasattr(health_pb2, "HealthListRequest"):  # of grpcio-health-checking 1.71 and later
+            methods["List"] = grpc.unary_unary_rpc_method_handler(
+                self.list,
+                health_pb2.HealthListRequest.FromString,
+                response_serializer=health_pb2.HealthListResponse.SerializeToString,
+            )
+        return methods
+
+    async def check(self, request: health_pb2.HealthCheckRequest, context: Context) -> health_pb2.HealthCheckResponse:
+        status = self.statuses.get(request.service)
+        if status is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "There is no service of this name; List has all.")
+        return health_pb2.HealthCheckResponse(status=status)
+
+    async def list(self, request: Any, context: Context) -> Any:
+        return health_pb2.HealthListResponse(
+            statuses={name: health_pb2.HealthCheckResponse(status=status) for name, status in self.statuses.items()}
+        )
+
+    async def watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:
+        """Sends the status now and after each change, or the latest of several changes, until the client has enough."""
+        peer = context.peer()  # a call whose connection has ended names none
+        refused = self.watchers.enter(peer)
+        if refused:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, refused)
+        sent: int | None = None
+        try:
+            while True:
+                change = self._change
+                status = self.statuses.get(request.service, _UNKNOWN)
+                if status == sent:
+                    await asyncio.shield(change)
+                    continue
+                await self._write(context, peer, health_pb2.HealthCheckResponse(status=status))
+                sent = status
+        except grpc.aio.InternalError:  # it could not be sent: the client is gone
+            raise asyncio.CancelledError from None
+        finally:
+            self.watchers.leave(peer)
+
+    async def _write(self, context: Context, peer: str, message: health_pb2.HealthCheckResponse) -> None:
+        """Returns when the watcher's connection has taken the message, which may be never."""
+        writing = asyncio.ensure_future(context.write(message))
+        try:
+            done, _ = await asyncio.wait({writing}, timeout=_SLOW_S)
+            if not done:
+                self.watchers.fault("slow", peer)
+            await writing
+        finally:
+            writing.cancel()
+
+    async def stop(self) -> None:
+        """Nothing is told any more."""
+        self._change.cancel()
+
+
+class Watchers(Collector):
+    """How many watch, in all and by address, and how many were refused or are slow."""
+
+    def __init__(self, settings: HealthSettings) -> None:
+        self._settings = settings
+        self._by_address: Counter[str] = Counter()
+        self._faults: Counter[str] = Counter({"total": 0, "address": 0, "slow": 0})
+        self._told = Seldom(_LOG_S)
+
+    def __len__(self) -> int:
+        return self._by_address.total()
+
+    def enter(self, peer: str) -> str:
+        """Counts one more; why it may not be, else."""
+        address = host_of(peer)
+        if len(self) >= self._settings.watchers:
+            self.fault("total", peer)
+            return f"{len(self)} clients watch the health already, the most here; call Check."
+        if self._by_address[address] >= self._settings.watchers_per_address:
+            self.fault("address", peer)
+            return f"{self._by_address[address]} calls from this address watch the health, the most here; call Check."
+        self._by_address[address] += 1
+        return ""
+
+    def leave(self, peer: str) -> None:
+        address = host_of(peer)
+        self._by_address[address] -= 1
+        if self._by_address[address] <= 0:
+            del self._by_address[address]
+
+    def fault(self, why: str, peer: str) -> None:
+        self._faults[why] += 1
+        if self._told.due("fault", time.monotonic()):
+            log.warning("health_watcher", fault=why, peer=peer[:200], count=self._faults.total())
+
+    def collect(self) -> list[Metric]:
+        faults = CounterMetricFamily(
+            "hearth_health_watcher_faults",
+            "Calls of Health/Watch that were one too many (total, address), or have left a status unread (slow).",
+            labels=["why"],
+        )
+        for why, count in sorted(self._faults.items()):
+            faults.add_metric([why], count)
+        return [
+            GaugeMetricFamily("hearth_health_watchers", "Calls of Health/Watch under way.", value=len(self)),
+            faults,
+        ]

@@ -1,0 +1,144 @@
+"""ExportIpc, ReleaseIpc: a buffer's memory, as an open file, from its device process to a client on this host.
+
+The device process says when the memory is there, and sends it beside its link; the client comes for it with a ticket,
+to the Unix socket of lanes. The front keeps it for as long as the ticket is worth something, and nothing of it after.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import grpc
+from google.protobuf.message import Message
+
+from hearth_proto import frames, rights
+from hearth_proto.frames import Kind
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.v1 import device_pb2
+from hearthd.front.errors import Context
+from hearthd.front.lanes.listener import Lanes
+from hearthd.front.lanes.tickets import LIFETIME
+from hearthd.front.links.exported_files import ExportedFiles
+from hearthd.front.links.link import DeviceLink
+from hearthd.front.rpc import unary
+from hearthd.front.rpc.server_call import decoder
+from hearthd.front.rpc.shielded_task import SeenThrough
+from hearthd.front.sessions.channel import Channel
+from hearthd.front.sessions.sessions import Session, SessionTable
+from hearthd.front.supervisor.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from hearthd.front.rpc.publish_service import Using
+
+FILE = "lent"
+"""The kind of the messages that carry memory from device processes."""
+
+
+class Lent:
+    """Memory that waits for its client; what the ticket stands for."""
+
+    kind = "ipc"
+
+    def __init__(self, session: Session, file: int) -> None:
+        self.session = session
+        self._file = file
+
+    async def hand_over(self, connection: int) -> None:
+        """Sends it over the client's connection. Raises OSError where that cannot be."""
+        with socket.socket(fileno=os.dup(connection)) as end:
+            file = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [self._file]))
+            end.sendmsg([frames.encode(Kind.LIVE, b"")], [file])
+        self.close()
+
+    def close(self) -> None:
+        """Nobody comes for it any more. A second call does nothing."""
+        if self._file >= 0:
+            file, self._file = self._file, -1
+            os.close(file)
+
+
+class IpcService:
+    """The methods of DeviceService that hand memory to other processes on this host."""
+
+    def __init__(self, sessions: SessionTable, supervisor: Supervisor, using: Using, lanes: Lanes) -> None:
+        self._sessions = sessions
+        self._using = using
+        self._lanes = lanes
+        self._files = ExportedFiles(FILE)
+        self._begun = SeenThrough()
+        supervisor.prepare.append(self._watch)
+
+    def handlers(self, guard: Callable[[str, Any], Any]) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+        """What DeviceService adds to its table."""
+        methods: dict[str, tuple[type[Message], Any]] = {
+            "ExportIpc": (device_pb2.ExportIpcRequest, self._export),
+            "ReleaseIpc": (device_pb2.ReleaseIpcRequest, self._release),
+        }
+        return {
+            name: grpc.unary_unary_rpc_method_handler(
+                guard(name, behaviour), request_deserializer=decoder(request), response_serializer=unary.serialize
+            )
+            for name, (request, behaviour) in methods.items()
+        }
+
+    # ---- the calls ----
+
+    async def _export(self, request: Any, context: Context) -> Any:
+        session = self._sessions.find(request.target.session_token)
+        local = context.peer().startswith("unix:")
+
+        async def work(channel: Channel) -> Any:
+            if not local:
+                raise Refusal(
+                    Reason.UNSUPPORTED,
+                    "Memory is exported to processes on the daemon's own host, over its Unix socket; this client is "
+                    f"connected by {context.peer().partition(':')[0]}.",
+                    fix='Connect by the socket: hearth.connect("unix:/run/hearth/hearth.sock"); or copy with x.get().',
+                )
+            return await self._begun.run(partial(self._lend, request, session, channel))
+
+        return await self._using(request.target, work, operation="ExportIpc", needed=rights.CALLS["ExportIpc"])
+
+    async def _lend(self, request: Any, session: Session, channel: Channel) -> Any:
+        link = cast(DeviceLink, channel.link)
+        body = {"op": "lend", "buffer": request.buffer, "export": request.export}
+        answer, file = await self._files.ask(link, body, channel.number, "the exported buffer")
+        lent = Lent(session, file)
+        offer = self._lanes.offer(lent)
+        if offer is None:
+            lent.close()
+            await link.ask(Kind.EXPORT, {"op": "release", "export": request.export}, channel.number)
+            raise Refusal(
+                Reason.UNSUPPORTED,
+                "This daemon has no Unix socket for lanes, over which memory is handed to its clients.",
+                fix="Start it with lanes.enabled = true and a Unix socket, or copy with x.get().",
+            )
+        asyncio.get_running_loop().call_later(LIFETIME + 1.0, lent.close)
+        self._sessions.audit.record(
+            "export", session, device=request.target.device, buffer=request.buffer, size=answer["size"]
+        )
+        return device_pb2.ExportIpcResponse(
+            path=offer.path,
+            ticket=offer.ticket,
+            valid_ns=offer.valid_ns,
+            size=answer["size"],
+            allocation_bytes=answer["allocation"],
+            generation=link.generation,
+        )
+
+    async def _release(self, request: Any, context: Context) -> Any:
+        async def work(channel: Channel) -> Any:
+            link = cast(DeviceLink, channel.link)
+            await link.ask(Kind.EXPORT, {"op": "release", "export": request.export}, channel.number)
+            return device_pb2.ReleaseIpcResponse()
+
+        return await self._using(request.target, work, operation="ReleaseIpc", needed=rights.CALLS["ReleaseIpc"])
+
+    async def _watch(self, link: DeviceLink) -> None:
+        self._files.watch(link)

@@ -1,0 +1,230 @@
+"""NodeService: what the node has, and the sessions on it, as far as the caller may see them."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import structlog
+
+from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.rights import Right
+from hearth_proto.v1 import node_pb2
+from hearthd import version
+from hearthd.front import errors
+from hearthd.front.admission.gate import Gate, Service
+from hearthd.front.admission.gate import caller as admitted_caller
+from hearthd.front.errors import Context
+from hearthd.front.rpc.device_service import Limits
+from hearthd.front.rpc.group_info import GroupInfo
+from hearthd.front.rpc.group_service import GroupService
+from hearthd.front.rpc.node_status import NodeStatus
+from hearthd.front.rpc.server_call import CallObserver, decoder, guarded
+from hearthd.front.rpc.unary import serialize
+from hearthd.front.sessions.sessions import End, Session, SessionTable, negotiate
+from hearthd.front.supervisor.supervisor import Supervisor
+from hearthd.front.tenants import Caller, Tenant, sees_tenant
+
+log = structlog.get_logger("hearthd.node")
+
+NAME = "hearth.v1.NodeService"
+FEATURES = ("execute", "single_calls", "transfers", "resume", "collectives", "groups", "health", "reflection")
+
+
+class NodeService:
+    """Sessions and the node's description."""
+
+    def __init__(
+        self,
+        sessions: SessionTable,
+        supervisor: Supervisor,
+        limits: Limits,
+        observer: CallObserver,
+        on_drain: Callable[[], None],
+        gate: Gate,
+        groups: GroupService,
+        group_info: GroupInfo,
+        status: NodeStatus,
+    ) -> None:
+        self._groups = groups
+        self._group_info = group_info
+        self._status = status
+        self._sessions = sessions
+        self._supervisor = supervisor
+        self._limits = limits
+        self._observer = observer
+        self._on_drain = on_drain
+        self._gate = gate
+        self._node = socket.gethostname()
+
+    def handler(self) -> Service:
+        """What the gRPC server registers."""
+        behaviours: dict[str, Any] = {
+            "Describe": self.describe,
+            "OpenSession": self.open_session,
+            "RenewSession": self.renew_session,
+            "CloseSession": self.close_session,
+            "ListSessions": self.list_sessions,
+            "GetStatus": self.get_status,
+            "Drain": self.drain,
+            "EndSession": self.end_session,
+            "RestartDevice": self.restart_device,
+            **self._groups.behaviours(),
+            **self._group_info.behaviours(),
+        }
+        handlers = {
+            method: grpc.unary_unary_rpc_method_handler(
+                guarded(NAME, method, behaviour, self._observer, self._gate.door(NAME, method)),
+                request_deserializer=decoder(getattr(node_pb2, f"{method}Request")),
+                response_serializer=serialize,
+            )
+            for method, behaviour in behaviours.items()
+        }
+        return self._gate.service(NAME, handlers)
+
+    async def describe(self, request: node_pb2.DescribeRequest, context: Context) -> node_pb2.DescribeResponse:
+        caller = admitted_caller()
+        return node_pb2.DescribeResponse(
+            node=self._node,
+            server_version=version(),
+            protocol=node_pb2.VersionRange(min=PROTOCOL_MIN, max=PROTOCOL_MAX),
+            devices=self._devices(caller.tenant),
+            features=FEATURES,
+            draining=self._sessions.draining,
+        )
+
+    async def open_session(self, request: node_pb2.OpenSessionRequest, context: Context) -> Any:
+        caller = admitted_caller()
+        protocol = negotiate(request.protocol.min, request.protocol.max)
+        dedicated = _dedicated(request.isolation)
+        try:
+            if dedicated:
+                caller.tenant.require((Right.DEDICATED,), "open a dedicated session")
+            session, token = self._sessions.open(
+                request.client_name,
+                request.client_version,
+                caller,
+                dedicated=dedicated,
+                launch_timeout=request.launch_timeout_ns / 1e9,
+            )
+        except Refusal as refusal:
+            self._refused(caller, "OpenSession", refusal)
+            raise
+        return node_pb2.OpenSessionResponse(
+            session_id=session.id,
+            session_token=token,
+            protocol=protocol,
+            server_version=version(),
+            lease_ns=_ns(session.lease),
+            limits=self._limits.message(),
+            devices=self._devices(caller.tenant),
+            features=FEATURES,
+            node=self._node,
+            tenant=caller.tenant.name,
+            isolation=_isolation(session),
+        )
+
+    async def renew_session(self, request: node_pb2.RenewSessionRequest, context: Context) -> Any:
+        session = self._sessions.find(request.session_token)
+        return node_pb2.RenewSessionResponse(lease_ns=_ns(session.lease))
+
+    async def close_session(self, request: node_pb2.CloseSessionRequest, context: Context) -> Any:
+        session = self._sessions.find(request.session_token)
+        return node_pb2.CloseSessionResponse(running=await self._sessions.close(session, "its client closed it"))
+
+    async def list_sessions(self, request: node_pb2.ListSessionsRequest, context: Context) -> Any:
+        caller = admitted_caller()
+        return node_pb2.ListSessionsResponse(
+            sessions=[
+                node_pb2.SessionInfo(
+                    session_id=session.id,
+                    client_name=session.client_name,
+                    opened_unix_ns=session.opened_unix_ns,
+                    connected=session.connections > 0,
+                    lease_left_ns=0 if session.connections else _ns(self._sessions.lease_left(session)),
+                    devices=sorted(session.channels),
+                    tenant=session.tenant.name,
+                    isolation=_isolation(session),
+                    device_ns=session.device_ns,
+                )
+                for session in self._sessions
+                if sees_tenant(caller.tenant, session.tenant.name)
+            ]
+        )
+
+    async def get_status(self, request: node_pb2.GetStatusRequest, context: Context) -> node_pb2.GetStatusResponse:
+        caller = admitted_caller()
+        return node_pb2.GetStatusResponse(json=json.dumps(await self._status.document(caller.tenant)))
+
+    # ---- for operators ----
+
+    async def drain(self, request: node_pb2.DrainRequest, context: Context) -> node_pb2.DrainResponse:
+        caller = self._operator("Drain")
+        self._sessions.audit.record("drain", caller=caller, sessions=len(self._sessions))
+        self._on_drain()
+        return node_pb2.DrainResponse(sessions=len(self._sessions))
+
+    async def end_session(self, request: node_pb2.EndSessionRequest, context: Context) -> Any:
+        """A tenant's own session needs no right, others' need `Right.ADMIN`; for who does not see them they are as if
+        they were not there."""
+        caller = admitted_caller()
+        found = [session for session in self._sessions if session.id == request.session_id]
+        if not found or not sees_tenant(caller.tenant, found[0].tenant.name):
+            refusal = errors.session_not_found(request.session_id)
+            self._refused(caller, "EndSession", refusal)
+            raise refusal
+        session = found[0]
+        if session.tenant.name != caller.tenant.name:
+            self._require_operator(caller, "EndSession")
+        self._sessions.audit.record("session_ended", session, by=caller.tenant.name, by_credential=caller.credential)
+        running = await self._sessions.close(session, f"tenant {caller.tenant.name} ended it", cause=End.OPERATOR)
+        return node_pb2.EndSessionResponse(running=running)
+
+    async def restart_device(self, request: node_pb2.RestartDeviceRequest, context: Context) -> Any:
+        caller = self._operator("RestartDevice")
+        device = self._supervisor.find(request.device, caller.tenant)
+        self._sessions.audit.record("restart_device", caller=caller, device=device.ordinal)
+        device.restart()
+        return node_pb2.RestartDeviceResponse()
+
+    def _operator(self, method: str) -> Caller:
+        """Raises `PERMISSION_DENIED` where the caller may not do what operators do."""
+        caller = admitted_caller()
+        self._require_operator(caller, method)
+        return caller
+
+    def _require_operator(self, caller: Caller, method: str) -> None:
+        try:
+            caller.tenant.require((Right.ADMIN,), method)
+        except Refusal as refusal:
+            self._refused(caller, method, refusal)
+            raise
+
+    def _refused(self, caller: Caller, operation: str, refusal: Refusal) -> None:
+        self._sessions.audit.refused(caller, operation, refusal)
+
+    def _devices(self, tenant: Tenant) -> list[node_pb2.Device]:
+        return [device.describe(tenant) for device in self._supervisor.visible(tenant)]
+
+
+def _dedicated(isolation: int) -> bool:
+    if isolation not in node_pb2.Isolation.values():
+        raise Refusal(
+            Reason.INVALID_ARGUMENT,
+            f"OpenSession.isolation is {isolation}; there are {', '.join(node_pb2.Isolation.keys())}.",
+            fix="Leave it out for the daemon's default.",
+            details={"requested": isolation},
+        )
+    return isolation == node_pb2.ISOLATION_DEDICATED
+
+
+def _isolation(session: Session) -> node_pb2.Isolation:
+    return node_pb2.ISOLATION_DEDICATED if session.dedicated else node_pb2.ISOLATION_SHARED
+
+
+def _ns(seconds: float) -> int:
+    return int(seconds * 1e9)

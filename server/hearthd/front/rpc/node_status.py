@@ -1,0 +1,210 @@
+"""What there is to see of a node at one time: HTTP's /status, gRPC's GetStatus."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+from hearthd import version
+from hearthd.front.connections.descriptors import Budget
+from hearthd.front.counters import Counts
+from hearthd.front.gpu.nvml import Nvml, Reading
+from hearthd.front.metrics import gauges
+from hearthd.front.rpc import health
+from hearthd.front.sessions.recent_traces import RecentTraces
+from hearthd.front.sessions.sessions import SessionTable
+from hearthd.front.supervisor import fault_log
+from hearthd.front.supervisor.supervisor import STATE_NAMES, Device, Supervisor
+from hearthd.front.tenants import Tenant, sees_tenant
+
+
+class NodeStatus:
+    """Of one daemon. Asks the device processes and NVML each time."""
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        sessions: SessionTable,
+        traces: RecentTraces,
+        budget: Callable[[], Budget | None] = lambda: None,
+    ) -> None:
+        """`budget`: how the limit on open files is divided."""
+        self.traces = traces
+        self._budget = budget
+        self._supervisor = supervisor
+        self._sessions = sessions
+        self._nvml: Nvml | None = None  # not before somebody asks
+        self._started = time.time()
+
+    def close(self) -> None:
+        if self._nvml is not None:
+            self._nvml.close()
+
+    async def document(self, viewer: Tenant) -> dict[str, Any]:
+        """As far as `viewer` may see; what JSON has.
+
+        Per device, `throughput` is that of the last ten seconds: commands that arrived, kernels handed to the driver,
+        bytes copied to and from the device, and the share of the time in which sessions had work on it. `queue`:
+        batches and calls that were taken and not executed. `memory_by_tenant`: bytes in buffers, as requested; what
+        is not the viewer's to see is missing. `stuck` of a process: sessions that were closed so many `seconds` ago and
+        whose kernels have not ended. `faults` and `traces` are those of late, newest first. Counters, gauges and
+        queues are the viewer's own share, and what only the device as a whole has (throughput, losses, readings of the
+        GPU) is missing, unless it observes: what others do is not to be read off a difference. `descriptors`, for those
+        who observe: the limit on open files, the one that the configuration needs, and the connections that it leaves
+        each listener.
+        """
+        stats, readings = await asyncio.gather(gauges.ask(self._supervisor), self.readings())
+        visible, budget = self._supervisor.visible(viewer), self._budget()
+        return {
+            "node": socket.gethostname(),
+            "version": version(),
+            "started_unix": self._started,
+            "uptime_seconds": round(time.time() - self._started, 3),
+            "ready": health.ready(self._supervisor, self._sessions.refuses_new),
+            "draining": self._sessions.draining,
+            "overloaded": self._sessions.overloaded(),
+            "descriptors": budget._asdict() if viewer.observes and budget is not None else None,
+            "devices": [
+                self._device(
+                    device,
+                    gauges.together(
+                        each
+                        for (ordinal, tenant), each in stats.items()
+                        if ordinal == device.ordinal and (viewer.observes or tenant == viewer.name)
+                    ),
+                    readings.get(device.ordinal) if viewer.observes else None,
+                    viewer,
+                )
+                for device in visible
+            ],
+            "faults": fault_log.seen_by(viewer, (device.faults for device in visible)),
+            "traces": self.traces.seen_by(viewer),
+            "tenants": [
+                {
+                    "name": account.tenant.name,
+                    "sessions": len(account.sessions),
+                    "device_seconds": round(account.device_ns / 1e9, 6),
+                    "device_seconds_allowed": account.tenant.quotas.gpu_seconds or None,
+                    "queued_commands": account.queue.commands,
+                    "queued_bytes": account.queue.bytes,
+                }
+                for account in self._sessions.accounts
+                if sees_tenant(viewer, account.tenant.name)
+            ],
+            "sessions": [
+                {
+                    "id": session.id,
+                    "client": session.client_name,
+                    "client_version": session.client_version,
+                    "opened_unix": session.opened_unix_ns / 1e9,
+                    "connected": session.connections > 0,
+                    "lease_left_seconds": round(self._sessions.lease_left(session), 3),
+                    "devices": sorted(session.channels),
+                    "tenant": session.tenant.name,
+                    "dedicated": session.dedicated,
+                    "device_seconds": round(session.device_ns / 1e9, 6),
+                }
+                for session in self._sessions
+                if sees_tenant(viewer, session.tenant.name)
+            ],
+        }
+
+    async def readings(self) -> dict[int, Reading]:
+        """NVML's, by ordinal."""
+        gpus = {d.ordinal: d.properties.uuid for d in self._supervisor if d.properties.backend == "cuda"}
+        if not gpus:
+            return {}
+
+        nvml = self._nvml = self._nvml or Nvml()
+
+        def read() -> dict[int, Reading]:
+            found = {ordinal: nvml.read(uuid) for ordinal, uuid in gpus.items()}
+            return {ordinal: reading for ordinal, reading in found.items() if reading is not None}
+
+        return await asyncio.to_thread(read)
+
+    def _device(self, device: Device, stats: gauges.Gauges, reading: Reading | None, viewer: Tenant) -> dict[str, Any]:
+        properties, shown, observes = device.properties, device.describe(viewer), viewer.observes
+        own = device.totals.counts() if observes else device.totals.by_tenant().get(viewer.name, Counts())
+        return {
+            "ordinal": device.ordinal,
+            "name": properties.name,
+            "backend": properties.backend,
+            "confinement": properties.confinement,
+            "uuid": properties.uuid,
+            "state": STATE_NAMES[device.state],
+            "detail": device.detail,
+            "generation": device.generation if observes else shown.generation,
+            "pid": device.pid if observes else shown.pid,
+            "restarts": dict(device.restarts) if observes else {},
+            "memory": {
+                "total_bytes": properties.total_memory,
+                "used_bytes": reading.memory_used if reading else None,
+            },
+            "memory_by_tenant": [
+                {"tenant": name, "bytes": size}
+                for name, size in device.tenant_memory.by_tenant().items()
+                if sees_tenant(viewer, name)
+            ],
+            "throughput": _throughput(device) if observes else dict.fromkeys(_THROUGHPUT),
+            "queue": self._queue(device, viewer),
+            "gpu": dataclasses.asdict(reading) if reading else None,
+            "counters": own.counters,
+            "gauges": dict(stats),
+            "processes": [
+                {
+                    "pid": worker.pid,
+                    "generation": worker.generation,
+                    "state": STATE_NAMES[worker.condition],
+                    "detail": worker.reason,
+                    "tenant": worker.key.tenant if worker.key is not None else None,
+                    "session": worker.key.session if worker.key is not None else "",
+                    "memory_granted_bytes": device.memory.granted(worker.generation),
+                    "memory_held_bytes": device.memory.held(worker.generation),
+                    "stuck": [
+                        {
+                            "session": each.session,
+                            "tenant": each.tenant,
+                            "kernels": list(each.kernels),
+                            "seconds": round(seconds, 3),
+                        }
+                        for each, seconds in worker.stuck()
+                        if sees_tenant(viewer, each.tenant)
+                    ],
+                }
+                for worker in device.workers
+                if worker.key is None or sees_tenant(viewer, worker.key.tenant)
+            ],
+        }
+
+    def _queue(self, device: Device, viewer: Tenant) -> dict[str, int]:
+        channels = [
+            each.channels[device.ordinal]
+            for each in self._sessions
+            if device.ordinal in each.channels and sees_tenant(viewer, each.tenant.name)
+        ]
+        return {
+            "commands": sum(len(channel.batches) + channel.calls for channel in channels),
+            "bytes": sum(channel.batches.bytes for channel in channels),
+        }
+
+
+_THROUGHPUT = (
+    "commands_per_second", "launches_per_second", "received_bytes_per_second", "sent_bytes_per_second", "busy_ratio",
+)  # fmt: skip
+
+
+def _throughput(device: Device) -> dict[str, float | None]:
+    rates = device.rates.per_second(time.monotonic())
+    busy = rates.get("device_busy_ns")
+    return {
+        "commands_per_second": round(rates.get("commands", 0.0), 3),
+        "launches_per_second": round(rates.get("kernel_launches", 0.0), 3),
+        "received_bytes_per_second": round(rates.get("host_to_device_bytes", 0.0), 3),
+        "sent_bytes_per_second": round(rates.get("device_to_host_bytes", 0.0), 3),
+        "busy_ratio": None if busy is None else round(min(1.0, busy / 1e9), 4),
+    }

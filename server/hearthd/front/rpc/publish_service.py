@@ -1,0 +1,277 @@
+"""Publish, Unpublish, AttachBuffer, ListPublished: names are kept here, memory goes from process to process.
+
+Attaching within the publisher's process is one question to it. For the first session of another process, the
+publisher's hands its memory over as an open file, which is passed on and kept nowhere: once the other process has it
+mapped, it needs nobody any more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, cast
+
+import grpc
+import structlog
+from google.protobuf.message import Message
+
+from hearth_proto import rights
+from hearth_proto.frames import Frame, Kind
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.v1 import device_pb2
+from hearthd.front.errors import Context
+from hearthd.front.links.exported_files import ExportedFiles
+from hearthd.front.links.link import DeviceLink
+from hearthd.front.rpc import unary
+from hearthd.front.rpc.server_call import decoder
+from hearthd.front.rpc.shielded_task import SeenThrough
+from hearthd.front.sessions.channel import Channel
+from hearthd.front.sessions.publications import (
+    MAX_PUBLICATIONS,
+    Attachment,
+    Publication,
+    Registry,
+    check_name,
+    not_published,
+)
+from hearthd.front.sessions.sessions import Session, SessionTable
+from hearthd.front.supervisor.supervisor import Supervisor
+from hearthd.front.tenants import EVERYONE, Right
+
+log = structlog.get_logger("hearthd.publish")
+
+FILE = "published"
+"""The kind of the messages that carry memory from and to device processes."""
+
+Using = Callable[..., Awaitable[Any]]
+"""`DeviceService._using`: gives work the channel of its target, and checks the caller's rights."""
+
+
+class PublishService:
+    """The methods of DeviceService that are about published buffers."""
+
+    def __init__(self, sessions: SessionTable, supervisor: Supervisor, using: Using) -> None:
+        self.registry = Registry()
+        self._sessions = sessions
+        self._using = using
+        self._files = ExportedFiles(FILE)
+        self._begun = SeenThrough()
+        supervisor.prepare.append(self._watch)
+
+    def handlers(self, guard: Callable[[str, Any], Any]) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+        """What DeviceService adds to its table."""
+        methods: dict[str, tuple[type[Message], Any]] = {
+            "Publish": (device_pb2.PublishRequest, self._publish),
+            "Unpublish": (device_pb2.UnpublishRequest, self._unpublish),
+            "AttachBuffer": (device_pb2.AttachBufferRequest, self._attach),
+            "ListPublished": (device_pb2.ListPublishedRequest, self._list),
+        }
+        return {
+            name: grpc.unary_unary_rpc_method_handler(
+                guard(name, partial(self._serve, name, behaviour)),
+                request_deserializer=decoder(request),
+                response_serializer=unary.serialize,
+            )
+            for name, (request, behaviour) in methods.items()
+        }
+
+    async def _serve(self, name: str, behaviour: Any, request: Any, context: Context) -> Any:
+        """What has begun is done to its end, also when the caller goes: memory must not be left to nobody. The same
+        request of the same session, sent again meanwhile, waits for it."""
+        session = self._sessions.find(request.target.session_token)
+        work = partial(behaviour, request, session)
+        using = partial(self._using, request.target, work, operation=name, needed=rights.CALLS[name])
+        same = (name, session.id, request.SerializeToString(deterministic=True)) if name == "Publish" else None
+        return await self._begun.run(using, same)
+
+    # ---- the calls ----
+
+    async def _publish(self, request: Any, session: Session, channel: Channel) -> Any:
+        """A request that was done before, and whose answer was lost with its connection, is answered again."""
+        if await self._published(request, session, channel):
+            return device_pb2.PublishResponse()
+        publication = self.registry.reserve(
+            session.tenant.name,
+            request.target.device,
+            request.name,
+            channel.link,
+            channel,
+            grants=request.tenants,
+            description=request.description,
+            most=session.tenant.quotas.published if session.tenant is not EVERYONE else MAX_PUBLICATIONS,
+        )
+        body = {"op": "publish", "memory": publication.number, "buffer": request.buffer, "name": publication.name}
+        try:
+            answer = await _link(channel).ask(Kind.EXPORT, body, channel.number)
+        except BaseException:
+            self._end(publication)
+            raise
+        if not publication.named:  # its session or its process has ended meanwhile
+            raise not_published(publication.tenant, publication.device, publication.name)
+        self.registry.confirm(publication, answer["size"])
+        self._note("publish", session, publication, grants=sorted(publication.grants))
+        return device_pb2.PublishResponse()
+
+    async def _published(self, request: Any, session: Session, channel: Channel) -> bool:
+        """Whether the session has published that very buffer so, and it is so still."""
+        found = self.registry.named(session.tenant.name, request.target.device, request.name)
+        if found is None or not found.made_as(channel, request.tenants, request.description):
+            return False
+        body = {"op": "published", "memory": found.number, "buffer": request.buffer}
+        answer = await _link(channel).ask(Kind.EXPORT, body, channel.number)
+        return bool(answer["same"]) and found.named
+
+    async def _unpublish(self, request: Any, session: Session, channel: Channel) -> Any:
+        """Any session of the tenant may, as any may attach it."""
+        name = session.tenant.name
+        check_name(request.name, "a published buffer")
+        publication = self.registry.find(name, name, request.target.device, request.name)
+        self._end(publication)
+        self._note("unpublish", session, publication, attached=publication.sessions)
+        return device_pb2.UnpublishResponse()
+
+    async def _attach(self, request: Any, session: Session, channel: Channel) -> Any:
+        check_name(request.name, "a published buffer")
+        caller = session.tenant.name
+        publication = self.registry.find(caller, request.tenant or caller, request.target.device, request.name)
+        attachment = self.registry.attach(publication, session.id, channel.link)
+        try:
+            answer = await self._import(publication, attachment, channel, request.buffer)
+        except BaseException:
+            self._detach(attachment.number, _link(channel))
+            raise
+        if answer.get("again"):  # the answer to the first time was lost with its connection, and that one counts
+            self._detach(attachment.number, _link(channel))
+        else:
+            self._note("attach", session, publication, foreign=channel.link is not publication.home)
+        return device_pb2.AttachBufferResponse(
+            size=publication.size,
+            description=publication.description,
+            protected=answer.get("protected", False),
+            generation=channel.link.generation,
+        )
+
+    async def _list(self, request: Any, session: Session, channel: Channel) -> Any:
+        found = self.registry.visible(session.tenant.name, request.target.device)
+        if not session.tenant.may(Right.ATTACH):  # what it may not attach does not exist for it
+            found = [one for one in found if one.tenant == session.tenant.name]
+        return device_pb2.ListPublishedResponse(
+            buffers=[
+                device_pb2.PublishedBuffer(
+                    name=one.name,
+                    tenant=one.tenant,
+                    size=one.size,
+                    description=one.description,
+                    # Others are not told what the owner's grantees do.
+                    attached=one.sessions if one.tenant == session.tenant.name else one.sessions_of(session.id),
+                )
+                for one in found
+            ]
+        )
+
+    # ---- memory ----
+
+    async def _import(
+        self, publication: Publication, attachment: Attachment, channel: Channel, buffer: int
+    ) -> dict[str, Any]:
+        """Puts the memory under the session's handle; what its process answers."""
+        link = _link(channel)
+        body = {
+            "memory": publication.number,
+            "attachment": attachment.number,
+            "buffer": buffer,
+            "size": publication.size,
+        }
+        answer = await link.ask(Kind.IMPORT, body, channel.number)
+        if not answer.get("missing"):
+            return answer
+        if link is publication.home:
+            raise not_published(publication.tenant, publication.device, publication.name)
+        number = 0
+        if publication.size:
+            number = self._files.mint()
+            file = await self._export(publication)
+            try:
+                _send(link, number, file)
+            finally:
+                os.close(file)
+        return await link.ask(Kind.IMPORT, {**body, "file": number}, channel.number)
+
+    async def _export(self, publication: Publication) -> int:
+        """The memory as an open file, from the process that published it."""
+        home: DeviceLink = publication.home
+        body = {"op": "export", "memory": publication.number}
+        _, file = await self._files.ask(home, body, publication.channel.number, "the published buffer")
+        return file
+
+    # ---- the end ----
+
+    def _end(self, publication: Publication) -> None:
+        """The name is gone; so is all of it where nobody has it attached."""
+        if publication.named:
+            self.registry.end(publication)
+            self._forget_if_over(publication)
+
+    def _detach(self, number: int, link: DeviceLink) -> None:
+        publication = self.registry.detach(number, link)
+        if publication is not None:
+            self._forget_if_over(publication)
+
+    def _forget_if_over(self, publication: Publication) -> None:
+        if publication.over:
+            _tell(publication.home, "forget", publication)
+
+    def _borne(self, publications: list[Publication]) -> None:
+        for publication in publications:
+            _tell(publication.bearer, "bear", publication)
+
+    async def _watch(self, link: DeviceLink) -> None:
+        """A process is ready: hears from now on what ends in it by itself, and its own end."""
+        link.listen(Kind.IMPORTED, partial(self._news, link))
+        self._files.watch(link)
+        link.closed.add_done_callback(lambda _: self._lost(link))
+
+    def _news(self, link: DeviceLink, frame: Frame) -> None:
+        if frame.id:
+            return  # an answer that nobody waits for any more
+        news = json.loads(frame.payload)
+        for number in news.get("detached", ()):
+            self._detach(number, link)
+        for publication in self.registry.ended(news.get("ended", ()), link):
+            log.info("publisher_gone", name=publication.name, tenant=publication.tenant, device=publication.device)
+            self._forget_if_over(publication)
+        moved = [self.registry.left(number, link) for number in news.get("left", ())]
+        self._borne([publication for publication in moved if publication is not None])
+
+    def _lost(self, link: DeviceLink) -> None:
+        before = [publication for publication in self.registry if publication.home is not link]
+        self._borne(self.registry.lost(link))
+        for publication in before:
+            self._forget_if_over(publication)
+
+    def _note(self, event: str, session: Session, publication: Publication, **fields: Any) -> None:
+        self._sessions.audit.record(
+            event, session, name=publication.name, owner=publication.tenant, device=publication.device, **fields
+        )
+
+
+def _link(channel: Channel) -> DeviceLink:
+    return cast(DeviceLink, channel.link)
+
+
+def _tell(link: DeviceLink, what: str, publication: Publication) -> None:
+    link.send(Kind.EXPORT, json.dumps({"op": what, "memory": publication.number}).encode())
+
+
+def _send(link: DeviceLink, number: int, file: int) -> None:
+    """Hands an open file to a process. Raises QUEUE_FULL where it takes no more just now, or its loss."""
+    try:
+        if link.descriptors is None:
+            raise OSError("it has no socket for files")
+        link.descriptors.send(FILE, {"file": number}, [file])
+    except OSError as error:
+        raise link.loss or Refusal(
+            Reason.QUEUE_FULL, f"the memory could not be passed on: {error}", fix="try again", retry_after_s=0.1
+        ) from error

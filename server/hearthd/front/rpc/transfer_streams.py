@@ -1,0 +1,296 @@
+"""The streams that carry bulk bytes: Upload and Download beside Execute, and the single calls Write and Read."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from hearth_proto.chunks import upload_data, upload_request
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.v1 import commands_pb2, device_pb2
+from hearthd.front import errors
+from hearthd.front.errors import Context
+from hearthd.front.rpc.server_call import StatusError
+from hearthd.front.rpc.unary import build_command, submit
+from hearthd.front.sessions.channel import Channel
+from hearthd.front.sessions.transfers import Download, Upload
+
+FRONT_TRANSFERS = 1 << 63
+"""Transfers from here on are the front's own; clients use lower numbers."""
+SLACK = 4096
+"""What a chunk's message may have beside its data."""
+_DATA_TAG = 0x22
+_CUT_S = 0.01
+"""How much later than the end of a stream gRPC says that it was a cut. Only uploads that cannot be resumed wait."""
+
+_minted = itertools.count(FRONT_TRANSFERS)
+OnBytes = Callable[[int, int], None]
+
+
+def check_transfer(transfer: int) -> None:
+    """Raises where a client names no transfer, or one of the front's."""
+    if not 0 < transfer < FRONT_TRANSFERS:
+        raise Refusal(
+            Reason.INVALID_ARGUMENT,
+            f"Transfer {transfer} was asked for; clients number transfers from 1 to {FRONT_TRANSFERS - 1}.",
+            fix="Use the number that the Write or Read command named.",
+            details={"requested": transfer, "allowed": f"1 to {FRONT_TRANSFERS - 1}"},
+        )
+
+
+def parse_upload(message: bytes) -> device_pb2.UploadRequest:
+    try:
+        return device_pb2.UploadRequest.FromString(message)
+    except DecodeError as error:
+        raise errors.malformed(f"A message of Upload is no UploadRequest: {error}.", "Send UploadRequest.") from None
+
+
+def data_length(message: bytes) -> int:
+    """How many bytes of data an UploadRequest carries, read from its head where it has nothing else."""
+    if message and message[0] == _DATA_TAG:
+        length = shift = 0
+        for position in range(1, min(len(message), 11)):
+            byte = message[position]
+            length |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                if position + 1 + length == len(message):
+                    return length
+                break
+    return len(parse_upload(message).data)
+
+
+def _broken() -> Refusal:
+    return Refusal(Reason.TRANSFER_ABORTED, "The client's stream ended before the transfer was complete.")
+
+
+async def upload(
+    first: bytes, head: device_pb2.UploadRequest, messages: AsyncIterator[bytes], channel: Channel, patience: float,
+    most: int, on_bytes: OnBytes,
+) -> device_pb2.UploadResponse:  # fmt: skip
+    """Passes the messages of an Upload on; answers when all of them are on their way. With `patience` (seconds) it is
+    resumable: it may have been begun, and waits so long for another stream where this one breaks."""
+    if patience:
+        begun = channel.transfers.resumable_upload(head.transfer, patience, head.size, head.offset)
+        if begun is None:
+            return device_pb2.UploadResponse(received=channel.transfers.status(head.transfer)[1])
+        flow = begun
+    else:
+        flow = channel.transfers.upload(head.transfer)
+    skip = flow.skip(head.offset) if patience else 0
+    stream = flow.take_up()
+
+    async def pass_on() -> None:
+        nonlocal skip
+        message: bytes | None = first
+        while message is not None:
+            if len(message) > most + SLACK:
+                raise errors.too_large("A message of Upload", len(message), most, "max_chunk_bytes")
+            size = data_length(message)
+            if skip:
+                message, size, skip = _without(message, size, skip)
+            if size:
+                await flow.send(message, size)
+                on_bytes(size, 0)
+            if flow.resumable and flow.passed >= flow.size:
+                break
+            message = await anext(messages, None)
+        if not flow.resumable:
+            await _really_over()
+        elif flow.passed != flow.size:
+            raise _incomplete(flow)
+        await flow.finish()
+
+    why = _broken()
+    try:
+        await flow.carry(pass_on())
+    except _Incomplete:
+        raise
+    except Refusal as refusal:
+        why = refusal
+        flow.spoil(stream)
+        raise
+    finally:
+        flow.leave(stream, why)
+    return device_pb2.UploadResponse(received=flow.passed)
+
+
+class _Incomplete(Refusal):
+    """The stream ended in time for another to go on."""
+
+
+def _incomplete(flow: Upload) -> Refusal:
+    if flow.passed > flow.size:
+        return Refusal(
+            Reason.INVALID_ARGUMENT,
+            f"The upload announces {flow.size} bytes, and brought {flow.passed}.",
+            fix="Set UploadRequest.size, in the first message, to the bytes of the whole transfer.",
+            details={"requested": flow.passed, "allowed": flow.size},
+        )
+    return _Incomplete(
+        Reason.TRANSFER_ABORTED,
+        f"The stream ended after {flow.passed} of {flow.size} bytes.",
+        fix="Open another Upload with the same transfer and `offset`.",
+        details={"received": flow.passed, "size": flow.size},
+    )
+
+
+def _without(message: bytes, size: int, skip: int) -> tuple[bytes, int, int]:
+    """The message without its first `skip` bytes of data, how many it has left, how many are still to be skipped."""
+    if size <= skip:
+        return b"", 0, skip - size
+    return upload_request(b"", upload_data(message)[skip:]), size - skip, 0
+
+
+async def download(
+    request: device_pb2.DownloadRequest, context: Context, channel: Channel, patience: float, on_bytes: OnBytes
+) -> None:
+    """Writes the chunks of a transfer to the client, as they come. `patience`: as in `upload`."""
+    await _open(context)
+    if patience:
+        flow = channel.transfers.resumable_download(request.transfer, patience, request.offset)
+    else:
+        flow = channel.transfers.download(request.transfer)
+    stream = flow.take_up()
+    try:
+        if patience:
+            flow.go_on(request.offset)
+        await flow.carry(_write_chunks(flow, context, on_bytes))
+    finally:
+        flow.leave(stream, _broken())
+
+
+async def _really_over() -> None:
+    """Returns where a client has half-closed its stream. One that was cancelled or cut off ends like that too, and its
+    handler is cancelled a moment later, when gRPC's threads have said why: a part must not be taken for the whole."""
+    await asyncio.sleep(_CUT_S)
+
+
+async def _open(context: Context) -> None:
+    """Whoever gives a call's first write up could not end the call any more: gRPC would have to send once more what it
+    begins with, and its client would wait for ever."""
+    await context.send_initial_metadata(())
+
+
+async def _write_chunks(flow: Download, context: Context, on_bytes: OnBytes) -> None:
+    last = False
+    while not last:
+        payload, last = await flow.receive()
+        if payload:
+            await context.write(payload)
+            on_bytes(0, len(payload))
+        flow.consumed()
+
+
+async def write(
+    first: device_pb2.WriteRequest, messages: AsyncIterator[Any], channel: Channel, most_inline: int, most: int,
+    on_bytes: OnBytes,
+) -> commands_pb2.Done:  # fmt: skip
+    """The single call Write: inline where all of it came in the first message, else on a transfer of the front's."""
+    command, stream = first.command, first.target.stream
+    data = command.data + first.data
+    size = command.size or len(data)
+    rows = command.rows if command.HasField("rows") else None
+    if len(data) == size <= most_inline:
+        await _no_more(messages, size)
+        inline = commands_pb2.Write(buffer=command.buffer, offset=command.offset, data=data, rows=rows)
+        on_bytes(size, 0)
+        return (await submit(channel, build_command("write", inline, stream))).done
+    transfer = next(_minted)
+    announced = commands_pb2.Write(
+        buffer=command.buffer, offset=command.offset, transfer=transfer, size=size, rows=rows
+    )
+    flow = channel.transfers.upload(transfer)
+    result = asyncio.create_task(submit(channel, build_command("write", announced, stream)))
+    sender = asyncio.create_task(flow.carry(_send_chunks(flow, data, messages, size, most, on_bytes)))
+    why = _broken()
+    try:
+        # A command that is refused ends the upload; a refused upload ends the command.
+        await asyncio.wait({result, sender}, return_when=asyncio.FIRST_COMPLETED)
+        if result.done():
+            result.result()
+        await sender
+        return (await result).done
+    except Refusal as refusal:
+        why = refusal
+        if result.done():  # the command's own error says more than the transfer's
+            result.result()
+        raise
+    finally:
+        sender.cancel()
+        await asyncio.gather(sender, return_exceptions=True)
+        flow.close(why)
+        result.cancel()
+        await asyncio.gather(result, return_exceptions=True)
+
+
+async def _send_chunks(
+    flow: Upload, data: bytes, messages: AsyncIterator[Any], size: int, most: int, on_bytes: OnBytes
+) -> None:
+    sent = 0
+    piece: bytes | None = data
+    while piece is not None:
+        if sent + len(piece) > size:
+            raise _wrong_size(sent + len(piece), size)
+        view = memoryview(piece)
+        for start in range(0, len(piece), most):
+            chunk = device_pb2.UploadRequest(data=bytes(view[start : start + most]))
+            await flow.send(chunk.SerializeToString(), len(chunk.data))
+        sent += len(piece)
+        on_bytes(len(piece), 0)
+        message = await anext(messages, None)
+        piece = None if message is None else message.data
+    if sent != size:
+        raise _wrong_size(sent, size)
+    await flow.finish()
+
+
+async def _no_more(messages: AsyncIterator[Any], size: int) -> None:
+    async for message in messages:
+        if message.data:
+            raise _wrong_size(size + len(message.data), size)
+
+
+def _wrong_size(sent: int, size: int) -> Refusal:
+    return Refusal(
+        Reason.INVALID_ARGUMENT,
+        f"Write.size announces {size} bytes, the stream carries {sent}{'' if sent < size else ' or more'}.",
+        fix="Set Write.size, in the first message, to the number of bytes that follow.",
+        details={"requested": sent, "allowed": size},
+    )
+
+
+async def read(request: device_pb2.ReadRequest, context: Context, channel: Channel, on_bytes: OnBytes) -> None:
+    """The single call Read: a transfer of the front's, its chunks passed on as they are."""
+    await _open(context)
+    transfer = next(_minted)
+    command = build_command("read", request.command, request.target.stream)
+    command.read.transfer = transfer
+    flow = channel.transfers.download(transfer)
+    result = asyncio.create_task(submit(channel, command))
+
+    def on_result(task: asyncio.Task[commands_pb2.Result]) -> None:
+        # A read that failed has no chunks, and an empty one need not have any.
+        if not task.cancelled():
+            error = task.exception()
+            if isinstance(error, Refusal):
+                flow.on_abort(error)
+            elif error is not None or not task.result().read.size:
+                flow.on_chunk(b"", 1)
+
+    result.add_done_callback(on_result)
+    try:
+        await flow.carry(_write_chunks(flow, context, on_bytes))
+        await result
+    except Refusal:
+        if result.done() and isinstance(result.exception(), StatusError):
+            result.result()
+        raise
+    finally:
+        flow.close(_broken())
+        result.cancel()
+        await asyncio.gather(result, return_exceptions=True)

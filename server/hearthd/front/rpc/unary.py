@@ -1,0 +1,177 @@
+"""The single calls: a table from RPC to command to result, and the one way all of them go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.v1 import commands_pb2, device_pb2
+from hearthd.front.errors import Context
+from hearthd.front.rpc.server_call import StatusError, decoder
+from hearthd.front.sessions.channel import Channel
+from hearthd.front.sessions.command_queue import Queue
+
+MAX_CALLS = 256
+"""Calls of one session that may be under way on one device."""
+QUEUE_WAIT = 5.0
+"""How long a call waits, seconds, while its tenant's queue is full; batches wait as long as it takes."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One single call: `command` is its field in Command, `result` the one of Result that answers it."""
+
+    rpc: str
+    command: str
+    result: str
+    then: str = ""
+    """A describing command, on the same handle, whose result is the answer."""
+
+    @property
+    def request(self) -> type[Message]:
+        message: type[Message] = getattr(device_pb2, f"{self.rpc}Request")
+        return message
+
+    @property
+    def handle(self) -> str:
+        """The field that names the object in the command and in the command that describes it."""
+        return self.then.removeprefix("describe_")
+
+
+CALLS = (
+    Call("Allocate", "allocate", "done"),
+    Call("Free", "free", "done"),
+    Call("Copy", "copy", "done"),
+    Call("Fill", "fill", "done"),
+    Call("CreateStream", "create_stream", "done"),
+    Call("DestroyStream", "destroy_stream", "done"),
+    Call("RecordEvent", "record_event", "done"),
+    Call("WaitEvent", "wait_event", "done"),
+    Call("QueryEvent", "query_event", "event"),
+    Call("ElapsedTime", "elapsed_time", "event"),
+    Call("DestroyEvent", "destroy_event", "done"),
+    Call("LoadModule", "load_module", "module", then="describe_module"),
+    Call("UnloadModule", "unload_module", "done"),
+    Call("GetFunction", "get_function", "function", then="describe_function"),
+    Call("GetGlobal", "get_global", "global"),
+    Call("Launch", "launch", "done"),
+    Call("Sync", "sync", "done"),
+    Call("Flush", "flush", "done"),
+    Call("MemoryUsage", "memory_usage", "memory_usage"),
+    Call("MemoryCleanup", "memory_cleanup", "done"),
+    Call("StartProfile", "start_profile", "done"),
+    Call("EndProfile", "end_profile", "profile"),
+    Call("AllReduce", "all_reduce", "done"),
+    Call("SyncCollective", "sync_collective", "done"),
+    Call("Collective", "collective", "done"),
+    Call("Dispatch", "dispatch", "dispatch"),
+    Call("BeginCapture", "begin_capture", "done"),
+    Call("EndCapture", "end_capture", "graph"),
+    Call("LaunchGraph", "launch_graph", "done"),
+    Call("UpdateGraph", "update_graph", "done"),
+    Call("DestroyGraph", "destroy_graph", "done"),
+    Call("Prepare", "prepare", "done"),
+    Call("LaunchPrepared", "launch_prepared", "done"),
+    Call("DestroyPrepared", "destroy_prepared", "done"),
+    Call("CreateTensorMap", "create_tensor_map", "done"),
+    Call("DestroyTensorMap", "destroy_tensor_map", "done"),
+    Call("Occupancy", "occupancy", "occupancy"),
+    Call("SetAllocationMode", "set_allocation_mode", "done"),
+    Call("StartTrace", "start_trace", "done"),
+    Call("EndTrace", "end_trace", "trace"),
+)
+
+
+def build_command(kind: str, message: Message | None, stream: int) -> commands_pb2.Command:
+    """`message` as the command of field `kind`; its request number is set where it is sent."""
+    command = commands_pb2.Command(stream=stream)
+    field = getattr(command, kind)
+    field.SetInParent()
+    if message is not None:
+        field.CopyFrom(message)
+    return command
+
+
+async def submit(channel: Channel, command: commands_pb2.Command) -> commands_pb2.Result:
+    """The command's result. Raises `StatusError` with the device's own status where it failed."""
+    if channel.calls >= MAX_CALLS:
+        raise Refusal(
+            Reason.QUEUE_FULL,
+            f"{channel.calls} calls of the session are under way on this device; the most is {MAX_CALLS}.",
+            fix="Wait for some, or send the commands in batches on Execute.",
+            details={"requested": channel.calls + 1, "allowed": MAX_CALLS},
+            retry_after_s=0.05,
+        )
+    queue, size = channel.batches.queue, command.ByteSize()
+    if queue is None:
+        result = await channel.call(command)
+    else:
+        if queue.full:
+            await _room(queue)
+        queue.take(size)
+        try:
+            result = await channel.call(command)
+        finally:
+            queue.give(size)
+    if result.HasField("error"):
+        raise StatusError(result.error)
+    return result
+
+
+async def _room(queue: Queue) -> None:
+    try:
+        async with asyncio.timeout(QUEUE_WAIT):
+            await queue.room()
+    except TimeoutError:
+        raise Refusal(
+            Reason.QUEUE_FULL,
+            f"{queue.commands} batches and calls of this tenant, {queue.bytes} bytes, have been taken and are not "
+            f"executed; there was no room for another within {QUEUE_WAIT:g} s.",
+            fix="Wait for some, or ask for a larger quota.",
+            details={"commands": queue.commands, "bytes": queue.bytes},
+            retry_after_s=1.0,
+        ) from None
+
+
+async def perform(call: Call, request: Any, channel: Channel) -> Message:
+    """Sends the command of a single call and returns its answer."""
+    result = await submit(channel, build_command(call.command, request.command, request.target.stream))
+    if call.then:
+        command = build_command(call.then, None, request.target.stream)
+        setattr(getattr(command, call.then), call.handle, getattr(request.command, call.handle))
+        result = await submit(channel, command)
+    answer: Message = getattr(result, call.result)
+    if result.WhichOneof("kind") not in (call.result, None):
+        raise Refusal(
+            Reason.INTERNAL,
+            f"The device process answered {call.rpc} with {result.WhichOneof('kind')} instead of {call.result}.",
+        )
+    return answer
+
+
+def behaviour(call: Call, using: Callable[[Any, Callable[[Channel], Awaitable[Any]]], Awaitable[Any]]) -> Any:
+    """The handler of one single call; `using` gives it the target's channel and keeps its session alive."""
+
+    async def handle(request: Any, context: Context) -> Any:
+        async def work(channel: Channel) -> Message:
+            return await perform(call, request, channel)
+
+        return await using(request.target, work)
+
+    return handle
+
+
+def method_handler(call: Call, handle: Any) -> grpc.RpcMethodHandler[Any, Any]:
+    return grpc.unary_unary_rpc_method_handler(
+        handle, request_deserializer=decoder(call.request), response_serializer=serialize
+    )
+
+
+def serialize(message: Message) -> bytes:
+    return message.SerializeToString()

@@ -1,0 +1,151 @@
+"""How an Execute stream begins: what it may have under way, and which attachment it begins or takes up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.v1 import device_pb2
+from hearthd.front import errors
+from hearthd.front.sessions.channel import Channel
+from hearthd.front.sessions.resume_buffer import Replies
+from hearthd.front.sessions.sessions import Session
+
+EOF: object = grpc.aio.EOF  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Window:
+    """What one Execute stream may have under way."""
+
+    max_batch_bytes: int = 8 << 20
+    max_batches: int = 64
+    max_unacked_bytes: int = 32 << 20
+    max_queued_bytes: int = 32 << 20
+    """Responses that wait for the client to read them, or (where it attached resumably) to say that they came: beyond,
+    no more of its batches are taken."""
+    max_kept: int = 8192
+    """How many responses may wait for a resumable client to say that they came."""
+    max_queued_hard: int = 256 << 20
+    """Beyond, the stream is ended: its client sends but does not read."""
+
+    def of_a_lane(self) -> dict[str, int]:
+        """What the device process is told: it is what holds the client of a lane back."""
+        return {
+            "max_batch_bytes": self.max_batch_bytes,
+            "max_batches": self.max_batches,
+            "max_unacked_bytes": self.max_unacked_bytes,
+            "max_unread_bytes": self.max_queued_bytes,
+            "max_unread_hard": self.max_queued_hard,
+        }
+
+    def replies(self) -> Replies:
+        """Room for what a resumable client has not said to have."""
+        return Replies(self.max_queued_bytes, self.max_kept, self.max_queued_hard)
+
+
+def parse(message: object) -> device_pb2.Attach:
+    """The first message of a stream."""
+    if message is EOF or not isinstance(message, bytes):
+        raise errors.malformed("The stream ended before its Attach.", "Send ExecuteRequest.attach first.")
+    try:
+        request = device_pb2.ExecuteRequest.FromString(message)
+    except DecodeError as error:
+        raise errors.malformed(
+            f"The first message of Execute is no ExecuteRequest: {error}.", "Send ExecuteRequest.attach first."
+        ) from None
+    if request.WhichOneof("kind") != "attach":
+        raise errors.malformed(
+            f"The first message of Execute is {request.WhichOneof('kind') or 'empty'}, not attach.",
+            "Send ExecuteRequest.attach first.",
+        )
+    return request.attach
+
+
+async def begin(session: Session, ordinal: int, channel: Channel, resumable: bool, window: Window) -> None:
+    """A new attachment to `channel`; what was kept of an earlier one is dropped. Raises `HANDLE_IN_USE` where there is
+    a stream already, or the loss.
+
+    A client whose first stream broke before it heard that it was attached begins again: such a stream gives way.
+    """
+    _check_free(session, ordinal, channel, resumable)
+    if channel.lane is not None:
+        await channel.lane_ended()
+        _check_open(session)
+        if channel.loss is not None:
+            raise channel.loss
+        _check_free(session, ordinal, channel, resumable)
+        channel.leave_lane()
+    if channel.sink is not None:
+        channel.sink.displace()
+    ended = session.ended.get(ordinal)
+    if ended is not None:
+        ended.replies = None
+    channel.replies = window.replies() if resumable else None
+    channel.batches.queue = session.queue
+
+
+def _check_open(session: Session) -> None:
+    """Raises `SESSION_EXPIRED` where it has been closed meanwhile, and its channels with it."""
+    if session.closing:
+        raise errors.session_expired()
+
+
+def _check_free(session: Session, ordinal: int, channel: Channel, resumable: bool) -> None:
+    """Raises `HANDLE_IN_USE` where a stream has the channel that does not give way."""
+    sink = channel.sink
+    if sink is not None and not (resumable and sink.untouched and channel.replies is not None):
+        raise Refusal(
+            Reason.HANDLE_IN_USE,
+            f"Session {session.id} already has an Execute stream on device {ordinal}.",
+            fix="Use one Execute stream a session and device; end the other one first.",
+            details={"session": session.id, "device": ordinal},
+        )
+
+
+async def take_up(session: Session, attach: device_pb2.Attach) -> Channel:
+    """The channel of the attachment that goes on, in whichever device process it was; a stream of it that is thought to
+    be there is ended, as is its lane. Raises where there is none, or where what is to be sent again is gone."""
+    channel = _find(session, attach)
+    await channel.lane_ended()
+    _check_open(session)
+    replies = channel.replies
+    if replies is None:
+        raise _not_resumable(session, attach)
+    lossy = channel.lane is not None and channel.loss is not None  # copies may have gone with the device process
+    replies.release(attach.received, lossy=lossy)
+    if lossy:
+        channel.batches.last = max(channel.batches.last, attach.last_seq_acked)
+    if channel.sink is not None:
+        channel.sink.displace()
+    channel.leave_lane()
+    return channel
+
+
+def _find(session: Session, attach: device_pb2.Attach) -> Channel:
+    ordinal = attach.device
+    places = (session.channels.get(ordinal), session.ended.get(ordinal))
+    channel = next((each for each in places if each is not None and each.link.generation == attach.generation), None)
+    if channel is None:
+        raise Refusal(
+            Reason.DEVICE_LOST,
+            f"Device {ordinal} (generation {attach.generation}) was lost while the client was away.",
+            fix="Buffers of this generation are gone: allocate and upload again.",
+            details={"device": ordinal, "generation": attach.generation},
+        )
+    if channel.replies is None:
+        raise _not_resumable(session, attach)
+    return channel
+
+
+def _not_resumable(session: Session, attach: device_pb2.Attach) -> Refusal:
+    return Refusal(
+        Reason.INVALID_ARGUMENT,
+        f"Session {session.id} has no attachment to device {attach.device} that could be resumed.",
+        fix="Attach without `resume`; only what was attached with `resumable` can be resumed, and only until the "
+        "next Attach without `resume`.",
+        details={"session": session.id, "device": attach.device, "generation": attach.generation},
+    )

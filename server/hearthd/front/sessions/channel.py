@@ -1,0 +1,315 @@
+"""One session on one device process: its Execute stream, its transfers, its end."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+import structlog
+from google.protobuf.message import DecodeError
+
+from hearth_proto.frames import Kind
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.v1 import commands_pb2, device_pb2
+from hearthd.front.errors import malformed
+from hearthd.front.sessions.in_flight import Batches
+from hearthd.front.sessions.lane import Lane
+from hearthd.front.sessions.link_interface import Link
+from hearthd.front.sessions.resume_buffer import Replies
+from hearthd.front.sessions.transfer_table import TransferTable
+
+log = structlog.get_logger("hearthd.channel")
+
+EVENT_TAG = 0x22
+"""First byte of an ExecuteResponse that carries an event: field 4, length-delimited."""
+_LOGGED_CHARACTERS = 16 << 10
+_LANE_FIX = (
+    "While there is a lane, send batches there only: ExecuteRequest.batch in BATCH frames whose id is its seq, "
+    "ExecuteRequest.received in those with id 0."
+)
+
+
+class ResponseSink(Protocol):
+    """The Execute stream of a channel."""
+
+    @property
+    def untouched(self) -> bool:
+        """Whether no message of it has been taken: a client that attaches again has perhaps not heard that it was
+        attached."""
+        ...
+
+    @property
+    def holds(self) -> bool:
+        """Whether batches have come that the device process has not been given."""
+        ...
+
+    def on_response(self, payload: bytes) -> None: ...
+
+    def on_ack(self, seq: int) -> None:
+        """Batches up to this one have been executed."""
+
+    def went_by(self, batches: int, sent: int) -> None:
+        """So many batches were executed, and so many bytes sent, that the client's lane carried."""
+
+    def on_room(self) -> None:
+        """A message was no batch: its place in the window is free again."""
+
+    def on_lane_unused(self, why: str) -> None:
+        """The lane has ended before its client sent anything over it: the client goes by the stream, or will attach
+        again. `why` may be empty: the client has hung up."""
+
+    def on_lost(self, refusal: Refusal, event: bytes) -> None:
+        """The channel is over: `event` (may be empty) is the last message, then the stream ends with `refusal`."""
+
+    def displace(self) -> None:
+        """Another stream has the channel: nothing more may be taken from this one."""
+
+
+class Channel:
+    """A session's place in a device process."""
+
+    def __init__(self, link: Link, number: int, session_id: str, tenant: str = "") -> None:
+        self.link = link
+        self.number = number
+        self.session_id = session_id
+        self.tenant = tenant
+        self.sink: ResponseSink | None = None
+        self.batches = Batches()
+        self.replies: Replies | None = None
+        """Kept for a client that attached resumably, whether its stream is there or not."""
+        self.lane: Lane | None = None
+        """The client's way past the front; while it has one, nothing goes to the sink but its end."""
+        self.durable: list[int] = []
+        """Buffers of lost generations that are back under their handles."""
+        self.transfers = TransferTable(link, number)
+        self.calls = 0
+        self.loss: Refusal | None = None
+        self.told = False
+        """Whether a single call has been answered with the loss; the first one after it is, so that a launch that
+        took the device with it cannot be followed by a Sync that knows nothing of it."""
+        self._unheard: list[str] = []
+        self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def alive(self) -> bool:
+        return self.loss is None and not self._closed.done()
+
+    # ---- Execute ----
+
+    def send_batch(self, payload: bytes) -> None:
+        self.batches.give(len(payload))
+        self.link.send(Kind.BATCH, payload, channel=self.number)
+
+    def on_ack(self, seq: int, laned: bool = False) -> None:
+        """`laned`: the client has it by its lane."""
+        before = self.batches.acked
+        if not seq:  # for one that was sent again
+            self._on_no_batch(laned)
+        elif self.batches.acknowledge(seq):
+            if self.lane is not None:
+                self.lane.on_ack(laned)
+                if self.sink is not None:
+                    self.sink.went_by(seq - before, 0)
+            elif self.sink is not None:
+                self.sink.on_ack(seq)
+
+    def on_response(self, payload: bytes, laned: bool = False) -> None:
+        """`laned`: the client has it by its lane."""
+        if payload and payload[0] == EVENT_TAG:
+            self._on_event(payload, laned)
+        self.say(payload, laned)
+
+    def say(self, payload: bytes, laned: bool = False) -> None:
+        """Sends a response to the client, and again where it does not come."""
+        if self.lane is not None:
+            self.lane.on_response(payload, laned)
+            if self.sink is not None:
+                self.sink.went_by(0, len(payload))
+                if self.replies is not None and self.replies.overrun is not None:
+                    self.sink.on_lost(self.replies.overrun, b"")
+            return
+        if self.replies is not None:
+            self.replies.keep(payload)
+        if self.sink is not None:
+            self.sink.on_response(payload)
+
+    def came(self, received: device_pb2.Received) -> None:
+        """The client says what has come to it. Raises for what cannot be."""
+        if self.lane is not None:
+            self.lane.came(received.responses)
+        elif self.replies is not None:
+            self.replies.release(received.responses)
+        for progress in received.transfers:
+            self.transfers.came(progress.transfer, progress.bytes)
+
+    def on_received(self, payload: bytes) -> None:
+        """The client has said that on its lane."""
+        try:
+            request = device_pb2.ExecuteRequest.FromString(payload)
+            if request.WhichOneof("kind") != "received":
+                raise malformed("A lane carried what is neither a batch nor received.", _LANE_FIX)
+            self.came(request.received)
+        except DecodeError as error:
+            self._lose_sink(malformed(f"A lane carried what is no ExecuteRequest: {error}.", _LANE_FIX))
+        except Refusal as refusal:
+            self._lose_sink(refusal)
+
+    def _lose_sink(self, refusal: Refusal) -> None:
+        if self.sink is not None:
+            self.sink.on_lost(refusal, b"")
+
+    def _on_no_batch(self, laned: bool) -> None:
+        if not laned:  # else it never had a place here
+            self.batches.take_back()
+            if self.sink is not None:
+                self.sink.on_room()
+
+    def _on_event(self, payload: bytes, laned: bool) -> None:
+        event = device_pb2.ExecuteResponse.FromString(payload).event
+        kind = event.WhichOneof("kind")
+        if kind == "protocol_error":
+            self._on_no_batch(laned)
+        elif kind == "output" and self.sink is None:
+            self._unheard.append(event.output.text)
+            if self.replies is None:
+                self.log_unheard()
+
+    def log_unheard(self) -> None:
+        """What kernels of a session without an Execute stream print goes to the log, unless its client comes back."""
+        for text in self._unheard:
+            log.info("kernel_output", session=self.session_id, text=text[:_LOGGED_CHARACTERS], characters=len(text))
+        self._unheard.clear()
+
+    def taken_up(self, sink: ResponseSink) -> None:
+        """The client is there, and hears what is kept."""
+        self.sink = sink
+        self._unheard.clear()
+
+    def status(self) -> device_pb2.AttachmentStatusResponse:
+        """Where its attachment stands, for a client that waits."""
+        sink, replies = self.sink, self.replies
+        if sink is None or replies is None or self.loss is not None:
+            return device_pb2.AttachmentStatusResponse()
+        exact = self.lane is None and not sink.holds
+        return device_pb2.AttachmentStatusResponse(
+            known=True,
+            lane=self.lane is not None,
+            last_seq=self.batches.last if exact else None,
+            responses=replies.made,
+        )
+
+    async def settled(self) -> None:
+        """Returns when all batches have been executed. Raises the loss."""
+        if self.loss is None:
+            await self.batches.settled()
+        if self.loss is not None:
+            raise self.loss
+
+    # ---- its lane ----
+
+    @property
+    def laned(self) -> bool:
+        """Whether its client is there and goes by a lane."""
+        return self.lane is not None and self.sink is not None
+
+    def open_lane(self, bounds: dict[str, int], connection: int) -> None:
+        """Hands a client's connection to the device process. Raises OSError where that cannot be done."""
+        assert self.replies is not None
+        lane = Lane(self.link, self.number, self.batches, self.replies)
+        self.link.give_lane(self.number, bounds, connection)
+        self.lane = lane
+
+    def on_lane_unused(self, why: str) -> None:
+        """The device process has dropped the lane, over which no batch had come."""
+        if self.lane is not None and self.sink is not None:
+            self.sink.on_lane_unused(why)
+
+    async def lane_ended(self) -> bool:
+        """Has its lane ended, where there is one, and returns when all copies have come or the device process is lost;
+        whether a batch has come over it. Until `leave_lane` nothing else changes."""
+        used = False
+        lane: Lane | None = None
+        while self.lane is not None and self.lane is not lane and self.loss is None:
+            lane = self.lane
+            used = await lane.ended()
+        return used
+
+    async def take_lane_back(self) -> list[bytes]:
+        """The client has given its lane up before it was live: what it has not heard. Raises for one that has used it,
+        and the loss."""
+        lane = self.lane
+        used = await self.lane_ended()
+        if self.loss is not None:
+            raise self.loss
+        if used:
+            raise malformed("A batch came on the Execute stream of a client that has a lane.", _LANE_FIX)
+        if lane is None or self.lane is not lane:  # another stream has the channel
+            return []
+        self.leave_lane()
+        return lane.unheard()
+
+    def leave_lane(self) -> None:
+        """The Execute stream carries everything again; what the client has not heard is among `replies`."""
+        if self.lane is not None:
+            self.lane = None
+            if self.replies is not None:
+                self.replies.join()
+
+    # ---- calls ----
+
+    async def call(self, command: commands_pb2.Command) -> commands_pb2.Result:
+        """The result of one command, error and all."""
+        if self.loss is not None:
+            raise self.loss
+        self.calls += 1
+        try:
+            return await self.link.call(self.number, command)
+        finally:
+            self.calls -= 1
+
+    # ---- transfers ----
+
+    def on_credit(self, transfer: int, credits: int) -> None:
+        self.transfers.on_credit(transfer, credits)
+
+    def on_chunk(self, transfer: int, payload: bytes, flags: int) -> None:
+        self.transfers.on_chunk(transfer, payload, flags)
+
+    def on_abort(self, transfer: int, payload: bytes) -> None:
+        self.transfers.on_abort(transfer, payload)
+
+    # ---- the end ----
+
+    def end(self, refusal: Refusal, event: bytes = b"") -> None:
+        """Ends the Execute stream and the transfers with `refusal`; the channel itself stays until it is closed."""
+        if self.lane is not None and event:
+            self.lane.put_aside(event)
+            event = b""
+        elif event and self.replies is not None:
+            self.replies.keep(event)
+        if self.sink is not None:
+            self.sink.on_lost(refusal, event)
+        self.transfers.end(refusal)
+
+    async def close(self, refusal: Refusal) -> None:
+        """Gives back what the session holds; returns when the device process says that all of it is free."""
+        self.end(refusal)
+        if self.alive:
+            self.link.leave(self.number)
+            await asyncio.shield(self._closed)
+
+    def on_closed(self) -> None:
+        self._over()
+        self.log_unheard()
+        self.loss = self.loss or Refusal(Reason.SESSION_EXPIRED, "The session has been closed on this device.")
+
+    def on_lost(self, loss: Refusal, event: bytes) -> None:
+        self.loss = loss
+        self.told = self.calls > 0
+        self.end(loss, event)
+        self._over()
+
+    def _over(self) -> None:
+        self.batches.clear()
+        if not self._closed.done():
+            self._closed.set_result(None)

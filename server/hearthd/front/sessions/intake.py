@@ -1,0 +1,114 @@
+"""The batches of one Execute stream on their way to the device process: passed on in order, as far as windows and
+queues allow, and held back beyond."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable
+
+from hearth_proto.reasons import Refusal
+from hearthd.front.sessions.attach import Window
+from hearthd.front.sessions.channel import Channel
+from hearthd.front.sessions.command_queue import Queue
+
+
+class Intake:
+    """Ends with `stop`."""
+
+    def __init__(self, channel: Channel, queue: Queue, window: Window, on_batch: Callable[[int], None]) -> None:
+        self._channel = channel
+        self._queue = queue
+        self._window = window
+        self.unread = 0
+        """Bytes of responses that wait for the client to read them."""
+        self._on_batch = on_batch
+        self.held: deque[bytes] = deque()
+        self._held_bytes = 0
+        self._over = False
+        self._waiting: asyncio.Task[None] | None = None
+        self._changed: asyncio.Future[None] | None = None
+
+    async def take(self, message: bytes) -> None:
+        """Passes a batch on or holds it back; returns when another may be read.
+
+        It is read on, for behind the batches the client says what came, and others may wait for that. A client that
+        keeps to its window has no more under way than is taken here.
+        """
+        if self.passed(message):
+            return
+        self.held.append(message)
+        self._held_bytes += len(message)
+        self.advance()
+        batches, held, window = self._channel.batches, self.held, self._window
+        while not self._over and (
+            len(batches) + len(held) > window.max_batches
+            or (batches.bytes + self._held_bytes > window.max_unacked_bytes and len(held) > 1)
+        ):
+            await self._change()
+
+    def passed(self, message: bytes) -> bool:
+        """Whether a batch could be passed on at once; else `take` holds it back."""
+        if self.held or self._blocked():
+            return False
+        self._pass_on(message)
+        return True
+
+    async def finish(self) -> None:
+        """Returns when nothing is held back that could still be passed on: the client sends no more."""
+        replies = self._channel.replies
+        while self.held and not self._over and not (replies is not None and replies.full):
+            await self._change()
+
+    def advance(self) -> None:
+        """Passes on what was held back, as far as that goes now."""
+        while self.held and not self._over and not self._blocked():
+            message = self.held.popleft()
+            self._held_bytes -= len(message)
+            self._pass_on(message)
+        crowded = self._channel.link.paused or self._queue.full
+        if self.held and crowded and self._waiting is None and not self._over:
+            self._waiting = asyncio.create_task(self._wait_for_others(), name="execute-room")
+        self._wake()
+
+    def stop(self) -> None:
+        """Passes on nothing more."""
+        self._over = True
+        if self._waiting is not None:
+            self._waiting.cancel()
+        self._wake()
+
+    def _pass_on(self, message: bytes) -> None:
+        self._channel.send_batch(message)
+        self._on_batch(len(message))
+
+    def _blocked(self) -> bool:
+        """Whether no batch can be passed on just now."""
+        channel, window = self._channel, self._window
+        batches, replies = channel.batches, channel.replies
+        return (
+            len(batches) >= window.max_batches
+            or batches.bytes >= window.max_unacked_bytes
+            or self.unread >= window.max_queued_bytes
+            or channel.link.paused
+            or self._queue.full
+            or (replies is not None and replies.full)
+        )
+
+    async def _wait_for_others(self) -> None:
+        """Goes on when the device process, and the other sessions of the tenant, leave room for more."""
+        with contextlib.suppress(Refusal):  # of a loss, which ends the stream by itself
+            while self._channel.link.paused or self._queue.full:
+                await self._channel.link.drain()
+                await self._queue.room()
+        self._waiting = None
+        self.advance()
+
+    async def _change(self) -> None:
+        self._changed = asyncio.get_running_loop().create_future()
+        await self._changed
+
+    def _wake(self) -> None:
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(None)

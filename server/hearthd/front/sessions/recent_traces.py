@@ -1,0 +1,139 @@
+"""Traces that clients have ended lately: kept for a while, so that somebody at the status page can look at them.
+
+A device process hands over each trace that it reports (`Kind.TRACED`): packed, with what a list of them shows. They
+outlive the process and the session. What is kept is bounded by tenant and in all, and goes after an hour.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from hearth_proto.frames import Frame, Kind
+from hearthd.front.tenants import Right, Tenant, sees_tenant
+
+if TYPE_CHECKING:
+    from hearthd.front.links.link import DeviceLink
+    from hearthd.front.sessions.sessions import Session
+
+OF_TENANT = 8
+TENANT_BYTES = 16 << 20
+MOST = 32
+MOST_BYTES = 48 << 20
+KEPT_S = 3600.0
+
+
+@dataclass(frozen=True)
+class RecentTrace:
+    """One trace."""
+
+    id: str
+    """Cannot be guessed."""
+    device: int
+    session: str
+    tenant: str
+    events: int
+    started_unix: float
+    seconds: float
+    packed: bytes
+    """A TraceResult, compressed with zlib."""
+    since: float
+    """When it came, by a clock that never goes back."""
+
+    def entry(self) -> dict[str, Any]:
+        """What JSON has."""
+        names = ("id", "device", "session", "tenant", "events", "started_unix", "seconds")
+        return {name: getattr(self, name) for name in names}
+
+
+class RecentTraces:
+    """Of all devices. `session` finds one by its id, also one that has ended lately."""
+
+    def __init__(self, session: Callable[[str], Session | None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._session = session
+        self._clock = clock
+        self._traces: OrderedDict[str, RecentTrace] = OrderedDict()  # oldest first
+
+    async def watch(self, link: DeviceLink) -> None:
+        """Takes what a device process hands over."""
+        link.listen(Kind.TRACED, partial(self._traced, link))
+
+    def _traced(self, link: DeviceLink, frame: Frame) -> None:
+        channel = link.channels.get(frame.channel)
+        session = self._session(channel.session_id) if channel is not None else None
+        if session is None:
+            return
+        head, _, packed = frame.payload.partition(b"\n")
+        events, epoch_ns, lasted_ns = (_count(json.loads(head), name) for name in ("events", "epoch_ns", "lasted_ns"))
+        self.add(
+            RecentTrace(
+                id=secrets.token_urlsafe(16),
+                device=link.ordinal,
+                session=session.id,
+                tenant=session.tenant.name,
+                events=events,
+                started_unix=round(epoch_ns / 1e9, 3),
+                seconds=round(lasted_ns / 1e9, 6),
+                packed=packed,
+                since=self._clock(),
+            )
+        )
+
+    def add(self, trace: RecentTrace) -> None:
+        """Older ones of its tenant make room first, then the oldest of whoever has most."""
+        if len(trace.packed) > TENANT_BYTES:
+            return
+        self._traces[trace.id] = trace
+        self._expire()
+        mine = [each for each in self._traces.values() if each.tenant == trace.tenant]
+        while len(mine) > OF_TENANT or _size(mine) > TENANT_BYTES:
+            del self._traces[mine.pop(0).id]
+        while len(self._traces) > MOST or _size(list(self._traces.values())) > MOST_BYTES:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        sizes: dict[str, int] = {}
+        for each in self._traces.values():
+            sizes[each.tenant] = sizes.get(each.tenant, 0) + len(each.packed)
+        largest = max(sizes, key=lambda name: sizes[name])
+        del self._traces[next(each.id for each in self._traces.values() if each.tenant == largest)]
+
+    def _expire(self) -> None:
+        now = self._clock()
+        while self._traces and now - next(iter(self._traces.values())).since > KEPT_S:
+            self._traces.popitem(last=False)
+
+    def seen_by(self, viewer: Tenant) -> list[dict[str, Any]]:
+        """Those that exist for a viewer, newest first."""
+        self._expire()
+        return [each.entry() for each in reversed(self._traces.values()) if _sees(viewer, each)]
+
+    def find(self, ident: str, viewer: Tenant) -> RecentTrace | None:
+        """None: there is none, for this viewer. What is within another tenant's trace is for operators."""
+        self._expire()
+        trace = self._traces.get(ident)
+        if trace is None or not _sees(viewer, trace):
+            return None
+        return trace if trace.tenant in ("", viewer.name) or viewer.may(Right.ADMIN) else None
+
+
+def _count(body: object, name: str) -> int:
+    """Raises ValueError: a device process whose frames cannot be read is given up."""
+    value = body.get(name) if isinstance(body, dict) else None
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise ValueError(f"{name} of a trace is {value!r}")
+    return value
+
+
+def _sees(viewer: Tenant, trace: RecentTrace) -> bool:
+    return viewer.sees(trace.device) and sees_tenant(viewer, trace.tenant)
+
+
+def _size(traces: list[RecentTrace]) -> int:
+    return sum(len(each.packed) for each in traces)

@@ -1,0 +1,334 @@
+"""Sessions and their leases. Times are those of the clock that is passed in; nothing here waits but `close`."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import hashlib
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN, rights
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.front import errors, opentelemetry
+from hearthd.front.auth.audit_log import Audit
+from hearthd.front.sessions.channel import Channel
+from hearthd.front.sessions.command_queue import Queue
+from hearthd.front.sessions.tenant_accounts import Accounts
+from hearthd.front.tenants import ANYBODY, EVERYONE, Caller, Tenant
+
+log = structlog.get_logger("hearthd.sessions")
+
+CLOSE_TIMEOUT = 5.0
+"""How long a device process may take to give a session's memory back before the close is answered without it: less than
+clients wait for an answer (10 s), and more than one that nobody else uses lasts with work that does not end."""
+_REMEMBERED = 1024
+"""Sessions that were taken from their clients, and whose clients may not have heard of it."""
+
+
+class End(enum.StrEnum):
+    """What ends sessions: a label of metrics."""
+
+    CLIENT = "client"
+    LEASE = "lease"
+    CREDENTIAL = "credential"
+    OPERATOR = "operator"
+    STOP = "stop"
+
+
+@dataclass(eq=False)
+class Session:
+    """One client. It lives while it is in use, and a lease beyond."""
+
+    id: str
+    client_name: str
+    client_version: str
+    opened_unix_ns: int
+    lease: float
+    touched: float
+    key: bytes
+    tenant: Tenant = EVERYONE
+    caller: Caller = ANYBODY
+    """Who opened it."""
+    until: float = float("inf")
+    """When the credential with which it was opened expires, and the session with it."""
+    dedicated: bool = False
+    """Whether it has device processes of its own."""
+    launch_timeout: float = 0.0
+    """Seconds, for launches without a limit of their own; 0: the daemon's default."""
+    queue: Queue = field(default_factory=Queue)
+    """The tenant's."""
+    channels: dict[int, Channel] = field(default_factory=dict)
+    """Its place in the device process that serves it now, by ordinal."""
+    ended: dict[int, Channel] = field(default_factory=dict)
+    """Its last place in a device process that was lost, by ordinal: what a client that comes back has still to hear."""
+    device_ns: int = 0
+    """Device time used so far, on all devices."""
+    connections: int = 0
+    """Execute streams and calls under way."""
+    closing: bool = False
+    ended_by: End | None = None
+    """Who or what has closed it; None: it is open."""
+
+    def opening(self, device_memory: int = 0) -> dict[str, Any]:
+        """What a device process is told of it (the payload of OPEN); `device_memory`: what the device has."""
+        tenant, quotas = self.tenant, self.tenant.quotas
+        restricted = {} if tenant.rights >= rights.OF_COMMANDS else {"rights": sorted(tenant.rights)}
+        return {
+            **restricted,
+            "session": self.id,
+            "client": self.client_name,
+            "tenant": tenant.name,
+            "weight": tenant.weight,
+            "priority": tenant.priority,
+            "launch_timeout": self.launch_timeout,
+            "device_bytes": quotas.on_device(device_memory),
+            "pinned_bytes": quotas.pinned_bytes,
+            "durable_bytes": quotas.durable_bytes,
+            "handles": quotas.handles,
+        }
+
+    @property
+    def end(self) -> End:
+        """What its expiry is put down to."""
+        return End.CREDENTIAL if self.deadline == self.until else End.LEASE
+
+    @property
+    def deadline(self) -> float:
+        """When it expires; while it is in use, only with the credential that opened it."""
+        return self.until if self.connections else min(self.until, self.touched + self.lease)
+
+
+class SessionTable:
+    """All sessions of the daemon."""
+
+    def __init__(
+        self,
+        lease: float = 30.0,
+        limit: int = 1024,
+        clock: Callable[[], float] = time.monotonic,
+        on_close: Callable[[str], None] = lambda session_id: None,
+        on_closed: Callable[[Session], None] = lambda session: None,
+    ) -> None:
+        self.lease = lease
+        self.limit = limit
+        self._clock = clock
+        self._on_close = on_close
+        self._on_closed = on_closed
+        self._sessions: dict[bytes, Session] = {}
+        self._revoked: dict[bytes, tuple[str, str, str]] = {}  # lately, oldest first
+        self._closing: set[asyncio.Task[list[int]]] = set()
+        self.accounts = Accounts()
+        self.audit = Audit()
+        self.on_shown: Callable[[Caller | None], None] = lambda caller: None
+        """Told whom the session token of the running call stands for; None: no live session."""
+        self.check_use: Callable[[Session], None] = lambda session: None
+        """Raises `UNAUTHENTICATED` where the call under way may not use the session; see `tenancy.binding`."""
+        self.draining = False
+        self.drain_left: Callable[[], float] = lambda: 0.0
+        self.overloaded: Callable[[], str] = lambda: ""
+        """Why new sessions are refused; empty while they are not."""
+        self.emptied = asyncio.Event()
+        self.emptied.set()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def refuses_new(self) -> bool:
+        """Whether no new session is taken on: the daemon drains, or is overloaded."""
+        return self.draining or bool(self.overloaded())
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(list(self._sessions.values()))
+
+    def open(
+        self,
+        client_name: str,
+        client_version: str,
+        caller: Caller = ANYBODY,
+        *,
+        dedicated: bool = False,
+        launch_timeout: float = 0.0,
+    ) -> tuple[Session, str]:
+        """A new session and its token. Raises `DRAINING`, `SESSION_LIMIT` and `QUOTA_EXCEEDED`."""
+        if self.draining:
+            raise Refusal(
+                Reason.DRAINING,
+                "The daemon is draining and takes no new sessions.",
+                fix="Try again when it has been restarted, or use another node.",
+                retry_after_s=max(1.0, self.drain_left()),
+            )
+        if len(self._sessions) >= self.limit:
+            raise Refusal(
+                Reason.SESSION_LIMIT,
+                f"{len(self._sessions)} sessions are open; the most is {self.limit}.",
+                fix="Close sessions that are no longer used, or raise sessions.max in the daemon's configuration.",
+                details={"requested": len(self._sessions) + 1, "allowed": self.limit},
+                retry_after_s=1.0,
+            )
+        account = self.accounts.admit(caller.tenant)
+        self.accounts.check_share(account, self.limit)
+        token = secrets.token_urlsafe(24)
+        session = Session(
+            id=secrets.token_hex(4),
+            client_name=client_name[:200],
+            client_version=client_version[:100],
+            opened_unix_ns=time.time_ns(),
+            lease=self.lease,
+            touched=self._clock(),
+            key=_key(token),
+            tenant=caller.tenant,
+            caller=caller,
+            until=self._until(caller),
+            dedicated=dedicated,
+            launch_timeout=launch_timeout,
+            queue=account.queue,
+        )
+        self._sessions[session.key] = session
+        self.accounts.opened(session)
+        self.emptied.clear()
+        log.info("session_open", session=session.id, client=session.client_name, tenant=session.tenant.name)
+        self.audit.record("session_open", session, client=session.client_name, dedicated=dedicated)
+        opentelemetry.of_session(session)
+        return session, token
+
+    def find(self, token: str) -> Session:
+        """The session of a token, its lease renewed, for the call under way. Raises `SESSION_EXPIRED`, and
+        `UNAUTHENTICATED` where it is bound to another credential than the call shows."""
+        session = self.owner(token)
+        self.check_use(session)
+        return session
+
+    def owner(self, token: str) -> Session:
+        """As `find`, whatever the call shows.
+
+        The table is keyed by a hash of the token, so that the time of a look-up tells nothing about live tokens.
+        """
+        key = _key(token)
+        session = self._sessions.get(key)
+        now = self._clock()
+        if session is None and key in self._revoked:
+            raise _ended(*self._revoked[key])
+        if session is None or session.closing or session.deadline <= now:
+            self.on_shown(None)
+            raise errors.session_expired()
+        self.on_shown(session.caller)
+        session.touched = now
+        opentelemetry.of_session(session)
+        return session
+
+    @contextmanager
+    def using(self, session: Session) -> Iterator[None]:
+        """Keeps the session from expiring."""
+        session.connections += 1
+        try:
+            yield
+        finally:
+            session.connections -= 1
+            session.touched = self._clock()
+
+    def lease_left(self, session: Session) -> float:
+        """Seconds; the whole lease while the session is in use."""
+        return session.lease if session.connections else max(0.0, session.deadline - self._clock())
+
+    def expired(self) -> list[Session]:
+        """Those whose lease has run out, or whose credential has expired."""
+        now = self._clock()
+        return [session for session in self if session.deadline <= now and not session.closing]
+
+    def renew(self, session: Session, caller: Caller) -> None:
+        """The session goes on as what its caller is now: the same tenant, with other rights, quotas or dates."""
+        session.caller, session.tenant = caller, caller.tenant
+        session.until = self._until(caller)
+
+    def _until(self, caller: Caller) -> float:
+        return self._clock() + max(0.0, caller.expires - time.time())
+
+    async def close(
+        self,
+        session: Session,
+        why: str,
+        patience: float = CLOSE_TIMEOUT,
+        revoked: str = "",
+        *,
+        cause: End = End.CLIENT,
+    ) -> list[int]:
+        """Ends a session and waits, within bounds, until the devices have given back what it held; where they have not,
+        as a kernel of it goes on. `why` is for people, `cause` for metrics. `revoked`: it was taken from its client,
+        which is told so whenever it comes, and that this is what it may do about it.
+
+        It comes to its end though nobody waits for it any more."""
+        if session.closing:
+            return []
+        session.closing, session.ended_by = True, cause
+        self._sessions.pop(session.key, None)
+        self.accounts.closed(session, cause)
+        self.audit.record("session_close", session, why=why, device_seconds=round(session.device_ns / 1e9, 6))
+        if not self._sessions:
+            self.emptied.set()
+        self._on_close(session.id)
+        ending = (session.id, why, revoked or "Open a new session")
+        if revoked:
+            self._revoked[session.key] = ending
+            if len(self._revoked) > _REMEMBERED:
+                del self._revoked[next(iter(self._revoked))]
+        refusal = _ended(*ending)
+        channels, session.channels = session.channels, {}
+        session.ended.clear()  # nobody comes back for what is kept there
+        closes = {asyncio.create_task(channel.close(refusal)): ordinal for ordinal, channel in channels.items()}
+        task = asyncio.create_task(self._closed(session, why, patience, closes), name=f"close-{session.id}")
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+        return await asyncio.shield(task)  # a client waits for the answer only so long
+
+    async def _closed(
+        self, session: Session, why: str, patience: float, closes: dict[asyncio.Task[None], int]
+    ) -> list[int]:
+        running: list[int] = []
+        if closes:
+            _, late = await asyncio.wait(closes, timeout=patience)
+            running = sorted(closes[task] for task in late)
+            for task in late:
+                task.cancel()
+            if late:
+                log.warning("session_close_slow", session=session.id, devices=running, seconds=patience)
+        self._on_closed(session)
+        log.info("session_close", session=session.id, client=session.client_name, why=why)
+        return running
+
+    async def close_all(self, why: str, patience: float) -> None:
+        """Ends all of them, side by side: the daemon stops."""
+        await asyncio.gather(*(self.close(session, why, patience, cause=End.STOP) for session in self))
+
+
+def _ended(session: str, why: str, fix: str) -> Refusal:
+    return Refusal(
+        Reason.SESSION_EXPIRED, f"Session {session} has ended: {why}.", fix=f"{fix}; what the old one held is gone."
+    )
+
+
+def negotiate(minimum: int, maximum: int) -> int:
+    """The newest protocol version that both sides speak; 0 and 0 (a plain gRPC tool) stand for the daemon's own."""
+    if not minimum and not maximum:
+        return PROTOCOL_MAX
+    chosen = min(maximum, PROTOCOL_MAX)
+    if chosen < max(minimum, PROTOCOL_MIN):
+        older = maximum < PROTOCOL_MIN
+        raise Refusal(
+            Reason.VERSION_UNSUPPORTED,
+            f"The client speaks protocol versions {minimum} to {maximum}, the daemon {PROTOCOL_MIN} to {PROTOCOL_MAX}.",
+            fix=f"Upgrade the {'client' if older else 'daemon'}.",
+            details={"requested": f"{minimum} to {maximum}", "allowed": f"{PROTOCOL_MIN} to {PROTOCOL_MAX}"},
+        )
+    return chosen
+
+
+def _key(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()

@@ -1,0 +1,208 @@
+"""What each tenant has used, against what it may: sessions, queued work, time of devices.
+
+Device, pinned and durable bytes are counted where they are allocated; here is what the front alone can see.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import structlog
+
+from hearth_proto.frames import Frame, Kind
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.front.sessions.command_queue import Queue
+from hearthd.front.tenancy.seldom import Seldom
+from hearthd.front.tenancy.shares import Shares, reserve
+from hearthd.front.tenants import EVERYONE, Tenant
+
+if TYPE_CHECKING:
+    from hearthd.front.links.link import DeviceLink
+    from hearthd.front.sessions.sessions import Session
+
+log = structlog.get_logger("hearthd.quotas")
+
+_REMEMBERED = 1024
+"""Sessions that have ended and whose last time may still be reported: as many as may end at once by default."""
+
+
+SESSIONS_SHARE = "sessions_share"
+"""The name of the tenant's share of `sessions.max` among its quotas."""
+
+
+class Account:
+    """One tenant's."""
+
+    def __init__(self, tenant: Tenant) -> None:
+        self.tenant = tenant
+        self.queue = Queue(tenant.quotas.queued_commands, tenant.quotas.queued_bytes)
+        self.device_ns = 0
+        """Time of all devices together, since the daemon started."""
+        self.sessions: dict[str, Session] = {}
+        """Those that are open, by id."""
+        self.opened = 0
+        self.closed: collections.Counter[str] = collections.Counter()
+        """Sessions that have ended, by what ended them."""
+        self.refused: collections.Counter[str] = collections.Counter()
+        """Sessions and calls that a quota refused, by its name."""
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether its time of devices is used up."""
+        allowed = self.tenant.quotas.gpu_seconds
+        return bool(allowed) and self.device_ns >= allowed * 1e9
+
+    def change(self, tenant: Tenant) -> None:
+        """The tenant has other quotas from now on. Nothing is taken away that goes beyond them."""
+        self.tenant = tenant
+        self.queue.bound(tenant.quotas.queued_commands, tenant.quotas.queued_bytes)
+
+    def check_time(self) -> None:
+        """Raises `QUOTA_EXCEEDED` where its time of devices is used up."""
+        if self.exhausted:
+            self.refused["gpu_seconds"] += 1
+            raise self.out_of_time()
+
+    def out_of_time(self) -> Refusal:
+        used, allowed = self.device_ns / 1e9, self.tenant.quotas.gpu_seconds
+        return Refusal(
+            Reason.QUOTA_EXCEEDED,
+            f"Tenant {self.tenant.name!r} has used {used:.3f} GPU seconds; the most is {allowed:g}.",
+            fix="Read what you need and free the rest; ask the daemon's operator for a larger quota (gpu_seconds) or "
+            "wait until the count begins anew, with the daemon's next start.",
+            details={"quota": "gpu_seconds", "used": f"{used:.3f}", "allowed": f"{allowed:g}"},
+        )
+
+    def check_sessions(self) -> None:
+        """Raises `QUOTA_EXCEEDED` where it may open no further session."""
+        allowed = self.tenant.quotas.sessions
+        if allowed and len(self.sessions) >= allowed:
+            self.refused["sessions"] += 1
+            raise Refusal(
+                Reason.QUOTA_EXCEEDED,
+                f"Tenant {self.tenant.name!r} has {len(self.sessions)} sessions open; the most is {allowed}.",
+                fix="Close sessions that are no longer used; one whose client has gone ends with its lease.",
+                details={"quota": "sessions", "used": len(self.sessions), "allowed": allowed},
+                retry_after_s=1.0,
+            )
+
+
+class Accounts:
+    """All tenants that have had a session."""
+
+    weights: Mapping[str, float] = MappingProxyType({})
+    """Of all configured tenants, by name: their shares of what is the daemon's."""
+
+    def __init__(self) -> None:
+        self._accounts: dict[str, Account] = {}
+        self._open: dict[str, Session] = {}
+        self._ended: dict[str, Session] = {}  # lately, oldest first
+        self._told = Seldom()
+        self.on_exhausted: Callable[[Account], None] = end_streams
+
+    def __iter__(self) -> Iterator[Account]:
+        return iter(list(self._accounts.values()))
+
+    def of(self, tenant: Tenant = EVERYONE) -> Account:
+        account = self._accounts.get(tenant.name)
+        if account is None:
+            account = self._accounts[tenant.name] = Account(tenant)
+        return account
+
+    def change(self, tenants: Mapping[str, Tenant]) -> None:
+        """The configuration says something else of tenants, by name; those that it does not name keep their accounts,
+        which say what they used."""
+        self.weights = {name: tenant.weight for name, tenant in tenants.items()}
+        for name, account in self._accounts.items():
+            if name in tenants:
+                before = account.exhausted
+                account.change(tenants[name])
+                if account.exhausted and not before:
+                    self._exhausted(account)
+
+    def session(self, session_id: str) -> Session | None:
+        """One that is open, or ended lately."""
+        return self._open.get(session_id) or self._ended.get(session_id)
+
+    def admit(self, tenant: Tenant) -> Account:
+        """The account on which a session may be opened. Raises `QUOTA_EXCEEDED`."""
+        account = self.of(tenant)
+        account.check_sessions()
+        account.check_time()
+        return account
+
+    def check_share(self, account: Account, limit: int) -> None:
+        """Raises `SESSION_LIMIT` where the tenant has its share of all the daemon's sessions; see `shares`."""
+        tenant = account.tenant
+        if not self.weights:
+            return
+        shares = Shares(limit, self.weights, reserve(limit))
+        used = {each.tenant.name: len(each.sessions) for each in self._accounts.values()}
+        if shares.admits(tenant.name, used, operator=tenant.operator):
+            return
+        account.refused[SESSIONS_SHARE] += 1
+        mine = len(account.sessions)
+        if self._told.due(tenant.name, time.monotonic()):
+            log.warning("session_share_taken", tenant=tenant.name, sessions=mine, limit=limit)
+        raise Refusal(
+            Reason.SESSION_LIMIT,
+            f"Tenant {tenant.name!r} has {mine} sessions open, which is its share of the daemon's {limit} just now.",
+            fix="Close sessions that are no longer used; the daemon's operator may raise sessions.max or the weight of "
+            f"{tenant.name!r}.",
+            details={"requested": mine + 1, "allowed": mine, "guaranteed": shares.guarantee(tenant.name)},
+            retry_after_s=1.0,
+        )
+
+    def opened(self, session: Session) -> None:
+        account = self.of(session.tenant)
+        account.opened += 1
+        account.sessions[session.id] = self._open[session.id] = session
+
+    def closed(self, session: Session, cause: str) -> None:
+        account = self.of(session.tenant)
+        account.closed[cause] += 1
+        account.sessions.pop(session.id, None)
+        if self._open.pop(session.id, None) is not None:
+            self._ended[session.id] = session
+        if len(self._ended) > _REMEMBERED:
+            del self._ended[next(iter(self._ended))]
+
+    async def listen(self, link: DeviceLink) -> None:
+        """Counts what a device process reports (`Kind.METER`): how long each session has had the device."""
+        link.listen(Kind.METER, self._on_meter)
+
+    def _on_meter(self, frame: Frame) -> None:
+        for session, nanoseconds in json.loads(frame.payload).items():
+            self.used(session, nanoseconds)
+
+    def used(self, session_id: str, nanoseconds: int) -> None:
+        """A session has had a device for so long."""
+        session = self.session(session_id)
+        if session is None:
+            log.warning("metered_unknown_session", session=session_id, seconds=nanoseconds / 1e9)
+            return
+        account = self.of(session.tenant)
+        session.device_ns += nanoseconds
+        before = account.exhausted
+        account.device_ns += nanoseconds
+        if account.exhausted and not before:
+            self._exhausted(account)
+
+    def _exhausted(self, account: Account) -> None:
+        log.warning("quota_used_up", tenant=account.tenant.name, quota="gpu_seconds")
+        self.on_exhausted(account)
+
+
+def end_streams(account: Account) -> None:
+    """Ends the Execute streams of a tenant whose time is used up. What its sessions hold stays with them, and can be
+    read by single calls until they end."""
+    refusal = account.out_of_time()
+    for session in account.sessions.values():
+        for channel in session.channels.values():
+            if channel.sink is not None:
+                channel.sink.on_lost(refusal, b"")

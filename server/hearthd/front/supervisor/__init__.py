@@ -1,0 +1,4 @@
+"""Device processes: their start, supervision, restart and loss.
+
+Above: `hearthd.front.durable`. Below: `hearthd.front.resources`.
+"""

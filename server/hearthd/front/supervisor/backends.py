@@ -1,0 +1,142 @@
+"""Which backend and devices this node has, and what their processes are told."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import structlog
+
+from hearthd.config import Config, ConfigError, check_exposure
+from hearthd.confinement.support import support
+from hearthd.front.gpu import nvml
+from hearthd.shared import secret_file
+from hearthd.shared.device_spec import Backend, Confinement, DeviceSpec
+
+log = structlog.get_logger("hearthd.backends")
+
+
+def choose(config: Config) -> tuple[Backend, list[int]]:
+    """The backend and the indices of its devices. Raises `ConfigError` where what is configured is not there."""
+    wanted = config.devices.backend
+    gpus, why = (0, "") if wanted == "cpu" else nvml.gpu_count()
+    count = nvml.cuda_count(gpus, os.environ)
+    if gpus and not count:
+        why = f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', '')!r} hides every GPU"
+    elif count and not nvml.cupy_installed():
+        count, why = 0, "CuPy is not installed; install hearth-gpu[cuda12] or hearth-gpu[cuda13]"
+    backend: Backend
+    if wanted == "cpu" or (wanted == "auto" and not count):
+        backend, count = "cpu", config.devices.cpu_count
+        if wanted == "auto":
+            log.info("backend", backend=backend, why=why)
+    elif count:
+        backend = "cuda"
+    else:
+        raise ConfigError(
+            f"devices.backend = 'cuda', but there is no usable GPU here: {why}; use devices.backend = 'cpu' or 'auto'"
+        )
+    check_exposure(config, backend)
+    if backend == "cpu":
+        check_cpu_tenants(config)
+    else:
+        check_compiling_tenants(config)
+    visible = config.devices.visible
+    if isinstance(visible, str):
+        return backend, list(range(count))
+    strangers = [index for index in visible if index >= count]
+    if strangers:
+        raise ConfigError(f"devices.visible names {strangers}; the {backend} backend has devices 0 to {count - 1} here")
+    return backend, list(visible)
+
+
+def check_cpu_tenants(config: Config) -> None:
+    """Kernels of the CPU backend are native code: tenants depend on what this kernel confines. Raises `ConfigError`."""
+    if not config.tenants or config.devices.cpu_tenants == "trusted":
+        return
+    names = ", ".join(repr(tenant.name) for tenant in config.tenants)
+    trusted = 'or set devices.cpu_tenants = "trusted", which lets each tenant reach all that the others have here'
+    if config.devices.isolation == "shared":
+        raise ConfigError(
+            f"tenants {names} would share one process of the CPU backend, whose kernels read each other's memory: set "
+            f'devices.isolation = "tenant", {trusted}'
+        )
+    lacking = support().lacking
+    if lacking:
+        raise ConfigError(
+            f"tenants {names} cannot use the CPU backend here: its kernels are native code, and this kernel, or this "
+            f"container, has no {lacking} to confine them; use a kernel that has (Linux 5.13 or later), {trusted}"
+        )
+
+
+def check_compiling_tenants(config: Config) -> None:
+    """Compilers read what tenants wrote, and run with the daemon's rights where nothing confines them. Raises
+    `ConfigError`."""
+    if config.tenants and config.compile.tenants == "confined" and not support().landlock:
+        names = ", ".join(repr(tenant.name) for tenant in config.tenants)
+        raise ConfigError(
+            f"tenants {names} cannot compile here: this kernel, or this container, has no Landlock to confine the "
+            'compilers; use a kernel that has (Linux 5.13 or later), or set compile.tenants = "trusted"'
+        )
+
+
+def _compile_confined(config: Config, backend: Backend) -> bool:
+    """Whether a compile worker that cannot be confined is of no use."""
+    trusted = config.compile.tenants == "trusted" or (backend == "cpu" and config.devices.cpu_tenants == "trusted")
+    return bool(config.tenants) and not trusted
+
+
+def _confinement(config: Config, backend: Backend) -> Confinement:
+    if backend == "cuda":
+        return config.devices.gpu_confinement
+    return "required" if config.tenants and config.devices.cpu_tenants == "confined" else "available"
+
+
+def _cache_key(config: Config) -> str:
+    """The file with the key of the compile cache, made where it is not there; empty: nothing is kept."""
+    path = config.cache_key
+    try:
+        if path:
+            secret_file.ensure(path)
+    except OSError as error:
+        log.warning("compile_cache", off=f"its key cannot be had: {error}", key=path)
+        return ""
+    return path
+
+
+def device_specs(config: Config, backend: Backend, devices: list[int]) -> list[DeviceSpec]:
+    """One specification a device; ordinals count from 0 whatever the indices are."""
+    key = _cache_key(config)
+    form = config.log.format
+    if form == "auto":
+        form = "console" if sys.stderr.isatty() else "json"
+    return [
+        DeviceSpec(
+            ordinal=ordinal,
+            backend=backend,
+            index=index,
+            cache_dir=config.cache_dir,
+            cache_bytes=config.cache.max_bytes,
+            cache_key=key,
+            cache_divided=bool(config.tenants) and config.devices.isolation == "tenant" and not config.cache.shared,
+            confinement=_confinement(config, backend),
+            compile_timeout=config.compile.timeout,
+            compile_memory=config.compile.memory,
+            compile_workers=config.compile.workers,
+            compile_confined=_compile_confined(config, backend),
+            memory_limit=config.devices.memory_limit,
+            max_handles=config.limits.max_handles,
+            max_streams=config.devices.max_streams,
+            linger=config.devices.linger,
+            launch_timeout=config.launch.timeout,
+            load_timeout=config.launch.load_timeout,
+            collective_timeout=config.collectives.timeout,
+            max_inline_bytes=config.limits.max_inline_bytes,
+            chunk_bytes=config.limits.max_chunk_bytes,
+            nvtx=config.profile.nvtx,
+            cupti=config.profile.cupti,
+            log_level=config.log.level,
+            log_format=form,
+        )
+        for ordinal, index in enumerate(devices)
+    ]

@@ -1,0 +1,110 @@
+"""What a device process of the CPU backend was doing when it ended: the record that it leaves behind (see
+`hearthd.shared.crash_record`), and what that says of the cause."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+import structlog
+
+from hearthd.front.links.link import DeviceLink
+from hearthd.front.supervisor.exit_cause import INTENDED, Cause, signal_name
+from hearthd.shared import crash_record
+from hearthd.shared.crash_record import Crash, LastMoments, Running
+
+log = structlog.get_logger("hearthd.supervisor")
+
+_NAMES = 16
+"""Kernels that are named at most."""
+
+
+class CrashFile:
+    """The record of one process, or none. The process has it as well, and both may write to it."""
+
+    def __init__(self, file: int | None = None) -> None:
+        self._file = file
+
+    @classmethod
+    def of(cls, backend: str, link: DeviceLink) -> CrashFile:
+        """A new one, handed to the process behind the link. On CUDA a kernel that fails does not take its process with
+        it; the process names the kernels itself."""
+        if backend != "cpu" or link.descriptors is None:
+            return cls()
+        file: int | None = None
+        try:
+            file = crash_record.make()
+            link.descriptors.send(crash_record.FILE, {}, [file])
+            return cls(file)
+        except OSError as error:  # a crash goes without names then, and nothing else
+            log.warning("crash_record", device=link.ordinal, error=str(error))
+            if file is not None:
+                os.close(file)
+            return cls()
+
+    def explain(self, cause: Cause) -> Cause:
+        """The cause with what the record says; the process has ended, or is about to be."""
+        if self._file is None:
+            return cause
+        try:
+            return explain(cause, crash_record.read(self._file))
+        except OSError as error:
+            log.warning("crash_record", error=str(error))
+            return cause
+
+    def close(self) -> None:
+        """A second call does nothing."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def explain(cause: Cause, last: LastMoments) -> Cause:
+    """A cause that names no kernels, with those that ran. Pure.
+
+    A process that gave up its device has said itself what it was doing."""
+    if cause.label == "fault" or cause.label in INTENDED:
+        return cause
+    crash, running = last.crash, last.running
+    details = dict(cause.details)
+    if crash is not None and details.get("signal") == signal_name(crash.signal):
+        if crash.sender:
+            return _named(cause, f", sent by process {crash.sender}", running, {"sender": str(crash.sender)})
+        if crash.culprit is not None:
+            return _blamed(cause, crash, crash.culprit)
+        return _named(cause, " outside of all kernels", running, {})
+    return _named(cause, "", running, {})
+
+
+def _blamed(cause: Cause, crash: Crash, culprit: Running) -> Cause:
+    """It is known which kernel did it: the others that ran share its fate."""
+    block = ", ".join(map(str, crash.block))
+    more = {"kernel": culprit.kernel, "block": block}
+    text = f"{cause.text} in kernel {culprit.kernel}"
+    if crash.address is not None:
+        more["address"] = f"{crash.address:#x}"
+        text += f" at address {crash.address:#x}"
+    text += f", block ({block})"
+    if crash.message:
+        more["message"] = crash.message
+        text += f": {crash.message}"
+    if culprit.session:
+        more["sessions"] = culprit.session
+    return _with(cause, text, (culprit.kernel,), more)
+
+
+def _named(cause: Cause, how: str, running: tuple[Running, ...], more: dict[str, str]) -> Cause:
+    """Any of those that ran may have done it, or none."""
+    kernels = tuple(dict.fromkeys(each.kernel for each in running))
+    sessions = dict.fromkeys(each.session for each in running if each.session)
+    text = cause.text + how
+    if kernels:
+        named = ", ".join(kernels[:_NAMES]) + (", ..." if len(kernels) > _NAMES else "")
+        text += f" while {f'kernel {named} was' if len(kernels) == 1 else f'kernels {named} were'} running"
+    if len(sessions) == len({each.session for each in running}):  # else one is missing, and may be the one
+        more = {**more, "sessions": ", ".join(sessions)} if sessions else more
+    return _with(cause, text, kernels, more)
+
+
+def _with(cause: Cause, text: str, kernels: tuple[str, ...], more: dict[str, str]) -> Cause:
+    return dataclasses.replace(cause, text=text, kernels=kernels, details=(*cause.details, *more.items()))

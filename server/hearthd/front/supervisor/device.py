@@ -1,0 +1,361 @@
+"""One device of the node: which of its workers serves whom, and what they add up to."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import time
+from collections import Counter, deque
+from collections.abc import Mapping
+from typing import Any
+
+import structlog
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.front import errors
+from hearthd.front.counters import Totals
+from hearthd.front.rates import Rates
+from hearthd.front.resources.memory_grants import Grants
+from hearthd.front.resources.tenant_memory import TenantMemory
+from hearthd.front.sessions.channel import Channel
+from hearthd.front.sessions.sessions import Session
+from hearthd.front.supervisor.device_status import Standing
+from hearthd.front.supervisor.durations import Times
+from hearthd.front.supervisor.exit_cause import INTENDED, Cause
+from hearthd.front.supervisor.fault_log import RecentFaults
+from hearthd.front.supervisor.fault_policy import culprit, named
+from hearthd.front.supervisor.host import Owner
+from hearthd.front.supervisor.isolation import EVERYBODY, FENCED, LOST, SERVING, STARTING, STATE_NAMES, Key, Policy
+from hearthd.front.supervisor.launcher import Launcher
+from hearthd.front.supervisor.process import Process
+from hearthd.front.supervisor.worker import Worker
+from hearthd.front.tenancy.seldom import Seldom
+from hearthd.front.tenancy.shares import Shares
+from hearthd.front.tenants import Quotas
+from hearthd.shared.device_spec import DeviceSpec
+
+__all__ = ["FENCED", "LOST", "SERVING", "STARTING", "STATE_NAMES", "Device", "Owner", "Policy"]
+
+log = structlog.get_logger("hearthd.supervisor")
+
+THROUGHPUT = ("commands", "kernel_launches", "host_to_device_bytes", "device_to_host_bytes", "device_busy_ns")
+"""Counters whose rates are kept."""
+
+
+class Device(Standing):
+    """One device of the node: starts its workers, and knows whom each of them serves."""
+
+    def __init__(self, spec: DeviceSpec, launcher: Launcher, policy: Policy, owner: Owner) -> None:
+        super().__init__(spec, Grants(policy.context_memory, spec.memory_limit))
+        self.policy = policy
+        self.restarts: dict[str, int] = {}
+        self.share_refusals: Counter[str] = Counter()
+        """Processes that tenants were refused for having their share of them, by tenant."""
+        self._told = Seldom()
+        self.times = Times()
+        self.totals = Totals()
+        self.rates = Rates()
+        self.faults = RecentFaults(spec.ordinal)
+        self.tenant_memory = TenantMemory()
+        self._launcher = launcher
+        self._owner = owner
+        self._numbers = itertools.count(spec.generation)
+        self._failures: deque[float] = deque()  # of processes that were never ready while none served
+        self._stopping: Refusal | None = None
+        self._ends: set[asyncio.Task[None]] = set()
+
+    # ---- who is served by whom ----
+
+    def key(self, session: Session) -> Key:
+        """Whose worker serves a session."""
+        if session.dedicated:
+            return Key(session.tenant.name, session.id)
+        return Key(session.tenant.name) if self.policy.by_tenant else EVERYBODY
+
+    async def channel(self, session: Session, attaching: bool = False) -> Channel:
+        """The session's channel to the process that serves it now, opened where there is none; a process is started
+        where there is none. Waits a little for one that is being replaced; raises `DEVICE_UNAVAILABLE` after that.
+
+        Raises `DEVICE_LOST`, once, where the session's last process was lost and nobody has told it; an Execute
+        stream (`attaching`) is told by the generation that it attaches to."""
+        last = session.ended.get(self.ordinal)
+        if last is not None and last.loss is not None and not last.told:
+            last.told = True
+            if not attaching:
+                raise last.loss
+        while True:
+            if session.closing:  # it gets no further worker, which nobody would end
+                raise errors.session_expired()
+            refusal = self.bars(session)
+            if refusal is not None:
+                raise refusal
+            if self.sick and self.ordinal not in session.channels:  # who is there already may fetch what is his
+                raise self._unavailable(self.sick)
+            worker = self.workers.serving.get(self.key(session)) or await self._worker(session)
+            channel = await worker.channel(session)
+            if channel is not None:
+                return channel
+
+    def bars(self, session: Session) -> Refusal | None:
+        """Why the session may not use a process with others."""
+        return None if session.dedicated else self._owner.barred(session)
+
+    async def _worker(self, session: Session) -> Worker:
+        """The session's worker, made or adopted."""
+        key = self.key(session)
+        # Everybody's worker counts each tenant itself.
+        quota = session.tenant.quotas.on_device(self.memory_total) if key.tenant else 0
+        while True:
+            worker = self.workers.serving.get(key)
+            if worker is not None:
+                return worker
+            if self._stopping is not None:
+                raise self._stopping
+            if self.fenced:
+                raise self._unavailable(self.fenced)
+            worker = self.workers.occupy(key, quota)
+            if worker is None:
+                if await self._room(key):
+                    continue  # something may have happened meanwhile
+                worker = self.workers.serving[key] = Worker(self, key, quota)
+            self._refill()
+            return worker
+
+    def _refill(self) -> None:
+        """Has a spare process where that is wanted."""
+        if (
+            self.policy.spare
+            and self.workers.vacant is None
+            and self._stopping is None
+            and not self.fenced
+            and len(self.workers) < self.policy.max_processes
+        ):
+            self.workers.vacant = Worker(self, None)
+
+    @property
+    def memory_total(self) -> int:
+        """Bytes that sessions may have of the device; 0: not known before its first process is ready."""
+        return self.spec.memory_limit or (self.properties.total_memory if self.known else 0)
+
+    def _check_share(self, key: Key) -> None:
+        """Raises `DEVICE_UNAVAILABLE` where the tenant has its share of the device's processes; those that serve nobody
+        just now make room for others, and do not count."""
+        if not key.tenant or not self.policy.weights:
+            return
+        used = Counter(other.tenant for other, worker in self.workers.serving.items() if not worker.holds_nothing)
+        shares = Shares(self.policy.max_processes, self.policy.weights)
+        if not shares.admits(key.tenant, used):
+            self.share_refusals[key.tenant] += 1
+            if self._told.due(key.tenant, time.monotonic()):
+                log.warning("process_share_taken", device=self.ordinal, tenant=key.tenant, processes=used[key.tenant])
+            raise Refusal(
+                Reason.DEVICE_UNAVAILABLE,
+                f"Tenant {key.tenant!r} has {used[key.tenant]} processes on device {self.ordinal}, which is its share "
+                f"of {self.policy.max_processes} just now.",
+                fix="Try again when another session has ended, use fewer sessions with isolation='dedicated', or have "
+                "devices.max_processes raised.",
+                details={"device": self.ordinal, "allowed": used[key.tenant]},
+                retry_after_s=1.0,
+            )
+
+    async def _room(self, key: Key) -> bool:
+        """Makes sure that one more process may be started; whether that took time. Raises `DEVICE_UNAVAILABLE`."""
+        self._check_share(key)
+        if len(self.workers) < self.policy.max_processes:
+            return False
+        if not self.workers.ending:
+            idle = self.workers.idle
+            if idle is None:
+                raise Refusal(
+                    Reason.DEVICE_UNAVAILABLE,
+                    f"Device {self.ordinal} has {len(self.workers)} processes, each in use; the most is "
+                    f"{self.policy.max_processes}.",
+                    fix="Try again when another session has ended, or raise devices.max_processes.",
+                    details={"device": self.ordinal, "allowed": self.policy.max_processes},
+                    retry_after_s=1.0,
+                )
+            self._end(idle)
+        await self._owner.changed()
+        return True
+
+    def release(self, session: Session) -> None:
+        """A session has ended: so do the processes that were its own."""
+        worker = self.workers.serving.get(self.key(session)) if session.dedicated else None
+        if worker is not None:
+            self._end(worker)
+
+    def change_quotas(self, quotas: Mapping[str, Quotas]) -> None:
+        """Tenants may hold so much from now on, by name. The processes of one that is not named end, where they serve
+        nobody any more."""
+        for key, worker in list(self.workers.serving.items()):
+            if key.tenant in quotas:
+                worker.quota = quotas[key.tenant].on_device(self.memory_total)
+                self._grants.use(worker.generation, key.tenant, worker.quota)
+            elif key.tenant and worker.holds_nothing:
+                self._end(worker)
+
+    def _end(self, worker: Worker) -> None:
+        task = worker.retire(last_words=self._stopping)
+        self._ends.add(task)
+        task.add_done_callback(self._ends.discard)
+
+    # ---- what workers need of it ----
+
+    async def enter(self, worker: Worker) -> DeviceSpec:
+        number = next(self._numbers)
+        key = worker.key
+        granted = await self._grants.enter(
+            number, key.tenant if key else "", worker.quota, uses=key is not None, on_wait=worker.waits_for_memory
+        )
+        return dataclasses.replace(self.spec, generation=number, memory_granted=granted, scrub=self.policy.scrub)
+
+    async def start_process(self, spec: DeviceSpec) -> Process:
+        try:
+            process = await Process.start(spec, self._launcher, self._owner.on_collective, self._observe)
+        except BaseException:
+            self._grants.leave(spec.generation)
+            raise
+        self._grants.attach(process.link)
+        return process
+
+    def _observe(self, generation: int, stats: dict[str, Any]) -> None:
+        self.totals.observe(generation, stats)
+        self.rates.sample(time.monotonic(), self.totals.sums(THROUGHPUT))
+        self.tenant_memory.hear(generation, stats)
+        self._grants.hear(generation, stats)
+
+    def learn(self, process: Process) -> None:
+        self.properties = process.properties
+        self.known = True
+        self._failures.clear()
+        self.times.started(time.monotonic() - process.begin)
+        self._grants.learn(process.properties.total_memory)
+        process.link.device_memory = self.memory_total
+
+    async def prepare(self, process: Process, worker: Worker) -> None:
+        key = worker.key
+        assert key is not None
+        self.totals.belongs(process.generation, key.tenant)
+        self.tenant_memory.belongs(process.generation, key.tenant)
+        self._grants.use(process.generation, key.tenant, worker.quota)
+        process.link.serves = lambda session: self.key(session) == key and not self.bars(session)
+        await self._owner.before_serving(process.link)
+
+    def lost(self, worker: Worker, process: Process | None, cause: Cause, ready: bool) -> str | None:
+        generation = process.generation if process is not None else worker.generation
+        kernels = list(cause.kernels)
+        tell = log.warning if cause.label in INTENDED else log.error
+        says = {"reason": cause.label, "why": cause.text, "kernels": kernels}
+        tell("device_lost", device=self.ordinal, generation=generation, **says)
+        if worker.key is not None:
+            self.times.lost(worker.key, time.monotonic())
+        self.restarts[cause.label] = self.restarts.get(cause.label, 0) + 1
+        self.faults.add(cause, generation, worker.key, self._tenants(cause))
+        blamed: str | None = None
+        if process is not None:
+            blamed = culprit(cause.label, dict(cause.details), process.working())
+            self._owner.device_lost(process.link, cause.text)
+            for session in self._owner.sessions:
+                channel = session.channels.get(self.ordinal)
+                if channel is not None and channel.link is process.link:
+                    session.ended[self.ordinal] = session.channels.pop(self.ordinal)
+            process.link.fail(cause.refusal(self.ordinal, generation), kernels)
+        if not ready:
+            self._failed_to_start(worker, cause)
+        if blamed is None or worker.key is None or worker.key.dedicated:
+            return None
+        log.warning("device_lost_to", device=self.ordinal, generation=generation, session=blamed)
+        self._owner.blame(blamed)
+        return blamed
+
+    def _tenants(self, cause: Cause) -> set[str]:
+        """Whose kernels were in flight when a process was lost; one that is not known any more is nobody's."""
+        known = {session.id: session.tenant.name for session in self._owner.sessions}
+        return {known.get(name, "") for name in named(dict(cause.details))}
+
+    def replace(self, worker: Worker) -> bool:
+        replaced = self.workers.replace(worker)
+        if replaced:
+            self._refill()
+        return replaced
+
+    def _failed_to_start(self, worker: Worker, cause: Cause) -> None:
+        """A process that cannot be started while none serves speaks against the device."""
+        now = time.monotonic()
+        if self.running:
+            return
+        self._failures.append(now)
+        while self._failures and now - self._failures[0] > self.policy.restart_window:
+            self._failures.popleft()
+        if len(self._failures) > self.policy.max_restarts:
+            self.fenced = (
+                f"{len(self._failures)} processes failed to start within {self.policy.restart_window:g} s, the last "
+                f"because {cause.text}"
+            )
+            if worker.state != FENCED:
+                worker.fence(self.fenced)
+
+    def buried(self, generation: int) -> None:
+        self.totals.settle(generation)
+        self.tenant_memory.leave(generation)
+        self._grants.leave(generation)
+
+    def gone(self, worker: Worker) -> None:
+        self.workers.gone(worker)
+        self.notify()
+
+    def notify(self) -> None:
+        self.workers.settle()
+        if self.times.waiting:
+            serving = {key for key, worker in self.workers.serving.items() if worker.state == SERVING}
+            self.times.served(serving, self.workers.serving.keys(), time.monotonic())
+        self._owner.notify()
+
+    async def changed(self) -> None:
+        await self._owner.changed()
+
+    # ---- its life ----
+
+    def start(self) -> None:
+        """Starts its first process: everybody's, or one that the first tenant to come takes over."""
+        if self.policy.by_tenant:
+            self.workers.vacant = Worker(self, None)
+        else:
+            self.workers.serving[EVERYBODY] = Worker(self, EVERYBODY)
+            self._refill()
+
+    def fence(self, why: str) -> None:
+        """What it is made of is sick, says whoever looks after that: nobody further is let on it, until an operator
+        restarts it. Who is on it may fetch what is his."""
+        if not self.sick:
+            log.error("device_fenced", device=self.ordinal, generation=self.generation, why=why)
+            self.sick = why
+            self.notify()
+
+    def restart(self) -> None:
+        """Ends every process, lifts fences and bars, and starts again. For operators."""
+        log.warning("device_restart", device=self.ordinal, processes=len(self.workers))
+        self.fenced = self.sick = ""
+        self._failures.clear()
+        self._owner.pardon()
+        for worker in self.workers:
+            if not worker.ending:
+                worker.restart()
+        self.notify()
+
+    async def stop(self, at_once: bool = False) -> None:
+        """Asks all its processes to end; kills those that do not."""
+        self._stopping = Refusal(
+            Reason.DRAINING, "The daemon is stopping.", fix="Try again when it runs.", retry_after_s=1.0
+        )
+        await asyncio.gather(*(worker.retire(at_once, self._stopping) for worker in self.workers), *self._ends)
+        self._grants.stop()
+
+    def _unavailable(self, why: str) -> Refusal:
+        return Refusal(
+            Reason.DEVICE_UNAVAILABLE,
+            f"Device {self.ordinal} is fenced: {why}.",
+            fix="Use another device; the daemon's log says why this one failed.",
+            details={"device": self.ordinal, "state": STATE_NAMES[FENCED]},
+        )

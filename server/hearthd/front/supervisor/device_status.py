@@ -1,0 +1,131 @@
+"""What a device is to those who look at it: its workers taken together."""
+
+from __future__ import annotations
+
+import time
+
+from hearth_proto.v1 import node_pb2
+from hearthd.front.links.link import DeviceLink
+from hearthd.front.resources.memory_grants import Grants
+from hearthd.front.resources.memory_ledger import Ledger
+from hearthd.front.supervisor.isolation import EVERYBODY, FENCED, LOST, SERVING, STALLED, STARTING, Key
+from hearthd.front.supervisor.worker import Worker
+from hearthd.front.supervisor.worker_set import Roster
+from hearthd.front.tenants import Tenant
+from hearthd.shared.device_spec import DeviceSpec
+
+
+class Standing:
+    """One device, as it is described."""
+
+    def __init__(self, spec: DeviceSpec, grants: Grants) -> None:
+        self.spec = spec
+        self.ordinal = spec.ordinal
+        self.properties = node_pb2.DeviceProperties(backend=spec.backend)
+        self.workers = Roster()
+        self.known = False
+        """Whether a process has ever been ready."""
+        self.fenced = ""
+        """Why no process is started any more."""
+        self.sick = ""
+        """What is wrong with its hardware: nobody new is let on it."""
+        self._grants = grants
+
+    @property
+    def memory(self) -> Ledger:
+        """How its memory is divided between its processes."""
+        return self._grants.ledger
+
+    @property
+    def running(self) -> list[Worker]:
+        """The workers whose process can be asked."""
+        return self.workers.running
+
+    @property
+    def _primary(self) -> Worker | None:
+        """The worker that stands for the device: everybody's, else the vacant one before any has been ready."""
+        return self.workers.serving.get(EVERYBODY) or (None if self.known else self.workers.vacant)
+
+    @property
+    def state(self) -> node_pb2.DeviceState:
+        """Of everybody's worker; where each tenant has its own, whether a tenant that comes is served."""
+        if self.sick:
+            return FENCED
+        if self._primary is not None:
+            return self._primary.condition
+        if self.fenced:
+            return FENCED
+        if not self.known:
+            return STARTING
+        states = {worker.condition for key, worker in self.workers.serving.items() if not key.dedicated}
+        return states.pop() if states in ({LOST}, {STALLED}) else SERVING
+
+    @property
+    def detail(self) -> str:
+        """Why it is not serving."""
+        if self.sick:
+            return self.sick
+        if self._primary is not None:
+            return self._primary.reason
+        return self.fenced or next((each.reason for each in self.workers if each.condition == self.state), "")
+
+    @property
+    def generation(self) -> int:
+        """The number of the process that stands for the device."""
+        if self._primary is not None and self._primary.generation:
+            return self._primary.generation
+        return max((worker.generation for worker in self.workers), default=0) or self.spec.generation
+
+    @property
+    def pid(self) -> int:
+        """Of that process; 0 without one."""
+        worker = self._primary or next(iter(self.running), None)
+        return worker.pid if worker is not None else 0
+
+    @property
+    def link(self) -> DeviceLink | None:
+        """To that process, while it serves."""
+        worker = self._primary or next(iter(self.running), None)
+        return worker.link if worker is not None else None
+
+    @property
+    def last_pong(self) -> float:
+        """When the process that has been silent for longest was heard last."""
+        pongs = [worker.process.last_pong for worker in self.running if worker.process is not None]
+        return min(pongs, default=time.monotonic())
+
+    def describe(self, viewer: Tenant | None = None) -> node_pb2.Device:
+        """What `viewer` may know of it; None: everything."""
+        hidden = viewer is not None and not viewer.observes
+        worker = self._primary
+        if worker is None and viewer is not None:
+            worker = self.workers.serving.get(Key(viewer.name))
+        return node_pb2.Device(
+            ordinal=self.ordinal,
+            state=self.state,
+            generation=worker.generation if worker is not None and worker.generation else self.generation,
+            properties=self.properties,
+            pid=worker.pid if worker is not None else 0 if hidden else self.pid,
+            detail=self.detail,
+            processes=[
+                self._process(each, each.key or EVERYBODY)
+                for each in self.workers
+                if each.pid and (viewer is None or _sees(viewer, each.key))
+            ],
+        )
+
+    def _process(self, worker: Worker, key: Key) -> node_pb2.DeviceProcess:
+        return node_pb2.DeviceProcess(
+            pid=worker.pid,
+            generation=worker.generation,
+            state=worker.condition,
+            tenant=key.tenant,
+            session_id=key.session,
+            memory_granted=self.memory.granted(worker.generation),
+            memory_held=self.memory.held(worker.generation),
+        )
+
+
+def _sees(viewer: Tenant, key: Key | None) -> bool:
+    """Everybody's processes, and those of the viewer's tenant."""
+    return viewer.observes or (key is not None and key.tenant in ("", viewer.name))

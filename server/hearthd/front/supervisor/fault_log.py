@@ -1,0 +1,87 @@
+"""Device processes that were lost lately, as far as each viewer may know of them. Pure but for the clock."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from hearthd.front.supervisor.exit_cause import Cause
+from hearthd.front.supervisor.isolation import EVERYBODY, Key
+from hearthd.front.tenants import Tenant, sees_tenant
+
+MOST = 32
+"""That are kept of each device; the oldest makes room."""
+_KERNELS = 16
+_NAME = 200
+_DETAIL = 1000
+_OTHERS = "a kernel of another tenant was in flight"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One loss."""
+
+    time_unix: float
+    device: int
+    generation: int
+    reason: str
+    """The label of its cause: `fault`, `signal`, `exit`, `link`, `stuck`, `start_timeout`, `launch`, `restart`,
+    `abandoned`."""
+    detail: str
+    kernels: tuple[str, ...]
+    """Those that were in flight, as far as the process could say."""
+    tenant: str
+    """Whose the process was; empty: everybody's, or nobody's yet."""
+    involved: frozenset[str]
+    """The tenants whose kernels were in flight."""
+
+    def seen_by(self, viewer: Tenant) -> dict[str, Any] | None:
+        """What JSON has; None where it does not exist for the viewer. Of a process that tenants share each of them
+        hears that it was lost, but no names of others' kernels."""
+        if not sees_tenant(viewer, self.tenant):
+            return None
+        told = not self.kernels or self.tenant or self.involved == {viewer.name} or viewer.observes
+        return {
+            "time_unix": self.time_unix,
+            "device": self.device,
+            "generation": self.generation,
+            "reason": self.reason,
+            "detail": self.detail if told else _OTHERS,
+            "kernels": list(self.kernels) if told else [],
+        }
+
+
+class RecentFaults:
+    """Of one device."""
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+        self._faults: deque[Fault] = deque(maxlen=MOST)
+
+    def __iter__(self) -> Iterator[Fault]:
+        """Newest first."""
+        return reversed(list(self._faults))
+
+    def add(self, cause: Cause, generation: int, key: Key | None, involved: Collection[str]) -> None:
+        """A process was lost; `involved`: the tenants whose kernels were in flight."""
+        self._faults.append(
+            Fault(
+                round(time.time(), 3),
+                self._device,
+                generation,
+                cause.label,
+                cause.text.removeprefix(f"device {self._device} was lost: ")[:_DETAIL],
+                tuple(name[:_NAME] for name in cause.kernels[:_KERNELS]),
+                (key or EVERYBODY).tenant,
+                frozenset(involved),
+            )
+        )
+
+
+def seen_by(viewer: Tenant, devices: Iterable[RecentFaults], most: int = MOST) -> list[dict[str, Any]]:
+    """The last ones of several devices that exist for a viewer, newest first."""
+    found = [seen for faults in devices for fault in faults if (seen := fault.seen_by(viewer)) is not None]
+    return sorted(found, key=lambda fault: -float(fault["time_unix"]))[:most]

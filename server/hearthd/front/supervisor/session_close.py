@@ -1,0 +1,138 @@
+"""Sees sessions that are closed off: one device process, and what they still have running there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from hearth_proto.reasons import Refusal
+from hearthd.front.links.link import DeviceLink
+from hearthd.front.supervisor.exit_cause import ABANDONED, Cause
+from hearthd.front.supervisor.lingering_sessions import Straggler, Stragglers
+
+log = structlog.get_logger("hearthd.supervisor")
+
+ANSWER = 1.0
+"""Seconds that the process has to say what still runs; nobody else uses one that does not."""
+
+
+class Farewell:
+    """Belongs to the event loop. `end`: told that the process is to be ended now, and why; `changed`: that those who
+    wait (`wait`) may come."""
+
+    def __init__(self, link: DeviceLink, end: Callable[[Cause], None], changed: Callable[[], None]) -> None:
+        self._link = link
+        self._end = end
+        self._changed = changed
+        self._stragglers = Stragglers()
+        self._timer: asyncio.TimerHandle | None = None
+        self._asking: asyncio.Task[None] | None = None
+        self._awaited = False
+        self._over = False
+        link.on_leave, link.on_gone = self._leave, self._gone
+
+    @property
+    def bars(self) -> bool:
+        """Whether the process is no place for who comes: closed sessions alone are left in it, and work of theirs."""
+        return self._stragglers.bar(self._link.channels)
+
+    def wait(self) -> None:
+        """Somebody has come and waits."""
+        if not self._awaited:
+            self._awaited = True
+            self._ask()  # it may be that nothing runs
+
+    def stuck(self) -> list[tuple[Straggler, float]]:
+        """Who has had his time, and how many seconds ago he was closed."""
+        now = time.monotonic()
+        return [(each, now - each.since) for each in self._stragglers.stuck(now)]
+
+    def close(self) -> None:
+        """The process ends, or is gone."""
+        self._over = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._asking is not None:
+            self._asking.cancel()
+
+    # ---- what happens ----
+
+    def _leave(self, channel: int) -> None:
+        known = self._link.channels.get(channel)
+        if known is not None:
+            self._stragglers.left(channel, known.session_id, known.tenant, time.monotonic())
+            self._look()
+
+    def _gone(self, channel: int) -> None:
+        self._stragglers.gone(channel)
+        self._look()
+
+    def _look(self) -> None:
+        """Something has happened, or has had its time."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._over or self._link.loss is not None:
+            return
+        if self._awaited and not self.bars:
+            self._awaited = False
+            self._changed()
+        now = time.monotonic()
+        if self._stragglers.to_ask(now):
+            self._ask()
+            return
+        stuck = self._stragglers.stuck(now)
+        if self._stragglers.end(self._link.channels, now):
+            self._over = True
+            self._end(_cause(stuck, now))
+            return
+        for each in stuck:
+            if not each.told:
+                each.told = True
+                self._warn(each, now)
+        due = self._stragglers.wake(now)
+        if due is not None:
+            self._timer = asyncio.get_running_loop().call_later(due - now + 1e-3, self._look)
+
+    def _ask(self) -> None:
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._hear(), name=f"farewell-{self._link.ordinal}")
+
+    async def _hear(self) -> None:
+        self._stragglers.ask(time.monotonic())
+        said: dict[str, Any] = {}
+        with contextlib.suppress(TimeoutError, Refusal):
+            async with asyncio.timeout(ANSWER):
+                said = await self._link.stats()
+        self._stragglers.hear(said.get("leaving"))
+        self._asking = None
+        self._look()
+
+    def _warn(self, straggler: Straggler, now: float) -> None:
+        log.warning(
+            "session_runs_on",
+            device=self._link.ordinal,
+            generation=self._link.generation,
+            session=straggler.session,
+            tenant=straggler.tenant,
+            kernels=list(straggler.kernels),
+            closed_unix=round(time.time() - (now - straggler.since), 3),
+            why="others use its process, which ends when they have left; until then it keeps what it held",
+        )
+
+
+def _cause(stuck: list[Straggler], now: float) -> Cause:
+    kernels = tuple(dict.fromkeys(name for each in stuck for name in each.kernels))
+    since = max(now - each.since for each in stuck)
+    what = "; ".join(each.what for each in stuck[:3]) + ("; and more" if len(stuck) > 3 else "")
+    return Cause(
+        ABANDONED,
+        f"{what} had not ended {since:.1f} s after the close, and nobody else used the process",
+        kernels,
+        (("sessions", ", ".join(each.session for each in stuck)),),
+    )

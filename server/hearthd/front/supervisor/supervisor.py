@@ -1,0 +1,139 @@
+"""All devices of the node, and everyone who wants to know of their changes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+
+import structlog
+
+from hearth_proto.reasons import Refusal
+from hearthd.front import errors
+from hearthd.front.links.link import CollectiveSink, DeviceLink
+from hearthd.front.sessions.sessions import Session
+from hearthd.front.supervisor.device import FENCED, LOST, SERVING, STARTING, STATE_NAMES, Device, Policy
+from hearthd.front.supervisor.fault_policy import Offenders
+from hearthd.front.supervisor.launcher import Launcher
+from hearthd.front.tenants import EVERYONE, Tenant
+from hearthd.shared.device_spec import DeviceSpec
+
+__all__ = ["FENCED", "LOST", "SERVING", "STARTING", "STATE_NAMES", "Device", "Policy", "Supervisor"]
+
+log = structlog.get_logger("hearthd.supervisor")
+
+
+class Supervisor:
+    """All devices of the node."""
+
+    def __init__(
+        self,
+        specs: list[DeviceSpec],
+        launcher: Launcher,
+        policy: Policy,
+        on_collective: CollectiveSink | None = None,
+        on_lost: Callable[[DeviceLink, str], None] = lambda link, why: None,
+    ) -> None:
+        self.on_collective = on_collective
+        self.device_lost = on_lost
+        self.sessions: Iterable[Session] = ()
+        """All that are open."""
+        self.on_barred: Callable[[str], None] = lambda session: None
+        """Told of a session that is cut off from processes that it shared; what it has at the front is to go."""
+        self.prepare: list[Callable[[DeviceLink], Awaitable[None]]] = []
+        """Called, in order, with the link of each process that is ready, before it serves; `link.serves` says for
+        which sessions that will be."""
+        self.policy = policy
+        self.devices = {spec.ordinal: Device(spec, launcher, policy, self) for spec in specs}
+        self._launcher = launcher
+        self.offenders = Offenders(policy.max_faults, policy.restart_window)
+        self._cutting: set[asyncio.Task[None]] = set()
+        self._change: asyncio.Future[None] | None = None
+        self._listeners: list[Callable[[], None]] = []
+
+    def __iter__(self) -> Iterator[Device]:
+        return iter(self.devices.values())
+
+    def find(self, ordinal: int, tenant: Tenant = EVERYONE) -> Device:
+        """A device that the tenant may use; one that it may not use is not there."""
+        device = self.devices.get(ordinal)
+        if device is None or not tenant.sees(ordinal):
+            raise errors.device_not_found(ordinal, (each.ordinal for each in self.visible(tenant)))
+        return device
+
+    def visible(self, tenant: Tenant) -> list[Device]:
+        """The devices that a tenant may use."""
+        return [device for device in self if tenant.sees(device.ordinal)]
+
+    def start(self) -> None:
+        """Starts every device's first process, in parallel."""
+        for device in self:
+            device.start()
+
+    def release(self, session: Session) -> None:
+        """A session has ended: so do the processes that were its own."""
+        self.offenders.forget(session.id)
+        for device in self:
+            device.release(session)
+
+    def blame(self, session: str) -> None:
+        """A process that it shared was lost to a session: one that has done that too often is cut off from others, and
+        what it holds in their processes is freed."""
+        if not self.offenders.blame(session, time.monotonic()):
+            return
+        log.error("session_barred", session=session)
+        self.on_barred(session)
+        refusal = self.offenders.refusal(session)
+        for each in self.sessions:
+            if each.id == session and not each.dedicated:
+                channels, each.channels = list(each.channels.values()), {}
+                for channel in channels:
+                    task = asyncio.create_task(channel.close(refusal), name=f"session-{session}-cut-off")
+                    self._cutting.add(task)
+                    task.add_done_callback(self._cutting.discard)
+
+    def barred(self, session: Session) -> Refusal | None:
+        """Why a session may share no process."""
+        return self.offenders.refusal(session.id) if self.offenders.barred(session.id) else None
+
+    def pardon(self) -> None:
+        """Sessions that were barred may share processes again."""
+        self.offenders.pardon()
+
+    async def before_serving(self, link: DeviceLink) -> None:
+        for prepare in self.prepare:
+            try:
+                await prepare(link)
+            except Refusal as refusal:  # what could not be brought back answers for itself; the device serves
+                log.error("device_prepare", device=link.ordinal, generation=link.generation, error=refusal.message)
+            except Exception:
+                log.exception("device_prepare", device=link.ordinal, generation=link.generation)
+
+    async def settled(self) -> None:
+        """Returns when no device is starting for the first time any more."""
+        while any(device.state == STARTING for device in self):
+            await self.changed()
+
+    def watch(self, listener: Callable[[], None]) -> None:
+        """Calls `listener` after each change of a device's state."""
+        self._listeners.append(listener)
+
+    def notify(self) -> None:
+        change, self._change = self._change, None
+        if change is not None and not change.done():
+            change.set_result(None)
+        for listener in self._listeners:
+            listener()
+
+    async def changed(self) -> None:
+        """Returns after the next change of a device's state."""
+        if self._change is None or self._change.done():
+            self._change = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._change)
+
+    async def stop(self, at_once: bool = False) -> None:
+        """Ends every device process and the forkserver."""
+        for task in self._cutting:
+            task.cancel()
+        await asyncio.gather(*(device.stop(at_once) for device in self))
+        await self._launcher.stop()

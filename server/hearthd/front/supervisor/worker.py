@@ -1,0 +1,350 @@
+"""A lineage of device processes: one after another, they serve those sessions that share their fate on one device."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from functools import partial
+
+import structlog
+
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.v1 import node_pb2
+from hearthd.front import errors, opentelemetry
+from hearthd.front.links.link import DeviceLink
+from hearthd.front.sessions.channel import Channel
+from hearthd.front.sessions.sessions import Session
+from hearthd.front.supervisor.exit_cause import ABANDONED, INTENDED, RESTART, Cause
+from hearthd.front.supervisor.host import Host
+from hearthd.front.supervisor.isolation import (
+    EVERYBODY,
+    FENCED,
+    LOST,
+    SERVING,
+    STALLED,
+    STARTING,
+    STATE_NAMES,
+    Key,
+    Loss,
+    pause,
+    weight,
+)
+from hearthd.front.supervisor.lingering_sessions import Straggler
+from hearthd.front.supervisor.process import Process
+from hearthd.front.supervisor.session_close import Farewell
+
+log = structlog.get_logger("hearthd.supervisor")
+
+
+class Worker:
+    """The process of one key, replaced when it is lost. Without a key it is vacant: ready for whoever comes first."""
+
+    def __init__(self, host: Host, key: Key | None, quota: int = 0) -> None:
+        self.key = key
+        self.quota = quota
+        """The most device memory, in bytes, that its tenant may hold; 0: no limit."""
+        self.state: node_pb2.DeviceState = STARTING
+        self.detail = "its first process is starting"
+        self.process: Process | None = None
+        self.generation = 0
+        """Of its process, or of the last one."""
+        self.losses: deque[Loss] = deque()
+        self._host = host
+        self._ending = asyncio.get_running_loop().create_future()
+        self._adopted = asyncio.get_running_loop().create_future()
+        self._idle: asyncio.TimerHandle | None = None
+        self._farewell: Farewell | None = None
+        self._put_down: tuple[Process, Cause] | None = None
+        """The process that was killed on purpose, and why."""
+        self._stopped: Refusal | None = None
+        self._task: asyncio.Task[None] = asyncio.create_task(self._run(), name=f"device-{host.ordinal}")
+
+    @property
+    def condition(self) -> node_pb2.DeviceState:
+        """The state as it is shown: one whose process gets nowhere is stalled. Its sessions stay, and wait for it."""
+        return STALLED if self._stalled else self.state
+
+    @property
+    def reason(self) -> str:
+        """Why it is in its `condition`; empty where it serves."""
+        return self._stalled or self.detail
+
+    @property
+    def _stalled(self) -> str:
+        return self.process.stalled if self.process is not None and self.state == SERVING else ""
+
+    @property
+    def link(self) -> DeviceLink | None:
+        """To the process that serves now."""
+        return self.process.link if self.process is not None and self.state == SERVING else None
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid if self.process is not None else 0
+
+    @property
+    def ending(self) -> bool:
+        return self._ending.done()
+
+    @property
+    def holds_nothing(self) -> bool:
+        """Whether it serves nobody and could go."""
+        return self.link is not None and not self.link.channels
+
+    def stuck(self) -> list[tuple[Straggler, float]]:
+        """Closed sessions whose work goes on, each with the seconds since it was closed."""
+        return self._farewell.stuck() if self._farewell is not None else []
+
+    # ---- for those whom it serves ----
+
+    async def channel(self, session: Session) -> Channel | None:
+        """The session's channel to the process that serves now, opened where there is none; None: the worker ends,
+        ask for another. Waits for a process that starts or is being replaced, and for one to which only closed sessions
+        with work of theirs are left; raises `DEVICE_UNAVAILABLE` after that."""
+        begin = time.monotonic()
+        while not self.ending:
+            link = self.link
+            if session.closing:
+                raise errors.session_expired()
+            if link is not None and link.loss is None:
+                channel = session.channels.get(self._host.ordinal)
+                if channel is not None and channel.link is link and channel.alive:
+                    return channel
+                if self._farewell is None or not self._farewell.bars:
+                    channel = session.channels[self._host.ordinal] = link.open_channel(
+                        session.opening(link.device_memory)
+                    )
+                    return channel
+                self._farewell.wait()
+                begin = time.monotonic()  # that has a limit of its own
+            policy = self._host.policy
+            starts = self.state == STARTING and self.process is not None
+            patience = policy.start_timeout if starts else policy.serving_wait
+            left = begin + patience - time.monotonic()
+            if left <= 0 or self.state == FENCED:
+                raise self.unavailable()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._host.changed()
+        if self._stopped is not None:
+            raise self._stopped
+        return None
+
+    def unavailable(self) -> Refusal:
+        """What those are told who have waited long enough."""
+        fenced = self.state == FENCED
+        ordinal = self._host.ordinal
+        return Refusal(
+            Reason.DEVICE_UNAVAILABLE,
+            f"Device {ordinal} (generation {self.generation}) is {STATE_NAMES[self.state]}: {self.detail}.",
+            fix="Use another device; the daemon's log says why this one failed." if fenced else "Try again.",
+            details={"device": ordinal, "generation": self.generation, "state": STATE_NAMES[self.state]},
+            retry_after_s=None if fenced else 0.5,
+        )
+
+    # ---- the life of its processes ----
+
+    def adopt(self, key: Key, quota: int, losses: deque[Loss] | None = None) -> None:
+        """Serves `key` from now on; `losses`: of the worker whose place it takes."""
+        self.key, self.quota = key, quota
+        if losses is not None:
+            self.losses = losses
+        if self.state == SERVING:
+            self._set(STARTING, "its process is being taken over")
+        self._adopted.set_result(None)
+
+    async def _run(self) -> None:
+        try:
+            while not self.ending:
+                await self._live()
+                if self.state == FENCED:
+                    break
+                alone = self.key is not None and self.key.dedicated
+                await asyncio.wait({self._ending}, timeout=pause(self.losses, alone))
+        finally:
+            if self.state != FENCED or self.ending:
+                self._host.gone(self)
+
+    async def _live(self) -> None:
+        """One process from its start to its end, with everyone told of it."""
+        entering = asyncio.ensure_future(self._host.enter(self))
+        await asyncio.wait({entering, self._ending}, return_when=asyncio.FIRST_COMPLETED)
+        if not entering.done():
+            entering.cancel()
+            await asyncio.gather(entering, return_exceptions=True)
+            return
+        try:
+            process = await self._host.start_process(entering.result())
+        except Exception as error:  # a fork or the forkserver failed: no process, the same consequences
+            self._lose(None, Cause("launch", f"it could not be started: {error}"), ready=False)
+            return
+        self.process, self.generation = process, process.generation
+        self._farewell = Farewell(process.link, partial(self._abandon, process), self._host.notify)
+        if self.ending:  # it was asked to while the process was being started
+            process.kill()
+        ready = False
+        try:
+            cause = await process.until_ready(self._host.policy.start_timeout)
+            if cause is None:
+                ready = True
+                cause = await self._serve(process)
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            self._farewell.close()
+        if self.ending:
+            if not await process.shut_down(self._host.policy.shutdown_timeout):
+                log.warning("device_killed", device=self._host.ordinal, why="it did not end when asked to")
+            await process.bury(self._stopped or _ended(self._host.ordinal))
+        else:
+            assert cause is not None
+            if self._put_down is not None and self._put_down[0] is process:
+                cause = self._put_down[1]
+            await process.end(cause)
+            self._lose(process, cause, ready)
+            await process.bury()
+        self.process = self._farewell = None
+        self._host.buried(process.generation)
+
+    async def _serve(self, process: Process) -> Cause | None:
+        """A process that is ready, until it ends or has to."""
+        policy = self._host.policy
+        watch = (policy.ping_interval, policy.ping_timeout)
+        self._host.learn(process)
+        process.on_stall = self._host.notify
+        opentelemetry.device_started(self._host.ordinal, process.generation, process.begin)
+        log.info(
+            "device_ready",
+            device=self._host.ordinal,
+            generation=process.generation,
+            pid=process.pid,
+            name=process.properties.name,
+            seconds=round(time.monotonic() - process.begin, 3),
+        )
+        if self.key is None:
+            self._set(SERVING, "")
+            self._rest()
+            waited = {self._adopted, self._ending}
+            either = asyncio.ensure_future(asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED))
+            cause = await process.watch(*watch, either)
+            either.cancel()
+            if cause is not None or self.ending:
+                return cause
+        process.link.emptied = self._rest
+        preparing = asyncio.ensure_future(self._host.prepare(process, self))
+        cause = await process.until(preparing)
+        if cause is not None:
+            preparing.cancel()
+            await asyncio.gather(preparing, return_exceptions=True)
+            return cause
+        preparing.result()
+        self._set(SERVING, "")
+        self._rest()
+        return await process.watch(*watch, self._ending)
+
+    def _lose(self, process: Process | None, cause: Cause, ready: bool) -> None:
+        now = time.monotonic()
+        policy = self._host.policy
+        self._set(LOST, cause.text)
+        opentelemetry.device_lost(self._host.ordinal, self.generation, cause.label, cause.text)
+        culprit = self._host.lost(self, process, cause, ready)
+        if cause.label not in INTENDED:
+            self.losses.append(Loss(now, culprit))
+        while self.losses and now - self.losses[0].at > policy.restart_window:
+            self.losses.popleft()
+        if self.state != FENCED and weight(self.losses) > policy.max_restarts:
+            self.fence(
+                f"its process ended {len(self.losses)} times within {policy.restart_window:g} s, last because "
+                f"{cause.text}"
+            )
+        if self.ending:
+            return
+        over = cause.label == ABANDONED and self.key is not None and self.key.dedicated  # its session was the only one
+        if over or (self.state != FENCED and self._host.replace(self)):
+            self._ending.set_result(None)
+
+    def waits_for_memory(self) -> None:
+        """No process can be started yet."""
+        self.detail = "there is no device memory left for one more process; others have to give some back"
+
+    def fence(self, why: str) -> None:
+        """No further process is started."""
+        self._set(FENCED, why)
+        log.error("device_fenced", device=self._host.ordinal, generation=self.generation, why=why)
+
+    def _set(self, state: node_pb2.DeviceState, detail: str) -> None:
+        self.state, self.detail = state, detail
+        self._host.notify()
+
+    # ---- its end ----
+
+    def _rest(self) -> None:
+        """Nobody has a channel here, just now."""
+        timeout = self._host.policy.idle_timeout
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+        spared = self.key == EVERYBODY or (self.key is None and self._host.policy.spare)
+        if timeout and not spared:
+            self._idle = asyncio.get_running_loop().call_later(timeout, self._end_if_idle, self.key)
+
+    def _end_if_idle(self, key: Key | None) -> None:
+        self._idle = None
+        if self.holds_nothing and self.key == key and not self.ending:
+            log.info("device_idle", device=self._host.ordinal, generation=self.generation, pid=self.pid)
+            self.retire()
+
+    def _abandon(self, process: Process, cause: Cause) -> None:
+        """Ends a process in which nobody is left but who has been closed, and whose work does not end."""
+        if self.process is not process or self.ending or (self._put_down and self._put_down[0] is process):
+            return
+        self._put_down = (process, cause)
+        process.kill()
+        self._set(LOST, cause.text)  # from now on, who comes waits for the next one
+
+    def restart(self) -> None:
+        """Replaces the process, and starts again where it is fenced."""
+        self.losses.clear()
+        if self.process is not None:
+            self._put_down = (self.process, Cause(RESTART, "an operator restarts it"))
+            self.process.kill()
+        if self.state == FENCED:
+            self._set(LOST, "an operator restarts it")
+        if self._task.done():
+            self._task = asyncio.create_task(self._run(), name=f"device-{self._host.ordinal}")
+
+    def retire(self, at_once: bool = False, last_words: Refusal | None = None) -> asyncio.Task[None]:
+        """Ends it for good: asks the process to end, and kills it where it does not. The task is done when it is
+        gone."""
+        self._stopped = self._stopped or last_words
+        process = self.process
+        if process is not None and (at_once or self.state != SERVING):
+            process.kill()
+        if not self.ending:
+            self._ending.set_result(None)
+            self._set(self.state, "it is ending")
+        return asyncio.create_task(self._retire(), name=f"device-{self._host.ordinal}-end")
+
+    async def _retire(self) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+        if not self._task.done():
+            patience = 2 * self._host.policy.shutdown_timeout  # it may wait for a launch
+            _, pending = await asyncio.wait({self._task}, timeout=patience)
+            if pending:
+                self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._host.gone(self)
+
+
+def _ended(ordinal: int) -> Refusal:
+    return Refusal(
+        Reason.DEVICE_UNAVAILABLE,
+        f"The process of device {ordinal} that served this session is ending.",
+        fix="Try again.",
+        details={"device": ordinal},
+        retry_after_s=0.5,
+    )
