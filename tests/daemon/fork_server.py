@@ -29,10 +29,11 @@ from typing import Any
 from hearth_proto import polling
 
 MODULES = (
-    "hearthd.cli.main", "hearthd.shared.sighup", "hearthd.front.supervisor.forkserver", "inspect", "typer", "hearthd.cli.audit",
-    "hearthd.cli.health_check", "hearthd.config", "hearthd.shared.log", "pydantic.type_adapter", "typer._adapters",
-    "hearthd.front.daemon.main", "uvloop", "hearthd.front.opentelemetry", "hearthd.front.daemon.daemon", "hearthd.front.http.server",
-    "hearthd.front.sockets", "hearthd.front.daemon.orphans", "multiprocessing.popen_forkserver",
+    "hearthd.cli.main", "hearthd.shared.sighup", "hearthd.front.supervisor.forkserver", "inspect", "typer",
+    "hearthd.cli.audit", "hearthd.cli.health_check", "hearthd.front.config.loader", "hearthd.shared.log",
+    "pydantic.type_adapter", "typer._adapters", "hearthd.front.daemon.main", "uvloop", "hearthd.front.opentelemetry",
+    "hearthd.front.daemon.daemon", "hearthd.front.http.server", "hearthd.front.sockets",
+    "hearthd.front.daemon.orphans", "multiprocessing.popen_forkserver",
 )  # fmt: skip
 """Modules that `hearthd serve` imports."""
 

@@ -14,7 +14,7 @@ import pytest
 
 import hearth
 from hearth.cli.trace.summary import Summary, summarize
-from hearthd.config import load
+from hearthd.front.config.loader import load
 
 from .conftest import StartDaemon
 from .harness import DaemonProcess, environment, on_cpu

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import hearth
-from hearthd.config import load, settings
+from hearthd.front.config.loader import load, settings
 
 from .harness import BACKEND, DaemonProcess, hearthd
 from .kernels import saxpy_works

@@ -377,7 +377,7 @@ def test_tokens_are_made_and_kept_as_hashes(start_daemon: StartDaemon) -> None:
     ],
 )
 def test_a_wrong_tenant_is_explained(tmp_path: Path, table: dict[str, object], told: str) -> None:
-    from hearthd.config import ConfigError, load
+    from hearthd.front.config.loader import ConfigError, load
 
     path = tmp_path / "hearth.toml"
     path.write_text(toml({"tenants": [{"name": "b", "tokens": [token_hash("b's token")]}, table]}))
@@ -387,7 +387,7 @@ def test_a_wrong_tenant_is_explained(tmp_path: Path, table: dict[str, object], t
 
 
 def test_addresses_that_others_reach_need_tls_and_tenants(tmp_path: Path) -> None:
-    from hearthd.config import ConfigError, load
+    from hearthd.front.config.loader import ConfigError, load
 
     path = tmp_path / "hearth.toml"
     exposed = {"listen": {"grpc": "0.0.0.0:7421", "http": "0.0.0.0:7422"}}

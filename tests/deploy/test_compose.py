@@ -14,8 +14,8 @@ import jsonschema
 import pytest
 import yaml
 
-from hearthd.config import load
 from hearthd.front.addresses import parse_address
+from hearthd.front.config.loader import load
 from tests.programs import program
 
 ROOT = Path(__file__).parents[2]

@@ -13,8 +13,8 @@ import dockerfile
 import pytest
 from pathspec import PathSpec
 
-from hearthd.config import load
 from hearthd.front.addresses import parse_address
+from hearthd.front.config.loader import load
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

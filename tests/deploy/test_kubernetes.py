@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 import yaml
 
-from hearthd.config import Config, ConfigError, load
 from hearthd.front.addresses import parse_address
+from hearthd.front.config.loader import Config, ConfigError, load
 from hearthd.front.http.server import PROBES
 from hearthd.front.rpc import device_service, node_service
 from tests.daemon.tenants import filled

@@ -60,7 +60,7 @@ def add_to(app: Any) -> None:
         config: File = None,
     ) -> None:
         """Add a key, which signs from the daemon's next reload on; older ones stay, to verify what they signed."""
-        from hearthd.front.auditing.keys import KeyFileError, rotate
+        from hearthd.front.audit.keys import KeyFileError, rotate
 
         path = str(file) if file is not None else _settings(config).key_path
         try:
@@ -77,7 +77,7 @@ def _fail(text: str) -> NoReturn:
 
 def _settings(config: Path | None) -> Any:
     """`[audit]` of a configuration; its defaults where none is named."""
-    from hearthd.config import Config, ConfigError, load
+    from hearthd.front.config.loader import Config, ConfigError, load
 
     if config is None:
         return Config().audit
@@ -90,9 +90,9 @@ def _settings(config: Path | None) -> Any:
 def _verify(
     files: list[Path], key: Path | None, anchors: list[Path], require: str, config: Path | None, as_json: bool
 ) -> None:
-    from hearthd.front.auditing.settings import AuditLog
-    from hearthd.front.auditing.verify import Guarantee
-    from hearthd.front.auditing.verify import verify as check
+    from hearthd.front.audit.verify import Guarantee
+    from hearthd.front.audit.verify import verify as check
+    from hearthd.front.config.audit import AuditLog
 
     if require not in list(Guarantee):
         _fail(f"--require {require}: use {', '.join(Guarantee)}")
@@ -120,7 +120,7 @@ def _verify(
 
 def _keys(path: str, explicit: bool) -> Any:
     """The keys of a file; None where none was named and the usual one cannot be had."""
-    from hearthd.front.auditing.keys import KeyFileError, load
+    from hearthd.front.audit.keys import KeyFileError, load
 
     if not path or not (explicit or Path(path).exists()):
         return None
@@ -133,7 +133,7 @@ def _keys(path: str, explicit: bool) -> Any:
 
 
 def _print(verdict: Any, names: str, as_json: bool) -> None:
-    from hearthd.front.auditing.log_file import GENESIS
+    from hearthd.front.audit.log_file import GENESIS
 
     if as_json:
         shown = {name: getattr(verdict, name) for name in ("lines", "entries", "head", "begins", "problems", "missing")}
@@ -164,7 +164,7 @@ def _lines(files: list[Path]) -> Any:
 
 def _anchors(paths: list[Path], settings: Any) -> list[Any]:
     """Those of the files that are named, or of the usual one where that can be read."""
-    from hearthd.front.auditing.anchors import read
+    from hearthd.front.audit.anchors import read
 
     found: list[Any] = []
     if not paths and settings.path and settings.anchor_path.startswith("/"):

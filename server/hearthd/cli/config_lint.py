@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from hearthd.config import Config, ConfigError
 from hearthd.confinement.support import support
 from hearthd.front.addresses import parse_address
+from hearthd.front.config import exposure
+from hearthd.front.config.loader import Config, ConfigError
 from hearthd.front.connections import descriptors
-from hearthd.front.tenancy import exposure
 
 SOON_S = 14 * 86400
 """What expires within this time is warned of."""

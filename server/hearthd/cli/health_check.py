@@ -16,7 +16,7 @@ from hearthd.front.addresses import Address, parse_address
 if TYPE_CHECKING:
     import grpc
 
-    from hearthd.config import Config
+    from hearthd.front.config.loader import Config
 
 _SERVING = "SERVING"
 _NOT_AS_ASKED = 1
@@ -35,7 +35,7 @@ def add_to(app: typer.Typer) -> None:
         timeout: Annotated[float, typer.Option(help="Seconds to wait for the answer.", min=0.01)] = 3.0,
     ) -> None:
         """Ask the daemon of this configuration whether it is ready; exit status 1: it is not."""
-        from hearthd.config import ConfigError, load
+        from hearthd.front.config.loader import ConfigError, load
 
         try:
             config, _ = load(path, flags={("listen", "unix"): unix})

@@ -31,7 +31,7 @@ def _not_served() -> None:
 
 
 def _load(path: Path | None, flags: dict[tuple[str, ...], Any]) -> tuple[Any, dict[tuple[str, ...], str]]:
-    from hearthd.config import ConfigError, load
+    from hearthd.front.config.loader import ConfigError, load
 
     try:
         return load(path, flags=flags)
@@ -42,7 +42,7 @@ def _load(path: Path | None, flags: dict[tuple[str, ...], Any]) -> tuple[Any, di
 
 def _serve(path: Path | None, flags: dict[tuple[str, ...], Any]) -> NoReturn:
     config, _ = _load(path, flags)
-    from hearthd.config import load
+    from hearthd.front.config.loader import load
     from hearthd.shared import log
 
     log.configure(config.log.level, config.log.format)
@@ -56,7 +56,7 @@ def _check_config(path: Path | None, flags: dict[tuple[str, ...], Any], as_json:
     import json
 
     from hearthd.cli.config_lint import advise
-    from hearthd.config import ConfigError, config_path, load, tenants
+    from hearthd.front.config.loader import ConfigError, config_path, load, tenants
     from hearthd.shared import log
 
     log.configure("error", "console")

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from hearthd.config import Config, settings
+from hearthd.front.config.loader import Config, settings
 
 DEFAULT = "default"
 Origins = Mapping[tuple[str, ...], str]

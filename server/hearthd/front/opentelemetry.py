@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Mapping
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from contextvars import Token
 
     from hearthd.front.errors import Context
-    from hearthd.front.sessions.sessions import Session
-    from hearthd.front.tenants import Caller
+    from hearthd.front.tenancy.tenants import Caller, Tenant
 
 log = structlog.get_logger("hearthd.spans")
 
@@ -164,15 +163,25 @@ def begin(service: str, method: str, context: Context) -> CallSpan | None:
         return None
 
 
-def of_session(session: Session) -> None:
-    """The call at hand is for this session."""
+class SessionRef(Protocol):
+    """A session, as its spans name it."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def tenant(self) -> Tenant: ...
+
+
+def of_session(session: SessionRef) -> None:
+    """Notes on the span of the current call that it is for this session."""
     call = _serving.get()
     if call is not None:
         call.say({"hearth.session": session.id, "hearth.tenant": session.tenant.name})
 
 
 def of_caller(caller: Caller) -> Caller:
-    """The call at hand is this one's."""
+    """Notes on the span of the current call whose it is."""
     call = _serving.get()
     if call is not None:
         call.say({"hearth.tenant": caller.tenant.name})

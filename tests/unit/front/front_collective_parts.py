@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal, from_text
-from hearthd.front.collectives.matcher import Key, Match, Part, Place, Send
+from hearthd.front.collectives.match import Key, Match, Part, Place, Send
 
 SIGNATURE = {"kind": "all_reduce", "count": 8, "dtype": "float32", "reduce": "sum", "root": 0, "peer": 0}
 

@@ -14,11 +14,12 @@ from hearth_proto.frames import Kind
 from hearth_proto.reasons import Refusal, from_text
 from hearth_proto.v1 import node_pb2
 from hearthd.front.collectives.router import CollectiveRouter
-from hearthd.front.config.peer_targets import AUTO, LOOPBACK, PeerTargets
+from hearthd.front.config.peer_targets import AUTO, LOOPBACK
 from hearthd.front.peers.connect import PeerReach
 from hearthd.front.peers.groups import PeerGroups
 from hearthd.front.peers.link import PeerLink
 from hearthd.front.peers.port import PeerPort
+from hearthd.front.peers.targets import PeerTargets
 from hearthd.front.peers.tickets import Member, Members
 
 PATIENCE = 20.0

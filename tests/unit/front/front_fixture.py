@@ -17,7 +17,7 @@ from front_fake_device import FakeDevice, FakeLauncher
 
 from hearth_proto.reasons import STATUS_DETAILS_KEY, Refusal, from_status
 from hearth_proto.v1 import device_pb2, device_pb2_grpc, node_pb2, node_pb2_grpc, status_pb2
-from hearthd.config import Config, load
+from hearthd.front.config.loader import Config, load
 from hearthd.front.daemon.daemon import Daemon
 
 

@@ -15,8 +15,8 @@ from hearthd.front.admission import account as account_module
 from hearthd.front.admission import wire
 from hearthd.front.admission.account import Account
 from hearthd.front.admission.limits import MAX_STRANGER_BYTES, Credential, Limits
-from hearthd.front.admission.settings import Admission
 from hearthd.front.admission.turns import Turns
+from hearthd.front.config.admission import Admission
 
 GROUP = node_pb2.CreateGroupRequest.DESCRIPTOR
 MODULE = device_pb2.LoadModuleRequest.DESCRIPTOR

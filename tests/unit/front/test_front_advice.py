@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from hearthd.cli.config_lint import SOON_S, advise
 from hearthd.cli.print_config import as_json, as_toml
-from hearthd.config import Config, ConfigError, load, settings
+from hearthd.front.config.loader import Config, ConfigError, load, settings
 from hearthd.front.config.tenants import QuotaSettings, TenantSettings
 from hearthd.front.daemon.reload_plan import RELOADABLE
 

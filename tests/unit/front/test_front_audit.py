@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.front.auditing import log_file
-from hearthd.front.auditing.settings import AuditLog
-from hearthd.front.auditing.verify import verify
-from hearthd.front.auth.audit_log import GENESIS, Audit, AuditError
-from hearthd.front.sessions.sessions import SessionTable
-from hearthd.front.tenants import Caller, Tenant
+from hearthd.front.audit import log_file
+from hearthd.front.audit.recorder import GENESIS, Audit, AuditError
+from hearthd.front.audit.verify import verify
+from hearthd.front.config.audit import AuditLog
+from hearthd.front.sessions.session_table import SessionTable
+from hearthd.front.tenancy.tenants import Caller, Tenant
 
 CALLER = Caller(Tenant("alice"), "token ci", "ipv4:10.0.0.1:5", uid=7)
 

@@ -13,11 +13,11 @@ from front_fixture import run, until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hearthd.front.auditing import anchors, keys
-from hearthd.front.auditing.log_file import ROTATED
-from hearthd.front.auditing.settings import AuditLog
-from hearthd.front.auditing.verify import Guarantee, Verdict, verify
-from hearthd.front.auth.audit_log import Audit, AuditError
+from hearthd.front.audit import anchors, keys
+from hearthd.front.audit.log_file import ROTATED
+from hearthd.front.audit.recorder import Audit, AuditError
+from hearthd.front.audit.verify import Guarantee, Verdict, verify
+from hearthd.front.config.audit import AuditLog
 
 
 class Place:

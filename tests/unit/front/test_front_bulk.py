@@ -20,13 +20,13 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.rights import Right
 from hearth_proto.v1 import device_pb2
 from hearthd.front.addresses import Address
+from hearthd.front.config.connections import Connections
 from hearthd.front.connections.limits import ConnectionLimits
-from hearthd.front.connections.settings import Connections
 from hearthd.front.lanes.stripe_port import StripePort
 from hearthd.front.metrics.collector import Metrics
 from hearthd.front.rpc.bulk_service import MAX_STRIPES
 from hearthd.front.sockets import ListenError
-from hearthd.front.tenants import Quotas, Tenant
+from hearthd.front.tenancy.tenants import Quotas, Tenant
 
 TCP = {"listen__lanes": "127.0.0.1:0", "listen__grpc": "127.0.0.1:0"}
 

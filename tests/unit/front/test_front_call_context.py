@@ -22,12 +22,12 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.front.admission.account import Account
 from hearthd.front.admission.gate import Admitted, Door, Gate
 from hearthd.front.admission.limits import Limits
-from hearthd.front.admission.settings import Admission
+from hearthd.front.config.admission import Admission
 from hearthd.front.connections.limiter import ConnectionLimiter
 from hearthd.front.rpc.framed_context import FramedCall
 from hearthd.front.rpc.framed_server import CallServer
 from hearthd.front.sessions.attach import EOF
-from hearthd.front.tenants import EVERYONE, Caller
+from hearthd.front.tenancy.tenants import EVERYONE, Caller
 
 SETTINGS = Admission()
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal, to_text
 from hearthd.front.collectives.coordinator import Coordinator
-from hearthd.front.collectives.matcher import Key, Send
+from hearthd.front.collectives.match import Key, Send
 from hearthd.front.collectives.order import Order
 
 

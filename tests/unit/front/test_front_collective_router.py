@@ -10,7 +10,7 @@ from front_fixture import run, until
 
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason
-from hearthd.front.collectives.matcher import Key, Place
+from hearthd.front.collectives.match import Key, Place
 from hearthd.front.collectives.router import CollectiveRouter
 
 

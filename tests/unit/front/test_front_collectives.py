@@ -10,7 +10,8 @@ from front_collective_parts import SIGNATURE, key, ops, part, place, refusal_in
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.front.collectives.errors import impossible
 from hearthd.front.collectives.flight_recorder import FlightRecorder
-from hearthd.front.collectives.matcher import MAX_FAILURES, Key, Match, Matcher, Part, Place, Send
+from hearthd.front.collectives.match import Key, Match, Part, Place, Send
+from hearthd.front.collectives.matcher import MAX_FAILURES, Matcher
 
 
 def present(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hearth_proto.reasons import Reason, Refusal, to_text
 from hearthd.front.collectives.communicators import MAX_IDLE, Communicators
 from hearthd.front.collectives.flight_recorder import FlightRecorder
-from hearthd.front.collectives.matcher import Key, Match, Part, Place, Send
+from hearthd.front.collectives.match import Key, Match, Part, Place, Send
 
 FIRST = "nonce-1"
 

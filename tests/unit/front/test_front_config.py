@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.config import Config, ConfigError, check_exposure, load, settings
 from hearthd.front.addresses import Address, default_unix_path, parse_address
+from hearthd.front.config.loader import Config, ConfigError, check_exposure, load, settings
 from hearthd.front.gpu.nvml import cuda_count
 from hearthd.front.units import parse_bytes, parse_seconds
 

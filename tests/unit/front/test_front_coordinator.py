@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from hearth_proto.reasons import Reason, Refusal, to_text
 from hearthd.front.collectives.coordinator import Coordinator
-from hearthd.front.collectives.matcher import Key, Place, Send
+from hearthd.front.collectives.match import Key, Place, Send
 
 SESSIONS = ("s", "t")
 MEMBERS = ((0, 1), (1, 0), (2, 1, 0), (1, 2))

@@ -13,13 +13,13 @@ import aiohttp
 import pytest
 from front_fixture import Front, front, run
 
-from hearthd.config import tenants
 from hearthd.front.addresses import Address
 from hearthd.front.config.http import Http
+from hearthd.front.config.loader import tenants
 from hearthd.front.config.settings import Config
 from hearthd.front.http.server import HttpServer
 from hearthd.front.sockets import ListenError, UnixSocket
-from hearthd.front.tenants import Directory
+from hearthd.front.tenancy.tenants import Directory
 
 TOKEN = "hearth_" + "t" * 22
 ME = os.getuid()

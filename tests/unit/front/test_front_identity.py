@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hearthd.front.auth.authenticator import Failures, certificate_names, host_of
 from hearthd.front.auth.unix_identity import IdentitySocket, Tickets, identity_path, user_of
 from hearthd.front.sockets import ListenError
-from hearthd.front.tenants import User
+from hearthd.front.tenancy.tenants import User
 
 
 class Clock:

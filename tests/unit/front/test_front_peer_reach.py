@@ -14,7 +14,7 @@ from front_fake_peers import FakeFront, fronts, run
 
 from hearth_proto.reasons import Reason, Refusal, to_text
 from hearth_proto.v1 import node_pb2
-from hearthd.front.config import peer_targets
+from hearthd.front.peers import targets as peer_targets
 from hearthd.front.peers.frames import encode
 from hearthd.front.peers.tickets import Member
 from tests.steady import LATE

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hearthd.config import ConfigError, load
 from hearthd.front.addresses import parse_address
+from hearthd.front.config.loader import ConfigError, load
 
 
 def settings(tmp_path: Path, **section: Any) -> Any:

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from hearthd.config import ConfigError, load
 from hearthd.front.addresses import Address, parse_address
-from hearthd.front.config import peer_targets
-from hearthd.front.config.peer_targets import LOOPBACK, PRIVATE, PeerTargets, auto_networks, parse_peer
+from hearthd.front.config.loader import ConfigError, load
+from hearthd.front.config.peer_targets import LOOPBACK, PRIVATE, parse_peer
+from hearthd.front.peers import targets as peer_targets
+from hearthd.front.peers.targets import PeerTargets, auto_networks
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2, node_pb2
 from hearthd.front.sessions import tenant_accounts
-from hearthd.front.sessions.sessions import SessionTable
+from hearthd.front.sessions.session_table import SessionTable
 from hearthd.front.sessions.tenant_accounts import Accounts
-from hearthd.front.tenants import EVERYONE, Caller, Quotas, Tenant
+from hearthd.front.tenancy.tenants import EVERYONE, Caller, Quotas, Tenant
 
 SMALL = Tenant("small", quotas=Quotas(sessions=2, gpu_seconds=1.5, queued_commands=3))
 

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import node_pb2
-from hearthd.config import Config, ConfigError, load, settings
-from hearthd.front.auth.audit_log import Audit
+from hearthd.front.audit.recorder import Audit
+from hearthd.front.config.loader import Config, ConfigError, load, settings
 from hearthd.front.daemon.reload import Reloader
 from hearthd.front.daemon.reload_plan import (
     FIRST_TENANT,
@@ -37,7 +37,7 @@ from hearthd.front.daemon.reload_plan import (
 from hearthd.front.daemon.systemd import Notifier
 from hearthd.front.sessions.command_queue import Queue
 from hearthd.front.sessions.tenant_accounts import Accounts
-from hearthd.front.tenants import Caller, Credential, Directory, Quotas, Tenant, User, token_key
+from hearthd.front.tenancy.tenants import Caller, Credential, Directory, Quotas, Tenant, User, token_key
 
 ROOT = Path(__file__).parents[3]
 TOKEN_A, TOKEN_B = ("hearth_" + name * 22 for name in ("a", "b"))

@@ -12,7 +12,7 @@ from front_fixture import Front, front, refused, run
 
 from hearth_proto.reasons import Reason
 from hearth_proto.v1 import node_pb2
-from hearthd.config import Config, load
+from hearthd.front.config.loader import Config, load
 
 TOKENS = [f"hearth_{letter:-<22}" for letter in "uvwxyz"]
 

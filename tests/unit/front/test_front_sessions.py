@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.front.sessions.sessions import End, SessionTable, negotiate
-from hearthd.front.tenants import Caller, Tenant
+from hearthd.front.sessions.session import End
+from hearthd.front.sessions.session_table import SessionTable, negotiate
+from hearthd.front.tenancy.tenants import Caller, Tenant
 
 
 class Clock:

@@ -42,7 +42,7 @@ def test_what_can_wait_is_not_imported(imported: str, left_out: tuple[str, ...])
 def test_the_forkserver_is_started_before_the_front_is_imported() -> None:
     code = """
 import sys
-from hearthd.config import Config
+from hearthd.front.config.loader import Config
 from hearthd.front.daemon import main as start
 
 class Launcher:

@@ -17,7 +17,7 @@ from hearthd.front.sessions.recent_traces import KEPT_S, MOST_BYTES, OF_TENANT, 
 from hearthd.front.supervisor.exit_cause import Cause
 from hearthd.front.supervisor.fault_log import MOST, RecentFaults, seen_by
 from hearthd.front.supervisor.isolation import EVERYBODY, Key
-from hearthd.front.tenants import Right, Tenant
+from hearthd.front.tenancy.tenants import Right, Tenant
 
 ALICE = Tenant("alice", rights=frozenset({Right.READ}))
 BOB = Tenant("bob", rights=frozenset({Right.READ}), devices=frozenset({1}))

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.rights import ORDINARY
-from hearthd.config import ConfigError, load, tenants
-from hearthd.front.tenants import Credential, Directory, Right, Tenant, User, sees_tenant, token_key
+from hearthd.front.config.loader import ConfigError, load, tenants
+from hearthd.front.tenancy.tenants import Credential, Directory, Right, Tenant, User, sees_tenant, token_key
 
 ONE, OLD = ("hearth_" + word.ljust(22, "-") for word in ("one", "old"))
 A, B, C = Tenant("a"), Tenant("b", devices=frozenset({1}), rights=frozenset({Right.READ})), Tenant("c")

@@ -23,7 +23,7 @@ from hearthd.front.config.settings import Config
 from hearthd.front.daemon.access import Access
 from hearthd.front.http.refused import Refusals
 from hearthd.front.http.server import HttpServer
-from hearthd.front.tenants import Credential, Directory, Right, Tenant, token_key
+from hearthd.front.tenancy.tenants import Credential, Directory, Right, Tenant, token_key
 
 CA = trustme.CA()
 

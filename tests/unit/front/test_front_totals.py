@@ -12,7 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from hearthd.front.counters import Counts, Totals
-from hearthd.front.metrics import device, gauges
+from hearthd.front.metrics import device
+from hearthd.front.supervisor import gauges
 
 
 def snapshot(value: int) -> dict[str, Any]:

@@ -16,10 +16,11 @@ from front_fixture import run, until
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.front.links.link import DeviceLink
-from hearthd.front.sessions.sessions import Session, SessionTable
+from hearthd.front.sessions.session import Session
+from hearthd.front.sessions.session_table import SessionTable
 from hearthd.front.supervisor.device import FENCED, LOST, SERVING, Device, Policy
 from hearthd.front.supervisor.supervisor import Supervisor
-from hearthd.front.tenants import Right, Tenant
+from hearthd.front.tenancy.tenants import Right, Tenant
 from hearthd.shared.device_spec import DeviceSpec
 
 PATIENT = Policy(idle_timeout=0, ping_interval=0.05)

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason
 from hearth_proto.v1 import device_pb2, node_pb2
+from hearthd.front.config.overload import OverloadSettings
 from hearthd.front.overload.manager import OverloadManager
 from hearthd.front.overload.policy import HOLD_S, REFUSED_CRITICAL, RELEASE, Level, Recent, Trigger, refused
 from hearthd.front.overload.readings import GroupMemory, descriptors, own_memory
-from hearthd.front.overload.settings import OverloadSettings
 
 FIRST, SECOND = 10.0, 20.0
 READINGS = st.lists(st.tuples(st.floats(0, 30), st.floats(0.01, 3)), max_size=60)

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.rights import EVERYTHING, ORDINARY
-from hearthd.front.sessions.sessions import SessionTable
+from hearthd.front.sessions.session_table import SessionTable
 from hearthd.front.tenancy.shares import RESERVE, Shares, operates, reserve
-from hearthd.front.tenants import Caller, Tenant
+from hearthd.front.tenancy.tenants import Caller, Tenant
 
 WEIGHTS = st.dictionaries(st.sampled_from("abcdef"), st.floats(0.01, 100), min_size=1, max_size=6)
 STEPS = st.lists(st.tuples(st.sampled_from("abcdefx"), st.booleans()), max_size=300)

@@ -24,11 +24,11 @@ from hearthd.front.admission.account import Account
 from hearthd.front.admission.limits import MAX_STRANGER_BYTES, Credential, Limit, Limits
 from hearthd.front.admission.turns import Turns
 from hearthd.front.auth.authenticator import Authenticator, host_of
+from hearthd.front.auth.session_binding import showing
 from hearthd.front.connections import calling
 from hearthd.front.errors import Context, malformed
 from hearthd.front.sessions.attach import EOF
-from hearthd.front.tenancy.binding import showing
-from hearthd.front.tenants import Caller
+from hearthd.front.tenancy.tenants import Caller
 
 _caller: ContextVar[Caller] = ContextVar("caller")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from hearthd.config import Config
-from hearthd.front.admission.settings import Admission
+from hearthd.front.config.admission import Admission
+from hearthd.front.config.loader import Config
 
 MAX_STRANGER_BYTES = 64 << 10
 """Bytes of a message from a caller whose headers show no credential; also the bytes that gRPC takes of a call before it

@@ -19,11 +19,11 @@ from typing import Any, Protocol
 import structlog
 
 from hearth_proto.reasons import Refusal
-from hearthd.front.auth.audit_log import Audit
+from hearthd.front.audit.recorder import Audit
+from hearthd.front.auth.session_binding import Binding, ClientCertificates
 from hearthd.front.errors import Context
-from hearthd.front.sessions.sessions import SessionTable
-from hearthd.front.tenancy.binding import Binding, ClientCertificates
-from hearthd.front.tenants import EVERYONE, Caller, Directory, User, unauthenticated
+from hearthd.front.sessions.session_table import SessionTable
+from hearthd.front.tenancy.tenants import EVERYONE, Caller, Directory, User, unauthenticated
 
 log = structlog.get_logger("hearthd.auth")
 

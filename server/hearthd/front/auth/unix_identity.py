@@ -23,7 +23,7 @@ import structlog
 from hearthd.front.connections.limiter import ConnectionLimiter, Slot
 from hearthd.front.connections.peers import credentials_of
 from hearthd.front.sockets import ListenError, UnixSocket
-from hearthd.front.tenants import User
+from hearthd.front.tenancy.tenants import User
 
 log = structlog.get_logger("hearthd.identity")
 

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from hearthd.front.collectives.matcher import Key, Match, Place, Send
+from hearthd.front.collectives.match import Key, Match, Place, Send
 
 REMEMBERED = 1024
 """Operations under way of which one communicator knows more than their number."""

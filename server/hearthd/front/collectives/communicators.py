@@ -18,7 +18,8 @@ from hearth_proto.reasons import Reason, Refusal, from_text, to_text
 from hearthd.front.collectives import errors
 from hearthd.front.collectives.communicator import REMEMBERED, Communicator, Identity
 from hearthd.front.collectives.flight_recorder import FlightRecorder
-from hearthd.front.collectives.matcher import Key, Match, Place, Send, fail_all, lies_in
+from hearthd.front.collectives.match import Key, Match, Place, Send, place_name
+from hearthd.front.collectives.matcher import fail_all, lies_in
 from hearthd.front.collectives.order import Order
 
 MAX_IDLE = 64
@@ -201,7 +202,7 @@ class Communicators:
             for match in comm.queue:
                 for rank in gone:
                     del match.parts[rank]
-            text = f"{errors.place_name(where)} was lost: {why}"
+            text = f"{place_name(where)} was lost: {why}"
             sends += self._give_up(comm, text, errors.failed(comm.key, text, min(gone)), except_for=gone)
         return sends
 

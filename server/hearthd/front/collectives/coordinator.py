@@ -12,7 +12,8 @@ from typing import Any
 from hearth_proto.reasons import Reason, Refusal, from_text
 from hearthd.front.collectives.communicators import Communicators
 from hearthd.front.collectives.flight_recorder import FlightRecorder
-from hearthd.front.collectives.matcher import Key, Matcher, Place, Send
+from hearthd.front.collectives.match import Key, Place, Send
+from hearthd.front.collectives.matcher import Matcher
 from hearthd.front.collectives.order import Order
 
 

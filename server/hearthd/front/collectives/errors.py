@@ -3,27 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.front.collectives.match import Key, Match, Place, group_name, place_name
 from hearthd.front.collectives.signature import Mismatch
 
-if TYPE_CHECKING:
-    from hearthd.front.collectives.matcher import Key, Match, Place
-
 _AGAIN = "Present it again, with the next sequence number on every rank; a new communicator is made."
-
-
-def group_name(group: str, members: Sequence[int]) -> str:
-    """`group [0, 1]`, or `group 3f2a9c01 of 2 ranks` over daemons."""
-    return f"group {group[:8]} of {len(members)} ranks" if group else f"group {list(members)}"
-
-
-def place_name(where: Place | int) -> str:
-    """`device 1`, `device 0 of node 1`, `node 1`."""
-    if isinstance(where, int):
-        return f"node {where}"
-    return f"device {where.device}" + (f" of node {where.node}" if where.node else "")
 
 
 def with_recorder(refusal: Refusal, lines: Sequence[str]) -> Refusal:

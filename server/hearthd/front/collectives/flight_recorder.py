@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hearth_proto.collectives import PEERED, ROOTED
 
 if TYPE_CHECKING:
-    from hearthd.front.collectives.matcher import Key
+    from hearthd.front.collectives.match import Key
 
 OPERATIONS = 64
 """That are kept of each group."""

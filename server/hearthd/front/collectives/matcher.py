@@ -7,125 +7,26 @@ frames are JSON; a `status` and a unique id are base64 in them:
 - front to device: `fail`, `go`, `create_id`, `join`, `abort`
 
 An operation is named by its `Key`, a rank's process by its `Place`. `communicators.py` takes over when all ranks are
-there; `matching.py` says whether what they want is the same.
+there; `signature.py` compares what they want.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
 from operator import is_
 from typing import Any, NamedTuple
 
 from hearth_proto.reasons import Reason, Refusal, to_text
 from hearthd.front.collectives import errors
 from hearthd.front.collectives.flight_recorder import FlightRecorder
+from hearthd.front.collectives.match import Key, Match, Part, Place, Send
 from hearthd.front.collectives.order import Order
 from hearthd.front.collectives.signature import mismatch
 
 MAX_FAILURES = 256
 """Failed operations of one owner that are remembered for ranks that present them later."""
-
-GROUP = "group:"
-
-
-class Place(NamedTuple):
-    """The device process that a rank is in."""
-
-    node: int
-    """0: this daemon's; others: as in the members of a group over daemons, and only together with its owner unique."""
-    device: int
-    process: int
-    """Its generation: a device has several, one after another and for different sessions."""
-
-
-class Send(NamedTuple):
-    """One COLLECTIVE frame for one device process."""
-
-    place: Place
-    body: dict[str, Any]
-
-
-class Key(NamedTuple):
-    """Names an operation."""
-
-    owner: str
-    """A session's id, or ``group:<hex>`` for a group over daemons."""
-    members: tuple[int, ...]
-    """In rank order: ordinals of devices; of a group over daemons, the ranks 0 to n - 1."""
-    sequence: int
-
-    @property
-    def group(self) -> str:
-        """In hex; empty for devices of this daemon."""
-        return self.owner.removeprefix(GROUP) if self.owner.startswith(GROUP) else ""
-
-    @property
-    def scope(self) -> str:
-        """Whose communicators it uses: those of local devices are shared by all sessions of their processes."""
-        return self.owner if self.group else ""
-
-    @property
-    def title(self) -> str:
-        """As messages have it: `Operation 3 of group [0, 1]`."""
-        return f"Operation {self.sequence} of {errors.group_name(self.group, self.members)}"
-
-    def name(self, rank: int) -> str:
-        """`device 3`, or `rank 1`."""
-        return f"rank {rank}" if self.group else f"device {self.members[rank]}"
-
-    def names(self, ranks: Iterable[int]) -> str:
-        """`devices 0, 3`, or `ranks 0, 1`."""
-        return f"{'ranks' if self.group else 'devices'} {self.numbers(ranks)}"
-
-    def numbers(self, ranks: Iterable[int]) -> str:
-        """As details have it: ordinals, or the ranks of a group over daemons."""
-        return ", ".join(str(self.members[rank]) for rank in sorted(ranks))
-
-    def address(self) -> dict[str, Any]:
-        """How the device process knows it, but for the channel."""
-        return {"group": self.group, "devices": [] if self.group else list(self.members), "sequence": self.sequence}
-
-
-class Part(NamedTuple):
-    """What one rank has presented."""
-
-    place: Place
-    channel: int
-    """Of its session, in its process."""
-    operations: list[dict[str, Any]]
-
-    @classmethod
-    def of(cls, place: Place, body: Mapping[str, Any]) -> Part:
-        """Raises KeyError, TypeError or ValueError for what is none."""
-        signature = body["signature"]
-        operations = [signature] if isinstance(signature, dict) else list(signature)
-        if not all(isinstance(operation, dict) for operation in operations):
-            raise TypeError("an operation is no object")
-        return cls(place, int(body["channel"]), operations)
-
-
-@dataclass(slots=True)
-class Match:
-    """An operation and the parts of it that have been presented, by rank."""
-
-    key: Key
-    deadline: float
-    parts: dict[int, Part] = field(default_factory=dict)
-    behind: set[Key] = field(default_factory=set)
-    """Operations that it stands behind on some rank."""
-
-    @property
-    def missing(self) -> list[int]:
-        """Ranks that have not presented."""
-        return [rank for rank in range(len(self.key.members)) if rank not in self.parts]
-
-    @property
-    def places(self) -> tuple[Place, ...]:
-        """Of all ranks, in their order; only where none is missing."""
-        return tuple([self.parts[rank].place for rank in range(len(self.key.members))])
 
 
 class Failure(NamedTuple):

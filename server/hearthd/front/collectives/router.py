@@ -17,7 +17,8 @@ from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.front.collectives import errors
 from hearthd.front.collectives.coordinator import Coordinator
-from hearthd.front.collectives.matcher import GROUP, Key, Part, Place, Send, fail
+from hearthd.front.collectives.match import GROUP, Key, Part, Place, Send
+from hearthd.front.collectives.matcher import fail
 from hearthd.front.links.link import DeviceLink
 from hearthd.front.sessions.channel import Channel
 

@@ -1,4 +1,4 @@
-"""The settings of the daemon, as `hearthd.config` reads them and everything else uses them."""
+"""The settings of the daemon, as `hearthd.front.config.loader` reads them and everything else uses them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from hearthd.front.addresses import Address, default_unix_path, parse_address
-from hearthd.front.admission.settings import Admission
-from hearthd.front.auditing.settings import AuditLog
+from hearthd.front.config.admission import Admission
+from hearthd.front.config.audit import AuditLog
 from hearthd.front.config.collectives import Collectives, refuse_clear_tickets
+from hearthd.front.config.connections import Connections
 from hearthd.front.config.health import HealthSettings
 from hearthd.front.config.http import Http
+from hearthd.front.config.overload import OverloadSettings
 from hearthd.front.config.section import Bytes, Seconds, Section
 from hearthd.front.config.tenants import TenantSettings, check_distinct
-from hearthd.front.connections.settings import Connections
-from hearthd.front.overload.settings import OverloadSettings
 
 
 class Listen(Section):

@@ -15,9 +15,9 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from hearth_proto.rights import ORDINARY
 from hearthd.front.config.section import Section
+from hearthd.front.config.tenant_quotas import Means, QuotaSettings, resolve
 from hearthd.front.tenancy import tokens
-from hearthd.front.tenancy.defaults import Means, QuotaSettings, resolve
-from hearthd.front.tenants import Credential, Directory, Quotas, Right, Tenant
+from hearthd.front.tenancy.tenants import Credential, Directory, Quotas, Right, Tenant
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")

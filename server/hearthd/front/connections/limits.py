@@ -10,13 +10,13 @@ from typing import Any
 import structlog
 from prometheus_client import CollectorRegistry
 
+from hearthd.front.config.connections import Connections
 from hearthd.front.config.http import Http
 from hearthd.front.connections import descriptors
 from hearthd.front.connections.calling import current
 from hearthd.front.connections.counts import ConnectionCounts
 from hearthd.front.connections.guard import FAILED_COST, UNKNOWN_COST, ConnectionGuard
 from hearthd.front.connections.limiter import ConnectionLimiter, Slot
-from hearthd.front.connections.settings import Connections
 from hearthd.front.connections.strangers import Bounds
 
 log = structlog.get_logger("hearthd.connections")

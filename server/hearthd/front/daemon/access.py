@@ -14,12 +14,12 @@ import structlog
 
 from hearth_proto import rights
 from hearth_proto.frames import Frame, Kind
-from hearthd.config import Config, tenants
 from hearthd.front.addresses import Address
-from hearthd.front.auth.audit_log import Audit, AuditError
+from hearthd.front.audit.recorder import Audit, AuditError
 from hearthd.front.auth.authenticator import Authenticator, FailureObserver
 from hearthd.front.auth.tls import Certificates, TlsError
 from hearthd.front.auth.unix_identity import IdentitySocket, Tickets, identity_path, user_of
+from hearthd.front.config.loader import Config, tenants
 from hearthd.front.peers.port import Admit, PeerPort
 from hearthd.front.sockets import ListenError
 from hearthd.front.tenancy.revocations import RevocationError, Revocations
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from hearthd.front.links.link import DeviceLink
     from hearthd.front.metrics.collector import Metrics
     from hearthd.front.rpc.node_status import NodeStatus
-    from hearthd.front.sessions.sessions import Session, SessionTable
+    from hearthd.front.sessions.session import Session
+    from hearthd.front.sessions.session_table import SessionTable
     from hearthd.front.supervisor.supervisor import Supervisor
 
 

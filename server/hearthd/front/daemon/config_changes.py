@@ -18,15 +18,16 @@ from typing import Any
 
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Refusal
-from hearthd.config import Config
 from hearthd.front import errors
-from hearthd.front.config.peer_targets import PeerTargets, auto_networks
+from hearthd.front.config.loader import Config
 from hearthd.front.daemon.access import Access
 from hearthd.front.daemon.reload_plan import Plan
 from hearthd.front.overload.manager import OverloadManager
-from hearthd.front.sessions.sessions import End, Session, SessionTable
+from hearthd.front.peers.targets import PeerTargets, auto_networks
+from hearthd.front.sessions.session import End, Session
+from hearthd.front.sessions.session_table import SessionTable
 from hearthd.front.supervisor.supervisor import Policy, Supervisor
-from hearthd.front.tenants import Caller, Directory
+from hearthd.front.tenancy.tenants import Caller, Directory
 from hearthd.shared import log
 from hearthd.shared.device_spec import DeviceSpec
 

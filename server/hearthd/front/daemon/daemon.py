@@ -12,17 +12,17 @@ from dataclasses import replace
 import structlog
 
 from hearthd import version
-from hearthd.config import Config
 from hearthd.front.addresses import Addresses
+from hearthd.front.config import exposure
+from hearthd.front.config.loader import Config
 from hearthd.front.daemon.heap_trim import Thrift
 from hearthd.front.daemon.reload import Read
 from hearthd.front.daemon.summary import summary
 from hearthd.front.daemon.wiring import Parts
 from hearthd.front.gpu.watch import GpuWatch
-from hearthd.front.sessions.sessions import End
+from hearthd.front.sessions.session import End
 from hearthd.front.supervisor.isolation import SERVING, STALLED
 from hearthd.front.supervisor.launcher import Launcher
-from hearthd.front.tenancy import exposure
 from hearthd.shared.device_spec import Backend
 from hearthd.shared.malloc import give_back
 from hearthd.shared.sighup import Hangup

@@ -16,7 +16,7 @@ import structlog
 
 from hearth_proto.v1 import device_pb2
 from hearthd.front.daemon.systemd import Notifier
-from hearthd.front.sessions.sessions import SessionTable
+from hearthd.front.sessions.session_table import SessionTable
 
 log = structlog.get_logger("hearthd")
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import grpc.aio
 
 from hearth_proto.calls import socket_path
-from hearthd.config import Config
 from hearthd.front import sockets
 from hearthd.front.addresses import Address, Addresses, parse_address
 from hearthd.front.admission import grpc_server
 from hearthd.front.admission.gate import Door, Gate, Service
+from hearthd.front.config.loader import Config
 from hearthd.front.connections.limits import ConnectionLimits
 from hearthd.front.daemon.access import Access
 from hearthd.front.lanes.listener import Lanes
@@ -27,7 +27,7 @@ from hearthd.front.rpc.framed_server import CallServer
 from hearthd.front.rpc.node_status import NodeStatus
 from hearthd.front.rpc.reflection import Reflection
 from hearthd.front.rpc.server_call import guarded
-from hearthd.front.sessions.sessions import SessionTable
+from hearthd.front.sessions.session_table import SessionTable
 from hearthd.front.supervisor.supervisor import Supervisor
 
 if TYPE_CHECKING:

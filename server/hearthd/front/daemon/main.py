@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable
 
 from hearth_proto import polling
-from hearthd.config import Config, ConfigError, tenants
 from hearthd.confinement import attributes
+from hearthd.front.config.loader import Config, ConfigError, tenants
 from hearthd.front.supervisor import backends, forkserver
 from hearthd.front.supervisor.launcher import ForkServerLauncher
 from hearthd.shared.malloc import keep_freed_memory

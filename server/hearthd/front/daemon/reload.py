@@ -12,11 +12,11 @@ from typing import Any
 
 import structlog
 
-from hearthd.config import Config, ConfigError, tenants
-from hearthd.front.auth.audit_log import Audit
+from hearthd.front.audit.recorder import Audit
+from hearthd.front.config.loader import Config, ConfigError, tenants
 from hearthd.front.daemon.reload_plan import Plan, ReloadError, plan
 from hearthd.front.daemon.systemd import Notifier
-from hearthd.front.tenants import Directory
+from hearthd.front.tenancy.tenants import Directory
 
 log = structlog.get_logger("hearthd.reload")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hearthd.front.sessions.sessions import SessionTable
+from hearthd.front.sessions.session_table import SessionTable
 from hearthd.front.supervisor.supervisor import SERVING, STATE_NAMES, Supervisor
 
 

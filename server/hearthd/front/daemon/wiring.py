@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
-from hearthd.config import Config
 from hearthd.front.admission.account import Account
 from hearthd.front.admission.gate import Gate
 from hearthd.front.admission.limits import Limits
 from hearthd.front.collectives.metrics import CollectiveMetrics
 from hearthd.front.collectives.router import CollectiveRouter
-from hearthd.front.config.peer_targets import PeerTargets
+from hearthd.front.config.loader import Config
 from hearthd.front.connections.limits import ConnectionLimits
 from hearthd.front.daemon.access import Access
 from hearthd.front.daemon.config_changes import Changes
@@ -26,6 +25,7 @@ from hearthd.front.metrics.collector import Metrics
 from hearthd.front.overload.manager import OverloadManager
 from hearthd.front.peers.connect import PeerReach
 from hearthd.front.peers.groups import PeerGroups
+from hearthd.front.peers.targets import PeerTargets
 from hearthd.front.resources.time_credits import Credits
 from hearthd.front.rpc import device_service, node_service
 from hearthd.front.rpc.bulk_service import Bounds, BulkService
@@ -34,12 +34,12 @@ from hearthd.front.rpc.group_service import GroupService
 from hearthd.front.rpc.node_status import NodeStatus
 from hearthd.front.sessions.attach import Window
 from hearthd.front.sessions.recent_traces import RecentTraces
-from hearthd.front.sessions.sessions import SessionTable
+from hearthd.front.sessions.session_table import SessionTable
 from hearthd.front.supervisor import backends
-from hearthd.front.supervisor.host_memory import share_of_host
 from hearthd.front.supervisor.launcher import ForkServerLauncher, Launcher
 from hearthd.front.supervisor.supervisor import Policy, Supervisor
 from hearthd.shared.device_spec import Backend
+from hearthd.shared.host_memory import share_of_host
 from hearthd.shared.malloc import give_back
 
 

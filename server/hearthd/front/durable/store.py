@@ -27,7 +27,7 @@ from hearthd.front import errors
 from hearthd.front.durable.store_index import Hole, Shelf, Use, charge, check
 from hearthd.front.links.link import DeviceLink
 from hearthd.front.sessions.channel import Channel
-from hearthd.front.sessions.sessions import Session
+from hearthd.front.sessions.session import Session
 
 log = structlog.get_logger("hearthd.durable")
 

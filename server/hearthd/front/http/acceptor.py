@@ -19,7 +19,7 @@ from hearthd.front.connections.accept_loop import Accepting
 from hearthd.front.connections.limiter import ConnectionLimiter
 from hearthd.front.http.connection import Connection, Handler, Limits
 from hearthd.front.http.refused import Refusals
-from hearthd.front.tenants import User
+from hearthd.front.tenancy.tenants import User
 
 BACKLOG = 512
 _SEND_BUFFER = 256 << 10

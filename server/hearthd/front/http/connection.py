@@ -18,7 +18,7 @@ from typing import Protocol, cast
 from hearthd.front.connections.limiter import Slot
 from hearthd.front.http import head, refused
 from hearthd.front.http.head import HeadError
-from hearthd.front.tenants import User
+from hearthd.front.tenancy.tenants import User
 
 PIECE = 64 << 10
 """Bytes of an answer that are handed to the transport at a time."""

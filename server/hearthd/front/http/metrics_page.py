@@ -11,7 +11,7 @@ from prometheus_client.exposition import choose_encoder
 
 from hearthd.front.http.cached import CachedAnswer
 from hearthd.front.metrics.collector import Metrics
-from hearthd.front.tenants import Tenant
+from hearthd.front.tenancy.tenants import Tenant
 
 _KEPT = 60.0
 """Seconds after which the pages of a viewer who has not asked again are dropped."""

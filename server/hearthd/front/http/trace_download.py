@@ -17,7 +17,7 @@ from aiohttp import web
 
 from hearthd.front.http.connection import PIECE, Connection
 from hearthd.front.sessions.recent_traces import RecentTrace
-from hearthd.front.tenants import Tenant
+from hearthd.front.tenancy.tenants import Tenant
 
 log = structlog.get_logger("hearthd.http")
 

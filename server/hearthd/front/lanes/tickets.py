@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from hearthd.front.sessions.sessions import Session
+from hearthd.front.sessions.session import Session
 
 TICKET_BYTES = 32
 LIFETIME = 5.0

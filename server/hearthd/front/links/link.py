@@ -18,7 +18,7 @@ from hearthd.front.links.chunk_memory import ChunkMemory
 from hearthd.front.links.fd_passing import Descriptors
 from hearthd.front.links.frame_socket import FrameSocket
 from hearthd.front.sessions.channel import Channel
-from hearthd.front.sessions.sessions import Session
+from hearthd.front.sessions.session import Session
 
 log = structlog.get_logger("hearthd.link")
 

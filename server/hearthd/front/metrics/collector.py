@@ -17,10 +17,10 @@ from hearthd.front.gpu.reading import Reading
 from hearthd.front.metrics import device as device_metrics
 from hearthd.front.metrics import gpu, node
 from hearthd.front.metrics import tenant as tenant_metrics
-from hearthd.front.metrics.gauges import Gauges
-from hearthd.front.sessions.sessions import SessionTable
+from hearthd.front.sessions.session_table import SessionTable
+from hearthd.front.supervisor.gauges import Gauges
 from hearthd.front.supervisor.supervisor import Supervisor
-from hearthd.front.tenants import EVERYONE, Tenant, sees_tenant
+from hearthd.front.tenancy.tenants import EVERYONE, Tenant, sees_tenant
 
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
 

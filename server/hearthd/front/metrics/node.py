@@ -10,8 +10,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from hearth_proto import PROTOCOL_MAX
 from hearthd import version
-from hearthd.front.rpc import health
-from hearthd.front.sessions.sessions import SessionTable
+from hearthd.front.rpc import readiness
+from hearthd.front.sessions.session_table import SessionTable
 from hearthd.front.supervisor.exit_cause import LABELS
 from hearthd.front.supervisor.supervisor import FENCED, SERVING, Supervisor
 
@@ -24,7 +24,7 @@ def families(supervisor: Supervisor, sessions: SessionTable) -> Iterator[Metric]
     )  # fmt: skip
     info.add_metric([version(), str(PROTOCOL_MAX), platform.python_version()], 1)
     yield info
-    ready = health.ready(supervisor, sessions.refuses_new)
+    ready = readiness.ready(supervisor, sessions.refuses_new)
     yield GaugeMetricFamily("hearth_ready", "1 while /readyz says yes.", value=int(ready))
     yield GaugeMetricFamily("hearth_draining", "1 while the daemon drains.", value=int(sessions.draining))
     yield GaugeMetricFamily("hearth_sessions", "Open sessions.", value=len(sessions))

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from hearthd.front.metrics import gauges
-from hearthd.front.sessions.sessions import End, SessionTable
+from hearthd.front.sessions.session import End
+from hearthd.front.sessions.session_table import SessionTable
 from hearthd.front.sessions.tenant_accounts import SESSIONS_SHARE, Account
+from hearthd.front.supervisor import gauges
 from hearthd.front.supervisor.supervisor import Supervisor
-from hearthd.front.tenants import Quotas
+from hearthd.front.tenancy.tenants import Quotas
 
 _NOW: tuple[tuple[str, str, Callable[[Account], float]], ...] = (
     ("sessions", "Open sessions.", lambda account: len(account.sessions)),

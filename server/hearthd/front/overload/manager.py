@@ -17,11 +17,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.front.config.overload import OverloadSettings
 from hearthd.front.overload import readings
 from hearthd.front.overload.policy import Level, Recent, Trigger, highest, refused
-from hearthd.front.overload.settings import OverloadSettings
-from hearthd.front.supervisor.host_memory import share_of_host
 from hearthd.front.tenancy.seldom import Seldom
+from hearthd.shared.host_memory import share_of_host
 from hearthd.shared.malloc import give_back
 
 log = structlog.get_logger("hearthd.overload")

@@ -16,11 +16,11 @@ import structlog
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.front.addresses import Address
-from hearthd.front.config.peer_targets import PeerTargets
 from hearthd.front.peers import errors, port
 from hearthd.front.peers.frames import Body
 from hearthd.front.peers.link import HANDSHAKE, PeerLink, PeerLost
 from hearthd.front.peers.membership import encoded, refusal_in
+from hearthd.front.peers.targets import PeerTargets
 
 log = structlog.get_logger("hearthd.peers")
 

@@ -37,7 +37,7 @@ from hearthd.front.peers.tickets import Members, natural
 
 if TYPE_CHECKING:
     from hearthd.front.links.link import DeviceLink
-    from hearthd.front.sessions.sessions import Session
+    from hearthd.front.sessions.session import Session
 
 log = structlog.get_logger("hearthd.peers")
 

@@ -18,7 +18,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import node_pb2
 from hearthd.front import errors
 from hearthd.front.addresses import Address
-from hearthd.front.collectives.matcher import Place
+from hearthd.front.collectives.match import Place
 from hearthd.front.peers import tickets
 from hearthd.front.peers.connect import PeerReach
 from hearthd.front.peers.follower import Follower
@@ -31,7 +31,7 @@ from hearthd.front.peers.tickets import Members
 
 if TYPE_CHECKING:
     from hearthd.front.links.link import DeviceLink
-    from hearthd.front.sessions.sessions import Session
+    from hearthd.front.sessions.session import Session
 
 log = structlog.get_logger("hearthd.peers")
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import structlog
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.front.collectives.matcher import GROUP, Key, Place
+from hearthd.front.collectives.match import GROUP, Key, Place
 from hearthd.front.peers import tickets
 from hearthd.front.peers.frames import Body, PeerFrameError
 from hearthd.front.peers.link import PeerLink
@@ -24,7 +24,7 @@ from hearthd.front.peers.tickets import Hello, Member, Members, nodes_of
 
 if TYPE_CHECKING:
     from hearthd.front.links.link import DeviceLink
-    from hearthd.front.sessions.sessions import Session
+    from hearthd.front.sessions.session import Session
 
 log = structlog.get_logger("hearthd.peers")
 

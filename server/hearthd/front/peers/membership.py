@@ -11,13 +11,13 @@ from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal, from_text, to_text
 from hearth_proto.v1 import node_pb2
 from hearthd.front.collectives.flight_recorder import FlightRecorder, Ring
-from hearthd.front.collectives.matcher import GROUP
+from hearthd.front.collectives.match import GROUP
 from hearthd.front.peers.frames import Body
 from hearthd.front.peers.tickets import Members, devices_of, natural
 
 if TYPE_CHECKING:
     from hearthd.front.links.link import DeviceLink
-    from hearthd.front.sessions.sessions import Session
+    from hearthd.front.sessions.session import Session
 
 REBUILD = "Leave the group and rebuild it from the devices that are there: create it anew and have all nodes join."
 MAX_SECONDS = 366 * 86400.0

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hearthd.front.collectives.flight_recorder import OPERATIONS, FlightRecorder, Ring
-from hearthd.front.collectives.matcher import GROUP, Key
+from hearthd.front.collectives.match import GROUP, Key
 
 Where = tuple[int, int]
 """A device and the generation of its process."""

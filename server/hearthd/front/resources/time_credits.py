@@ -26,7 +26,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from hearth_proto.frames import Frame, Kind
 from hearthd.front.links.link import DeviceLink
-from hearthd.front.sessions.sessions import Session
+from hearthd.front.sessions.session import Session
 from hearthd.shared.deficit_round_robin import Fair
 
 QUANTUM_S = 0.010

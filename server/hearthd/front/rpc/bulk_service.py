@@ -24,7 +24,8 @@ from hearthd.front.lanes.tickets import LIFETIME, TICKET_BYTES
 from hearthd.front.rpc import unary
 from hearthd.front.rpc.server_call import decoder
 from hearthd.front.sessions.channel import Channel
-from hearthd.front.sessions.sessions import Session, SessionTable
+from hearthd.front.sessions.session import Session
+from hearthd.front.sessions.session_table import SessionTable
 from hearthd.front.supervisor.supervisor import Supervisor
 
 NAME = "OpenBulk"

@@ -28,7 +28,8 @@ from hearthd.front.rpc.server_call import CallObserver, Closed, Over, Requests, 
 from hearthd.front.sessions import attach
 from hearthd.front.sessions.channel import Channel
 from hearthd.front.sessions.lane import Unused
-from hearthd.front.sessions.sessions import End, Session, SessionTable
+from hearthd.front.sessions.session import End, Session
+from hearthd.front.sessions.session_table import SessionTable
 from hearthd.front.supervisor.supervisor import Supervisor
 
 NAME = "hearth.v1.DeviceService"

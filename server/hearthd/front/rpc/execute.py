@@ -18,7 +18,7 @@ from hearthd.front.rpc.eager_coroutine import Begun
 from hearthd.front.sessions.attach import EOF, Window
 from hearthd.front.sessions.channel import Channel
 from hearthd.front.sessions.intake import Intake
-from hearthd.front.sessions.sessions import Session
+from hearthd.front.sessions.session import Session
 
 _RECEIVED_TAG = b"\x1a"
 """First byte of an ExecuteRequest that says what has come: field 3, length-delimited."""

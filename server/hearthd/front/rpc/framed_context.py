@@ -21,7 +21,7 @@ from hearthd.front.sessions.attach import EOF
 if TYPE_CHECKING:
     from hearthd.front.admission.account import Account
     from hearthd.front.admission.gate import Admitted, Door
-    from hearthd.front.admission.settings import Admission
+    from hearthd.front.config.admission import Admission
     from hearthd.front.connections.limiter import Slot
 
 _SMALL = 64 << 10

@@ -8,7 +8,8 @@ from typing import Any, Protocol
 from hearth_proto.v1 import node_pb2
 from hearthd.front.collectives.flight_recorder import Entry, FlightRecorder, Ring
 from hearthd.front.errors import Context
-from hearthd.front.sessions.sessions import Session, SessionTable
+from hearthd.front.sessions.session import Session
+from hearthd.front.sessions.session_table import SessionTable
 
 
 class OverDaemons(Protocol):

@@ -12,7 +12,8 @@ from hearthd.front.addresses import Address
 from hearthd.front.errors import Context
 from hearthd.front.peers.groups import PeerGroups
 from hearthd.front.peers.tickets import Members, check_group, devices_of, members_of, nodes_of
-from hearthd.front.sessions.sessions import Session, SessionTable
+from hearthd.front.sessions.session import Session
+from hearthd.front.sessions.session_table import SessionTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable

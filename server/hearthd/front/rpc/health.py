@@ -24,8 +24,8 @@ from prometheus_client.registry import Collector
 from hearthd.front.auth.authenticator import host_of
 from hearthd.front.config.health import HealthSettings
 from hearthd.front.rpc import device_service, node_service
-from hearthd.front.sessions.sessions import SessionTable
-from hearthd.front.supervisor.supervisor import FENCED, SERVING, STATE_NAMES, Supervisor
+from hearthd.front.rpc.readiness import ready
+from hearthd.front.supervisor.supervisor import SERVING, Supervisor
 from hearthd.front.tenancy.seldom import Seldom
 
 log = structlog.get_logger("hearthd.health")
@@ -40,27 +40,6 @@ _LOG_S = 10.0
 """Seconds between two log lines about watchers that were refused or are slow."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
-
-
-def ready(supervisor: Supervisor, refuses_new: bool) -> bool:
-    """Whether work may be sent here: some device serves, and none that is not fenced does not. `refuses_new`: whether
-    the daemon drains, or is overloaded."""
-    states = [device.state for device in supervisor]
-    usable = [state for state in states if state != FENCED]
-    return not refuses_new and bool(usable) and all(state == SERVING for state in usable)
-
-
-def readiness(supervisor: Supervisor, sessions: SessionTable) -> dict[str, Any]:
-    """The document of `/readyz`: whether work may be sent here, and why not."""
-    return {
-        "ready": ready(supervisor, sessions.refuses_new),
-        "draining": sessions.draining,
-        "overloaded": sessions.overloaded(),
-        "devices": [
-            {"ordinal": device.ordinal, "state": STATE_NAMES[device.state], "detail": device.detail}
-            for device in supervisor
-        ],
-    }
 
 
 class Health:

@@ -30,7 +30,8 @@ from hearthd.front.rpc import unary
 from hearthd.front.rpc.server_call import decoder
 from hearthd.front.rpc.shielded_task import SeenThrough
 from hearthd.front.sessions.channel import Channel
-from hearthd.front.sessions.sessions import Session, SessionTable
+from hearthd.front.sessions.session import Session
+from hearthd.front.sessions.session_table import SessionTable
 from hearthd.front.supervisor.supervisor import Supervisor
 
 if TYPE_CHECKING:

@@ -25,9 +25,10 @@ from hearthd.front.rpc.group_service import GroupService
 from hearthd.front.rpc.node_status import NodeStatus
 from hearthd.front.rpc.server_call import CallObserver, decoder, guarded
 from hearthd.front.rpc.unary import serialize
-from hearthd.front.sessions.sessions import End, Session, SessionTable, negotiate
+from hearthd.front.sessions.session import End, Session
+from hearthd.front.sessions.session_table import SessionTable, negotiate
 from hearthd.front.supervisor.supervisor import Supervisor
-from hearthd.front.tenants import Caller, Tenant, sees_tenant
+from hearthd.front.tenancy.tenants import Caller, Tenant, sees_tenant
 
 log = structlog.get_logger("hearthd.node")
 

@@ -13,13 +13,12 @@ from hearthd import version
 from hearthd.front.connections.descriptors import Budget
 from hearthd.front.counters import Counts
 from hearthd.front.gpu.nvml import Nvml, Reading
-from hearthd.front.metrics import gauges
-from hearthd.front.rpc import health
+from hearthd.front.rpc.readiness import ready
 from hearthd.front.sessions.recent_traces import RecentTraces
-from hearthd.front.sessions.sessions import SessionTable
-from hearthd.front.supervisor import fault_log
+from hearthd.front.sessions.session_table import SessionTable
+from hearthd.front.supervisor import fault_log, gauges
 from hearthd.front.supervisor.supervisor import STATE_NAMES, Device, Supervisor
-from hearthd.front.tenants import Tenant, sees_tenant
+from hearthd.front.tenancy.tenants import Tenant, sees_tenant
 
 
 class NodeStatus:
@@ -64,7 +63,7 @@ class NodeStatus:
             "version": version(),
             "started_unix": self._started,
             "uptime_seconds": round(time.time() - self._started, 3),
-            "ready": health.ready(self._supervisor, self._sessions.refuses_new),
+            "ready": ready(self._supervisor, self._sessions.refuses_new),
             "draining": self._sessions.draining,
             "overloaded": self._sessions.overloaded(),
             "descriptors": budget._asdict() if viewer.observes and budget is not None else None,

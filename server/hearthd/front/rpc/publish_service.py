@@ -36,9 +36,10 @@ from hearthd.front.sessions.publications import (
     check_name,
     not_published,
 )
-from hearthd.front.sessions.sessions import Session, SessionTable
+from hearthd.front.sessions.session import Session
+from hearthd.front.sessions.session_table import SessionTable
 from hearthd.front.supervisor.supervisor import Supervisor
-from hearthd.front.tenants import EVERYONE, Right
+from hearthd.front.tenancy.tenants import EVERYONE, Right
 
 log = structlog.get_logger("hearthd.publish")
 

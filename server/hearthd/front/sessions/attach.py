@@ -12,7 +12,7 @@ from hearth_proto.v1 import device_pb2
 from hearthd.front import errors
 from hearthd.front.sessions.channel import Channel
 from hearthd.front.sessions.resume_buffer import Replies
-from hearthd.front.sessions.sessions import Session
+from hearthd.front.sessions.session import Session
 
 EOF: object = grpc.aio.EOF  # type: ignore[attr-defined]
 

@@ -1,18 +1,38 @@
-"""What is spoken with a device process, as channels and transfers see it; `link.py` does it over a socket."""
+"""The connection with one device process, as sessions use it; `hearthd.front.links.link` implements it over a
+socket."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from hearth_proto.frames import Frame, Kind
 from hearth_proto.v1 import commands_pb2
+
+
+class ChannelRef(Protocol):
+    """A session's channel on a link, as others see it."""
+
+    session_id: str
 
 
 class Link(Protocol):
     """Frames to one device process."""
 
+    ordinal: int
+    """The device's number on this node."""
     generation: int
     device_memory: int
     """Bytes that sessions may have of the device; 0: not known yet."""
+
+    @property
+    def channels(self) -> Mapping[int, ChannelRef]:
+        """The open channels, by number."""
+        ...
+
+    def listen(self, kind: Kind, listener: Callable[[Frame], None]) -> None:
+        """Calls `listener` with each frame of this kind that answers no question."""
+        ...
 
     @property
     def paused(self) -> bool:

@@ -16,11 +16,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hearth_proto.frames import Frame, Kind
-from hearthd.front.tenants import Right, Tenant, sees_tenant
+from hearthd.front.sessions.link_interface import Link
+from hearthd.front.tenancy.tenants import Right, Tenant, sees_tenant
 
 if TYPE_CHECKING:
-    from hearthd.front.links.link import DeviceLink
-    from hearthd.front.sessions.sessions import Session
+    from hearthd.front.sessions.session import Session
 
 OF_TENANT = 8
 TENANT_BYTES = 16 << 20
@@ -60,11 +60,11 @@ class RecentTraces:
         self._clock = clock
         self._traces: OrderedDict[str, RecentTrace] = OrderedDict()  # oldest first
 
-    async def watch(self, link: DeviceLink) -> None:
+    async def watch(self, link: Link) -> None:
         """Takes what a device process hands over."""
         link.listen(Kind.TRACED, partial(self._traced, link))
 
-    def _traced(self, link: DeviceLink, frame: Frame) -> None:
+    def _traced(self, link: Link, frame: Frame) -> None:
         channel = link.channels.get(frame.channel)
         session = self._session(channel.session_id) if channel is not None else None
         if session is None:

@@ -10,20 +10,17 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import structlog
 
 from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.front.sessions.command_queue import Queue
+from hearthd.front.sessions.link_interface import Link
+from hearthd.front.sessions.session import Session
 from hearthd.front.tenancy.seldom import Seldom
 from hearthd.front.tenancy.shares import Shares, reserve
-from hearthd.front.tenants import EVERYONE, Tenant
-
-if TYPE_CHECKING:
-    from hearthd.front.links.link import DeviceLink
-    from hearthd.front.sessions.sessions import Session
+from hearthd.front.tenancy.tenants import EVERYONE, Tenant
 
 log = structlog.get_logger("hearthd.quotas")
 
@@ -172,7 +169,7 @@ class Accounts:
         if len(self._ended) > _REMEMBERED:
             del self._ended[next(iter(self._ended))]
 
-    async def listen(self, link: DeviceLink) -> None:
+    async def listen(self, link: Link) -> None:
         """Counts what a device process reports (`Kind.METER`): how long each session has had the device."""
         link.listen(Kind.METER, self._on_meter)
 

@@ -7,8 +7,8 @@ import sys
 
 import structlog
 
-from hearthd.config import Config, ConfigError, check_exposure
 from hearthd.confinement.support import support
+from hearthd.front.config.loader import Config, ConfigError, check_exposure
 from hearthd.front.gpu import nvml
 from hearthd.shared import secret_file
 from hearthd.shared.device_spec import Backend, Confinement, DeviceSpec

@@ -7,32 +7,32 @@ import dataclasses
 import itertools
 import time
 from collections import Counter, deque
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
 
 import structlog
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.front import errors
 from hearthd.front.counters import Totals
+from hearthd.front.links.link import CollectiveSink, DeviceLink
 from hearthd.front.rates import Rates
 from hearthd.front.resources.memory_grants import Grants
 from hearthd.front.resources.tenant_memory import TenantMemory
 from hearthd.front.sessions.channel import Channel
-from hearthd.front.sessions.sessions import Session
+from hearthd.front.sessions.session import Session
 from hearthd.front.supervisor.device_status import Standing
 from hearthd.front.supervisor.durations import Times
 from hearthd.front.supervisor.exit_cause import INTENDED, Cause
 from hearthd.front.supervisor.fault_log import RecentFaults
 from hearthd.front.supervisor.fault_policy import culprit, named
-from hearthd.front.supervisor.host import Owner
 from hearthd.front.supervisor.isolation import EVERYBODY, FENCED, LOST, SERVING, STARTING, STATE_NAMES, Key, Policy
 from hearthd.front.supervisor.launcher import Launcher
 from hearthd.front.supervisor.process import Process
 from hearthd.front.supervisor.worker import Worker
 from hearthd.front.tenancy.seldom import Seldom
 from hearthd.front.tenancy.shares import Shares
-from hearthd.front.tenants import Quotas
+from hearthd.front.tenancy.tenants import Quotas
 from hearthd.shared.device_spec import DeviceSpec
 
 __all__ = ["FENCED", "LOST", "SERVING", "STARTING", "STATE_NAMES", "Device", "Owner", "Policy"]
@@ -41,6 +41,32 @@ log = structlog.get_logger("hearthd.supervisor")
 
 THROUGHPUT = ("commands", "kernel_launches", "host_to_device_bytes", "device_to_host_bytes", "device_busy_ns")
 """Counters whose rates are kept."""
+
+
+class Owner(Protocol):
+    """The supervisor, as its devices see it."""
+
+    on_collective: CollectiveSink | None
+    sessions: Iterable[Session]
+
+    def blame(self, session: str) -> None:
+        """A process that it shared was lost to a session."""
+
+    def barred(self, session: Session) -> Refusal | None:
+        """Why a session may share no process."""
+
+    def pardon(self) -> None:
+        """Sessions that were barred may share processes again."""
+
+    def notify(self) -> None: ...
+
+    async def changed(self) -> None: ...
+
+    def device_lost(self, link: DeviceLink, why: str) -> None:
+        """A process has ended; the channels of its link are still known."""
+
+    async def before_serving(self, link: DeviceLink) -> None:
+        """A process is ready: what has to be there before anybody uses it is brought back now."""
 
 
 class Device(Standing):

@@ -11,7 +11,7 @@ from hearthd.front.resources.memory_ledger import Ledger
 from hearthd.front.supervisor.isolation import EVERYBODY, FENCED, LOST, SERVING, STALLED, STARTING, Key
 from hearthd.front.supervisor.worker import Worker
 from hearthd.front.supervisor.worker_set import Roster
-from hearthd.front.tenants import Tenant
+from hearthd.front.tenancy.tenants import Tenant
 from hearthd.shared.device_spec import DeviceSpec
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from hearthd.front.supervisor.exit_cause import Cause
 from hearthd.front.supervisor.isolation import EVERYBODY, Key
-from hearthd.front.tenants import Tenant, sees_tenant
+from hearthd.front.tenancy.tenants import Tenant, sees_tenant
 
 MOST = 32
 """That are kept of each device; the oldest makes room."""

@@ -11,11 +11,11 @@ import structlog
 from hearth_proto.reasons import Refusal
 from hearthd.front import errors
 from hearthd.front.links.link import CollectiveSink, DeviceLink
-from hearthd.front.sessions.sessions import Session
+from hearthd.front.sessions.session import Session
 from hearthd.front.supervisor.device import FENCED, LOST, SERVING, STARTING, STATE_NAMES, Device, Policy
 from hearthd.front.supervisor.fault_policy import Offenders
 from hearthd.front.supervisor.launcher import Launcher
-from hearthd.front.tenants import EVERYONE, Tenant
+from hearthd.front.tenancy.tenants import EVERYONE, Tenant
 from hearthd.shared.device_spec import DeviceSpec
 
 __all__ = ["FENCED", "LOST", "SERVING", "STARTING", "STATE_NAMES", "Device", "Policy", "Supervisor"]

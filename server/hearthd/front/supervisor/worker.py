@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections import deque
 from functools import partial
+from typing import Protocol
 
 import structlog
 
@@ -15,9 +16,8 @@ from hearth_proto.v1 import node_pb2
 from hearthd.front import errors, opentelemetry
 from hearthd.front.links.link import DeviceLink
 from hearthd.front.sessions.channel import Channel
-from hearthd.front.sessions.sessions import Session
+from hearthd.front.sessions.session import Session
 from hearthd.front.supervisor.exit_cause import ABANDONED, INTENDED, RESTART, Cause
-from hearthd.front.supervisor.host import Host
 from hearthd.front.supervisor.isolation import (
     EVERYBODY,
     FENCED,
@@ -28,14 +28,51 @@ from hearthd.front.supervisor.isolation import (
     STATE_NAMES,
     Key,
     Loss,
+    Policy,
     pause,
     weight,
 )
 from hearthd.front.supervisor.lingering_sessions import Straggler
 from hearthd.front.supervisor.process import Process
 from hearthd.front.supervisor.session_close import Farewell
+from hearthd.shared.device_spec import DeviceSpec
 
 log = structlog.get_logger("hearthd.supervisor")
+
+
+class Host(Protocol):
+    """One device, as its workers see it."""
+
+    ordinal: int
+    policy: Policy
+
+    async def enter(self, worker: Worker) -> DeviceSpec:
+        """Returns when there is room on the device for one more process: what it is to be told."""
+
+    async def start_process(self, spec: DeviceSpec) -> Process:
+        """Raises what keeps it from being started; there is room for another one then."""
+
+    def learn(self, process: Process) -> None:
+        """A process is ready."""
+
+    async def prepare(self, process: Process, worker: Worker) -> None:
+        """What has to be there before the worker's sessions use the process is brought back now."""
+
+    def lost(self, worker: Worker, process: Process | None, cause: Cause, ready: bool) -> str | None:
+        """Tells everyone; the session that it was lost to, where that can be known and concerns others."""
+
+    def replace(self, worker: Worker) -> bool:
+        """Whether another worker goes on in this one's place."""
+
+    def buried(self, generation: int) -> None:
+        """A process is gone, with all that it held."""
+
+    def gone(self, worker: Worker) -> None:
+        """It has ended for good."""
+
+    def notify(self) -> None: ...
+
+    async def changed(self) -> None: ...
 
 
 class Worker:

@@ -7,11 +7,11 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hearthd.front.config.connections import Connections
 from hearthd.front.connections import descriptors
 from hearthd.front.connections.holding import Turns
 from hearthd.front.connections.peers import group_of, grpc_name, normal_name
 from hearthd.front.connections.penalties import HALF_LIFE, Penalties
-from hearthd.front.connections.settings import Connections
 from hearthd.front.connections.strangers import (
     CALLS,
     PENALTY_DIVISOR,

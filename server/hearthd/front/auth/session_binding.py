@@ -15,7 +15,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.front.tenancy.revocations import Identity, Revocations, identity
 
 if TYPE_CHECKING:
-    from hearthd.front.tenants import Caller
+    from hearthd.front.tenancy.tenants import Caller
 
 _MOST_KNOWN = 1024
 

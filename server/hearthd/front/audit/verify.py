@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hearthd.front.auditing.anchors import Anchor
-from hearthd.front.auditing.keys import Keyring
-from hearthd.front.auditing.log_file import GENESIS, ROTATED
+from hearthd.front.audit.anchors import Anchor
+from hearthd.front.audit.keys import Keyring
+from hearthd.front.audit.log_file import GENESIS, ROTATED
 
 
 class Guarantee(enum.StrEnum):

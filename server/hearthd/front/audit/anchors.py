@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 import structlog
 
-from hearthd.front.auditing.keys import Key, Keyring
-from hearthd.front.auditing.settings import LOG, SYSLOG
+from hearthd.front.audit.keys import Key, Keyring
+from hearthd.front.config.audit import LOG, SYSLOG
 
 log = structlog.get_logger("hearthd.audit")
 

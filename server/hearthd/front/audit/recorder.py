@@ -17,9 +17,9 @@ from typing import Any, Protocol
 import structlog
 
 from hearth_proto.reasons import Refusal
-from hearthd.front.auditing.log_file import GENESIS, AuditError, LogFile
-from hearthd.front.auditing.settings import AuditLog
-from hearthd.front.tenants import Caller
+from hearthd.front.audit.log_file import GENESIS, AuditError, LogFile
+from hearthd.front.config.audit import AuditLog
+from hearthd.front.tenancy.tenants import Caller
 
 __all__ = ["GENESIS", "Audit", "AuditError", "Subject"]
 

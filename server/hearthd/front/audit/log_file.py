@@ -15,9 +15,9 @@ from typing import Any
 
 import structlog
 
-from hearthd.front.auditing.anchors import Anchors
-from hearthd.front.auditing.keys import KeyFileError, Keyring, load, load_or_create
-from hearthd.front.auditing.settings import AuditLog
+from hearthd.front.audit.anchors import Anchors
+from hearthd.front.audit.keys import KeyFileError, Keyring, load, load_or_create
+from hearthd.front.config.audit import AuditLog
 
 log = structlog.get_logger("hearthd.audit")
 

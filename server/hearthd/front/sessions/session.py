@@ -1,0 +1,85 @@
+"""One client's session: its lease, its credential and its channels."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any
+
+from hearth_proto import rights
+from hearthd.front.sessions.channel import Channel
+from hearthd.front.sessions.command_queue import Queue
+from hearthd.front.tenancy.tenants import ANYBODY, EVERYONE, Caller, Tenant
+
+
+class End(enum.StrEnum):
+    """What ends sessions: a label of metrics."""
+
+    CLIENT = "client"
+    LEASE = "lease"
+    CREDENTIAL = "credential"
+    OPERATOR = "operator"
+    STOP = "stop"
+
+
+@dataclass(eq=False)
+class Session:
+    """One client. It lives while it is in use, and a lease beyond."""
+
+    id: str
+    client_name: str
+    client_version: str
+    opened_unix_ns: int
+    lease: float
+    touched: float
+    key: bytes
+    tenant: Tenant = EVERYONE
+    caller: Caller = ANYBODY
+    """Who opened it."""
+    until: float = float("inf")
+    """When the credential with which it was opened expires, and the session with it."""
+    dedicated: bool = False
+    """Whether it has device processes of its own."""
+    launch_timeout: float = 0.0
+    """Seconds, for launches without a limit of their own; 0: the daemon's default."""
+    queue: Queue = field(default_factory=Queue)
+    """The tenant's."""
+    channels: dict[int, Channel] = field(default_factory=dict)
+    """Its place in the device process that serves it now, by ordinal."""
+    ended: dict[int, Channel] = field(default_factory=dict)
+    """Its last place in a device process that was lost, by ordinal: what a client that comes back has still to hear."""
+    device_ns: int = 0
+    """Device time used so far, on all devices."""
+    connections: int = 0
+    """Execute streams and calls under way."""
+    closing: bool = False
+    ended_by: End | None = None
+    """Who or what has closed it; None: it is open."""
+
+    def opening(self, device_memory: int = 0) -> dict[str, Any]:
+        """What a device process is told of it (the payload of OPEN); `device_memory`: what the device has."""
+        tenant, quotas = self.tenant, self.tenant.quotas
+        restricted = {} if tenant.rights >= rights.OF_COMMANDS else {"rights": sorted(tenant.rights)}
+        return {
+            **restricted,
+            "session": self.id,
+            "client": self.client_name,
+            "tenant": tenant.name,
+            "weight": tenant.weight,
+            "priority": tenant.priority,
+            "launch_timeout": self.launch_timeout,
+            "device_bytes": quotas.on_device(device_memory),
+            "pinned_bytes": quotas.pinned_bytes,
+            "durable_bytes": quotas.durable_bytes,
+            "handles": quotas.handles,
+        }
+
+    @property
+    def end(self) -> End:
+        """What its expiry is put down to."""
+        return End.CREDENTIAL if self.deadline == self.until else End.LEASE
+
+    @property
+    def deadline(self) -> float:
+        """When it expires; while it is in use, only with the credential that opened it."""
+        return self.until if self.connections else min(self.until, self.touched + self.lease)
