@@ -1,5 +1,5 @@
-"""Tenancy policy: the form of tokens, shares of global limits, default quotas, denied certificates.
+"""Tenants and tenancy policy: the form of tokens, rights, shares of global limits, revoked certificates.
 
-Covers pure policy and the files that it is read from; not who calls (`front/auth.py`) nor what a tenant has used
-(`front/quotas.py`), which use it.
+Covers pure policy and the files that it is read from; not authentication (`hearthd.front.auth`) nor what a tenant has
+used (`hearthd.front.sessions.tenant_accounts`), which use it.
 """
