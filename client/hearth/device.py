@@ -229,7 +229,20 @@ class Device(Creation, Dispatching, Durability, Published):
     def _repr_html_(self) -> str:
         from hearth import html_repr
 
-        return html_repr.device(self)
+        found = self.properties
+        rows = [
+            ("node", self._node.name),
+            ("backend", found.backend),
+            ("compute capability", ".".join(map(str, found.compute_capability))),
+            ("memory", html_repr.size(found.total_memory)),
+            ("multiprocessors", found.multiprocessor_count),
+            ("threads of a block", found.max_threads_per_block),
+            (
+                "shared memory of a block",
+                html_repr.size(found.shared_mem_per_block_optin or found.shared_mem_per_block),
+            ),
+        ]
+        return html_repr.pairs(f"Device {self.ordinal}: {found.name}", rows)
 
     def __repr__(self) -> str:
         properties = self._opened.properties

@@ -283,7 +283,19 @@ class Node:
     def _repr_html_(self) -> str:
         from hearth import html_repr
 
-        return html_repr.node(self)
+        state = "closed" if self.closed else "draining" if self.draining else f"session {self.session_id}"
+        rows = [
+            (
+                entry.ordinal,
+                entry.properties.name,
+                entry.properties.backend,
+                html_repr.size(entry.properties.total_memory),
+                entry.properties.multiprocessor_count,
+            )
+            for entry in self._session.opened.devices
+        ]
+        title = f"Node {self.name} at {self._session.transport.target}: {state}"
+        return html_repr.table(title, ("device", "name", "backend", "memory", "multiprocessors"), rows)
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{len(self._session.connections)} devices"

@@ -219,7 +219,12 @@ class MemoryUsage:
     def _repr_html_(self) -> str:
         from hearth import html_repr
 
-        return html_repr.memory(self)
+        rows = [
+            (name.removeprefix("bytes_").replace("_", " "), value if name == "allocations" else html_repr.size(value))
+            for name, value in vars(self).items()
+            if value or not name.startswith("bytes_")
+        ]
+        return html_repr.pairs("MemoryUsage", rows)
 
     @classmethod
     def of(cls, message: commands_pb2.MemoryUsageResult) -> MemoryUsage:

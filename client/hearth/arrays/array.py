@@ -82,7 +82,25 @@ class DeviceArray(NoArithmetic, Exchange):
     def _repr_html_(self) -> str:
         from hearth import html_repr
 
-        return html_repr.array(self)
+        device = self._device
+        place = f"{device.ordinal}: {device.properties.name} ({device.properties.backend}) on {device.node.name}"
+        rows: list[tuple[str, object]] = [
+            ("shape", self.shape),
+            ("dtype", self.dtype),
+            ("size", html_repr.size(self.nbytes)),
+            ("device", place),
+        ]
+        if not self.flags.c_contiguous:
+            rows.append(("strides", self.strides))
+        states = {
+            "freed": self._memory.owner is None,
+            "lost": self._memory.space.lost and not self.durable,
+            "read-only": self._memory.read_only,
+            "durable": self.durable,
+        }
+        if any(states.values()):
+            rows.append(("state", ", ".join(state for state, holds in states.items() if holds)))
+        return html_repr.pairs("DeviceArray", rows)
 
     # ---- for other libraries ----
 

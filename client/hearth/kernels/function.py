@@ -229,7 +229,21 @@ class Function(Attributes):
     def _repr_html_(self) -> str:
         from hearth import html_repr
 
-        return html_repr.function(self)
+        described = self._described
+        rows: list[tuple[str, object]] = [("device", self._connection.ordinal)]
+        if described is None:
+            rows.append(("attributes", "not asked for yet: .attributes, which waits for the compile"))
+        else:
+            parameters = described.parameters
+            rows += [
+                ("registers of a thread", described.registers),
+                ("static shared memory", html_repr.size(described.static_shared_bytes)),
+                ("local memory of a thread", html_repr.size(described.local_bytes)),
+                ("constant memory", html_repr.size(described.constant_bytes)),
+                ("most threads of a block", described.max_threads_per_block),
+                ("parameters", f"{len(parameters)}, {sum(each.size for each in parameters)} bytes"),
+            ]
+        return html_repr.pairs(f"Kernel {self.name}", rows)
 
     def __repr__(self) -> str:
         return f"<hearth.Function {self.name} of device {self._connection.ordinal}>"

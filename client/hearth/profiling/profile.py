@@ -96,7 +96,11 @@ class Profile:
     def _repr_html_(self) -> str:
         from hearth import html_repr
 
-        return html_repr.profile(self)
+        result = self._result
+        if result is None:
+            return html_repr.pairs("Profile", [("state", "running")])
+        times = [("device", html_repr.duration(result.device_ns)), ("wall", html_repr.duration(result.wall_ns))]
+        return html_repr.pairs("Profile", times)
 
     def _done(self) -> commands_pb2.ProfileResult:
         if self._result is None:

@@ -136,7 +136,25 @@ class Trace:
     def _repr_html_(self) -> str:
         from hearth import html_repr
 
-        return html_repr.trace(self)
+        if self._result is None:
+            return html_repr.pairs("Trace", [("state", "running")])
+        sums: dict[tuple[str, str], list[int]] = {}
+        for event in self.events:
+            entry = sums.setdefault((event.name, event.kernel), [0, 0, 0, 0])
+            entry[0] += 1
+            entry[1] += event.device_ns
+            entry[2] += event.bytes
+            entry[3] += bool(event.error)
+        duration = html_repr.duration
+        ordered = sorted(sums.items(), key=lambda item: item[1][1], reverse=True)  # the longest first
+        rows = [
+            (name, kernel, n, duration(spent), duration(spent / n), html_repr.size(size) if size else "", failed or "")
+            for (name, kernel), (n, spent, size, failed) in ordered
+        ]
+        title = f"Trace of {self._name}: {len(self.events)} commands"
+        if self.dropped:
+            title += f", {self.dropped} more dropped"
+        return html_repr.table(title, ("command", "kernel", "count", "device time", "each", "bytes", "failed"), rows)
 
     def __repr__(self) -> str:
         state = "running" if self._result is None else f"{len(self._result.events)} events"
