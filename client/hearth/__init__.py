@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hearth import aio as aio
     from hearth.arrays.array import DeviceArray as DeviceArray
     from hearth.arrays.described import PublishedArray as PublishedArray
+    from hearth.arrays.read_only import read_only as read_only
     from hearth.arrays.tensor_map import Im2col as Im2col
     from hearth.arrays.tensor_map import TensorMap as TensorMap
     from hearth.collectives.flight_recorder import FlightRecord as FlightRecord
@@ -60,7 +61,6 @@ if TYPE_CHECKING:
     from hearth.kernels.pending_dispatch import DispatchTiming as DispatchTiming
     from hearth.kernels.pending_dispatch import PendingDispatch as PendingDispatch
     from hearth.kernels.prepared import Prepared as Prepared
-    from hearth.kernels.readonly import read_only as read_only
     from hearth.node import Node as Node
     from hearth.node import connect as connect
     from hearth.profiling.profile import Profile as Profile
@@ -127,7 +127,7 @@ _HOMES = {
     "profiling.profile": ("Profile",),
     "progress": ("show_progress",),
     "types": ("DeviceInfo", "DeviceProperties", "MemoryUsage", "NodeInfo", "ProcessInfo", "SessionInfo"),
-    "kernels.readonly": ("read_only",),
+    "arrays.read_only": ("read_only",),
     "endpoint.retry": ("retrying",),
     "stream": ("Event", "Stream", "get_elapsed_time"),
     "arrays.tensor_map": ("Im2col", "TensorMap"),

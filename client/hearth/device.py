@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hearth import telemetry
+from hearth.arrays.creation import Creation
 from hearth.arrays.durable import Durability
 from hearth.arrays.published import Published
 from hearth.codec.decode import DONE
 from hearth.codec.encode import SYNC_ALL
-from hearth.creation import Creation
 from hearth.errors import ArgumentError
 from hearth.kernels.dispatch import Dispatching
 from hearth.session.late_errors import NO_STREAM
@@ -19,11 +19,11 @@ from hearth.stream import Event, Stream, current, resolve
 from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
+    from hearth.interfaces import NodeContext
     from hearth.kernels.function import Function
     from hearth.kernels.graph import Graph
     from hearth.kernels.module import RawModule
     from hearth.kernels.prepared import Prepared
-    from hearth.node import Node
     from hearth.profiling.profile import Profile
     from hearth.profiling.trace import Trace
     from hearth.session.connection import Connection
@@ -38,7 +38,7 @@ class Device(Creation, Dispatching, Durability, Published):
     What a first result does without is imported where it is asked for: see `hearth.connect`.
     """
 
-    def __init__(self, node: Node, connection: Connection, opened: node_pb2.Device) -> None:
+    def __init__(self, node: NodeContext, connection: Connection, opened: node_pb2.Device) -> None:
         self._node = node
         self._connection = connection
         self._opened = opened
@@ -46,8 +46,8 @@ class Device(Creation, Dispatching, Durability, Published):
         self._default_stream = Stream(connection, default=True)
 
     @property
-    def node(self) -> Node:
-        """The node that it belongs to."""
+    def node(self) -> Any:
+        """The `Node` that it belongs to."""
         return self._node
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hearth import dtypes as element_types
 from hearth import lazy_numpy as np
@@ -23,12 +23,12 @@ from hearth_proto import layouts
 from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
-    from typing import Unpack
+    from typing import Self, Unpack
 
     from hearth.arrays import astype as casts
     from hearth.arrays import strided, tensor_map
-    from hearth.device import Device
     from hearth.dtypes import Dtype
+    from hearth.interfaces import DeviceContext
     from hearth.interop import ipc
     from hearth.types import DeviceProperties
 
@@ -42,7 +42,7 @@ class DeviceArray(NoArithmetic, Exchange):
 
     def __init__(
         self,
-        device: Device,
+        device: DeviceContext,
         memory: Memory,
         offset: int,
         shape: tuple[int, ...],
@@ -71,8 +71,8 @@ class DeviceArray(NoArithmetic, Exchange):
     # ---- what it is ----
 
     @property
-    def device(self) -> Device:
-        """Where it lies."""
+    def device(self) -> Any:
+        """The `Device` where it lies."""
         return self._device
 
     def __repr__(self) -> str:
@@ -83,7 +83,7 @@ class DeviceArray(NoArithmetic, Exchange):
         from hearth import html_repr
 
         device = self._device
-        place = f"{device.ordinal}: {device.properties.name} ({device.properties.backend}) on {device.node.name}"
+        place = f"{device.ordinal}: {device.properties.name} ({device.properties.backend}) on {device._node.name}"
         rows: list[tuple[str, object]] = [
             ("shape", self.shape),
             ("dtype", self.dtype),
@@ -202,26 +202,26 @@ class DeviceArray(NoArithmetic, Exchange):
         for move in strided.moves(self._as_rows(), other._as_rows()):
             attachment.submit(self._copy_command(handle, other, move))
 
-    def copy(self, stream: stream.Stream | None = None) -> DeviceArray:
+    def copy(self, stream: stream.Stream | None = None) -> Self:
         """A copy on the same device, contiguous."""
         self._usable()
-        fresh = allocate(self._device, self._shape, self._dtype, stream)
+        fresh = cast("Self", allocate(self._device, self._shape, self._dtype, stream))
         fresh.copy_from(self, stream)
         return fresh
 
-    def flatten(self, stream: stream.Stream | None = None) -> DeviceArray:
+    def flatten(self, stream: stream.Stream | None = None) -> Self:
         """A copy on the same device, with one axis."""
         return self.copy(stream).ravel()
 
-    def __copy__(self) -> DeviceArray:
+    def __copy__(self) -> Self:
         return self.copy()
 
-    def __deepcopy__(self, memo: object) -> DeviceArray:
+    def __deepcopy__(self, memo: object) -> Self:
         return self.copy()
 
     def astype(
         self, dtype: Any, stream: stream.Stream | None = None, *, casting: casts.Casting = "unsafe", copy: bool = True
-    ) -> DeviceArray:
+    ) -> Self:
         """A copy on the same device with its elements converted; with ``copy=False``, itself where they need not be.
 
         One way, by a kernel that the daemon compiles once for each pair of dtypes. Booleans, whole numbers, floats of
@@ -270,8 +270,9 @@ class DeviceArray(NoArithmetic, Exchange):
         shape: tuple[int, ...],
         dtype: Dtype,
         strides: tuple[int, ...] | None = None,
-    ) -> DeviceArray:
-        return self._device._array_type(self._device, self._memory, self._offset + offset, shape, dtype, strides)
+    ) -> Self:
+        made: Self = self._device._array_type(self._device, self._memory, self._offset + offset, shape, dtype, strides)
+        return made
 
     def _copy_command(self, stream: int, other: DeviceArray, move: strided.Move) -> commands_pb2.Command:
         command = commands_pb2.Command(stream=stream)
@@ -288,7 +289,7 @@ class DeviceArray(NoArithmetic, Exchange):
 
 
 def allocate(
-    device: Device,
+    device: DeviceContext,
     shape: tuple[int, ...],
     dtype: Dtype,
     on: stream.Stream | None = None,
@@ -305,11 +306,12 @@ def allocate(
     handle = connection.mint()
     attachment.submit(encode.allocate(stream.resolve_for_memory(on, connection, attachment), handle, size))
     assert attachment.space is not None
-    return device._array_type(device, Memory(attachment.space, handle, size), 0, shape, dtype, strides)
+    made: DeviceArray = device._array_type(device, Memory(attachment.space, handle, size), 0, shape, dtype, strides)
+    return made
 
 
 def allocate_many(
-    device: Device, specs: Sequence[tuple[tuple[int, ...], Dtype]], on: stream.Stream | None = None
+    device: DeviceContext, specs: Sequence[tuple[tuple[int, ...], Dtype]], on: stream.Stream | None = None
 ) -> list[DeviceArray]:
     """Arrays in one reservation, had together or not at all."""
     if not specs:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hearth.arrays.array import DeviceArray
-    from hearth.device import Device
+    from hearth.interfaces import DeviceContext
     from hearth.stream import Stream
 
 _FAILURES = (TypeError, ValueError, RuntimeError, BufferError)
@@ -99,7 +99,7 @@ def on_gpu(obj: Any) -> OnGpu | None:
     return None
 
 
-def copied(obj: Any, found: OnGpu, device: Device, stream: Stream | None) -> DeviceArray:
+def copied(obj: Any, found: OnGpu, device: DeviceContext, stream: Stream | None) -> DeviceArray:
     """A new array on the device with the contents of this process's GPU memory; done when it returns, for both sides.
 
     Raises `UnsupportedError` where this process cannot map memory of the device.

@@ -6,7 +6,7 @@ A value that the new type does not hold becomes what C++ makes of it on that dev
 from __future__ import annotations
 
 import string
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
@@ -14,11 +14,12 @@ from hearth import shapes
 from hearth.errors import DtypeError, UnsupportedError
 
 if TYPE_CHECKING:
-    from hearth.arrays.array import DeviceArray
-    from hearth.device import Device
-    from hearth.kernels.function import Function
+    from collections.abc import Callable
+
+    from hearth.interfaces import ArrayLike, DeviceContext
     from hearth.stream import Stream
 
+A = TypeVar("A", bound="ArrayLike")
 Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
 
 _BLOCK = 256
@@ -50,7 +51,7 @@ _FROM_FLOAT = {"float16": "__float2half({})", "bfloat16": "__float2bfloat16({})"
 _PARTS = {"complex64": "float", "complex128": "double"}
 
 
-def astype(array: DeviceArray, dtype: Any, on: Stream | None, casting: Casting, copy: bool) -> DeviceArray:
+def astype(array: A, dtype: Any, on: Stream | None, casting: Casting, copy: bool) -> A:
     """See `DeviceArray.astype`."""
     wanted = shapes.dtype_of(dtype)
     if wanted == array.dtype:
@@ -63,7 +64,7 @@ def astype(array: DeviceArray, dtype: Any, on: Stream | None, casting: Casting, 
             fix='leave casting at "unsafe", or choose another dtype.',
         )
     array._usable()
-    fresh = array._device.empty(array.shape, wanted, on)
+    fresh: A = array._device.empty(array.shape, wanted, on)
     if array.size:
         rows = array._as_rows()
         columns = array.size if rows.dense else rows.width // array.itemsize
@@ -120,8 +121,8 @@ def _narrowed(value: str, since: str, to: str) -> str:
     return (_FROM_FLOAT if short else _FROM_DOUBLE)[to].format(value)  # rounded once
 
 
-def _kernel(device: Device, source: str) -> Function:
-    kernels: dict[str, Function] = device.__dict__.setdefault("_casts", {})
+def _kernel(device: DeviceContext, source: str) -> Callable[..., None]:
+    kernels: dict[str, Callable[..., None]] = device.__dict__.setdefault("_casts", {})
     found = kernels.get(source)
     if found is None:
         found = kernels[source] = device.RawKernel(source, "hearth_astype")

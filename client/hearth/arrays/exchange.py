@@ -13,7 +13,8 @@ from hearth.arrays.values import Values
 from hearth.errors import ArgumentError, UnsupportedError
 
 if TYPE_CHECKING:
-    from hearth.arrays.array import DeviceArray
+    from typing import Self
+
     from hearth.interop import ipc
 
 _KDLCPU = 1
@@ -29,7 +30,7 @@ class Exchange(Values):
         """See `DeviceArray.ipc`."""
         raise NotImplementedError
 
-    def copy(self) -> DeviceArray:
+    def copy(self) -> Self:
         """See `DeviceArray.copy`."""
         raise NotImplementedError
 

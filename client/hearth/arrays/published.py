@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from hearth.arrays.described import PublishedArray
-    from hearth.device import Device
+    from hearth.interfaces import DeviceContext
     from hearth.session.connection import Connection
 
 
@@ -119,8 +119,9 @@ class Published:
         except HearthError:
             memory.free()
             raise
-        device = cast("Device", self)
-        return device._array_type(device, memory, 0, *found)
+        device = cast("DeviceContext", self)
+        attached: DeviceArray = device._array_type(device, memory, 0, *found)
+        return attached
 
     def published(self) -> list[PublishedArray]:
         """What this session may attach on the device, of its own tenant first."""

@@ -14,22 +14,22 @@ from hearth.errors import ArgumentError, DtypeError, UnsupportedError
 from hearth_proto import layouts
 
 if TYPE_CHECKING:
-    from hearth.arrays.array import DeviceArray
+    from hearth.interfaces import ArrayLike
 
 _WHOLE_BYTES = 64 << 10
 """Up to so much is sent as it is: one command instead of several."""
 
 
-def assign(target: DeviceArray, value: Any) -> None:
+def assign(target: ArrayLike, value: Any) -> None:
     """Sets the view to `value`. Raises `ArgumentError` where the shapes do not fit, `DtypeError` where the types
     do not, `UnsupportedError` for an array on the device that is repeated along inner axes."""
     if isinstance(value, Views):
-        _from_device(target, cast("DeviceArray", value))
+        _from_device(target, cast("ArrayLike", value))
     else:
         _from_host(target, value)
 
 
-def _from_host(target: DeviceArray, value: Any) -> None:
+def _from_host(target: ArrayLike, value: Any) -> None:
     numbers = isinstance(value, bool | int | float | complex | bytes) or (np.here() and isinstance(value, np.generic))
     if numbers or (isinstance(value, tuple) and target.dtype.names is not None):
         target.fill(value)
@@ -63,7 +63,7 @@ def _cast(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
         ) from None
 
 
-def _from_device(target: DeviceArray, value: DeviceArray) -> None:
+def _from_device(target: ArrayLike, value: ArrayLike) -> None:
     given = value
     while value.shape[:1] == (1,):  # it is repeated along them, once or more often
         value = value[0]
@@ -92,12 +92,12 @@ def _from_device(target: DeviceArray, value: DeviceArray) -> None:
     _spread(target, ahead, lambda block: block.copy_from(value))
 
 
-def _range(array: DeviceArray) -> layouts.Rows:
+def _range(array: ArrayLike) -> layouts.Rows:
     rows = array._as_rows()
     return rows._replace(offset=array._offset)
 
 
-def _spread(target: DeviceArray, ahead: int, write: Callable[[DeviceArray], None]) -> None:
+def _spread(target: ArrayLike, ahead: int, write: Callable[[ArrayLike], None]) -> None:
     """`write` fills the first block behind the first `ahead` axes; copies repeat it, twice as many each time."""
     if not target.size:
         return

@@ -15,14 +15,14 @@ import numpy as np
 
 from hearth import shapes
 from hearth import stream as streams
+from hearth.arrays.read_only import ReadOnlyMap
 from hearth.errors import ArgumentError, DtypeError
-from hearth.kernels.readonly import ReadOnlyMap
 from hearth.session.memory import Memory, OnDevice, Space
 from hearth_proto.launches import TENSOR_MAP_BYTES
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
-    from hearth.arrays.array import DeviceArray
+    from hearth.interfaces import ArrayLike
     from hearth.stream import Stream
 
 _PER_BYTE = {"16u4_align8b": 2}
@@ -95,7 +95,7 @@ class TensorMap(OnDevice):
 
     def __init__(
         self,
-        array: DeviceArray,
+        array: ArrayLike,
         box: Sequence[int] | None = None,
         *,
         im2col: Im2col | None = None,
@@ -142,8 +142,8 @@ class TensorMap(OnDevice):
         self._offset = 0
 
     @property
-    def array(self) -> DeviceArray:
-        """What it was made from."""
+    def array(self) -> Any:
+        """The `DeviceArray` that it was made from."""
         return self._array
 
     def free(self) -> None:
@@ -156,7 +156,7 @@ class TensorMap(OnDevice):
 
 
 def _region(
-    array: DeviceArray, shape: Sequence[int] | None, strides: Sequence[int] | None, dtype: Any
+    array: ArrayLike, shape: Sequence[int] | None, strides: Sequence[int] | None, dtype: Any
 ) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
     """The driver's or NumPy's name of the type, sizes in elements and strides in bytes, NumPy's order."""
     name = array.dtype.name if dtype is None else dtype if isinstance(dtype, str) else np.dtype(dtype).name

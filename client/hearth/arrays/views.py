@@ -13,9 +13,10 @@ from hearth.session.memory import OnDevice
 from hearth_proto import layouts
 
 if TYPE_CHECKING:
+    from typing import Self
+
     import numpy as np
 
-    from hearth.arrays.array import DeviceArray
     from hearth.dtypes import Dtype
 
 
@@ -89,7 +90,7 @@ class Views(OnDevice):
             raise TypeError("len() of an array without axes")
         return self._shape[0]
 
-    def __iter__(self) -> Iterator[DeviceArray]:
+    def __iter__(self) -> Iterator[Self]:
         """Views of its rows, along the first axis; of its elements, where it has but one."""
         if not self._shape:
             raise TypeError("an array without axes has no rows to go through; x.item() reads its element")
@@ -109,11 +110,11 @@ class Views(OnDevice):
         shape: tuple[int, ...],
         dtype: Dtype,
         strides: tuple[int, ...] | None = None,
-    ) -> DeviceArray:
+    ) -> Self:
         """The array `offset` bytes further on in the same memory; without strides, in C order."""
         raise NotImplementedError
 
-    def __getitem__(self, index: Any) -> DeviceArray:
+    def __getitem__(self, index: Any) -> Self:
         """A view: integers, slices, `...` and None, as in NumPy, of what lies in rows at one distance.
 
         That is, contiguous memory, or one axis cut: ``x[2:5]``, ``x[:, 3:7]``, ``x[..., 0]``, ``x[::2]``. An element is
@@ -127,7 +128,7 @@ class Views(OnDevice):
         selection = strided.select(self._shape, self.strides, index)
         return self._view(selection.offset, selection.shape, self._dtype, selection.strides)
 
-    def reshape(self, *shape: SupportsIndex | tuple[SupportsIndex, ...]) -> DeviceArray:
+    def reshape(self, *shape: SupportsIndex | tuple[SupportsIndex, ...]) -> Self:
         """A view of another shape; one axis may be -1. Raises `UnsupportedError` where NumPy would make a copy."""
         axes: Any = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
         fresh = shapes.reshaped(self.size, axes)
@@ -144,11 +145,11 @@ class Views(OnDevice):
             )
         return self._view(0, fresh, self._dtype, strides)
 
-    def ravel(self) -> DeviceArray:
+    def ravel(self) -> Self:
         """A view with one axis. Raises `UnsupportedError` where that takes a copy: see `flatten`."""
         return self.reshape(self.size)
 
-    def squeeze(self, axis: int | tuple[int, ...] | None = None) -> DeviceArray:
+    def squeeze(self, axis: int | tuple[int, ...] | None = None) -> Self:
         """A view without the axes of length 1, or without those of `axis`. Raises `ArgumentError` for a longer one."""
         gone = shapes.squeezed(self._shape, axis)
         kept = [at for at in range(self.ndim) if at not in gone]
@@ -156,11 +157,11 @@ class Views(OnDevice):
         return self._view(0, tuple(self._shape[at] for at in kept), self._dtype, strides)
 
     @property
-    def T(self) -> DeviceArray:
+    def T(self) -> Self:
         """As `transpose`."""
         return self.transpose()
 
-    def transpose(self, *axes: int | Sequence[int] | None) -> DeviceArray:
+    def transpose(self, *axes: int | Sequence[int] | None) -> Self:
         """A view with its axes in another order, by default in reverse, as far as rows of memory can be seen so: of an
         array with one axis, or where only axes of length 1 change places. Raises `UnsupportedError` for any other."""
         order = shapes.permutation(self.ndim, axes)
@@ -175,7 +176,7 @@ class Views(OnDevice):
             )
         return self._view(0, shape, self._dtype, moved)
 
-    def view(self, dtype: Any) -> DeviceArray:
+    def view(self, dtype: Any) -> Self:
         """The same bytes as another dtype; the last axis, which has to be contiguous then, changes as in NumPy."""
         fresh = shapes.reinterpreted(dtype)
         if fresh.itemsize == self._dtype.itemsize:

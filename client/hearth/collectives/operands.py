@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hearth.arrays.array import DeviceArray, allocate
+from hearth.arrays.read_only import ReadOnly
 from hearth.errors import ArgumentError, DtypeError
-from hearth.kernels.readonly import ReadOnly
 from hearth_proto.collectives import ITEM_SIZES, NUMBERS, OPS
 from hearth_proto.v1 import commands_pb2
 

@@ -27,7 +27,7 @@ from hearth_proto.v1 import commands_pb2, device_pb2
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from hearth.arrays.array import DeviceArray
+    from hearth.interfaces import ArrayLike
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
     from hearth.session.lease import NodeSession
@@ -45,10 +45,10 @@ class Exported:
     Graphs, kernels and copies use the `DeviceArray` as before. It cannot be published.
     """
 
-    def __init__(self, array: DeviceArray, mapping: Mapping, number: int) -> None:
+    def __init__(self, array: ArrayLike, mapping: Mapping, number: int) -> None:
         self._array = array
         self._mapping = mapping
-        self._session = array.device.node._session
+        self._session = array._device._node._session
         self._number = number
         self._release = weakref.finalize(self, _abandon, self._session, array._connection, mapping, number)
         self._release.atexit = False  # the process's mappings end with it, and the session's exports with that
@@ -152,7 +152,7 @@ class Exported:
         self.close()
 
 
-def export(array: DeviceArray) -> Exported:
+def export(array: ArrayLike) -> Exported:
     """See `DeviceArray.ipc`."""
     if not array.nbytes:
         raise ArgumentError(
@@ -161,7 +161,7 @@ def export(array: DeviceArray) -> Exported:
             fix="export one that has.",
         )
     connection = array._connection
-    device = device_of(array.device.properties)  # before anything is moved there: whether this process could map it
+    device = device_of(array._device.properties)  # before anything is moved there: whether this process could map it
     attachment = array._usable()
     _await(array, attachment)
     number = connection.mint()
@@ -181,7 +181,7 @@ def export(array: DeviceArray) -> Exported:
     return Exported(array, mapping, number)
 
 
-def _await(array: DeviceArray, attachment: Attachment) -> None:
+def _await(array: ArrayLike, attachment: Attachment) -> None:
     """Waits, however long it takes, until what was sent for the array is done: by reading a byte of it. Raises what a
     read does."""
     connection = array._connection
@@ -190,7 +190,7 @@ def _await(array: DeviceArray, attachment: Attachment) -> None:
     connection.report(command, attachment=attachment)
 
 
-def _map(array: DeviceArray, device: Device, number: int) -> Mapping:
+def _map(array: ArrayLike, device: Device, number: int) -> Mapping:
     connection = array._connection
     request = device_pb2.ExportIpcRequest(target=_target(connection), buffer=array._memory.handle, export=number)
     answer = connection.transport.call_device("ExportIpc", request, device_pb2.ExportIpcResponse, connection.timeout)

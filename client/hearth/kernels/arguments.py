@@ -26,9 +26,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from hearth import lazy_numpy as np
+from hearth.arrays.read_only import ReadOnly
 from hearth.errors import LaunchError, LaunchTypeError
 from hearth.kernels import record_packer
-from hearth.kernels.readonly import ReadOnly
 from hearth.session.memory import OnDevice
 from hearth_proto import launches
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hearth import lazy_numpy as np
 from hearth import stream as streams
@@ -17,7 +17,6 @@ from hearth.errors import LaunchTypeError
 from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
-    from hearth.device import Device
     from hearth.kernels.bindings import Array
     from hearth.kernels.function import Function
     from hearth.kernels.pending_dispatch import Job, PendingDispatch
@@ -126,7 +125,7 @@ class Dispatching:
         connection = self._connection
         if getattr(function, "_connection", None) is not connection:
             raise LaunchTypeError(
-                f"{function!r} is no kernel of {cast('Device', self)!r}.",
+                f"{function!r} is no kernel of {self!r}.",
                 reason="LAUNCH_INVALID",
                 fix="get it from a module of this device: gpu.RawModule(...).get_function(name).",
             )

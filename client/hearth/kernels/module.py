@@ -23,8 +23,8 @@ from hearth.session.memory import Memory
 from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
-    from hearth.device import Device
     from hearth.dtypes import Dtype
+    from hearth.interfaces import DeviceContext
     from hearth.session.attachment import Attachment
     from hearth.session.reply import Asked
 
@@ -41,7 +41,7 @@ class RawModule:
 
     def __init__(
         self,
-        device: Device,
+        device: DeviceContext,
         code: str | bytes | None = None,
         *,
         path: str | os.PathLike[str] | None = None,
@@ -182,7 +182,7 @@ class GlobalArray(DeviceArray):
 
     def __init__(
         self,
-        device: Device,
+        device: DeviceContext,
         memory: Memory,
         offset: int,
         shape: tuple[int, ...],

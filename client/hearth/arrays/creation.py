@@ -13,7 +13,7 @@ from hearth.errors import DtypeError, UnsupportedError
 from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
-    from hearth.device import Device
+    from hearth.interfaces import DeviceContext
     from hearth.progress import Progress
     from hearth.session.connection import Connection
     from hearth.stream import Stream
@@ -26,8 +26,8 @@ class Creation:
     _connection: Connection
     _array_type: type[DeviceArray] = DeviceArray
 
-    def _self(self) -> Device:
-        return cast("Device", self)
+    def _self(self) -> DeviceContext:
+        return cast("DeviceContext", self)
 
     def asarray(
         self,

@@ -1,0 +1,121 @@
+"""Arrays, devices and nodes as the modules below their own use them.
+
+Covers annotations only: nothing imports this module at run time. The classes are `hearth.arrays.array.DeviceArray`,
+`hearth.device.Device` and `hearth.node.Node`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    import numpy as np
+
+    from hearth.dtypes import Dtype
+    from hearth.session.attachment import Attachment
+    from hearth.session.connection import Connection
+    from hearth.session.lease import NodeSession
+    from hearth.session.memory import Memory
+    from hearth.shapes import Shape
+    from hearth.stream import Stream
+    from hearth.types import DeviceProperties
+    from hearth_proto.layouts import Rows
+
+
+class NodeContext(Protocol):
+    """A node, as its devices use it."""
+
+    _session: NodeSession
+
+    @property
+    def name(self) -> str: ...
+
+    def describe(self) -> Any:
+        """A `NodeInfo`; in `hearth.aio` one to be awaited."""
+
+
+class DeviceContext(Protocol):
+    """A device, as its arrays and modules use it."""
+
+    @property
+    def _connection(self) -> Connection: ...
+
+    @property
+    def _node(self) -> NodeContext: ...
+
+    @property
+    def _array_type(self) -> Callable[..., Any]:
+        """The class of its arrays, called with device, memory, offset, shape, dtype and, where not C order, strides."""
+
+    @property
+    def ordinal(self) -> int: ...
+
+    @property
+    def properties(self) -> DeviceProperties: ...
+
+    def empty(self, shape: Shape, dtype: Any = ..., stream: Stream | None = ...) -> Any: ...
+
+    def RawKernel(self, code: str | bytes, name: str) -> Callable[..., None]: ...
+
+    def publish(self, name: str, array: Any, tenants: Sequence[str] = ...) -> Any: ...
+
+    def checkpoint(self, *arrays: Any, stream: Stream | None = ...) -> None: ...
+
+
+class ArrayLike(Protocol):
+    """An array on a device, as what views, converts, assigns and exports it uses it."""
+
+    _connection: Connection
+    _dtype: Dtype
+    _memory: Memory
+    _offset: int
+
+    @property
+    def _device(self) -> DeviceContext: ...
+
+    @property
+    def _strides(self) -> tuple[int, ...] | None: ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+    @property
+    def itemsize(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    @property
+    def ndim(self) -> int: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def strides(self) -> tuple[int, ...]: ...
+
+    def __getitem__(self, index: Any) -> Self: ...
+
+    def __len__(self) -> int: ...
+
+    def reshape(self, *shape: Any) -> Self: ...
+
+    def astype(self, dtype: Any) -> Self: ...
+
+    def copy(self, stream: Stream | None = ...) -> Self: ...
+
+    def copy_from(self, other: Any, stream: Stream | None = ...) -> None: ...
+
+    def fill(self, value: Any) -> None: ...
+
+    def set(self, a: Any) -> None: ...
+
+    def _as_rows(self) -> Rows: ...
+
+    def _usable(self) -> Attachment: ...
