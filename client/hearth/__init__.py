@@ -16,6 +16,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from hearth.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from hearth import aio as aio
     from hearth.arrays.array import DeviceArray as DeviceArray
@@ -81,8 +83,6 @@ if TYPE_CHECKING:
     from hearth.types import NodeInfo as NodeInfo
     from hearth.types import ProcessInfo as ProcessInfo
     from hearth.types import SessionInfo as SessionInfo
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "arrays.array": ("DeviceArray",),

@@ -107,10 +107,15 @@ def session_of(
     def attempt(within: float | None = None) -> NodeSession:
         found = targets.resolve(target)  # each time: a daemon that starts makes its socket
         shown = credentials.find(found, token, ca, certificate, key, insecure=insecure)
-        return open_session(
+        session = open_session(
             found, shown, timeout, name,
             dedicated=dedicated, launch_timeout=launch_timeout, lanes=lanes, within=within, roads=roads,
+            meanwhile=_import_device,
         )  # fmt: skip
+        path = os.environ.get("HEARTH_TRACE")
+        if path:
+            _trace(session, path)
+        return session
 
     if wait_for_ready:
         from hearth.endpoint.retry import persist
@@ -124,6 +129,20 @@ def session_of(
         from hearth.endpoint.retry import persist_after
 
         return persist_after(error, attempt, timeout, ("OVERLOADED",))
+
+
+def _import_device() -> None:
+    import hearth.device  # noqa: F401
+
+
+def _trace(session: NodeSession, path: str) -> None:
+    from hearth.profiling.auto_trace import follow
+
+    try:
+        session.recorder = follow(session, path)
+    except BaseException:
+        session.close()
+        raise
 
 
 class Node:

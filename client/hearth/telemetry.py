@@ -15,9 +15,27 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
+    from typing import Protocol
 
-    from hearth.node import Node
-    from hearth.session.connection import Connection
+    class _Connection(Protocol):
+        """A connection to a device: `hearth.session.connection.Connection`."""
+
+        transport: Any
+        ordinal: int
+
+    class _Session(Protocol):
+        """A session on a node: `hearth.session.lease.NodeSession`."""
+
+        transport: Any
+
+    class _Node(Protocol):
+        """A node: `hearth.node.Node`."""
+
+        @property
+        def _session(self) -> _Session: ...
+        @property
+        def tenant(self) -> str: ...
+
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -150,7 +168,7 @@ def place(owner: Any, /, *_: object, **__: object) -> Attributes:
     return {} if session is None else _of_transport(session.transport)
 
 
-def of(connection: Connection) -> dict[str, Any]:
+def of(connection: _Connection) -> dict[str, Any]:
     """The same of a connection."""
     return {**_of_transport(connection.transport), "hearth.device": connection.ordinal}
 
@@ -193,7 +211,7 @@ def of_target(target: object = None, /, *_: object, **__: object) -> Attributes:
     return {} if target is None else {"hearth.target": str(target)}
 
 
-def of_node(node: Node, /) -> Attributes:
+def of_node(node: _Node, /) -> Attributes:
     """A session that was opened."""
     return {**_of_transport(node._session.transport), "hearth.tenant": node.tenant}
 
@@ -228,7 +246,7 @@ def _find_tracer() -> Any:
         provider = api.get_tracer_provider()
         known, tracer = _tracer
         if known is not provider:
-            from hearth import __version__
+            from hearth.version import __version__
 
             nobody = isinstance(provider, (api.ProxyTracerProvider, api.NoOpTracerProvider))
             tracer = None if nobody else provider.get_tracer("hearth", __version__)

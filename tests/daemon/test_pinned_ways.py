@@ -66,7 +66,7 @@ def test_small_arrays_and_remote_clients_share_nothing(daemon: DaemonProcess) ->
     with daemon.connect() as node:
         gpu = node.device(0)
         gpu.asarray(host[: KIB64 - 1]).get()
-        assert gpu._connection._shared_memory is None
+        assert not gpu._connection.parts
         gpu.asarray(noise(INLINE)).get()  # ordinary ones up to the inline limit
         assert shared(gpu) is None
 

@@ -43,9 +43,8 @@ def values(size: int, seed: int = 1) -> np.ndarray[Any, Any]:
 
 
 def stripes_of(gpu: hearth.Device) -> Stripes:
-    found = gpu._connection._stripes
-    assert found is not None, "no transfer asked for stripes"
-    return found
+    assert Stripes in gpu._connection.parts, "no transfer asked for stripes"
+    return gpu._connection.part(Stripes)
 
 
 def live(gpu: hearth.Device) -> int:
@@ -269,10 +268,10 @@ def test_a_slow_reader_does_not_stop_others(gpu: hearth.Device) -> None:
 def test_where_none_are_wanted(daemon: DaemonProcess) -> None:
     with hearth.connect(daemon.grpc, lanes=False) as node:
         there_and_back(node.device(0), 9 * MIB)
-        assert node.device(0)._connection._stripes is None
+        assert Stripes not in node.device(0)._connection.parts
     with hearth.connect(daemon.unix) as node:
         there_and_back(node.device(0), 9 * MIB)
-        assert node.device(0)._connection._stripes is None
+        assert Stripes not in node.device(0)._connection.parts
 
 
 def test_a_daemon_without_them(start_daemon: StartDaemon) -> None:
@@ -402,9 +401,8 @@ def test_cut_at_any_byte(lossy: DaemonProcess, by_way_of: Any, seed: int) -> Non
         by_way_of(node, cutter)
         gpu = node.device(0)
         for turn in range(3):
-            stripes = gpu._connection._stripes
-            if stripes is not None:
-                stripes._not_before = 0.0
+            if Stripes in gpu._connection.parts:
+                stripes_of(gpu)._not_before = 0.0
             there_and_back(gpu, 10 * MIB + seed, seed + turn)
         assert cutter.cuts > 0
     settled(lossy)
@@ -433,7 +431,7 @@ def test_all_of_them_break_under_a_dispatch(lossy: DaemonProcess, by_way_of: Any
         by_way_of(node, cutter)
         gpu = node.device(0)
         for seed in range(4):
-            if gpu._connection._stripes is not None:
+            if Stripes in gpu._connection.parts:
                 stripes_of(gpu)._not_before = 0.0
             dispatched(gpu, 20 * MIB + seed, seed)
         assert cutter.cuts > 0

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import hearth
+from hearth.transfer.stripe_pool import Stripes
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -55,7 +56,7 @@ def test_bit_for_bit(gpu: hearth.Device, daemon: DaemonProcess, size: int) -> No
     out = np.zeros_like(host)
     x.get(out=out)
     assert (out == host).all()
-    assert len(gpu._connection._stripes._live) > 0  # type: ignore[union-attr]
+    assert len(gpu._connection.part(Stripes)._live) > 0
     wait_until(lambda: daemon.gauge("staging_bytes") == 0, "all staging memory given back")
 
 

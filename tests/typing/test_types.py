@@ -131,7 +131,7 @@ def metadata(wheel: Path, name: str) -> email.message.Message:
 def test_what_it_says_of_itself(wheel: Path) -> None:
     said = metadata(wheel, "METADATA")
     assert said["Name"] == "hearth-gpu" and said["Requires-Python"] == ">=3.11"
-    assert said["Version"] == re.search(r'__version__ = "(.*)"', (ROOT / "client/hearth/__init__.py").read_text())[1]  # type: ignore[index]
+    assert said["Version"] == re.search(r'__version__ = "(.*)"', (ROOT / "client/hearth/version.py").read_text())[1]  # type: ignore[index]
     assert "Typing :: Typed" in said.get_all("Classifier", []) and said["Summary"] and said.get_payload()
     plain = [each for each in said.get_all("Requires-Dist", []) if "extra ==" not in each]
     assert {re.split(r"[^a-z]", each)[0] for each in plain} == {"grpcio", "protobuf", "numpy"}

@@ -193,7 +193,7 @@ class DeviceArray(sync.DeviceArray):
 
 def _beside(connection: LoopConnection, attachment: Attachment, size: int) -> bool:
     """Whether what might come in a batch does not: where such reads are a habit, and memory may be shared."""
-    return connection.habit.worth(size) and size >= _MIDDLING and registered.likely(connection, attachment)
+    return plan.worth_a_ring(connection, size) and size >= _MIDDLING and registered.likely(connection, attachment)
 
 
 class GlobalArray(DeviceArray, module.GlobalArray):

@@ -7,8 +7,6 @@ to the new `Space`, and they are used on as if nothing had happened.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, cast, overload
 
 from hearth import stream as streams
@@ -18,41 +16,7 @@ from hearth_proto.later import commands_pb2
 if TYPE_CHECKING:
     from hearth.arrays.array import DeviceArray
     from hearth.session.connection import Connection
-    from hearth.session.memory import Memory, Space
     from hearth.stream import Stream
-
-
-class Durables:
-    """The durable buffers of one connection, as far as arrays have them."""
-
-    def __init__(self) -> None:
-        self._memories: weakref.WeakValueDictionary[int, Memory] = weakref.WeakValueDictionary()
-
-    def __contains__(self, memory: Memory) -> bool:
-        return self._memories.get(memory.handle) is memory
-
-    def any(self) -> bool:
-        return bool(self._memories)
-
-    def add(self, memory: Memory) -> None:
-        self._memories[memory.handle] = memory
-
-    def discard(self, memory: Memory) -> None:
-        self._memories.pop(memory.handle, None)
-
-    def move(self, returned: Iterable[int], space: Space) -> None:
-        """`returned`: the handles that the daemon has brought back in `space`. What nobody has any more is freed."""
-        returned = set(returned)
-        for handle in returned:
-            memory = self._memories.get(handle)
-            if memory is None or memory.owner is None:
-                space.graveyard.bury("buffer", handle)
-                continue
-            memory.space = space
-            if memory.owner is not None:  # freed just now: see `Memory.free`
-                memory.owner = space
-        for handle in [handle for handle in list(self._memories.keys()) if handle not in returned]:
-            self._memories.pop(handle, None)
 
 
 class Durability:

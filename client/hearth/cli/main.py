@@ -14,7 +14,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from hearth import __version__
 from hearth.cli import completion, devices, operate, sessions, status
 from hearth.cli.bench import command as bench
 from hearth.cli.doctor import command as doctor
@@ -23,6 +22,7 @@ from hearth.cli.run import command as run
 from hearth.cli.top import command as top
 from hearth.cli.trace import command as trace
 from hearth.errors import ArgumentError, HearthError
+from hearth.version import __version__
 
 RUNTIME_ERROR = 1
 USAGE_ERROR = 2

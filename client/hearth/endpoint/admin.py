@@ -158,7 +158,7 @@ class Asker:
 
     def _older(self, method: str, error: UnsupportedError) -> UnsupportedError:
         """Where a hearthd answers that knows no such call."""
-        from hearth import __version__
+        from hearth.version import __version__
 
         try:
             found = self._asked("Describe", node_pb2.DescribeRequest(), node_pb2.DescribeResponse)

@@ -1,6 +1,6 @@
 """Opening a session: the daemon is asked before what works with its answer is imported, which takes about as long.
 
-So nothing is imported here that is not needed to ask; see `_answered`.
+So nothing is imported here that is not needed to ask; the rest is by `meanwhile`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from hearth.errors import ArgumentError, HearthError, UnsupportedError
 from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hearth.codec.encode import Plain
     from hearth.endpoint.credentials import Credentials
     from hearth.endpoint.target import Target
@@ -40,11 +42,14 @@ def open_session(
     lanes: bool = True,
     within: float | None = None,
     roads: Roads | None = None,
+    meanwhile: Callable[[], object],
 ) -> NodeSession:
-    """Connects and opens a session: with frames where the daemon takes them, else with gRPC. `timeout` is the
-    session's, `within` that of the attempt, if it is another; `roads`: see `NodeSession`. Raises `ConnectError` saying
-    what was tried, or what the daemon answers."""
-    from hearth import __version__
+    """Connects and opens a session: with frames where the daemon takes them, else with gRPC.
+
+    `timeout` is the session's, `within` that of the attempt, if it is another; `roads`: see `NodeSession`; `meanwhile`
+    imports what the devices need, while the answer is on its way. Raises `ConnectError` saying what was tried, or what
+    the daemon answers."""
+    from hearth.version import __version__
 
     name = client_name or default_name()
     if not isinstance(name, str) or not encode.encodable(name):
@@ -57,9 +62,9 @@ def open_session(
         int(launch_timeout * 1e9),
     )
     within = timeout if within is None else within
-    found = _by_frames(target, credentials, request, within) if lanes else None
+    found = _by_frames(target, credentials, request, within, meanwhile) if lanes else None
     if found is None:
-        found = _by_grpc(target, credentials, request, within)
+        found = _by_grpc(target, credentials, request, within, meanwhile)
     transport, opened = found
     from hearth.session.lease import NodeSession
 
@@ -67,20 +72,12 @@ def open_session(
     transport.stripes = transport.stripes if lanes else 0
     transport.metadata = of_session(opened.session_token)
     transport.session_id = opened.session_id
-    session = NodeSession(transport, opened, timeout, roads)
-    path = os.environ.get("HEARTH_TRACE")
-    if path:
-        from hearth.profiling.auto_trace import follow
-
-        try:
-            session.recorder = follow(session, path)
-        except BaseException:
-            session.close()
-            raise
-    return session
+    return NodeSession(transport, opened, timeout, roads)
 
 
-def _by_frames(target: Target, credentials: Credentials, request: Plain, timeout: float) -> Opened | None:
+def _by_frames(
+    target: Target, credentials: Credentials, request: Plain, timeout: float, meanwhile: Callable[[], object]
+) -> Opened | None:
     """None where the daemon takes no frames, or does not answer: gRPC may, and says why not. Raises what it answers."""
     if target.address[:5] != "unix:" or target.tls:
         return None
@@ -89,14 +86,16 @@ def _by_frames(target: Target, credentials: Credentials, request: Plain, timeout
     transport = FramedTransport(target.address)
     transport.metadata = bearer(credentials)
     try:
-        return transport, _answered(transport.ask("OpenSession", request, decode.Opened, timeout))
+        return transport, _answered(transport.ask("OpenSession", request, decode.Opened, timeout), meanwhile)
     except HearthError as error:
         if error.broken:
             return None
         raise _explained(error, transport, target, credentials) from None
 
 
-def _by_grpc(target: Target, credentials: Credentials, request: Plain, timeout: float) -> Opened:
+def _by_grpc(
+    target: Target, credentials: Credentials, request: Plain, timeout: float, meanwhile: Callable[[], object]
+) -> Opened:
     from hearth_proto import polling
 
     polling.import_grpc(polling.CLIENT)
@@ -116,7 +115,7 @@ def _by_grpc(target: Target, credentials: Credentials, request: Plain, timeout: 
     for left in reversed(range(_OPEN_TRIES)):
         transport.metadata = opening(credentials, target)  # a ticket is good for one call
         try:
-            return transport, _answered(transport.ask("OpenSession", request, decode.Opened, timeout))
+            return transport, _answered(transport.ask("OpenSession", request, decode.Opened, timeout), meanwhile)
         except HearthError as error:
             if error.broken and left:
                 continue  # a session that was opened and never heard of ends with its lease
@@ -131,10 +130,10 @@ def _explained(error: HearthError, transport: Transport, target: Target, credent
     return explain(error, target, credentials)
 
 
-def _answered(answer: Answer) -> node_pb2.OpenSessionResponse:
-    """The daemon's answer; while it is on its way, what its devices need here is imported. Raises `HearthError`."""
+def _answered(answer: Answer, meanwhile: Callable[[], object]) -> node_pb2.OpenSessionResponse:
+    """The daemon's answer; `meanwhile` is called while it is on its way. Raises `HearthError`."""
     try:
-        import hearth.device
+        meanwhile()
         import hearth.session.lease  # noqa: F401
 
         opened: node_pb2.OpenSessionResponse = answer.result()

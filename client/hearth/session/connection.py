@@ -10,36 +10,59 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from hearth.arrays.durable import Durables
 from hearth.errors import BufferLostError, ClosedError, HearthError, InvalidHandleError
 from hearth.session.attachment import Attachment, closed
 from hearth.session.collective_order import Turns
 from hearth.session.kernel_output import Prints
 from hearth.session.late_errors import Deferred
-from hearth.session.memory import Space
+from hearth.session.memory import Durables, Space
 from hearth.session.reply import Asked
-from hearth.transfer.plan import Habit
 from hearth.transport.reattach_backoff import Reattaching
 from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Protocol
 
     from hearth.codec.encode import Plain
-    from hearth.profiling.auto_trace import Recorder
     from hearth.session.late_errors import Whose
     from hearth.session.memory import Memory
     from hearth.session.reply import Reply
     from hearth.session.send_queue import Limits
-    from hearth.transfer.shared_memory import SharedMemory
-    from hearth.transfer.stripe_pool import Stripes
     from hearth.transport.base import Transport
+    from hearth_proto.v1 import commands_pb2 as commands
+
+    class Part(Protocol):
+        """What a connection has beside its attachment, from the first use on: shared memory, stripes."""
+
+        def close(self) -> None:
+            """Ends it, for good."""
+
+        def forked(self) -> None:
+            """In the child of a fork: it is the parent's. Takes no lock."""
+
+    class Recorder(Protocol):
+        """Traces all devices of a session: `hearth.profiling.auto_trace.Recorder`."""
+
+        def attached(self, connection: Connection, attachment: Attachment) -> None:
+            """The device was attached to, for the first time or after a loss."""
+
+        def pause(self, connection: Connection) -> None:
+            """Another trace of the device begins, beside which there is no other."""
+
+        def resume(self, connection: Connection, result: commands.TraceResult | None) -> None:
+            """That trace has ended, with `result` if any."""
+
+        def finish(self) -> None:
+            """The session is about to close. Waits; never raises."""
+
 
 LEASE_S = 30.0
 
 T = TypeVar("T")
+P = TypeVar("P", bound="Part")
 
 
 class Connection:
@@ -62,16 +85,17 @@ class Connection:
         self._requests = itertools.count(1)  # of all attachments: an answer to an earlier one's may come late
         self.prints = Prints()
         self.durables = Durables()
-        self.habit = Habit()
+        self.middling_copies = 0
+        """How many copies were large enough for the ring; see `hearth.transfer.plan.worth_a_ring`."""
         self.turns = Turns()
         """What the device has presented in groups."""
         self.recorder: Recorder | None = None
         """HEARTH_TRACE's."""
+        self.parts: dict[Any, Part] = {}
+        """What `part` has made, by its class."""
         self._attachment: Attachment | None = None
         self._space: Space | None = None
         self._attaching = threading.Lock()
-        self._stripes: Stripes | None = None
-        self._shared_memory: SharedMemory | None = None
         self._deferred = Deferred()
 
     # ---- attachments ----
@@ -158,26 +182,20 @@ class Connection:
         if attachment is not None:
             attachment.arrived(transfer, size)
 
-    def stripes(self) -> Stripes:
-        """Its connections for bulk data; none is open before the first use."""
-        with self._attaching:
-            if self.refusal is not None:
-                raise self.refusal.again()
-            if self._stripes is None:
-                from hearth.transfer.stripe_pool import Stripes  # most sessions move little
+    def part(self, kind: Callable[[Connection], P]) -> P:
+        """The `kind` of this connection, made at its first use. It is closed, and forked, with the connection.
 
-                self._stripes = Stripes(self.transport, self.token, self.ordinal)
-            return self._stripes
-
-    def shared_memory(self) -> SharedMemory:
-        """The memory that is shared with the device, if the daemon is on this host."""
-        shared = self._shared_memory
-        if shared is None:
-            from hearth.transfer.shared_memory import SharedMemory  # small arrays do without
-
+        Raises `ClosedError` where it would have to be made and the connection is closed.
+        """
+        found = self.parts.get(kind)
+        if found is None:
             with self._attaching:
-                shared = self._shared_memory = self._shared_memory or SharedMemory(self)
-        return shared
+                if self.refusal is not None:
+                    raise self.refusal.again()
+                found = self.parts.get(kind)
+                if found is None:
+                    found = self.parts[kind] = kind(self)
+        return cast("P", found)
 
     # ---- commands ----
 
@@ -271,10 +289,8 @@ class Connection:
         if attachment is not None and attachment.alive:
             attachment.settle(settle)
             attachment.end(refusal)
-        if self._stripes is not None:
-            self._stripes.close()
-        if self._shared_memory is not None:
-            self._shared_memory.close()
+        for part in list(self.parts.values()):
+            part.close()
         self.prints.deliver()
         if self._space is not None:
             self._space.lost = True
@@ -289,10 +305,8 @@ class Connection:
         attachment, self._attachment = self._attachment, None
         if attachment is not None:
             attachment.forked()
-        if self._stripes is not None:
-            self._stripes.forked()
-        if self._shared_memory is not None:
-            self._shared_memory.forked()
+        for part in list(self.parts.values()):
+            part.forked()
         if self._space is not None:
             self._space.lost = True
             self._space.graveyard.nudge = None

@@ -17,7 +17,7 @@ from hearth.session.receiver_role import Role
 if TYPE_CHECKING:
     from hearth.session.protocol import Session
     from hearth.session.reply import Reply, ReplyLike
-    from hearth.transfer.copy_signals import Signals
+    from hearth.transport.copy_signals import Signals
     from hearth.transport.lane import Lane
 
 GATHER = 32

@@ -16,7 +16,7 @@ from hearth_proto.cores import cores
 if TYPE_CHECKING:
     from hearth.session.protocol import Session
     from hearth.session.reply import Reply
-    from hearth.transfer.copy_signals import Signals
+    from hearth.transport.copy_signals import Signals
     from hearth.transport.lane import Lane
 
 HELD_S = 0.25

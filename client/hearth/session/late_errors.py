@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from hearth.errors import HearthError
-
-if TYPE_CHECKING:
-    from hearth.transfer.plan import Part
 
 _MOST = 64
 
@@ -29,9 +26,9 @@ class Whose(NamedTuple):
         return stream == self.stream or thread == self.thread or buffer == self.buffer
 
 
-def ours(part: Part) -> Whose:
+def ours(stream: int, buffer: int) -> Whose:
     """For a copy by this thread."""
-    return Whose(part.stream, part.buffer, threading.get_ident())
+    return Whose(stream, buffer, threading.get_ident())
 
 
 class Deferred(deque[tuple[HearthError, "Whose | None"]]):

@@ -22,7 +22,7 @@ from hearth.session.connection import LEASE_S, Connection
 from hearth.session.send_queue import Limits
 
 if TYPE_CHECKING:
-    from hearth.profiling.auto_trace import Recorder
+    from hearth.session.connection import Recorder
     from hearth.transport.base import Transport
     from hearth_proto.v1 import node_pb2
 

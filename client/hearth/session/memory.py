@@ -6,8 +6,9 @@ shuts down. So it only appends the handle to a `Graveyard`, a deque that the con
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import ClassVar, Literal
 
 from hearth.codec import encode
@@ -107,6 +108,39 @@ class Memory:
     def __del__(self) -> None:
         if getattr(self, "owner", None) is not None:
             self.free()
+
+
+class Durables:
+    """The durable buffers of one connection, as far as arrays have them."""
+
+    def __init__(self) -> None:
+        self._memories: weakref.WeakValueDictionary[int, Memory] = weakref.WeakValueDictionary()
+
+    def __contains__(self, memory: Memory) -> bool:
+        return self._memories.get(memory.handle) is memory
+
+    def any(self) -> bool:
+        return bool(self._memories)
+
+    def add(self, memory: Memory) -> None:
+        self._memories[memory.handle] = memory
+
+    def discard(self, memory: Memory) -> None:
+        self._memories.pop(memory.handle, None)
+
+    def move(self, returned: Iterable[int], space: Space) -> None:
+        """`returned`: the handles that the daemon has brought back in `space`. What nobody has any more is freed."""
+        returned = set(returned)
+        for handle in returned:
+            memory = self._memories.get(handle)
+            if memory is None or memory.owner is None:
+                space.graveyard.bury("buffer", handle)
+                continue
+            memory.space = space
+            if memory.owner is not None:  # freed just now: see `Memory.free`
+                memory.owner = space
+        for handle in [handle for handle in list(self._memories.keys()) if handle not in returned]:
+            self._memories.pop(handle, None)
 
 
 class OnDevice:

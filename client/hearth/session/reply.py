@@ -61,7 +61,7 @@ class Reply:
     request = 0
     """Its number; 0: whoever waits for it has no need of that."""
     foretold: commands_pb2.Result | None = None
-    """What a signal for it stands for (`hearth.transfer.copy_signals`); None: it does not go by one."""
+    """What a signal for it stands for (`hearth.transport.copy_signals`); None: it does not go by one."""
     on_error: Callable[[], None] | None = None
     """Called when it fails, so that a transfer waiting beside it ends."""
     on_late_error: Callable[[HearthError], None] | None = None

@@ -22,12 +22,22 @@ from hearth.transport.spin_wait import DOWN, UP
 from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
+    from typing import Protocol
+
+    from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
     from hearth.session.memory import Memory
-    from hearth.stream import Stream
     from hearth.transfer.plan import Part
     from hearth.transfer.shared_memory import Shared
     from hearth.transport.memory_segments import Place, Segment
+
+    class StreamLike(Protocol):
+        """A stream that a copy is for: `hearth.stream.Stream`."""
+
+        _connection: Connection
+        records: bool
+
+        def _handle_on(self, attachment: Attachment) -> int: ...
 
 
 class PinnedCopy:
@@ -61,7 +71,7 @@ class PinnedCopy:
         self._command = command.SerializeToString()
         shared.tell()
 
-    def again(self, memory: Memory, on: Stream | None, blocking: bool) -> bool:
+    def again(self, memory: Memory, on: StreamLike | None, blocking: bool) -> bool:
         """Whether it can be made once more just so: `memory` is the array's, `on` the stream that it is for (None: the
         default one). The memory on this side is looked at by who has it. An error that somebody has to be told is told
         another way."""

@@ -16,8 +16,16 @@ from hearth_proto.later import commands_pb2
 from hearth_proto.layouts import Rows
 
 if TYPE_CHECKING:
+    from typing import Protocol
+
     from hearth.progress import Progress
     from hearth.session.send_queue import Limits
+
+    class Copies(Protocol):
+        """Of one connection: how many of its copies were of `MIDDLING` bytes or more."""
+
+        middling_copies: int
+
 
 STRIPED_BYTES = 8 << 20
 """From here on bytes go over stripes where there are some: what is smaller is there before they have got going."""
@@ -85,22 +93,18 @@ _HABIT = 4
 does without."""
 
 
-class Habit:
-    """Whether copies that might travel in a batch go through the ring."""
+def worth_a_ring(copies: Copies, size: int) -> bool:
+    """Whether a copy of `size` bytes, which might travel in a batch, goes through the ring where that has room at once.
+    Counts it."""
+    if size < MIDDLING:
+        return False
+    copies.middling_copies += 1
+    return copies.middling_copies > _HABIT
 
-    __slots__ = ("_seen",)
 
-    def __init__(self) -> None:
-        self._seen = 0
-
-    def worth(self, size: int) -> bool:
-        """Whether this one does, of `size` bytes, where the ring has room at once. Counts it."""
-        self._seen += size >= MIDDLING
-        return self.formed(size)
-
-    def formed(self, size: int) -> bool:
-        """The same of one that has been counted."""
-        return size >= MIDDLING and self._seen > _HABIT
+def ring_is_habit(copies: Copies, size: int) -> bool:
+    """The same of one that has been counted."""
+    return size >= MIDDLING and copies.middling_copies > _HABIT
 
 
 def stripes(size: int, most: int) -> int:

@@ -21,7 +21,7 @@ from hearth_proto.frames import Kind
 if TYPE_CHECKING:
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
-    from hearth.transfer.shared_memory import Shared
+    from hearth.transfer.shared_memory import Shared, SharedMemory
 
 MOST = 1 << 30
 """Bytes of a transfer for which memory is taken from the pool; a larger one goes by another way, piece by piece."""
@@ -35,7 +35,7 @@ def likely(connection: Connection, attachment: Attachment) -> bool:
     """Whether there may be memory that is shared with the device. Does not wait."""
     if not (connection.transport.lanes and memory_segments.possible()):
         return False
-    return not connection.shared_memory().hopeless(attachment)
+    return not _shared_memory(connection).hopeless(attachment)
 
 
 def memory(size: int) -> memoryview | None:
@@ -103,11 +103,17 @@ def spoil(data: memoryview) -> None:
         place.segment.spoiled = True
 
 
+def _shared_memory(connection: Connection) -> SharedMemory:
+    from hearth.transfer.shared_memory import SharedMemory  # small arrays do without
+
+    return connection.part(SharedMemory)
+
+
 def _shared(connection: Connection, attachment: Attachment) -> Shared | None:
     """Waits while it is opened."""
     if not likely(connection, attachment):
         return None
-    shared = connection.shared_memory().for_attachment(attachment)
+    shared = _shared_memory(connection).for_attachment(attachment)
     return shared if shared is not None and shared.transfers else None
 
 

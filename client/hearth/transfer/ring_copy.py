@@ -44,7 +44,7 @@ class _Transfer:
         self, connection: Connection, shared: Shared, part: Part, host: Bytes, progress: Progress | None
     ) -> None:
         self._connection = connection
-        self._whose = ours(part)
+        self._whose = ours(part.stream, part.buffer)
         self._shared = shared
         self._part = part
         self._host = host

@@ -72,7 +72,7 @@ def write(
 def _shares(connection: Connection, inline: bool, size: int) -> bool:
     """Whether memory that is shared with the device may come into it: for what might travel `inline`, where that is a
     habit, or where an array of this process lies in such memory, which none does before that module is there."""
-    return not inline or connection.habit.worth(size) or "hearth.transport.memory_segments" in sys.modules
+    return not inline or plan.worth_a_ring(connection, size) or "hearth.transport.memory_segments" in sys.modules
 
 
 def _upload(

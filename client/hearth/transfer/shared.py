@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from hearth.transfer import plan
 from hearth.transfer.pinned_copy import PinnedCopy
+from hearth.transfer.shared_memory import SharedMemory
 from hearth.transport.memory_segments import address_of, known
 from hearth.transport.spin_wait import DOWN, UP
 
@@ -44,9 +46,9 @@ def write(
     """Uploads `data`; `inline`: it may go in a batch as well, and does where nothing is shared for it yet and it is no
     habit, or the ring is not free at once. What lies in a segment is not taken when this returns, unless `blocking`."""
     place = known.find(address_of(data), len(data))
-    if place is None and inline and not connection.habit.formed(len(data)):
+    if place is None and inline and not plan.ring_is_habit(connection, len(data)):
         return NOTHING
-    shared = connection.shared_memory().for_attachment(attachment)
+    shared = connection.part(SharedMemory).for_attachment(attachment)
     if shared is None:
         return NOTHING
     number = 0 if place is None else shared.number(place.segment)
@@ -74,9 +76,9 @@ def read(
 ) -> Moved:
     """Downloads into `into`; see `write`. What lies in a segment is not there when this returns, unless `blocking`."""
     place = known.find(address_of(into), len(into))
-    if place is None and inline and not connection.habit.formed(len(into)):
+    if place is None and inline and not plan.ring_is_habit(connection, len(into)):
         return NOTHING
-    shared = connection.shared_memory().for_attachment(attachment)
+    shared = connection.part(SharedMemory).for_attachment(attachment)
     if shared is None:
         return NOTHING
     number = 0 if place is None else shared.number(place.segment)

@@ -5,15 +5,16 @@ Where that cannot be, or fails, nobody is told: bytes go over gRPC then, as they
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 import weakref
 from typing import TYPE_CHECKING
 
 from hearth.errors import HearthError
-from hearth.transfer.copy_signals import share
 from hearth.transfer.ring_buffer import SLOT_BYTES, Ring, Slot
 from hearth.transport import memory_segments
+from hearth.transport.copy_signals import Signals
 from hearth.transport.memory_segments import Place, Segment
 from hearth.transport.segment_pool import pool
 from hearth.transport.segments import Lost, open_segments
@@ -67,7 +68,7 @@ class Shared:
 
     def number(self, segment: Segment, *, signals: bool = False) -> int:
         """What commands name the segment by, after seeing to that; 0 where it has to do without. `signals`: it is for
-        these (`hearth.transfer.copy_signals`)."""
+        these (`hearth.transport.copy_signals`)."""
         number = self._connection.number(segment)
         if number or segment.size > self._connection.most:
             return number
@@ -85,7 +86,15 @@ class Shared:
         for that, or it cannot be, they hear it from the daemon alone."""
         if not self._tells and self.attachment.lookout.most:
             self._tells = True
-            self.attachment.signals = share(self)
+            self.attachment.signals = self._signals()
+
+    def _signals(self) -> Signals | None:
+        """Has the device write them; None where it cannot be."""
+        try:
+            segment = Segment(mmap.PAGESIZE)
+            return Signals(segment) if self.number(segment, signals=True) else None
+        except (OSError, HearthError):
+            return None
 
     def place(self, kind: Kind, transfer: int, place: Place, size: int) -> bool:
         """Has the device process copy the bytes of a transfer from there (`Kind.UPLOAD`), or to there

@@ -16,7 +16,7 @@ from hearth.transport.stripe import OPEN_S, Address, Stripe
 from hearth_proto.v1 import device_pb2
 
 if TYPE_CHECKING:
-    from hearth.transport.base import Transport
+    from hearth.session.connection import Connection
     from hearth.transport.stripe import Carried
 
 _REST_S = 0.25
@@ -29,10 +29,8 @@ _AGAIN_MOST_S = 600.0
 class Stripes:
     """Safe from any thread."""
 
-    def __init__(self, transport: Transport, token: str, ordinal: int) -> None:
-        self._transport = transport
-        self._token = token
-        self._ordinal = ordinal
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
         self._opening = threading.Lock()  # one thread opens, others wait for what it gets
         self._change = threading.Condition()
         self._live: list[Stripe] = []
@@ -66,15 +64,18 @@ class Stripes:
     def _open(self, count: int) -> None:
         wanted = len(self._live) + count
         request = device_pb2.OpenBulkRequest(
-            session_token=self._token, device=self._ordinal, generation=self._generation, stripes=count
+            session_token=self._connection.token,
+            device=self._connection.ordinal,
+            generation=self._generation,
+            stripes=count,
         )
         try:
-            answer = self._transport.open_bulk(request)
+            answer = self._connection.transport.open_bulk(request)
         except HearthError as error:
             self._refused = error.reason == "UNSUPPORTED"
             self._rest()
             return
-        host = answer.host or _host(self._transport.target)
+        host = answer.host or _host(self._connection.transport.target)
         address = Address(host, answer.port, answer.certificate, answer.max_chunk_bytes)
         deadline = time.monotonic() + OPEN_S
         with self._change:

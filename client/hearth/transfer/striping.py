@@ -63,7 +63,9 @@ def _lines(connection: Connection, attachment: Attachment, size: int) -> tuple[S
     count = plan.stripes(size, min(plan.MOST_STRIPES, cores()) if most is None else most)
     if not count:
         return None
-    stripes = connection.stripes()
+    from hearth.transfer.stripe_pool import Stripes  # most sessions move little
+
+    stripes = connection.part(Stripes)
     lines = stripes.open(attachment.session.generation, count)
     if not lines:
         return None

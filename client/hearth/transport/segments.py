@@ -150,7 +150,7 @@ class SegmentConnection:
 
     def register(self, segment: Segment, *, signals: bool = False) -> int:
         """Has the device process map the segment, and waits for that; what commands name it by, or 0 where it, or the
-        bound on all of them, does not allow it. `signals`: it is for those (`hearth.transfer.copy_signals`). Raises
+        bound on all of them, does not allow it. `signals`: it is for those (`hearth.transport.copy_signals`). Raises
         `Lost`."""
         ident = segment.number
         if ident in self._named and not self.closed:

@@ -8,7 +8,6 @@ import pytest
 
 from hearth.errors import HearthError, TransferError
 from hearth.session.late_errors import NO_STREAM, Deferred, ours
-from hearth.transfer.plan import Part
 
 A, B = TransferError("a", reason="TRANSFER_ABORTED"), TransferError("b", reason="TRANSFER_ABORTED")
 LOSS = HearthError("loss")
@@ -18,8 +17,8 @@ LOSS = HearthError("loss")
 def deferred() -> Deferred:
     """What this thread lost on stream 1, of buffer 7, and on stream 2, of buffer 8."""
     made = Deferred()
-    made.keep(A, ours(Part(1, 7, 0)))
-    made.keep(B, ours(Part(2, 8, 0)))
+    made.keep(A, ours(1, 7))
+    made.keep(B, ours(2, 8))
     return made
 
 
@@ -60,6 +59,6 @@ def test_what_is_nobodys_is_anybodys(deferred: Deferred) -> None:
 def test_no_more_are_kept_than_is_good() -> None:
     deferred = Deferred()
     for number in range(100):
-        deferred.keep(HearthError(str(number)), ours(Part(1, 7, 0)))
+        deferred.keep(HearthError(str(number)), ours(1, 7))
     kept = told(deferred)
     assert len(kept) == 64 and str(kept[-1]).startswith("99")

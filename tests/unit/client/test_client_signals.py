@@ -17,7 +17,7 @@ from hearth.codec.decode import DONE
 from hearth.session import lane_user
 from hearth.session.attachment import Attachment
 from hearth.session.reply import Reply
-from hearth.transfer.copy_signals import Signals
+from hearth.transport.copy_signals import Signals
 from hearth.transport.memory_segments import Segment
 from hearth.transport.spin_wait import CORES, LEAST_BYTES, UP, Lookout
 from hearth_proto import reasons

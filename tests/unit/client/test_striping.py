@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -76,7 +77,7 @@ class Door:
 
 
 def opened(door: Any) -> stripe_pool.Stripes:
-    return stripe_pool.Stripes(door, "token", 0)
+    return stripe_pool.Stripes(SimpleNamespace(transport=door, token="token", ordinal=0))  # type: ignore[arg-type]
 
 
 def test_unsupported_is_for_good() -> None:

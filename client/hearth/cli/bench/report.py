@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hearth import __version__
 from hearth.cli.format.complaint import one_line
 from hearth.cli.format.table import number, table
+from hearth.version import __version__
 
 if TYPE_CHECKING:
     from hearth.cli.bench.figures import Figure, Series

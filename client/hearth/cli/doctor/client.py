@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 
-from hearth import __version__
 from hearth.cli.doctor.check import Check
+from hearth.version import __version__
 
 DISTRIBUTION = "hearth-gpu"
 REQUIRED = {"grpcio": ">=1.84", "protobuf": ">=6.33.5,<8", "numpy": ">=1.26"}

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from hearth import __version__
 from hearth.cli.doctor.check import Check, of_error
 from hearth.errors import AuthenticationError, HearthError
+from hearth.version import __version__
 from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN
 
 if TYPE_CHECKING:
@@ -220,13 +220,16 @@ def work(device: Device) -> list[Check]:
 
 def lanes(device: Device) -> list[Check]:
     """The ways beside gRPC: commands past the front, shared memory, stripes."""
+    from hearth.transfer.shared_memory import SharedMemory
+    from hearth.transfer.stripe_pool import Stripes
+
     connection = device._connection
     transport = connection.transport
     with suppress(HearthError):  # of the work before, which has been told
         device.synchronize()
     attachment = connection.attachment()
     if not transport.target.startswith("unix:"):
-        if connection.stripes().open(attachment.session.generation, 1):
+        if connection.part(Stripes).open(attachment.session.generation, 1):
             return [Check("stripes", "ok", "large arrays go over connections of their own")]
         fix = "open the port of [listen] lanes, 7423, to this host; see [lanes] in the daemon's configuration"
         return [Check("stripes", "warning", f"large arrays go through gRPC: {_refusal(device)}", fix)]
@@ -239,7 +242,7 @@ def lanes(device: Device) -> list[Check]:
             Check("lane", "warning", f"commands go through the front ({why}, or its lane socket is not to be had here)",
                   "enable [lanes], lift queued_commands and queued_bytes, mount the socket's whole folder")
         )  # fmt: skip
-    if connection.shared_memory().for_attachment(attachment) is not None:
+    if connection.part(SharedMemory).for_attachment(attachment) is not None:
         checks.append(Check("shared memory", "ok", "arrays are shared with the device process"))
     else:
         fix = "check [lanes] segment_bytes and the limits on locked memory; mount the socket's whole folder"

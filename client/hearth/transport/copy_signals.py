@@ -11,14 +11,7 @@ Launches do without: what a signal takes of the device process is as much as it 
 
 from __future__ import annotations
 
-import mmap
-from typing import TYPE_CHECKING
-
-from hearth.errors import HearthError
 from hearth.transport.memory_segments import Segment
-
-if TYPE_CHECKING:
-    from hearth.transfer.shared_memory import Shared
 
 
 class Signals:
@@ -29,12 +22,3 @@ class Signals:
     def __init__(self, segment: Segment) -> None:
         self._segment = segment  # the daemon is told when nobody has it any more
         self.word = segment.bytes.data.cast("Q")
-
-
-def share(shared: Shared) -> Signals | None:
-    """Has the device write them; None where it cannot be."""
-    try:
-        segment = Segment(mmap.PAGESIZE)
-        return Signals(segment) if shared.number(segment, signals=True) else None
-    except (OSError, HearthError):
-        return None
