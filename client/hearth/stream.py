@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hearth import telemetry
 from hearth.codec.decode import DONE
@@ -19,7 +19,6 @@ from hearth_proto.later import commands_pb2
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from hearth.kernels.launch_config import Call
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
     from hearth.session.reply import Asked, Reply
@@ -71,6 +70,31 @@ def resolve_for_memory(stream: Stream | None, connection: Connection, attachment
             fix="make the arrays before the block, or on another stream.",
         )
     return handle
+
+
+def resolve_for_collective(stream: Stream | None, connection: Connection, attachment: Attachment) -> int:
+    """The handle of `stream`; None: of the default one. Raises `LaunchError` where its work is being recorded."""
+    if stream is None:
+        return 0
+    if stream.records:
+        raise LaunchError(
+            "a collective cannot be recorded in a graph.", reason="CAPTURE_INVALID", fix="call it outside the block."
+        )
+    return resolve(stream, connection, attachment)
+
+
+class Call(NamedTuple):
+    """A launch as it was asked for, without its arguments."""
+
+    function: Any
+    """The `hearth.kernels.function.Function`."""
+    grid: Any
+    block: Any
+    shared_mem: int = 0
+    mode: str = "checked"
+    cooperative: bool = False
+    cluster: Any = None
+    iterations: int = 1
 
 
 class Stream:

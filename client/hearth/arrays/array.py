@@ -192,7 +192,7 @@ class DeviceArray(NoArithmetic, Exchange):
         if self._nbytes == 0:
             return
         if other._connection is not self._connection:
-            from hearth.collectives.point_to_point import copy_between
+            from hearth.arrays.device_copy import copy_between
 
             copy_between(self, other, stream)
             return

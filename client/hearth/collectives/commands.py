@@ -7,20 +7,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hearth import stream as streams
 from hearth.collectives import overlap
-from hearth.errors import LaunchError
-from hearth.session.collective_order import Roster, taken
+from hearth.session.collective_order import Roster, submit_in_turn
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
     from hearth.arrays.array import DeviceArray
     from hearth.session.attachment import Attachment
+    from hearth.session.collective_order import Turns
     from hearth.session.connection import Connection
     from hearth.stream import Stream
-
-
-WORTH = 16
-"""An operation takes the daemon about as long as so many launches, and is under way until all ranks have come to it:
-each batch is under way for long, so that several have to be for one stage to work while others do."""
 
 
 class Part(NamedTuple):
@@ -67,7 +62,7 @@ def present(
 
     `on`: each rank's stream; without, the current ones. Nothing is submitted where anything is refused here.
     """
-    commands: list[tuple[Connection, Attachment, commands_pb2.Command]] = []
+    commands: list[tuple[Turns, Attachment, commands_pb2.Command]] = []
     for rank, own in parts.items():
         connection = connections[rank]
         attachment = connection.attachment()
@@ -76,7 +71,7 @@ def present(
                 attachment = array._usable()
         overlap.check(own)
         stream = streams.current(connection) if on is None else on[rank]
-        command = commands_pb2.Command(stream=_on_stream(stream, connection, attachment))
+        command = commands_pb2.Command(stream=streams.resolve_for_collective(stream, connection, attachment))
         collective = command.collective
         if isinstance(roster.name, bytes):
             collective.group = roster.name
@@ -85,26 +80,8 @@ def present(
         collective.timeout_ns = timeout_ns
         for part in own:
             part.write(collective.operations.add(), roster)
-        commands.append((connection, attachment, command))
-    with taken(connection.turns for connection, _, _ in commands):
-        # All first: a rank that fails to submit has had its turn as well. And all the same: a send that nobody received
-        # leaves its rank ahead of the others, and what they do together later is to meet all the same.
-        number = 1 + max((connection.turns.count(roster.name) for connection, _, _ in commands), default=0)
-        for connection, _, command in commands:
-            connection.turns.take(roster.name, number)
-            command.collective.sequence = number
-        for _, attachment, command in commands:
-            attachment.submit(command, WORTH * len(command.collective.operations))
-
-
-def _on_stream(stream: Stream | None, connection: Connection, attachment: Attachment) -> int:
-    if stream is None:
-        return 0
-    if stream.records:
-        raise LaunchError(
-            "a collective cannot be recorded in a graph.", reason="CAPTURE_INVALID", fix="call it outside the block."
-        )
-    return streams.resolve(stream, connection, attachment)
+        commands.append((connection.turns, attachment, command))
+    submit_in_turn(commands, roster)
 
 
 def among_all(

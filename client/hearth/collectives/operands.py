@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hearth.arrays.array import DeviceArray, allocate
+from hearth.arrays.device_copy import name_of
 from hearth.arrays.read_only import ReadOnly
 from hearth.errors import ArgumentError, DtypeError
-from hearth_proto.collectives import ITEM_SIZES, NUMBERS, OPS
+from hearth_proto.collectives import NUMBERS, OPS
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def split(what: str, array: DeviceArray, ranks: int) -> tuple[int, ...]:
 
 def reducible(array: DeviceArray) -> str:
     """The name of a dtype that can be reduced. Raises `DtypeError`."""
-    name = _name(array.dtype)
+    name = name_of(array.dtype)
     if name not in NUMBERS:
         raise DtypeError(
             f"{array.dtype} cannot be reduced.",
@@ -196,15 +196,3 @@ def reducible(array: DeviceArray) -> str:
             details={"dtype": name},
         )
     return name
-
-
-def moved(array: DeviceArray, elements: int) -> tuple[str, int]:
-    """The dtype to be sent for what is only moved, and how many of it so many elements of the array are."""
-    name = _name(array.dtype)
-    return (name, elements) if name in ITEM_SIZES else ("uint8", elements * array.dtype.itemsize)
-
-
-@lru_cache(64)
-def _name(dtype: np.dtype[Any]) -> str:
-    """NumPy puts it together anew each time it is asked."""
-    return dtype.name

@@ -1,19 +1,17 @@
-"""From one rank to another: send, receive, barrier, and copies between devices of a node."""
+"""From one rank to another: send, receive and barrier."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hearth import stream as streams
-from hearth.arrays.array import DeviceArray, allocate
-from hearth.collectives.commands import Part, present
-from hearth.collectives.operands import Arrays, check_array, check_out, check_rank, moved
+from hearth.arrays.device_copy import moved
+from hearth.collectives.commands import Part
+from hearth.collectives.operands import Arrays, check_array, check_out, check_rank
 from hearth.errors import ArgumentError
-from hearth.session.collective_order import sorted_order
 from hearth_proto.v1 import commands_pb2 as c
 
 if TYPE_CHECKING:
-    from hearth.stream import Stream
+    from hearth.arrays.array import DeviceArray
 
 
 class PointToPoint(Arrays):
@@ -60,23 +58,3 @@ class PointToPoint(Arrays):
             reason="INVALID_ARGUMENT",
             fix="pass an array that was made on one of group.devices.",
         )
-
-
-def copy_between(to: DeviceArray, since: DeviceArray, stream: Stream | None) -> None:
-    """Copies an array to another device of its session, as one send and its receive: on `stream` (None: the current
-    one) there, and on the current stream here. Shapes and dtypes are the same, and not empty.
-
-    Raises `LaunchError` inside the recording of a graph.
-    """
-    source = since if since.flags.c_contiguous else since.copy()
-    target = to if to.flags.c_contiguous else allocate(to.device, to.shape, to.dtype, stream)
-    connections = {0: source._connection, 1: target._connection}
-    dtype, size = moved(source, source.size)
-    parts = {
-        0: [Part(0, c.COLLECTIVE_KIND_SEND, source, None, size, dtype, peer=1)],
-        1: [Part(1, c.COLLECTIVE_KIND_RECV, None, target, size, dtype, peer=0)],
-    }
-    on = {0: streams.current(connections[0]), 1: stream or streams.current(connections[1])}
-    present(connections, sorted_order([connections[0].ordinal, connections[1].ordinal]), parts, 0, on)
-    if target is not to:
-        to.copy_from(target, stream)

@@ -113,7 +113,7 @@ class Function(Attributes):
         if target is None or not target.records:
             attachment.launch(record)
         else:
-            call = launch_config.Call(self, grid, block, shared_mem, mode, cooperative, cluster, iterations)
+            call = streams.Call(self, grid, block, shared_mem, mode, cooperative, cluster, iterations)
             target.launched(attachment, record, call, args)
 
     def _pack(

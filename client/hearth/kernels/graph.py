@@ -16,14 +16,13 @@ from hearth import stream as streams
 from hearth.errors import HearthError, LaunchError
 from hearth.kernels import launch_config
 from hearth.kernels.graph_program import Program, count, lost
-from hearth.stream import Stream
+from hearth.stream import Call, Stream
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from hearth.kernels.launch_config import Call
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
     from hearth.session.memory import Kind

@@ -3,32 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from hearth.errors import ArgumentError, LaunchError, LaunchTypeError
 from hearth.kernels import arguments
 from hearth.session.memory import OnDevice
 from hearth_proto.launches import Extension, LaunchFlag
 
-if TYPE_CHECKING:
-    from hearth.kernels.function import Function
-
 MODES = {"checked": 0, "unchecked": int(LaunchFlag.UNCHECKED), "validate": int(LaunchFlag.VALIDATE)}
 SHARED_MAX = 2**32 - 1
 ITERATIONS_MAX = 2**32 - 1
-
-
-class Call(NamedTuple):
-    """A launch as it was asked for, without its arguments."""
-
-    function: Function
-    grid: Any
-    block: Any
-    shared_mem: int = 0
-    mode: str = "checked"
-    cooperative: bool = False
-    cluster: Any = None
-    iterations: int = 1
 
 
 def head(

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from hearth.kernels.launch_config import Call
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
     from hearth.session.memory import Kind
     from hearth.session.reply import Asked
+    from hearth.stream import Call
 
 RECORDED_MAX = 1 << 16
 """More rounds of a prepared list than any graph holds: the daemon refuses them."""

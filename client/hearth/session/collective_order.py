@@ -10,7 +10,15 @@ import itertools
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from hearth.session.attachment import Attachment
+    from hearth_proto.v1 import commands_pb2
+
+WORTH = 16
+"""An operation takes the daemon about as long as so many launches, and is under way until all ranks have come to it:
+each batch is under way for long, so that several have to be for one stage to work while others do."""
 
 Name = tuple[int, ...] | bytes
 """Devices of a session in rank order, or the id of a group over daemons."""
@@ -80,3 +88,18 @@ def taken(turns: Iterable[Turns]) -> Iterator[None]:
     finally:
         for lock in reversed(held):
             lock.release()
+
+
+def submit_in_turn(commands: Sequence[tuple[Turns, Attachment, commands_pb2.Command]], roster: Roster) -> None:
+    """Submits each device's part of one operation of the roster's, under one number.
+
+    All take their number first: a rank that fails to submit has had its turn as well. And all the same number: a send
+    that no rank received leaves its rank ahead of the others, and what they do together later is to meet nonetheless.
+    """
+    with taken(turns for turns, _, _ in commands):
+        number = 1 + max((turns.count(roster.name) for turns, _, _ in commands), default=0)
+        for turns, _, command in commands:
+            turns.take(roster.name, number)
+            command.collective.sequence = number
+        for _, attachment, command in commands:
+            attachment.submit(command, WORTH * len(command.collective.operations))

@@ -27,6 +27,7 @@ from hearth.session import execute_stream as execute
 from hearth.session import lane_channel as laned
 from hearth.session import lane_sending, submitting
 from hearth.session.attachment import Attachment
+from hearth.session.collective_order import WORTH
 from hearth.session.lane_sending import GATHER
 from hearth.session.protocol import Session
 from hearth.session.send_queue import Limits
