@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from hearth import stream as streams
-from hearth.collectives.commands import Part, by_rank
+from hearth.collectives.part import Part, by_rank
 from hearth.errors import ArgumentError
 from hearth_proto.v1 import commands_pb2
 

@@ -1,9 +1,9 @@
-"""One rank's part in one operation: what it is made of, and how it is sent."""
+"""Submission of the parts of an operation, of all ranks of this process at once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from hearth import stream as streams
 from hearth.collectives import overlap
@@ -11,44 +11,11 @@ from hearth.session.collective_order import Roster, submit_in_turn
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
-    from hearth.arrays.array import DeviceArray
+    from hearth.collectives.part import Part
     from hearth.session.attachment import Attachment
     from hearth.session.collective_order import Turns
     from hearth.session.connection import Connection
     from hearth.stream import Stream
-
-
-class Part(NamedTuple):
-    """One rank's part in one operation; ranks are the group's."""
-
-    rank: int
-    kind: commands_pb2.CollectiveKind
-    source: DeviceArray | None = None
-    destination: DeviceArray | None = None
-    elements: int = 0
-    """NCCL's: elements that each rank gives or gets of every other."""
-    dtype: str = ""
-    op: commands_pb2.ReduceOp = commands_pb2.REDUCE_OP_UNSPECIFIED
-    root: int | None = None
-    peer: int | None = None
-
-    @property
-    def arrays(self) -> tuple[DeviceArray, ...]:
-        """Source and destination, where it has them."""
-        return tuple(array for array in (self.source, self.destination) if array is not None)
-
-    def write(self, to: commands_pb2.CollectiveOperation, roster: Roster) -> None:
-        """As a message, with the ranks of `roster`."""
-        to.kind = self.kind
-        if self.source is not None:
-            to.source, to.source_offset = self.source._memory.handle, self.source._offset
-        if self.destination is not None:
-            to.destination, to.destination_offset = self.destination._memory.handle, self.destination._offset
-        to.count, to.dtype, to.op = self.elements, self.dtype, self.op
-        if self.root is not None:
-            to.root = roster.rank(self.root)
-        if self.peer is not None:
-            to.peer = roster.rank(self.peer)
 
 
 def present(
@@ -82,56 +49,3 @@ def present(
             part.write(collective.operations.add(), roster)
         commands.append((connection.turns, attachment, command))
     submit_in_turn(commands, roster)
-
-
-def among_all(
-    kind: commands_pb2.CollectiveKind,
-    sources: Sequence[DeviceArray],
-    destinations: Sequence[DeviceArray],
-    elements: int,
-    dtype: str,
-    op: commands_pb2.ReduceOp = commands_pb2.REDUCE_OP_UNSPECIFIED,
-) -> list[Part]:
-    """The parts of an operation in which every rank gives and gets: arrays in the group's order."""
-    pairs = zip(sources, destinations, strict=True)
-    return [Part(rank, kind, source, target, elements, dtype, op) for rank, (source, target) in enumerate(pairs)]
-
-
-def to_root(
-    kind: commands_pb2.CollectiveKind,
-    sources: Sequence[DeviceArray],
-    destination: DeviceArray,
-    root: int,
-    elements: int,
-    dtype: str,
-    op: commands_pb2.ReduceOp = commands_pb2.REDUCE_OP_UNSPECIFIED,
-) -> list[Part]:
-    """The parts of an operation in which every rank gives, and the root alone gets."""
-    return [
-        Part(rank, kind, source, destination if rank == root else None, elements, dtype, op, root)
-        for rank, source in enumerate(sources)
-    ]
-
-
-def from_root(
-    kind: commands_pb2.CollectiveKind,
-    source: DeviceArray,
-    destinations: Sequence[DeviceArray],
-    root: int,
-    elements: int,
-    dtype: str,
-) -> list[Part]:
-    """The parts of an operation in which the root alone gives, and every rank gets."""
-    op = commands_pb2.REDUCE_OP_UNSPECIFIED
-    return [
-        Part(rank, kind, source if rank == root else None, target, elements, dtype, op, root)
-        for rank, target in enumerate(destinations)
-    ]
-
-
-def by_rank(parts: Iterable[Part], ranks: Iterable[int] = ()) -> dict[int, list[Part]]:
-    """The parts of each rank that has one, and of each of `ranks`."""
-    found: dict[int, list[Part]] = {rank: [] for rank in ranks}
-    for part in parts:
-        found.setdefault(part.rank, []).append(part)
-    return found

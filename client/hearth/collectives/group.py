@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from hearth import stream as streams
 from hearth import telemetry
 from hearth.collectives.batch import Batch, check_none_open, opened
-from hearth.collectives.commands import Part, by_rank, present
+from hearth.collectives.commands import present
 from hearth.collectives.flight_recorder import FlightRecord, records
 from hearth.collectives.group_members import Named, checked, named
 from hearth.collectives.operands import check_rank, nanoseconds
 from hearth.collectives.operations import Collectives
+from hearth.collectives.part import Part, by_rank
 from hearth.collectives.point_to_point import PointToPoint
 from hearth.collectives.rendezvous import Formed, describe, form
 from hearth.errors import ArgumentError, ClosedError

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from hearth.arrays.device_copy import moved
-from hearth.collectives.commands import Part, among_all, from_root, to_root
 from hearth.collectives.operands import Arrays, check_array, check_rank, reducible, reduction, split
+from hearth.collectives.part import Part, among_all, from_root, to_root
 from hearth_proto.v1 import commands_pb2 as c
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from hearth_proto.layouts import clash
 
 if TYPE_CHECKING:
     from hearth.arrays.array import DeviceArray
-    from hearth.collectives.commands import Part
+    from hearth.collectives.part import Part
 
 
 class Span(NamedTuple):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hearth.arrays.device_copy import moved
-from hearth.collectives.commands import Part
 from hearth.collectives.operands import Arrays, check_array, check_out, check_rank
+from hearth.collectives.part import Part
 from hearth.errors import ArgumentError
 from hearth_proto.v1 import commands_pb2 as c
 

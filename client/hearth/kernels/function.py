@@ -20,10 +20,20 @@ from hearth.session.memory import OnDevice
 from hearth.stream import _current
 
 if TYPE_CHECKING:
-    from hearth.kernels.module import RawModule
+    from typing import Protocol
+
     from hearth.session.attachment import Attachment
+    from hearth.session.connection import Connection
     from hearth.session.memory import Space
     from hearth.stream import Stream
+
+    class Module(Protocol):
+        """The module of a kernel: `hearth.kernels.module.RawModule`."""
+
+        _connection: Connection
+
+        def _handle_on(self, attachment: Attachment) -> int: ...
+
 
 _CACHE_LIMIT = 1024
 _LISTS = (tuple, list)
@@ -49,7 +59,7 @@ class _Bound(NamedTuple):
 class Function(Attributes):
     """A kernel, called as in CuPy, ``f((grid,), (block,), (args...))``, or as in Numba, ``f[grid, block](args...)``."""
 
-    def __init__(self, module: RawModule, name: str) -> None:
+    def __init__(self, module: Module, name: str) -> None:
         self._module = module
         self._connection = module._connection
         self.name = name

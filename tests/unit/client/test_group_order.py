@@ -9,7 +9,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearth.collectives.commands import Part, by_rank, present
+from hearth.collectives.commands import present
+from hearth.collectives.part import Part, by_rank
 from hearth.session.collective_order import Roster, Turns, in_order, sorted_order, taken
 from hearth_proto.v1 import commands_pb2 as c
 

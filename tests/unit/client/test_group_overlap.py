@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hearth
-from hearth.collectives.commands import Part
 from hearth.collectives.overlap import check
+from hearth.collectives.part import Part
 from hearth_proto.v1 import commands_pb2 as c
 
 
