@@ -52,10 +52,8 @@ def add_to(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints it."""
-    from hearth.cli.main import build_parser
-
-    print(script(build_parser(), arguments.shell), end="")
+    """Prints it, of the whole command line's `arguments.parser`."""
+    print(script(arguments.parser, arguments.shell), end="")
     return 0
 
 

@@ -77,6 +77,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_Command)
     for command in _COMMANDS:
         command.add_to(commands)
+    parser.set_defaults(parser=parser)
     return parser
 
 

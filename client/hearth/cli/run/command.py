@@ -87,7 +87,7 @@ def add_to(commands: Any) -> None:
         "--option", action="append", default=[], metavar="OPTION", help="of NVRTC, as --option=--use_fast_math"
     )
     connect_options.add_options(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, usual_launch_timeout=LAUNCH_S)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from hearth.cli.run.command import LAUNCH_S
 from hearth.cli.run.report import Report, Result
 from hearth.cli.run.spec import Array, Generated, Spec
 from hearth.errors import ArgumentError, HearthError
@@ -101,7 +100,7 @@ def launched(
     device.synchronize()  # the uploads are done, and are not measured
     if not arguments.json:
         print(report.heading(), flush=True)
-    limit: float | None = arguments.launch_timeout or (None if arguments.shared else LAUNCH_S)
+    limit: float | None = arguments.launch_timeout or (None if arguments.shared else arguments.usual_launch_timeout)
     profile = device.profile() if arguments.timed else None
     with profile or contextlib.nullcontext():
         kernel(
