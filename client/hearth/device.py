@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hearth.profiling.trace import Trace
     from hearth.session.connection import Connection
     from hearth.session.reply import Asked, Reply
-    from hearth.types import DeviceInfo, DeviceProperties, MemoryUsage, NodeInfo
+    from hearth.types import DeviceInfo, DeviceProperties, MemoryUsage
     from hearth_proto.v1 import node_pb2
 
 
@@ -249,10 +249,7 @@ class Device(Creation, Dispatching, Durability, Published):
         return f"<hearth.Device {self.ordinal}: {properties.name} ({properties.backend}) on {self._node.name}>"
 
     def _now(self) -> DeviceInfo:
-        return self._now_of(self._node.describe)
-
-    def _now_of(self, describe: Callable[[], NodeInfo]) -> DeviceInfo:
-        for device in describe().devices:
+        for device in self._node._describe().devices:
             if device.ordinal == self.ordinal:
                 return device
         raise ArgumentError(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hearth.session.memory import Memory
     from hearth.shapes import Shape
     from hearth.stream import Stream
-    from hearth.types import DeviceProperties
+    from hearth.types import DeviceProperties, NodeInfo
     from hearth_proto.layouts import Rows
 
 
@@ -33,8 +33,7 @@ class NodeContext(Protocol):
     @property
     def name(self) -> str: ...
 
-    def describe(self) -> Any:
-        """A `NodeInfo`; in `hearth.aio` one to be awaited."""
+    def _describe(self) -> NodeInfo: ...
 
 
 class DeviceContext(Protocol):

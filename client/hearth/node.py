@@ -231,6 +231,9 @@ class Node:
 
     def describe(self) -> NodeInfo:
         """Name, versions, features, and every device's present state."""
+        return self._describe()
+
+    def _describe(self) -> NodeInfo:
         from hearth.types import NodeInfo
 
         return NodeInfo.of(self._session.call("Describe", node_pb2.DescribeRequest(), node_pb2.DescribeResponse))

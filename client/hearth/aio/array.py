@@ -14,13 +14,12 @@ from hearth.kernels import module
 from hearth.transfer import plan, registered, router
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from typing import SupportsIndex
 
     import numpy as np
 
     from hearth.aio.connection import LoopAttachment, LoopConnection
-    from hearth.aio.device import Device
     from hearth.interop import ipc
     from hearth.progress import Progress
     from hearth.session.attachment import Attachment
@@ -149,7 +148,7 @@ class DeviceArray(sync.DeviceArray):
 
     async def publish(self, name: str, tenants: Sequence[str] = ()) -> None:  # type: ignore[override]
         """Lets other sessions attach it under `name`, read-only; see `Device.publish`."""
-        await cast("Device", self._device).publish(name, self, tenants)
+        await self._device.publish(name, self, tenants)
 
     def _send(
         self,
@@ -173,22 +172,6 @@ class DeviceArray(sync.DeviceArray):
             router.write(self._connection, attachment, part, data, report, shared=False)
         else:
             transfers.upload(self._connection, cast("LoopAttachment", attachment), part, data, report)
-
-    if TYPE_CHECKING:
-
-        @property
-        def device(self) -> Device: ...
-        def __getitem__(self, index: Any) -> DeviceArray: ...
-        def reshape(self, *shape: SupportsIndex | tuple[SupportsIndex, ...]) -> DeviceArray: ...
-        def ravel(self) -> DeviceArray: ...
-        def view(self, dtype: Any) -> DeviceArray: ...
-        def squeeze(self, axis: int | tuple[int, ...] | None = None) -> DeviceArray: ...
-        def transpose(self, *axes: int | Sequence[int] | None) -> DeviceArray: ...
-        @property
-        def T(self) -> DeviceArray: ...
-        def flatten(self, stream: AnyStream | None = None) -> DeviceArray: ...
-        def __iter__(self) -> Iterator[DeviceArray]: ...
-        def copy(self, stream: AnyStream | None = None) -> DeviceArray: ...
 
 
 def _beside(connection: LoopConnection, attachment: Attachment, size: int) -> bool:

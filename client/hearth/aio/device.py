@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from hearth.aio.connection import LoopConnection
     from hearth.aio.dispatch import PendingDispatch
     from hearth.aio.graph import Graph, Prepared
-    from hearth.aio.node import Node
     from hearth.aio.profile import Profile, Trace
     from hearth.arrays.array import DeviceArray as AnyArray
     from hearth.arrays.described import PublishedArray
+    from hearth.interfaces import NodeContext
     from hearth.kernels.bindings import Array
     from hearth.progress import Progress
     from hearth.stream import Stream as AnyStream
@@ -39,7 +39,7 @@ class Device(sync.Device):
     _connection: LoopConnection
     _array_type = DeviceArray
 
-    def __init__(self, node: Node, connection: LoopConnection, opened: node_pb2.Device) -> None:
+    def __init__(self, node: NodeContext, connection: LoopConnection, opened: node_pb2.Device) -> None:
         super().__init__(node, connection, opened)
         self._default_stream = Stream(connection, default=True)
 
@@ -62,7 +62,7 @@ class Device(sync.Device):
         return (await self._known()).generation
 
     async def _known(self) -> DeviceInfo:
-        return await self._connection.home.call(partial(self._now_of, cast("Node", self._node)._describe))
+        return await self._connection.home.call(self._now)
 
     @telemetry.traced("hearth.synchronize")
     async def synchronize(self, timeout: float | None = None) -> None:  # type: ignore[override]
@@ -238,8 +238,6 @@ class Device(sync.Device):
 
     if TYPE_CHECKING:
 
-        @property
-        def node(self) -> Node: ...
         @property
         def default_stream(self) -> Stream: ...
         @property

@@ -123,7 +123,7 @@ class Node(AsyncWith, sync.Node):
 
     async def describe(self) -> NodeInfo:  # type: ignore[override]
         """Name, versions, features, and every device's present state."""
-        return await self._home.call(super().describe)
+        return await self._home.call(self._describe)
 
     async def sessions(self) -> list[SessionInfo]:  # type: ignore[override]
         """The sessions on the node that this one may see."""
@@ -164,10 +164,6 @@ class Node(AsyncWith, sync.Node):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-    def _describe(self) -> NodeInfo:
-        """As a thread."""
-        return super().describe()
 
     if TYPE_CHECKING:
 
