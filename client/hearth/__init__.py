@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from hearth.kernels.bindings import Out as Out
     from hearth.kernels.by_value import Struct as Struct
     from hearth.kernels.function import Function as Function
-    from hearth.kernels.function_attributes import Occupancy as Occupancy
+    from hearth.kernels.function import Occupancy as Occupancy
     from hearth.kernels.graph import Graph as Graph
     from hearth.kernels.graph import GraphNode as GraphNode
     from hearth.kernels.module import RawModule as RawModule
@@ -115,8 +115,7 @@ _HOMES = {
     ),
     "failure": ("Failure",),
     "collectives.flight_recorder": ("FlightRecord",),
-    "kernels.function": ("Function",),
-    "kernels.function_attributes": ("Occupancy",),
+    "kernels.function": ("Function", "Occupancy"),
     "kernels.graph": ("Graph", "GraphNode"),
     "collectives.group": ("Group",),
     "kernels.module": ("RawModule",),

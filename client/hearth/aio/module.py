@@ -8,12 +8,12 @@ from hearth import telemetry
 from hearth.aio.array import GlobalArray
 from hearth.kernels import function as sync_function
 from hearth.kernels import module as sync
-from hearth.kernels.function_attributes import ATTRIBUTES
+from hearth.kernels.function import ATTRIBUTES
 
 if TYPE_CHECKING:
     from hearth import shapes
     from hearth.aio.connection import LoopConnection
-    from hearth.kernels.function_attributes import Occupancy
+    from hearth.kernels.function import Occupancy
 
 
 class Function(sync_function.Function):

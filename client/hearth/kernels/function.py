@@ -11,13 +11,14 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hearth import progress
 from hearth import stream as streams
 from hearth.codec import encode as plain
 from hearth.errors import HearthError, LaunchError, LaunchTypeError
 from hearth.kernels import arguments, launch_config, record_packer
-from hearth.kernels.function_attributes import Attributes
 from hearth.session.memory import OnDevice
 from hearth.stream import _current
+from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
     from typing import Protocol
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
     from hearth.session.memory import Space
+    from hearth.session.reply import Asked
     from hearth.stream import Stream
 
     class Module(Protocol):
@@ -48,6 +50,23 @@ Replaced as a whole. A plain tuple: to look into it is most of what a launch cos
 _NEVER: _Recent = (None, None, _LISTS, None, 0, "", b"", lambda args, space: None)
 
 
+ATTRIBUTES = ("num_regs", "shared_size_bytes", "local_size_bytes", "const_size_bytes", "max_threads_per_block")
+"""What `Attributes.attributes` has."""
+
+
+class Occupancy(NamedTuple):
+    """What of a kernel fits its device at once."""
+
+    blocks_per_multiprocessor: int
+    multiprocessors: int
+    max_cooperative_blocks: int
+    """The largest grid of a cooperative launch; 0 where the device has none."""
+    max_clusters: int
+    """Where a cluster was asked for."""
+    suggested_block: int
+    """Threads of a block that gives the most occupancy."""
+
+
 class _Bound(NamedTuple):
     """A function on one attachment: replaced as a whole, so that a launch sees one or the other."""
 
@@ -56,7 +75,7 @@ class _Bound(NamedTuple):
     heads: dict[object, tuple[bytes, arguments.Signature]]
 
 
-class Function(Attributes):
+class Function:
     """A kernel, called as in CuPy, ``f((grid,), (block,), (args...))``, or as in Numba, ``f[grid, block](args...)``."""
 
     def __init__(self, module: Module, name: str) -> None:
@@ -68,6 +87,7 @@ class Function(Attributes):
         self._before: tuple[bytes, arguments.Signature] | None = None
         """What was launched last, and is no `_recent`."""
         self._recent: _Recent = _NEVER
+        self._described: commands_pb2.FunctionResult | None = None
         self._bind(self._connection.attachment())
 
     def __call__(
@@ -236,6 +256,78 @@ class Function(Attributes):
 
         return launch
 
+    # ---- what the kernel says of itself, by CuPy's names; each waits for the compile ----
+
+    @property
+    def attributes(self) -> dict[str, int]:
+        """All of the below in one dict."""
+        return {name: getattr(self, name) for name in ATTRIBUTES}
+
+    @property
+    def num_regs(self) -> int:
+        """Registers per thread; 0 where the backend has none."""
+        return self._describe().registers
+
+    @property
+    def shared_size_bytes(self) -> int:
+        """Static shared memory per block."""
+        return self._describe().static_shared_bytes
+
+    @property
+    def local_size_bytes(self) -> int:
+        """Local memory per thread."""
+        return self._describe().local_bytes
+
+    @property
+    def const_size_bytes(self) -> int:
+        """Constant memory."""
+        return self._describe().constant_bytes
+
+    @property
+    def max_threads_per_block(self) -> int:
+        """The largest block that the kernel's registers allow."""
+        return self._describe().max_threads_per_block
+
+    @property
+    def max_dynamic_shared_size_bytes(self) -> int:
+        """The most dynamic shared memory that a launch may ask for."""
+        return self._describe().max_dynamic_shared_bytes
+
+    def occupancy(self, block: Any, shared_mem: int = 0, *, cluster: Any = None) -> Occupancy:
+        """How many blocks of so many threads, with so much dynamic shared memory, the device holds at once.
+
+        Raises `LaunchError` for a block that can never run.
+        """
+        return self._occupying(block, shared_mem, cluster).wait()
+
+    def _occupying(self, block: Any, shared_mem: int, cluster: Any) -> Asked[Occupancy]:
+        attachment = self._connection.attachment()
+        command = commands_pb2.Command()
+        asked = command.occupancy
+        asked.function = self._handle_on(attachment)
+        asked.block.x, asked.block.y, asked.block.z = arguments.dimensions("block", block)
+        asked.shared_mem = shared_mem
+        if cluster is not None:
+            asked.cluster.x, asked.cluster.y, asked.cluster.z = arguments.dimensions("cluster", cluster)
+        return self._connection.asking(command, _occupancy, attachment)
+
+    @property
+    def parameters(self) -> list[tuple[int, int]]:
+        """(offset, size) in bytes of each parameter in the parameter block."""
+        return [(parameter.offset, parameter.size) for parameter in self._describe().parameters]
+
+    def _describe(self) -> commands_pb2.FunctionResult:
+        if self._described is None:
+            with progress.waiting("compile"):
+                self._described = self._describing().wait()
+        return self._described
+
+    def _describing(self) -> Asked[commands_pb2.FunctionResult]:
+        attachment = self._connection.attachment()
+        command = commands_pb2.Command()
+        command.describe_function.function = self._handle_on(attachment)
+        return self._connection.asking(command, lambda result: result.function, attachment)
+
     def _repr_html_(self) -> str:
         from hearth import html_repr
 
@@ -294,3 +386,14 @@ class Function(Attributes):
                 error.details.setdefault(name, value)
             raise
         raise LaunchError(f"{what}, {array!r}, changed hands during the launch.", reason="LAUNCH_INVALID")
+
+
+def _occupancy(answer: commands_pb2.Result) -> Occupancy:
+    result = answer.occupancy
+    return Occupancy(
+        result.blocks_per_multiprocessor,
+        result.multiprocessors,
+        result.max_cooperative_blocks,
+        result.max_clusters,
+        result.suggested_block,
+    )

@@ -22,13 +22,10 @@ from hypothesis import strategies as st
 from lane_daemon import LaneDaemon, serving
 
 import hearth
-from hearth.collectives.commands import WORTH
-from hearth.session import execute_stream as execute
-from hearth.session import lane_channel as laned
-from hearth.session import lane_sending, submitting
+from hearth.session import execute_stream, lane_channel, submitting
 from hearth.session.attachment import Attachment
 from hearth.session.collective_order import WORTH
-from hearth.session.lane_sending import GATHER
+from hearth.session.lane_channel import GATHER
 from hearth.session.protocol import Session
 from hearth.session.send_queue import Limits
 from hearth.transport import grpc as transports
@@ -90,11 +87,11 @@ def test_what_waited_for_the_lane_goes_before_its_threads_are_there(monkeypatch:
         def start(self) -> None:
             sent_before.append(len(sent))
 
-    monkeypatch.setattr(laned, "threading", SimpleNamespace(Thread=Late))
+    monkeypatch.setattr(lane_channel, "threading", SimpleNamespace(Thread=Late))
     owner = SimpleNamespace(session=session, sleepers=[], watchers=0, listeners=0)
     lock = threading.Lock()
     with lock:
-        laned.Laned(Sink(), owner, lock, lambda: None).start("lane")  # type: ignore[arg-type]
+        lane_channel.Laned(Sink(), owner, lock, lambda: None).start("lane")  # type: ignore[arg-type]
     assert (sent, sent_before) == ([1], [1, 1])
 
 
@@ -117,7 +114,7 @@ def test_what_takes_long_goes_in_several_batches_at_once(
     daemon: LaneDaemon, gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Collectives: each batch is under way until all ranks have come to it, and the next ones are not kept for that."""
-    monkeypatch.setattr(lane_sending, "_IDLE_S", 60.0)  # after which the thread that sends takes what there is
+    monkeypatch.setattr(lane_channel, "_IDLE_S", 60.0)  # after which the thread that sends takes what there is
     gpu.synchronize()
     work = attachment(gpu)
     daemon.gate.clear()
@@ -158,7 +155,7 @@ def test_without_a_lane_work_goes_over_the_stream(
     daemon: LaneDaemon, monkeypatch: pytest.MonkeyPatch, flaw: str, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(transports, "open_lane", partial(open_lane, seconds=0.05))
-    monkeypatch.setattr(execute, "LANE_AGAIN_S", 600.0)
+    monkeypatch.setattr(execute_stream, "LANE_AGAIN_S", 600.0)
     if flaw == "silent":
         daemon.silent = True
     elif flaw == "no_path":
@@ -177,7 +174,7 @@ def test_a_lane_that_was_missed_is_opened_later(daemon: LaneDaemon, monkeypatch:
     """As where the machine was busy for a second: the session does not stay without a lane. While answers are owed its
     stream is kept, and each further attempt waits for longer."""
     monkeypatch.setattr(transports, "open_lane", partial(open_lane, seconds=0.05))
-    monkeypatch.setattr(execute, "LANE_AGAIN_S", 0.2)
+    monkeypatch.setattr(execute_stream, "LANE_AGAIN_S", 0.2)
     daemon.silent = True
     began = time.monotonic()
     with hearth.connect(daemon.target) as node:
@@ -204,7 +201,7 @@ def test_a_lane_that_was_missed_is_opened_later(daemon: LaneDaemon, monkeypatch:
             gpu.synchronize()
             return daemon.lane is not None
 
-        assert wait_for(laned, seconds=60.0)
+        assert wait_for(lane_channel, seconds=60.0)
         assert daemon.attaches >= 4
         over_grpc = daemon.over_grpc
         gpu.synchronize()
@@ -414,7 +411,7 @@ def test_nothing_is_left_of_a_closed_node(daemon: LaneDaemon) -> None:
 def test_descriptors_are_given_back(daemon: LaneDaemon, gpu: hearth.Device) -> None:
     def open_lanes() -> int:
         laned = attachment(gpu)._laned
-        return 0 if laned is None else laned._lane._connection.fileno()
+        return 0 if laned is None else lane_channel._lane._connection.fileno()
 
     gpu.synchronize()
     first = open_lanes()
@@ -443,7 +440,7 @@ if child == 0:
     try:
         gpu.synchronize()
     except hearth.ClosedError:
-        refused = 5 if laned._lane._connection.fileno() == -1 else 6
+        refused = 5 if lane_channel._lane._connection.fileno() == -1 else 6
     node.close()
     os._exit(refused)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
