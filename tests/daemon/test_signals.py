@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import hearth
-from hearth.session import lane_channel, lane_user
+from hearth.session import attachment, lane_channel
 from hearth.transport import memory_segments, spin_wait
 from hearth_proto.v1 import commands_pb2
 
@@ -26,7 +26,7 @@ Told = Callable[[], int]
 def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     """How often threads have gone on by a signal. To be asked for before the device is used: who waits looks for its
     answer as long as it takes, as with many cores."""
-    monkeypatch.setattr(lane_user, "cores", lambda: 64)
+    monkeypatch.setattr(attachment, "cores", lambda: 64)
     monkeypatch.setattr(spin_wait, "LOOK_S", 20.0)
     calls: list[int] = []
     real = lane_channel.Laned._signalled

@@ -1,37 +1,59 @@
 """The attachment to a device, driven by threads: those that submit, one that sends, one that receives.
 
 A lone command goes at once; while a batch is on its way further commands gather, so that batches form by themselves
-under load. The receiving thread never waits; what submits, `hearth.session.submitting` has.
+under load. The receiving thread never waits; a thread that submits faster than the daemon executes does. The work goes
+over a lane (`hearth.session.lane_channel`), waits for one, or goes over the Execute stream.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
+from hearth.codec import batch
 from hearth.errors import ClosedError, HearthError, TimeoutError, broken
+from hearth.session import send_queue
 from hearth.session.execute_stream import Execute
-from hearth.session.lane_user import HELD_S
-from hearth.session.submitting import Submitting
+from hearth.session.lane_channel import Laned
+from hearth.session.memory import burials
+from hearth.session.protocol import Session
+from hearth.session.reply import Reply
+from hearth.session.waiters import Waiters
 from hearth.session.watchdog import Point, Watchdog
-from hearth_proto.later import device_pb2
+from hearth.transport.spin_wait import Lookout
+from hearth_proto.cores import cores
+from hearth_proto.later import commands_pb2, device_pb2
 
 if TYPE_CHECKING:
+    from hearth.codec.encode import Plain
     from hearth.session.kernel_output import Prints
-    from hearth.session.memory import Space
+    from hearth.session.memory import Kind, Space
+    from hearth.session.reply import ReplyLike
     from hearth.session.send_queue import Limits
     from hearth.transport.base import Transport
+    from hearth.transport.copy_signals import Signals
+    from hearth.transport.lane import Lane
 
+HELD_S = 0.25
+"""How long work waits for a lane, where the daemon has to finish first what it had got before a break."""
 _IDLE_S = 1.0
 """How late a buffer may be given back in the one race that `nudge` loses: it takes no lock."""
 _AWAY_S = 1.0
 """How long who closes waits for a connection that broke."""
+_TURN_S = 0.5e-3
+"""How long commands may lie in the queue, though they could be sent, before who submits lets others have a turn."""
+_LANE_TURN_S = 50e-6
+"""How long it lets them over a lane, where it sends itself what is worth it: the receiving thread alone needs a turn,
+to say what is done."""
 
 
-class Attachment(Submitting):
+class Attachment:
     """A session's work on one device, from one attach to the loss of the device or the close of the session; where the
     connection breaks, it goes on over the next."""
 
@@ -43,7 +65,11 @@ class Attachment(Submitting):
         prints: Prints | None = None,
         requests: Iterator[int] | None = None,
     ) -> None:
-        super().__init__(limits, on_late_error, requests)
+        """`requests`: mints their numbers, where others number theirs alike."""
+        self._requests_minted = requests if requests is not None else itertools.count(1)
+        self.session = Session(limits, next(self._requests_minted))
+        self._before: Callable[[], None] | None = None
+        """Called by who waits for an answer, before the wait returns with it."""
         if prints is not None:
             self.session.on_output = prints.add
             self._before = prints.deliver
@@ -51,10 +77,29 @@ class Attachment(Submitting):
         self.over = threading.Event()
         self.space: Space | None = None
         """Set by the connection once the generation is known."""
-        self._on_end = on_end
-        self._stream = 0
         self.execute: Execute | None = None
+        self.lookout = Lookout(cores())
+        """For threads that wait at a lane."""
+        self.signals: Signals | None = None
+        """What the device writes as soon as copies are done; None: it does not."""
+        self._on_end = on_end
+        self._on_late_error = on_late_error
+        self._stream = 0
         self._watchdog: Watchdog | None = None
+        self._lock = threading.Lock()
+        self.waiters = Waiters(self._lock)
+        self._change = threading.Condition(self._lock)  # for room, for the attach, for quiet
+        self._calls: SimpleQueue[None] = SimpleQueue()
+        """Where the stream's sender sleeps while it has nothing to do, until it is called; each stream has its own."""
+        self._sender_waits = False
+        """Whether it has to be called when there is something to send; with the lock held."""
+        self._laned: Laned | None = None
+        self._held_until = 0.0
+        """Nothing is sent before, unless a lane comes to life; 0: nothing is held back."""
+        self._dead: deque[tuple[Kind, int]] = deque()
+        """What was freed and has to be given back."""
+        self._waiting_since = 0.0
+        """When the queue was empty last, but for what was then submitted."""
 
     # ---- life ----
 
@@ -130,6 +175,167 @@ class Attachment(Submitting):
         with self._lock:
             self.session.receipts.arrived(transfer, size)
             self._wake_sender()
+
+    # ---- threads that submit ----
+
+    def launch(self, record: bytes) -> None:
+        """Queues one packed launch; waits while the queue is full."""
+        session = self.session
+        with self._lock:
+            if (
+                session.queued >= send_queue.QUEUE_COMMANDS  # `session.full`, spelled out
+                or session.queued_bytes >= send_queue.QUEUE_BYTES
+                or session.error is not None
+            ):
+                self._await_room()
+            session.launch(record)
+            laned = self._laned
+            if laned is not None:
+                laned.push_work()
+            elif self._sender_waits and session.sendable:
+                self._call_sender()
+
+    def submit(self, command: commands_pb2.Command | Plain, worth: int = 1) -> None:
+        """Queues a command that answers nothing; it is as good a reason to send a batch as `worth` others."""
+        self._add(command.SerializeToString(), 0, None, False, worth)
+
+    def count_up(self, key: object, n: int, command: Callable[[int], bytes]) -> None:
+        """Queues a command that answers nothing and does something `n` times; see `Session.count_up`."""
+        with self._lock:
+            self._make_ready()
+            self.session.count_up(key, n, command)
+            self._wake_sender(False)
+
+    def request(self, command: commands_pb2.Command | Plain, *, reports: bool = False, barrier: bool = False) -> Reply:
+        """Queues a command that answers; see `Session.add` for `barrier` and `Reply` for `reports`."""
+        return self.ask(command.SerializeToString(), reports=reports, barrier=barrier)
+
+    def ask(
+        self,
+        command: bytes,
+        *,
+        reports: bool = False,
+        barrier: bool = False,
+        on_error: Callable[[], None] | None = None,
+    ) -> Reply:
+        """The same for a command that is serialized, without a request; `on_error` is the reply's."""
+        request = next(self._requests_minted)
+        reply = Reply(reports=reports, waiting=self.waiters)
+        reply.before = self._before
+        reply.request = request
+        if on_error is not None:
+            reply.on_error = on_error
+        if reports:
+            reply.on_late_error = self._on_late_error
+        command = batch.asking(request, command)
+        try:
+            with self._lock:
+                session = self.session
+                if (
+                    session.error is not None or self._dead
+                    or session.queued >= send_queue.QUEUE_COMMANDS  # `session.full`, spelled out
+                    or session.queued_bytes >= send_queue.QUEUE_BYTES
+                ):  # fmt: skip
+                    self._make_ready()
+                laned = self._laned
+                if laned is not None:
+                    laned.push_request(command, request, reply, barrier)
+                    return reply
+                if session.add_ready(command, request, reply, barrier):
+                    self._wake_sender()
+                    return reply
+            self._add(command, request, reply, barrier)
+            return reply
+        except BaseException:  # KeyboardInterrupt: it may have gone out, and nobody will take the answer
+            reply.abandon()
+            raise
+
+    def _make_ready(self) -> None:
+        """Waits for room in the queue, and puts there first what was freed: it is there again for what is allocated
+        now."""
+        if self.session.full or self.session.error is not None:
+            self._await_room()
+        if self._dead:
+            self.bury()
+
+    def hear(self, command: commands_pb2.Command, reply: ReplyLike, *, one_way: bool) -> None:
+        """Queues a command that answers `reply`, which nobody need wait for. `one_way`: where the attachment ends
+        before, it counts as lost work that nobody was waiting for."""
+        self.tell(command.SerializeToString(), reply, one_way=one_way)
+
+    def tell(self, command: bytes, reply: ReplyLike, *, one_way: bool) -> None:
+        """The same for a command that is serialized, without a request."""
+        request = next(self._requests_minted)
+        data, session = batch.asking(request, command), self.session
+        with self._lock:
+            if one_way:
+                session.submitted += 1
+            if self._laned is not None and not (session.error is not None or self._dead or session.full):
+                self._laned.push_request(data, request, reply, False)
+                return
+        self._add(data, request, reply, False)
+
+    def _add(self, data: bytes, request: int, reply: ReplyLike | None, barrier: bool, worth: int = 1) -> None:
+        session = self.session
+        with self._lock:
+            self._make_ready()
+            first = not session.queued
+            session.add(data, request, reply, barrier=barrier, worth=worth)
+            if self._laned is not None and reply is not None:
+                self._laned.push_awaited()
+                return
+            self._wake_sender(reply is not None)
+            if first:
+                self._waiting_since = time.monotonic()
+            elif time.monotonic() - self._waiting_since > _TURN_S and reply is None and session.sendable:
+                self._give_way()
+
+    def _give_way(self) -> None:
+        """Waits until the sending thread has had its turn, but not for long: a thread that submits without a pause
+        keeps the interpreter to itself for 5 ms at a time (`sys.getswitchinterval`), and to send takes several
+        turns."""
+        self.waiters.watch()
+        try:
+            self._change.wait(_TURN_S if self._laned is None else _LANE_TURN_S)
+        finally:
+            self.waiters.watchers -= 1
+            self._waiting_since = time.monotonic()
+
+    def _await_room(self) -> None:
+        self._await(lambda: not self.session.full or self.session.error is not None, None)
+        if self.session.error is not None:
+            raise self.session.error.again()
+
+    def _await(self, ready: Callable[[], bool], timeout: float | None) -> None:
+        """Waits, with the lock held, for a change after which `ready` holds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        self.waiters.watch()
+        try:
+            while not ready():
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    return
+                self._change.wait(left)
+        finally:
+            self.waiters.watchers -= 1
+
+    def _wake_sender(self, awaited: bool = True) -> None:
+        if self._laned is not None:
+            self._laned.push_awaited() if awaited else self._laned.push_work()
+        elif self._sender_waits and (self.session.sendable or self.session.receipt_due):
+            self._call_sender()
+
+    def bury(self) -> None:
+        """Queues what was freed; with the lock held."""
+        if self.session.error is not None:
+            return
+        for command in burials(self._dead):
+            self.session.add(command.SerializeToString())
+
+    def changed(self) -> None:
+        """Something came over the lane; with the lock held."""
+        if self.waiters.watchers:
+            self._change.notify_all()
 
     # ---- called by the sending and the receiving thread ----
 
@@ -211,6 +417,68 @@ class Attachment(Submitting):
             self._leave_lane()
             self.session.suspend(error)
             self._change.notify_all()
+
+    # ---- lanes ----
+
+    def hold(self) -> None:
+        with self._lock:
+            self._held_until = time.monotonic() + HELD_S
+
+    def quiet(self) -> bool:
+        with self._lock:
+            if not (self._held and self.session.attached and self.session.quiet):
+                return False
+            self._held_until = math.inf  # to open a lane takes no longer than it may
+            self._call_sender()  # the daemon waits for the receipt
+            return True
+
+    def at_rest(self) -> bool:
+        with self._lock:
+            session = self.session
+            return session.attached and session.idle and not session.outstanding
+
+    def carry(self, lane: Lane | None, on_end: Callable[[], None], name: str) -> Laned | None:
+        with self._lock:
+            self._held_until = 0.0
+            if lane is not None and self.session.error is None:
+                lane.lookout = self.lookout
+                self._laned = self.waiters.laned = Laned(lane, self, self._lock, on_end)
+                self._laned.start(name)
+            elif lane is not None:
+                lane.release()
+            self._call_sender()
+            return self._laned
+
+    def forked(self) -> None:
+        """In the child of a fork: takes no lock."""
+        if self._laned is not None:
+            self._laned.forked()
+
+    @property
+    def _held(self) -> bool:
+        return self._held_until > 0 and self._held_until > time.monotonic()
+
+    @property
+    def _receipt_opens(self) -> bool:
+        """Whether a lane that is being opened waits for the daemon to be told what has come over the stream."""
+        return self._laned is None and self._held_until == math.inf and self.session.receipts.untold
+
+    @property
+    def _away(self) -> bool:
+        """Whether the work goes another way than over the stream, or will."""
+        return self._laned is not None or self._held
+
+    def _call_sender(self) -> None:
+        """The stream's sender has to look; with the lock held."""
+        self._calls.put(None)
+        self._sender_waits = False  # last: called twice, for a Ctrl-C in between, it looks twice
+
+    def _leave_lane(self) -> None:
+        self._held_until = 0.0
+        laned = self._laned
+        self._laned = self.waiters.laned = None
+        if laned is not None:
+            laned.close()
 
 
 def closed() -> ClosedError:

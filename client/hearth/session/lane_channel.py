@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from hearth.session.protocol import Session
     from hearth.session.reply import Reply, ReplyLike
+    from hearth.session.waiters import Waiters
     from hearth.transport.copy_signals import Signals
     from hearth.transport.lane import Came, Lane
 
@@ -28,14 +29,7 @@ if TYPE_CHECKING:
         """The attachment. All but `changed`, which is called with it, are called without its lock."""
 
         session: Session
-        sleepers: list[Reply]
-        """What threads that sleep wait for."""
-
-        watchers: int
-        """How many threads wait for `changed`."""
-
-        listeners: int
-        """How many answers are expected that no thread waits for."""
+        waiters: Waiters
 
         signals: Signals | None
         """What the device writes as soon as copies are done."""
@@ -66,7 +60,8 @@ class Laned:
         self._owner = owner
         self._session = owner.session
         self._lock = lock
-        self._role = Role(lock, owner.sleepers, self._needed, self._tick)
+        self._waiters = owner.waiters
+        self._role = Role(lock, owner.waiters.sleepers, self._needed, self._tick)
         self._left = threading.Condition(lock)  # the sender waits for what others leave behind
         self._sender_waits = False
         self._soon = False
@@ -210,8 +205,8 @@ class Laned:
 
     def _needed(self) -> bool:
         """Whether somebody depends on what comes, though nobody waits for an answer."""
-        owner = self._owner
-        return self._session.queued > 0 or owner.watchers > 0 or owner.listeners > 0
+        waiters = self._waiters
+        return self._session.queued > 0 or waiters.watchers > 0 or waiters.listeners > 0
 
     def _tick(self, passed: bool) -> None:
         """Sends what was left behind for a request that did not follow, as long as a tick."""
@@ -378,7 +373,7 @@ class Laned:
         self.fruitful = True
         if session.queued or session.again or session.receipts.due:
             self._push_on()
-        if self._owner.watchers:
+        if self._waiters.watchers:
             self._owner.changed()
         return not self._over
 

@@ -36,7 +36,7 @@ class ReplyLike(Protocol):
 
 
 class Waiting(Protocol):
-    """Where replies are waited for: the attachment."""
+    """Where replies are waited for: `hearth.session.waiters.Waiters`."""
 
     def attend(self, reply: Reply, timeout: float | None) -> bool:
         """Waits `timeout` seconds at most; whether it is answered."""

@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 from lane_daemon import LaneDaemon, serving
 
 import hearth
-from hearth.session import execute_stream, lane_channel, submitting
+from hearth.session import attachment as attachments
+from hearth.session import execute_stream, lane_channel
 from hearth.session.attachment import Attachment
 from hearth.session.collective_order import WORTH
 from hearth.session.lane_channel import GATHER
@@ -87,8 +88,8 @@ def test_what_waited_for_the_lane_goes_before_its_threads_are_there(monkeypatch:
         def start(self) -> None:
             sent_before.append(len(sent))
 
-    monkeypatch.setattr(lane_channel, "threading", SimpleNamespace(Thread=Late))
-    owner = SimpleNamespace(session=session, sleepers=[], watchers=0, listeners=0)
+    monkeypatch.setattr(lane_channel, "threading", SimpleNamespace(Thread=Late, Condition=threading.Condition))
+    owner = SimpleNamespace(session=session, waiters=SimpleNamespace(sleepers=[], watchers=0, listeners=0))
     lock = threading.Lock()
     with lock:
         lane_channel.Laned(Sink(), owner, lock, lambda: None).start("lane")  # type: ignore[arg-type]
@@ -139,7 +140,7 @@ def test_who_submits_is_not_held_up_for_a_thread_that_sends(
     gpu.synchronize()
     work = attachment(gpu)
     waited: list[float | None] = []
-    monkeypatch.setattr(submitting, "_TURN_S", -1.0)  # every command has lain there for too long
+    monkeypatch.setattr(attachments, "_TURN_S", -1.0)  # every command has lain there for too long
     monkeypatch.setattr(work._change, "wait", lambda timeout=None: waited.append(timeout))
     daemon.gate.clear()
     for number in range(1, 11):
@@ -147,7 +148,7 @@ def test_who_submits_is_not_held_up_for_a_thread_that_sends(
     monkeypatch.undo()
     daemon.gate.set()
     gpu.synchronize()
-    assert waited and set(waited) == {submitting._LANE_TURN_S}
+    assert waited and set(waited) == {attachments._LANE_TURN_S}
 
 
 @pytest.mark.parametrize("flaw", ["silent", "no_path", "no_ticket", "no_listener"])
@@ -411,7 +412,7 @@ def test_nothing_is_left_of_a_closed_node(daemon: LaneDaemon) -> None:
 def test_descriptors_are_given_back(daemon: LaneDaemon, gpu: hearth.Device) -> None:
     def open_lanes() -> int:
         laned = attachment(gpu)._laned
-        return 0 if laned is None else lane_channel._lane._connection.fileno()
+        return 0 if laned is None else laned._lane._connection.fileno()
 
     gpu.synchronize()
     first = open_lanes()
@@ -440,7 +441,7 @@ if child == 0:
     try:
         gpu.synchronize()
     except hearth.ClosedError:
-        refused = 5 if lane_channel._lane._connection.fileno() == -1 else 6
+        refused = 5 if laned._lane._connection.fileno() == -1 else 6
     node.close()
     os._exit(refused)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5

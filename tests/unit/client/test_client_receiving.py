@@ -21,7 +21,7 @@ from lane_daemon import LaneDaemon, serving
 from waits import wait_for
 
 import hearth
-from hearth.session import attachment, execute_stream, lane_user, receiver_role
+from hearth.session import attachment, execute_stream, receiver_role
 from hearth.session.attachment import Attachment
 from hearth.session.receiver_role import Role
 from hearth.session.reply import Reply
@@ -44,7 +44,7 @@ def cores(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture
 def work(daemon: LaneDaemon, gpu: hearth.Device, cores: int, monkeypatch: pytest.MonkeyPatch) -> Attachment:
-    monkeypatch.setattr(lane_user, "cores", lambda: cores)
+    monkeypatch.setattr(attachment, "cores", lambda: cores)
     gpu.synchronize()
     return gpu._connection.attachment()
 
@@ -183,7 +183,7 @@ def test_many_threads_wait_at_once(daemon: LaneDaemon, work: Attachment) -> None
     threads = [threading.Thread(target=wait, args=(index,)) for index in range(16)]
     for thread in threads:
         thread.start()
-    assert wait_for(lambda: len(work.sleepers) == 15 and role(work).holder)
+    assert wait_for(lambda: len(work.waiters.sleepers) == 15 and role(work).holder)
     order = list(range(16))
     random.Random(3).shuffle(order)
     for count, index in enumerate(order, 1):
@@ -192,7 +192,7 @@ def test_many_threads_wait_at_once(daemon: LaneDaemon, work: Attachment) -> None
         assert done[-1] == index
     for thread in threads:
         thread.join(10)
-    assert not work.sleepers
+    assert not work.waiters.sleepers
     work.request(ask()).abandon()
     daemon.never_answer.clear()
     work.request(ask()).wait(10)
@@ -238,11 +238,11 @@ def test_threads_wait_for_one_reply(daemon: LaneDaemon, work: Attachment) -> Non
     threads = [threading.Thread(target=lambda: answered.append(bool(reply.wait(20)))) for _ in range(4)]
     for thread in threads:
         thread.start()
-    assert wait_for(lambda: len(work.sleepers) == 3)
+    assert wait_for(lambda: len(work.waiters.sleepers) == 3)
     answer(daemon)
     for thread in threads:
         thread.join(10)
-    assert len(answered) == 4 and not work.sleepers
+    assert len(answered) == 4 and not work.waiters.sleepers
 
 
 def test_a_wait_that_times_out_leaves_the_role_to_others(daemon: LaneDaemon, work: Attachment) -> None:
@@ -261,7 +261,7 @@ def test_a_wait_that_times_out_leaves_the_role_to_others(daemon: LaneDaemon, wor
     holder.start()
     assert started.wait(5) and wait_for(lambda: role(work).holder == holder.ident)
     waiting.start()
-    assert wait_for(lambda: work.sleepers == [second])
+    assert wait_for(lambda: work.waiters.sleepers == [second])
     holder.join(10)
     assert wait_for(lambda: role(work).holder == waiting.ident), "it was called"
     answer(daemon)
@@ -338,7 +338,7 @@ def test_an_interrupted_wait_gives_the_role_back(daemon: LaneDaemon, work: Attac
         threading.Timer(0.05, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
             reply.wait(10)
-        assert reply.abandoned and role(work).holder != threading.get_ident() and not work.sleepers
+        assert reply.abandoned and role(work).holder != threading.get_ident() and not work.waiters.sleepers
         answer(daemon)
         assert wait_for(lambda reply=reply: reply.answered), "the background receives it"
     assert daemon.attaches == 1, "nothing had come, so that nothing was in doubt"
@@ -403,14 +403,13 @@ def test_ctrl_c_in_a_wait_loses_nothing(daemon: LaneDaemon, work: Attachment, un
     assert notes(daemon) == list(range(3, 3 * rounds + 3)), "each once, in order"
     assert daemon.count("memory_usage") == rounds
     work.request(ask()).wait(10)
-    assert not work.sleepers and work.session.receipts.responses == len(daemon.kept)
+    assert not work.waiters.sleepers and work.session.receipts.responses == len(daemon.kept)
 
 
 def test_ctrl_c_at_any_line_of_a_wait_loses_nothing(
     daemon: LaneDaemon, work: Attachment, gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the wait sends on what was left for an ack."""
-    monkeypatch.setattr(lane_user, "HELD_S", 0.05)
     monkeypatch.setattr(attachment, "HELD_S", 0.05)
     monkeypatch.setattr(execute_stream, "LANE_AGAIN_S", 0.05)
     f = gpu.RawModule(code="source").get_function("f")
@@ -427,7 +426,7 @@ def test_ctrl_c_at_any_line_of_a_wait_loses_nothing(
     def submit() -> None:
         """While it receives: it sends what is left for an ack."""
         nonlocal last
-        assert wait_for(lambda: work._laned is not None and (role(work).holder == me or work.sleepers))
+        assert wait_for(lambda: work._laned is not None and (role(work).holder == me or work.waiters.sleepers))
         for _ in range(100):
             last += 1
             work.submit(note(last))
@@ -456,7 +455,7 @@ def test_ctrl_c_at_any_line_of_a_wait_loses_nothing(
             continue
         missed = 0
         hits += 1
-        assert work.session.error is None and not work.sleepers
+        assert work.session.error is None and not work.waiters.sleepers
         assert wait_for(laned), "a lane comes again where an answer was owed for so long that work went over the stream"
     work.request(ask()).wait(20)
     assert hits > 10
@@ -490,8 +489,8 @@ def test_ctrl_c_leaves_somebody_to_receive(daemon: LaneDaemon, work: Attachment)
                     return left.is_set()
                 behind = laned._role.parked and not laned._role.ticking
                 if not long:
-                    return laned._role.holder == me or bool(work.sleepers)
-                return laned._role.holder == me and behind and work.sleepers == [other]
+                    return laned._role.holder == me or bool(work.waiters.sleepers)
+                return laned._role.holder == me and behind and work.waiters.sleepers == [other]
 
             assert wait_for(lambda: received(False))
             waiting.start()
@@ -530,7 +529,7 @@ def test_ctrl_c_while_others_wait(daemon: LaneDaemon, work: Attachment, unheard:
         thread.join(30)
         assert not thread.is_alive()
     assert hits and not failures and all(counts)
-    assert work.session.error is None and not work.sleepers
+    assert work.session.error is None and not work.waiters.sleepers
 
 
 def test_a_signal_handler_that_waits_inside_of_a_wait(daemon: LaneDaemon, work: Attachment) -> None:
@@ -568,7 +567,7 @@ def test_an_end_wakes_who_waits(daemon: LaneDaemon, work: Attachment) -> None:
     threads = [threading.Thread(target=wait, args=(reply,)) for reply in replies]
     for thread in threads:
         thread.start()
-    assert wait_for(lambda: len(work.sleepers) == 5)
+    assert wait_for(lambda: len(work.waiters.sleepers) == 5)
     work.end(hearth.ClosedError("over.", reason="CANCELLED"))
     for thread in threads:
         thread.join(10)
@@ -585,7 +584,7 @@ def test_a_lane_that_breaks_under_who_waits(daemon: LaneDaemon, work: Attachment
         waiting = threading.Thread(target=reply.wait, args=(20,))
         waiting.start()
         assert wait_for(
-            lambda reply=reply, thread=waiting: work.sleepers == [reply] or role(work).holder == thread.ident
+            lambda reply=reply, thread=waiting: work.waiters.sleepers == [reply] or role(work).holder == thread.ident
         )
         lane = daemon.lane
         assert lane is not None
@@ -641,7 +640,7 @@ def test_whoever_receives_each_gets_its_answer(threads: list[list[str]], cuts: l
                 assert not thread.is_alive()
             for reply in asked:
                 reply.wait(20)
-            assert not failures and not work.sleepers and work.session.error is None
+            assert not failures and not work.waiters.sleepers and work.session.error is None
         steps = [step for each in threads for step in each]
         assert len(notes(daemon)) == len(set(notes(daemon))) == steps.count("note")
         assert daemon.count("memory_usage") == len(asked) == len(daemon.kept)

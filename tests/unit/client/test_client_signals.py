@@ -14,7 +14,7 @@ from waits import wait_for
 
 import hearth
 from hearth.codec.decode import DONE
-from hearth.session import lane_user
+from hearth.session import attachment as attachments
 from hearth.session.attachment import Attachment
 from hearth.session.reply import Reply
 from hearth.transport.copy_signals import Signals
@@ -33,7 +33,7 @@ def daemon() -> Iterator[LaneDaemon]:
 @pytest.fixture
 def work(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> Attachment:
     """With many cores, and where the device may signal; who waits looks for as long as it takes."""
-    monkeypatch.setattr(lane_user, "cores", lambda: 64)
+    monkeypatch.setattr(attachments, "cores", lambda: 64)
     gpu.synchronize()
     attachment = gpu._connection.attachment()
     attachment.lookout.most = attachment.lookout.patience = 20.0

@@ -1,0 +1,119 @@
+"""Threads and event loops that wait for the answers of one attachment.
+
+A thread that waits receives by itself where answers come over a lane and no other thread receives (Leader/Followers);
+else it sleeps.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    from hearth.session.reply import Reply
+
+    class Receiver(Protocol):
+        """A lane, as threads that wait use it: `hearth.session.lane_channel.Laned`."""
+
+        def take_role(self, thread: int) -> bool:
+            """Whether the thread is to receive, by `receive_for`; with the lock held."""
+
+        def receive_for(self, reply: Reply, deadline: float | None, thread: int) -> None:
+            """Receives until `reply` is answered, `deadline` has come, or the lane is over."""
+
+        def interrupted(self, thread: int) -> None:
+            """The thread left `receive_for` by an exception, or never came to it; with the lock held."""
+
+        def pass_role(self) -> None:
+            """A thread that slept does so no more: perhaps it was called to receive; with the lock held."""
+
+        def expect(self) -> None:
+            """What comes is needed, though no thread receives it for itself; with the lock held."""
+
+
+class Waiters:
+    """All but `attend`, `expect` and `listen` is used with the attachment's `lock` held."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self.laned: Receiver | None = None
+        """The lane over which answers come, if any."""
+        self.sleepers: list[Reply] = []
+        """What threads that sleep wait for."""
+        self.watchers = 0
+        """How many threads wait for any change."""
+        self.listeners = 0
+        """How many answers are expected by event loops, which no thread waits for."""
+        self._lock = lock
+
+    def watch(self) -> None:
+        """One more thread waits for any change."""
+        self.watchers += 1
+        if self.laned is not None:
+            self.laned.expect()
+
+    def attend(self, reply: Reply, timeout: float | None) -> bool:
+        """Waits for the answer, `timeout` seconds at most; whether it is there. Receives it itself, where it comes over
+        a lane and nobody else receives."""
+        thread = threading.get_ident()
+        laned: Receiver | None = None  # where it receives, or is about to
+        deadline, left, slept = None, timeout, False
+        try:
+            if timeout is not None:
+                deadline = time.monotonic() + timeout
+            while True:
+                with self._lock:
+                    if slept:
+                        self._slept(reply)
+                    if reply.answered or (left is not None and left <= 0):
+                        return reply.answered
+                    laned = self.laned
+                    slept = laned is None or not laned.take_role(thread)
+                    if slept:
+                        laned = None
+                        self.sleepers.append(reply)
+                if laned is None:
+                    reply.sleep(left)
+                else:
+                    laned.receive_for(reply, deadline, thread)
+                    if reply.answered:
+                        return True
+                if deadline is not None:
+                    left = deadline - time.monotonic()
+        except BaseException:  # KeyboardInterrupt, wherever it came
+            over: list[bool] = []
+            while not over:
+                try:
+                    self._give_back(reply, thread, laned, over)
+                except KeyboardInterrupt:  # another one: the first is on its way already
+                    continue
+            raise
+
+    def _give_back(self, reply: Reply, thread: int, laned: Receiver | None, over: list[bool]) -> None:
+        """What a thread that waits may still have; `over` is added to when that is done."""
+        with self._lock:
+            if reply in self.sleepers:
+                self._slept(reply)
+            if laned is not None:
+                laned.interrupted(thread)
+            over.append(True)
+
+    def _slept(self, reply: Reply) -> None:
+        self.sleepers.remove(reply)
+        if self.laned is not None and self.sleepers:
+            self.laned.pass_role()
+
+    def expect(self) -> None:
+        """Somebody depends on what comes, and does not wait for an answer."""
+        with self._lock:
+            if self.laned is not None:
+                self.laned.expect()
+
+    def listen(self, more: int) -> None:
+        """See `Waiting`."""
+        with self._lock:
+            self.listeners += more
+            if more > 0 and self.laned is not None:
+                self.laned.expect()
