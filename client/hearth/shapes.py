@@ -7,7 +7,7 @@ import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
-from hearth import dtypes as element_types
+from hearth import dtypes
 from hearth import lazy_numpy as np
 from hearth.errors import ArgumentError, DtypeError
 
@@ -37,13 +37,13 @@ def shape_of(value: Shape) -> tuple[int, ...]:
 
 def type_of(value: Any) -> Dtype:
     """As `dtype_of`, of what is known without NumPy as long as that is not here."""
-    return (None if np.here() else element_types.named(value)) or dtype_of(value)
+    return (None if np.here() else dtypes.named(value)) or dtype_of(value)
 
 
 def type_of_value(value: Any) -> Dtype:
     """What `value` is an element of, if nothing else is said."""
-    found = None if np.here() else element_types.named(type(value))
-    if found is None or element_types.pattern(value, found) is None:  # a longer number is of another type
+    found = None if np.here() else dtypes.named(type(value))
+    if found is None or dtypes.pattern(value, found) is None:  # a longer number is of another type
         return np.asarray(value).dtype
     return found
 
@@ -73,7 +73,7 @@ def reinterpreted(value: Any) -> Dtype:
     """A dtype that bytes on a device can be seen as. Raises `DtypeError` also for another byte order than this
     machine's: nothing is converted there."""
     dtype = type_of(value)
-    if isinstance(dtype, element_types.Element):
+    if isinstance(dtype, dtypes.Element):
         return dtype
     if not (isinstance(value, str) and named(value)) and not np.dtype(value).isnative:
         raise DtypeError(

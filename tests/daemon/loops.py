@@ -12,14 +12,14 @@ import numpy as np
 
 import hearth
 from hearth import aio
-from hearth.aio import thread_pool as pools
+from hearth.aio import thread_pool
 
 from .harness import wait_until
 from .kernels import GATE
 
 T = TypeVar("T")
 
-pools.IDLE_S = 0.1  # tests wait for the end of all threads
+thread_pool.IDLE_S = 0.1  # tests wait for the end of all threads
 
 LOOPS = ("asyncio", "uvloop")
 

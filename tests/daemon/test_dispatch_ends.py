@@ -281,7 +281,7 @@ def test_a_session_that_is_closed_in_the_middle(daemon: DaemonProcess) -> None:
 
 CLIENT = f"""
 import sys, hearth, numpy as np
-from hearth.transfer import registered as placed; from hearth.transfer import plan as transfer
+from hearth.transfer import plan, registered
 KERNELS, SPIN = {KERNELS!r}, {SPIN!r}
 gpu = hearth.connect(sys.argv[1], lanes=lanes).device(0)
 identity = gpu.RawModule(code=KERNELS).get_function("identity")
@@ -293,18 +293,18 @@ def stop(*_):
 """
 
 SHARING = """
-place = placed._place
+place = registered._place
 def half(*given):
     taken = place(*given)
     stop()
     return taken
-placed._place = half
+registered._place = half
 gpu.dispatch(identity, 1, 1, args)
 """
 
 UPLOADING = """
-messages = transfer.upload_messages
-transfer.upload_messages = lambda head, data, chunk, progress, *rest: messages(
+messages = plan.upload_messages
+plan.upload_messages = lambda head, data, chunk, progress, *rest: messages(
     head, data, chunk, lambda done, total: done < 8 << 20 or stop(), *rest)
 gpu.dispatch(identity, 1, 1, args)
 """

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import hearth
-from hearth.transport import framed_call as call_module
+from hearth.transport import framed_call
 from hearth.transport.framed import FramedTransport
 from hearth.transport.framed_call import Call
 from hearth.transport.grpc import GrpcTransport
@@ -213,6 +213,6 @@ def test_a_call_that_is_refused_before_it_was_sent_whole_says_why(daemon: Daemon
 
 def test_what_ends_a_call_and_is_no_status() -> None:
     with pytest.raises(frames.FrameError):
-        raise call_module._refusal(b"\xff")
+        raise framed_call._refusal(b"\xff")
     status = status_pb2.Status(code=5, message="no")
-    assert "no" in str(call_module._refusal(status.SerializeToString()))
+    assert "no" in str(framed_call._refusal(status.SerializeToString()))

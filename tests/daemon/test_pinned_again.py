@@ -13,9 +13,8 @@ import pytest
 
 import hearth
 from hearth import telemetry
-from hearth.transfer import shared as shared_transfer
-from hearth.transport import memory_segments
-from hearth.transport import segments as segment_connection
+from hearth.transfer import shared as shared_copies
+from hearth.transport import memory_segments, segments
 
 from .harness import DaemonProcess, wait_until
 from .kernels import gated
@@ -30,9 +29,9 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Iterator[Found]:
     """How many copies were found out anew since it was asked last."""
     calls: list[object] = []
     for name in ("write", "read"):
-        whole = getattr(shared_transfer, name)
+        whole = getattr(shared_copies, name)
         counted = lambda *args, whole=whole, **keywords: (calls.append(0), whole(*args, **keywords))[1]  # noqa: E731
-        monkeypatch.setattr(shared_transfer, name, counted)
+        monkeypatch.setattr(shared_copies, name, counted)
     monkeypatch.setattr(telemetry, "made", lambda: False)  # other tests want them, of uploads too
 
     def asked() -> int:
@@ -188,7 +187,7 @@ def test_a_connection_whose_end_nobody_has_seen(
     gpu: hearth.Device, daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch, lasts: float
 ) -> None:
     """Who waits for a copy has it, another way; one that nobody waits for is made, or told to be lost, once."""
-    monkeypatch.setattr(segment_connection, "LOOKED_S", lasts)
+    monkeypatch.setattr(segments, "LOOKED_S", lasts)
     host, x, out = pinned(noise(3 * INLINE)), gpu.empty(3 * INLINE, np.uint8), hearth.zeros_pinned(3 * INLINE, np.uint8)
     ways = {
         "set": lambda: x.set(host),

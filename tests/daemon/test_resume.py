@@ -18,6 +18,7 @@ import pytest
 
 import hearth
 from hearth.transfer import grpc_stream
+from hearth.transport import errors as transport_errors
 from hearth.transport import grpc as transport
 from hearth_proto.v1 import device_pb2
 from tests.steady import LATE
@@ -426,7 +427,7 @@ def test_a_timeout_between_the_last_byte_and_the_answer(cutter: Cutter, monkeypa
                 assert came.wait(30)
                 cutter.refuse()
                 cutter.cut()
-                raise transport.reach.unreached("there", "a test")
+                raise transport_errors.unreached("there", "a test")
             return deliver(response)
 
         monkeypatch.setattr(grpc_stream.Download, "into", download)

@@ -11,9 +11,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from hearth import dtypes as element_types
+from hearth import dtypes, shapes, stream
 from hearth import lazy_numpy as np
-from hearth import shapes, stream
 from hearth.arrays.arithmetic import NoArithmetic
 from hearth.arrays.exchange import Exchange
 from hearth.codec import encode
@@ -25,8 +24,8 @@ from hearth_proto.later import commands_pb2
 if TYPE_CHECKING:
     from typing import Self, Unpack
 
-    from hearth.arrays import astype as casts
     from hearth.arrays import strided, tensor_map
+    from hearth.arrays.astype import Casting
     from hearth.dtypes import Dtype
     from hearth.interfaces import DeviceContext
     from hearth.interop import ipc
@@ -134,7 +133,7 @@ class DeviceArray(NoArithmetic, Exchange):
 
     def fill(self, value: Any, stream: stream.Stream | None = None) -> None:
         """Sets every element to `value`."""
-        pattern = element_types.pattern(value, self._dtype) if isinstance(self._dtype, element_types.Element) else None
+        pattern = dtypes.pattern(value, self._dtype) if isinstance(self._dtype, dtypes.Element) else None
         if pattern is None:
             pattern = shapes.element(value, self.dtype).tobytes()
         if self._nbytes == 0:
@@ -220,7 +219,7 @@ class DeviceArray(NoArithmetic, Exchange):
         return self.copy()
 
     def astype(
-        self, dtype: Any, stream: stream.Stream | None = None, *, casting: casts.Casting = "unsafe", copy: bool = True
+        self, dtype: Any, stream: stream.Stream | None = None, *, casting: Casting = "unsafe", copy: bool = True
     ) -> Self:
         """A copy on the same device with its elements converted; with ``copy=False``, itself where they need not be.
 

@@ -92,13 +92,13 @@ class Creation:
         if isinstance(obj, np.ndarray | np.generic | bool | int | float | complex):
             upload(_host(obj, wanted))
         else:
-            from hearth.arrays import asarray as foreign
+            from hearth.arrays.asarray import copied, on_gpu, with_host_array
 
-            found = foreign.on_gpu(obj)
+            found = on_gpu(obj)
             if found is not None:
-                fresh = foreign.copied(obj, found, self._self(), stream)
+                fresh = copied(obj, found, self._self(), stream)
                 return fresh if wanted is None else fresh.astype(wanted, stream, copy=False)
-            foreign.with_host_array(obj, wanted, upload)
+            with_host_array(obj, wanted, upload)
         return made[0]
 
     def _from_session(self, obj: DeviceArray, wanted: np.dtype[Any] | None, stream: Stream | None) -> DeviceArray:

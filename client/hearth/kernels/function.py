@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hearth import progress
 from hearth import stream as streams
-from hearth.codec import encode as plain
+from hearth.codec import encode
 from hearth.errors import HearthError, LaunchError, LaunchTypeError
 from hearth.kernels import arguments, launch_config, record_packer
 from hearth.session.memory import OnDevice
@@ -365,7 +365,7 @@ class Function:
                 connection = self._connection
                 handle = connection.mint()
                 on = streams.resolve(None, connection, attachment, work=False)
-                attachment.submit(plain.get_function(on, handle, module, self.name))
+                attachment.submit(encode.get_function(on, handle, module, self.name))
                 self._bound = _Bound(attachment, handle, {})
             return self._bound
 

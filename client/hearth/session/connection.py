@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from hearth.session.reply import Reply
     from hearth.session.send_queue import Limits
     from hearth.transport.base import Transport
-    from hearth_proto.v1 import commands_pb2 as commands
 
     class Part(Protocol):
         """What a connection has beside its attachment, from the first use on: shared memory, stripes."""
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
         def pause(self, connection: Connection) -> None:
             """Another trace of the device begins, beside which there is no other."""
 
-        def resume(self, connection: Connection, result: commands.TraceResult | None) -> None:
+        def resume(self, connection: Connection, result: commands_pb2.TraceResult | None) -> None:
             """That trace has ended, with `result` if any."""
 
         def finish(self) -> None:

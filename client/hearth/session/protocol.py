@@ -14,8 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from hearth.codec import batch as wire
-from hearth.codec import encode
+from hearth.codec import batch, encode
 from hearth.errors import ConnectError, HearthError
 from hearth.session.answers import Answers
 from hearth.session.send_queue import NOTHING_LEFT, Limits, Move
@@ -141,7 +140,7 @@ class Session(Answers):
             self._queue or self._closed is not None or self.again or self.receipts.due
             or not self.attached or self.error is not None
             or self.next_seq - self.acked > limits.max_batches_in_flight
-            or (whole := size + len(command) + 3 * wire.FRAMING) > self._room
+            or (whole := size + len(command) + 3 * batch.FRAMING) > self._room
             or whole > limits.max_unacked_bytes - unacked_bytes
         ):  # fmt: skip
             return None
@@ -150,7 +149,7 @@ class Session(Answers):
             self._replies[request] = reply  # before, as in `add`
             if barrier:
                 self._barriers[request] = self.submitted
-            numbered = seq, wire.run_request(seq, run, size, command)
+            numbered = seq, batch.run_request(seq, run, size, command)
             moving = numbered, NOTHING_LEFT, unacked_bytes + len(numbered[1])
             # One statement that calls nothing, as in `_close_run`; where a Ctrl-C comes behind, `interrupted` goes on.
             self._moving, self._run, self._run_bytes = moving, [], 0
@@ -194,7 +193,7 @@ class Session(Answers):
         if not commands:
             return None
         seq = self.next_seq
-        numbered = seq, wire.batch_request(seq, commands)
+        numbered = seq, batch.batch_request(seq, commands)
         self._moving = moving = numbered, rest, self._unacked_bytes + len(numbered[1])
         self._move(*moving)
         return numbered
@@ -298,7 +297,7 @@ class Session(Answers):
         """Requests that the daemon has not got."""
         batches = (device_pb2.ExecuteRequest.FromString(request).batch for _, request in self.again)
         queued = (commands_pb2.Command.FromString(command) for command, _ in self._queue)
-        return {command.request for command in itertools.chain(*(batch.commands for batch in batches), queued)}
+        return {command.request for command in itertools.chain(*(each.commands for each in batches), queued)}
 
     def acknowledge(self, seq: int) -> None:
         """Every batch up to this one has been executed."""

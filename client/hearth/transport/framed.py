@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hearth import errors, telemetry
 from hearth.codec import decode
 from hearth.errors import HearthError
-from hearth.transport import errors as reach
+from hearth.transport import errors as transport_errors
 from hearth.transport.cancellation import GivingUp
 from hearth.transport.framed_call import Call, send_beside
 from hearth.transport.lane import Lane, open_lane
@@ -41,7 +41,7 @@ class FramedTransport:
         self.lanes = True
         self.stripes: int | None = 0
         """Connections of TCP for bulk data: none on the same host."""
-        self._path = socket_path(target.removeprefix(reach.UNIX))
+        self._path = socket_path(target.removeprefix(transport_errors.UNIX))
         self._lock = threading.Lock()
         self._calls: set[Call] = set()
         self._closed = False
@@ -63,7 +63,7 @@ class FramedTransport:
         return _Answer(self, call, response_type)
 
     def _unary(self, service: str, method: str, request: Any, response_type: Any, timeout: float) -> Any:
-        left = reach.TRIES if method in reach.SAFE else 1
+        left = transport_errors.TRIES if method in transport_errors.SAFE else 1
         while True:
             left -= 1
             try:
@@ -78,10 +78,10 @@ class FramedTransport:
         """What the daemon has of an upload. Raises `HearthError`; where no answer comes, the connection is broken."""
         try:
             answer: device_pb2.TransferStatusResponse = self._unary(
-                _DEVICE, "TransferStatus", request, device_pb2.TransferStatusResponse, reach.STATUS_S
+                _DEVICE, "TransferStatus", request, device_pb2.TransferStatusResponse, transport_errors.STATUS_S
             )
         except errors.TimeoutError as late:
-            raise reach.unreached(self.target, late.message) from None
+            raise transport_errors.unreached(self.target, late.message) from None
         return answer
 
     def give_up(self, request: device_pb2.TransferStatusRequest, seconds: float) -> None:
@@ -124,7 +124,7 @@ class FramedTransport:
 
     def absent(self) -> bool:
         """Whether nobody listens where the daemon was."""
-        return reach.absent(self.target)
+        return transport_errors.absent(self.target)
 
     def close(self) -> None:
         """Ends what is open."""
@@ -138,11 +138,11 @@ class FramedTransport:
         self, method: str, message: bytes, timeout: float | None, metadata: Metadata = (), *, more: bool = False
     ) -> Call:
         if self._closed:
-            raise reach.closed(self.target)
+            raise transport_errors.closed(self.target)
         try:
             call = Call(self.target, self._path, timeout)
         except (OSError, ValueError) as error:
-            raise reach.unreached(self.target, getattr(error, "strerror", None) or str(error)) from None
+            raise transport_errors.unreached(self.target, getattr(error, "strerror", None) or str(error)) from None
         with self._lock:
             self._calls.add(call)
             cancelled = self._closed
@@ -178,7 +178,7 @@ class _Answer:
         finally:
             self._transport.over(self._call)
         if answer is None:
-            raise reach.unreached(self._transport.target, "it answered nothing")
+            raise transport_errors.unreached(self._transport.target, "it answered nothing")
         try:
             return self._type.FromString(answer)
         except Exception as error:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import grpc
 
 from hearth import errors, telemetry
-from hearth.transport import errors as reach
+from hearth.transport import errors as transport_errors
 from hearth.transport.cancellation import GivingUp
 from hearth.transport.grpc_channel import Line
 from hearth.transport.lane import Lane, open_lane
@@ -65,7 +65,7 @@ class GrpcTransport:
         self.metadata: tuple[tuple[str, str], ...] = ()
         """What calls show of who makes them."""
         self.session_id = ""
-        self.lanes = target.startswith(reach.UNIX)
+        self.lanes = target.startswith(transport_errors.UNIX)
         self.stripes: int | None = 0 if self.lanes else None
         self._credentials = credentials
         self._options = _OPTIONS + (_NO_PROXY if loopback else ())
@@ -76,7 +76,12 @@ class GrpcTransport:
     def call(self, method: str, request: Any, response_type: Any, timeout: float) -> Any:
         """A unary call of NodeService."""
         return self._unary(
-            self._line, _NODE + method, request, response_type, timeout, reach.TRIES if method in reach.SAFE else 1
+            self._line,
+            _NODE + method,
+            request,
+            response_type,
+            timeout,
+            transport_errors.TRIES if method in transport_errors.SAFE else 1,
         )
 
     def ask(self, method: str, request: Any, response_type: Any, timeout: float) -> _Answer:
@@ -95,17 +100,22 @@ class GrpcTransport:
 
     def call_device(self, method: str, request: Any, response_type: Any, timeout: float) -> Any:
         """A unary call of DeviceService."""
-        tries = reach.TRIES if method in reach.SAFE else 1
+        tries = transport_errors.TRIES if method in transport_errors.SAFE else 1
         return self._unary(self._line, _DEVICE + method, request, response_type, timeout, tries)
 
     def transfer_status(self, request: device_pb2.TransferStatusRequest) -> device_pb2.TransferStatusResponse:
         """What the daemon has of an upload. Raises `HearthError`; where no answer comes, the connection is broken."""
         try:
             answer: device_pb2.TransferStatusResponse = self._unary(
-                self._bulk, _DEVICE + "TransferStatus", request, device_pb2.TransferStatusResponse, reach.STATUS_S, 1
+                self._bulk,
+                _DEVICE + "TransferStatus",
+                request,
+                device_pb2.TransferStatusResponse,
+                transport_errors.STATUS_S,
+                1,
             )
         except errors.TimeoutError as late:
-            raise reach.unreached(self.target, late.message) from None
+            raise transport_errors.unreached(self.target, late.message) from None
         return answer
 
     def _unary(self, line: Line, path: str, request: Any, response_type: Any, timeout: float, tries: int) -> Any:
@@ -183,7 +193,7 @@ class GrpcTransport:
 
     def absent(self) -> bool:
         """Whether nobody listens where the daemon was."""
-        return reach.absent(self.target)
+        return transport_errors.absent(self.target)
 
     def close(self) -> None:
         """Closes the channels; streams that are open end."""
@@ -206,7 +216,11 @@ class GrpcTransport:
             raise self._closed_or_broken() from None
 
     def _closed_or_broken(self) -> HearthError:
-        return reach.closed(self.target) if self._line.closed else reach.unreached(self.target, "its channel was left")
+        return (
+            transport_errors.closed(self.target)
+            if self._line.closed
+            else transport_errors.unreached(self.target, "its channel was left")
+        )
 
 
 class _Stream(Generic[T]):
@@ -262,7 +276,7 @@ class _Answer:
         self._call.cancel()
 
     def _cancelled(self) -> HearthError:
-        return reach.unreached(self._target, "the call was cancelled")  # by the close of its channel
+        return transport_errors.unreached(self._target, "the call was cancelled")  # by the close of its channel
 
 
 class _Upload(_Answer):
@@ -289,7 +303,7 @@ def from_rpc_error(error: Any, target: str) -> HearthError:
         code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
         or (code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN) and any(each in text for each in _BREAKS))
     ):  # fmt: skip
-        return reach.unreached(target, text)
+        return transport_errors.unreached(target, text)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return errors.TimeoutError(f"the daemon at {target} did not answer in time.", reason="DEADLINE_EXCEEDED")
     if code is grpc.StatusCode.UNIMPLEMENTED:

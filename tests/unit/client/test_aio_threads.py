@@ -9,7 +9,7 @@ from contextvars import ContextVar
 
 import pytest
 
-from hearth.aio import thread_pool as pools
+from hearth.aio import thread_pool
 from hearth.aio.event_loop import Home
 from hearth.aio.thread_pool import Threads
 from hearth.errors import UnsupportedError
@@ -22,7 +22,7 @@ def running(name: str) -> int:
 
 
 def test_there_are_no_more_than_said_and_they_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pools, "IDLE_S", 0.05)
+    monkeypatch.setattr(thread_pool, "IDLE_S", 0.05)
     threads = Threads("test-few", 3)
     go = threading.Event()
     works = [threads.run(lambda number=number: (go.wait(10), number)[1]) for number in range(20)]
@@ -37,7 +37,7 @@ def test_there_are_no_more_than_said_and_they_end(monkeypatch: pytest.MonkeyPatc
 
 
 def test_each_is_taken_however_idle_threads_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pools, "IDLE_S", 1e-4)
+    monkeypatch.setattr(thread_pool, "IDLE_S", 1e-4)
     threads = Threads("test-race", 2)
     for number in range(500):
         assert threads.run(lambda number=number: number).result(10) == number

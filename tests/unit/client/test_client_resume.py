@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from test_client_session import Recorder, attached, result
 
 import hearth
-from hearth.session import acks as receipts_module
+from hearth.session import acks
 from hearth.session.acks import BYTES, DOWNLOADED_BYTES, RESPONSES
 from hearth.session.protocol import Session
 from hearth.session.send_queue import Limits
@@ -115,7 +115,7 @@ class ResumeMachine(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(receipts_module, "RESPONSES", TOLD)
+        self.patch.setattr(acks, "RESPONSES", TOLD)
         self.up = [self.session.attach("t", 0)]
 
     # ---- what the user does ----

@@ -119,11 +119,11 @@ def test_a_call_costs_next_to_nothing_where_nobody_makes_spans() -> None:
     """Less than a microsecond; the least of many rounds, since others use this machine."""
     program = """
 import timeit
-from hearth import telemetry as spans
+from hearth import telemetry
 
 class Some:
     def plain(self, stream=None, *, timeout=None): pass
-    traced = spans.traced("x")(plain)
+    traced = telemetry.traced("x")(plain)
 
 some, n = Some(), 20_000
 def least(call):
