@@ -20,7 +20,7 @@ from hearth.session.attachment import Attachment
 from hearth.session.connection import Connection
 from hearth.session.execute_stream import Execute
 from hearth.session.memory import Space
-from hearth.transport.reattach_backoff import Reattaching
+from hearth.transport.backoff import Reattaching
 
 if TYPE_CHECKING:
     from hearth.session.kernel_output import Prints

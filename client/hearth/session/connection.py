@@ -19,7 +19,7 @@ from hearth.session.kernel_output import Prints
 from hearth.session.late_errors import Deferred
 from hearth.session.memory import Durables, Space
 from hearth.session.reply import Asked
-from hearth.transport.reattach_backoff import Reattaching
+from hearth.transport.backoff import Reattaching
 from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""How long, and in which steps, something that broke is tried again."""
+"""Backoff: how long, and in which steps, what broke or was refused is tried again; without I/O."""
 
 from __future__ import annotations
 
@@ -11,6 +11,14 @@ if TYPE_CHECKING:
 
 FIRST_S = 0.005
 MOST_S = 0.5
+_RETRY_S = 0.05
+_RETRY_MAX_S = 0.5
+_RETRIED = ("DEVICE_LOST", "HANDLE_IN_USE")
+"""Retried without being told to: a device on its way back, and a daemon that has yet to see the old stream end."""
+_TOLD_TO = ("DEVICE_UNAVAILABLE", "OVERLOADED")
+"""Retried where the daemon says when."""
+_BROKEN_S = 1.0
+"""So long a first attach whose connection breaks is tried again."""
 
 
 def may_go_on(error: HearthError) -> bool:
@@ -38,3 +46,34 @@ class Patience:
         pause, self._pause = self._pause, min(MOST_S, max(FIRST_S, 2 * self._pause))
         # Many clients have lost the same daemon, or were told to come again at the same time.
         return min(left, max(pause * random.uniform(0.75, 1.25), least * random.uniform(1.0, 1.25)))
+
+
+class Reattaching:
+    """The attempts to attach once, `timeout` seconds together. `absent`: whether it is certain that the daemon has
+    ended."""
+
+    def __init__(self, timeout: float, absent: Callable[[], bool], clock: Callable[[], float] = time.monotonic) -> None:
+        self._absent = absent
+        self._clock = clock
+        self._deadline = clock() + timeout
+        self._broken = Patience(min(timeout, _BROKEN_S), clock)
+        self._pause = _RETRY_S
+
+    @property
+    def left(self) -> float:
+        """Seconds that the next attempt may take."""
+        return max(0.1, self._deadline - self._clock())
+
+    def pause(self, error: HearthError) -> float:
+        """Seconds until the next attempt, where one failed with `error`. Raises it where there is no other."""
+        if error.broken:
+            again = None if self._absent() else self._broken.pause()
+            if again is None:
+                raise error
+            return again
+        wait = error.retry_after if error.retry_after is not None else self._pause
+        told_to = error.reason in _TOLD_TO and error.retry_after is not None
+        if not (told_to or error.reason in _RETRIED) or self._clock() + wait > self._deadline:
+            raise error
+        self._pause = min(2 * self._pause, _RETRY_MAX_S)
+        return wait
