@@ -45,6 +45,7 @@ print({"asked": at_ask, "connected": connected, "loaded": loaded, "by_hearth": l
 
 NOT_NEEDED = {
     "hearth.kernels.bindings", "hearth.arrays.described", "hearth.endpoint.diagnostics", "hearth.failure",
+    "hearth.interfaces",
     "hearth.kernels.graph", "hearth.collectives.group", "hearth.kernels.pending_dispatch", "hearth.kernels.prepared",
     "hearth.profiling.profile", "hearth.types", "hearth.arrays.tensor_map", "hearth.profiling.trace",
     "hearth.transfer.grpc_stream", "hearth.transport.grpc", "hearth_proto.reasons", "json", "pathlib", "random",

@@ -16,6 +16,7 @@ from fake_daemon import FakeDaemon
 
 import hearth
 from hearth.session import send_queue
+from hearth.session.connection import Connection
 from hearth_proto import reasons
 from tests.steady import LATE
 
@@ -422,3 +423,39 @@ def test_the_node(node: hearth.Node) -> None:
     assert node.device(0).properties.max_grid_dim == (2**31 - 1, 65535, 65535)
     assert [entry.session_id for entry in node.sessions()] == ["s"]
     assert "fake" in repr(node) and "cpu" in repr(node.device(0))
+
+
+class Part:
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.heard: list[str] = []
+
+    def close(self) -> None:
+        self.heard.append("close")
+
+    def forked(self) -> None:
+        self.heard.append("forked")
+
+
+class Another(Part):
+    pass
+
+
+def test_a_part_is_made_once_and_ends_with_its_connection(daemon: FakeDaemon) -> None:
+    with hearth.connect(daemon.target) as node:
+        connection = node.device(0)._connection
+        part = connection.part(Part)
+        assert connection.part(Part) is part and part.connection is connection and not part.heard
+    assert part.heard == ["close"]
+    assert connection.part(Part) is part, "what was made is there, closed"
+    with pytest.raises(hearth.ClosedError):
+        connection.part(Another)
+    assert list(connection.parts) == [Part]
+
+
+def test_a_part_is_forked_with_its_connection(daemon: FakeDaemon) -> None:
+    with hearth.connect(daemon.target) as node:
+        connection = node.device(0)._connection
+        part = connection.part(Part)
+        connection.forked()
+        assert part.heard == ["forked"]
