@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from hearth import stream as streams
 from hearth import telemetry
+from hearth.arrays.device_copy import moved
 from hearth.collectives.batch import Batch, check_none_open, opened
 from hearth.collectives.commands import present
 from hearth.collectives.flight_recorder import FlightRecord, records
 from hearth.collectives.group_members import Named, checked, named
-from hearth.collectives.operands import check_rank, nanoseconds
+from hearth.collectives.operands import check_array, check_out, check_rank, nanoseconds
 from hearth.collectives.operations import Collectives
 from hearth.collectives.part import Part, by_rank
-from hearth.collectives.point_to_point import PointToPoint
 from hearth.collectives.rendezvous import Formed, describe, form
 from hearth.errors import ArgumentError, ClosedError
 from hearth.session.collective_order import Roster, in_order, sorted_order
@@ -25,6 +25,7 @@ from hearth_proto.v1 import commands_pb2, node_pb2
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from hearth.arrays.array import DeviceArray
     from hearth.device import Device
     from hearth.session.lease import NodeSession
     from hearth.stream import Stream
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 TIMEOUT_S = 30.0
 
 
-class Group(Collectives, PointToPoint):
+class Group(Collectives):
     """Devices that compute collectives together: ``Group(node.devices)``, or ``Group([a.device(0), b.device(0)])``
     where `a` and `b` are connections to two daemons, or to one. One device is a group as well.
 
@@ -92,7 +93,30 @@ class Group(Collectives, PointToPoint):
         listed = ", ".join(f"{device.node.name}/{device.ordinal}" for device in self.devices)
         return f"<hearth.Group {self.id[:8]} of {listed}{closed}>"
 
-    # ---- beside what the mixins have ----
+    # ---- from one rank to another, and of all ranks at once; sent one way ----
+
+    def send(self, array: DeviceArray, to: int, timeout: float | None = None) -> None:
+        """Sends an array from its device to the rank `to`, which has to receive one of the same size and dtype.
+
+        Between two ranks outside of a batch, what one does first has to meet what the other does first, and so on: a
+        send its receive. The two may be called in either order and from different threads. Both ranks sending first,
+        or everybody around a ring, belongs into a `batch`.
+        """
+        timeout_ns = self._begin(timeout)
+        source = check_array("array", array)
+        rank, peer = self._rank_of("array", source), check_rank("to", to, len(self.devices))
+        dtype, size = moved(source, source.size)
+        self._run_pair(Part(rank, commands_pb2.COLLECTIVE_KIND_SEND, source, None, size, dtype, peer=peer), timeout_ns)
+
+    def recv(self, array: DeviceArray, source: int, timeout: float | None = None) -> DeviceArray:
+        """Receives into an array, on its device, what the rank `source` sends to that device's; see `send`. Returns the
+        array."""
+        timeout_ns = self._begin(timeout)
+        target = check_out("array", array)
+        rank, peer = self._rank_of("array", target), check_rank("source", source, len(self.devices))
+        dtype, size = moved(target, target.size)
+        self._run_pair(Part(rank, commands_pb2.COLLECTIVE_KIND_RECV, None, target, size, dtype, peer=peer), timeout_ns)
+        return target
 
     def barrier(self, timeout: float | None = None) -> None:
         """Lets later work on each device's current stream wait, on the device, until all of them have come this far.
@@ -230,6 +254,16 @@ class Group(Collectives, PointToPoint):
                 fix="do both in one group.batch(), or y.copy_from(x).",
             )
         present(self._connections, self._pair(part.rank, part.peer), {part.rank: [part]}, timeout_ns)
+
+    def _rank_of(self, what: str, array: DeviceArray) -> int:
+        for rank, device in enumerate(self.devices):
+            if array._connection is device._connection:
+                return rank
+        raise ArgumentError(
+            f"{what} is {array!r}, on no device of {self!r}.",
+            reason="INVALID_ARGUMENT",
+            fix="pass an array that was made on one of group.devices.",
+        )
 
     def _present_batch(
         self, parts: Mapping[int, Sequence[Part]], timeout_ns: int, on: Mapping[int, Stream | None]
