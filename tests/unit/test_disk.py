@@ -11,10 +11,10 @@ import pytest
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.compiler import Image, Source
-from hearthd.device.broker.images import CachedImages
 from hearthd.device.compiler import cache as compile_cache
 from hearthd.device.compiler import protocol
 from hearthd.device.compiler.cache import CompileCache
+from hearthd.device.compiler.images import CachedImages
 from hearthd.device.compiler.pool import _not_started
 from hearthd.device.compiler.service import Compiled, CompileService
 from hearthd.shared import disk

@@ -7,13 +7,10 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from hearth_proto.frames import HEADER, SLOT, Flag, Kind, header
 from hearthd.device.platform.sleep import sooner
-
-if TYPE_CHECKING:
-    from hearthd.device.channels.lane import Lane
 
 MAX_VECTORS = 64
 
@@ -83,6 +80,67 @@ class Vectors:
             self.parts.append(payload)
 
 
+class LaneSink(Protocol):
+    """A lane (`hearthd.device.channels.lane.Lane`), as the outbox and the inline path know it."""
+
+    channel: int
+    number: int
+
+    @property
+    def clear(self) -> bool:
+        """Whether all that the client is to have by now was sent to it."""
+        ...
+
+    @property
+    def used(self) -> bool:
+        """Whether a batch has come over it."""
+        ...
+
+    def begin(self, last: int) -> None:
+        """The next batch is the one behind `last`."""
+        ...
+
+    def came(self, seq: int, size: int) -> None:
+        """The next batch, of `size` bytes, was taken."""
+        ...
+
+    def put(self, kind: int, payload: bytes = b"") -> None:
+        """Queues a frame for the client."""
+        ...
+
+    def put_ack(self) -> None:
+        """Queues the ack of what was executed, where the client has not had it."""
+        ...
+
+    def acknowledge(self, seq: int) -> bool:
+        """Every batch up to this one was executed. Returns whether there is something to `settle`."""
+        ...
+
+    def answer(self, seq: int, payload: bytes) -> bool:
+        """Sends a response with the ack of the last batch. False, with nothing done, where other frames go first."""
+        ...
+
+    def respond(self, payload: bytes) -> bool:
+        """Sends a response. False, with nothing done, where other frames go first."""
+        ...
+
+    def repeated(self) -> None:
+        """A batch that had come again was looked at."""
+        ...
+
+    def refused(self, why: str) -> None:
+        """The client sent what is no batch: the lane ends."""
+        ...
+
+    def settle(self) -> None:
+        """Writes what the socket takes."""
+        ...
+
+    def close(self) -> None:
+        """Ends the lane. A second call does nothing."""
+        ...
+
+
 class Outbox:
     """`put` frames, `send` what the sockets take. Belongs to the device-handle thread."""
 
@@ -97,10 +155,10 @@ class Outbox:
         self._ack: tuple[int, int] | None = None
         """Channel and batch of an ack for the front, the last that was put here: a response that follows takes it
         along."""
-        self.lanes: dict[int, Lane] = {}
+        self.lanes: dict[int, LaneSink] = {}
         """Those of the channels that have one."""
-        self._stirred: dict[Lane, None] = {}
-        self._owing: dict[Lane, None] = {}
+        self._stirred: dict[LaneSink, None] = {}
+        self._owing: dict[LaneSink, None] = {}
         """Those with acks that wait for company: at the latest they go when their copies do."""
 
     def put(self, kind: int, payload: bytes = b"", *, channel: int = 0, id: int = 0, flags: int = 0) -> None:
@@ -141,7 +199,7 @@ class Outbox:
             self._ack = None
             self._parts.append(HEADER.pack(0, ACK, 0, channel, seq))
 
-    def straight(self, lane: Lane, seq: int, payload: bytes) -> None:
+    def straight(self, lane: LaneSink, seq: int, payload: bytes) -> None:
         """A response, now, where nothing else has to go before it, with the ack of its batch: the last one that has
         come over this lane, and all before it have been executed."""
         channel = lane.channel
@@ -224,7 +282,7 @@ class Outbox:
         """Whether something is to be sent before the loop looks for more."""
         return self._urgent or bool(self._stirred) or len(self._parts) >= MAX_VECTORS
 
-    def stir(self, lane: Lane) -> None:
+    def stir(self, lane: LaneSink) -> None:
         """The lane has something to write, or to do, at the end of the turn."""
         self._stirred[lane] = None
 

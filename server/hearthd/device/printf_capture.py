@@ -22,9 +22,9 @@ from typing import Protocol
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Refusal
 from hearth_proto.v1 import device_pb2
+from hearthd.device.flows.segment import SessionRef
 from hearthd.device.outbox import Outbox
 from hearthd.device.platform.telemetry import Telemetry
-from hearthd.device.session.session import Session
 from hearthd.device.streams.stream_pool import Track, Tracks
 
 KEPT_BYTES = 1 << 20
@@ -95,7 +95,7 @@ class Output:
 
     # ---- who prints ----
 
-    def launched(self, session: Session, track: Track) -> None:
+    def launched(self, session: SessionRef, track: Track) -> None:
         """A kernel that may print has been given to the track."""
         self.suspects[session.channel, track.index] = self._tracks.ordering.position(track.index)
         self._sessions[session.channel] = session.id

@@ -12,8 +12,8 @@ import pytest
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.compiler import Image
-from hearthd.device.broker.segments import Segments
 from hearthd.device.compiler.cache import CompileCache
+from hearthd.device.platform.segment_exchange import SegmentExchange
 
 PROGRAM = """
 import os, sys
@@ -188,24 +188,24 @@ while os.path.exists(f"/proc/{{pid}}"):
 
 
 @pytest.fixture
-def segments() -> Iterator[Segments]:
-    yield Segments()
+def segments() -> Iterator[SegmentExchange]:
+    yield SegmentExchange()
 
 
-def test_segment_goes_to_who_knows_its_nonce(segments: Segments) -> None:
+def test_segment_goes_to_who_knows_its_nonce(segments: SegmentExchange) -> None:
     file, nonce = os.memfd_create("segment"), os.urandom(16)
     os.write(file, b"shared")
     segments.keep(nonce, file)
     os.close(file)
-    came = Segments.fetch(nonce)
+    came = SegmentExchange.fetch(nonce)
     assert os.pread(came, 6, 0) == b"shared"
     os.close(came)
     with pytest.raises(OSError):
-        Segments.fetch(os.urandom(16))
+        SegmentExchange.fetch(os.urandom(16))
     segments.drop(nonce)
     segments.drop(nonce)
     with pytest.raises(OSError):
-        Segments.fetch(nonce)
+        SegmentExchange.fetch(nonce)
 
 
 # ---- entries of the cache ----

@@ -1,4 +1,4 @@
-"""Segments: opened by other processes, refused where they are another's, and gone when nobody has them."""
+"""SegmentExchange: opened by other processes, refused where they are another's, and gone when nobody has them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from cpu_ranks import address
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.communicator import Exchange
-from hearthd.device.broker.segments import Segments
 from hearthd.device.cpu.collective import shared_segment
 from hearthd.device.cpu.collective.shared_exchange import SharedExchange
+from hearthd.device.platform.segment_exchange import SegmentExchange
 
 
 def test_nothing_stays_open() -> None:
@@ -97,7 +97,7 @@ def test_a_segment_that_is_gone_is_refused() -> None:
     plain = os.memfd_create("as large, too")
     os.ftruncate(plain, int(shared_segment.library(None).hearth_segment_bytes(2)))
     nonce = bytes.fromhex(descriptor.split(b":")[3].decode())
-    hand_over = Segments()
+    hand_over = SegmentExchange()
     hand_over.keep(nonce, plain)
     taken = refusal(descriptor)
     hand_over.drop(nonce)

@@ -11,7 +11,7 @@ import socket
 
 from hearth_proto import descriptors
 from hearth_proto.frames import Frame, FrameReader, Kind, encode
-from hearthd.device.session.segment_policy import SEALS
+from hearthd.device.flows.segment_policy import SEALS
 
 
 def hand_over(files: socket.socket, channel: int = 1, most: int = 1 << 40) -> Client:

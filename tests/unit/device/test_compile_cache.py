@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hearthd.device.backend.compiler import Assembly, Image, Job, Source
-from hearthd.device.broker.images import CachedImages
 from hearthd.device.compiler.cache import MAX_ENTRY_BYTES, CompileCache, cache_directory, key
+from hearthd.device.compiler.images import CachedImages
 from hearthd.device.compiler.service import Compiled, CompileService
 from tests.privileges import obeying
 
@@ -111,7 +111,7 @@ def test_a_directory_without_rights_is_no_failure(tmp_path: Path, mode: int) -> 
     script = """
 import sys, threading
 from hearthd.device.compiler.cache import CompileCache
-from hearthd.device.broker.images import CachedImages
+from hearthd.device.compiler.images import CachedImages
 from hearthd.device.compiler.service import CompileService
 from hearthd.device.backend.compiler import Image, Source
 class Runner:
@@ -179,7 +179,7 @@ def test_two_processes_compile_once(tmp_path: Path) -> None:
 import sys, threading, time
 from pathlib import Path
 from hearthd.device.compiler.cache import CompileCache
-from hearthd.device.broker.images import CachedImages
+from hearthd.device.compiler.images import CachedImages
 from hearthd.device.compiler.service import CompileService
 from hearthd.device.backend.compiler import Image, Source
 folder = Path(sys.argv[1])

@@ -26,9 +26,9 @@ from hearth_proto.v1 import status_pb2
 from hearthd.device.channels import segment_channel
 from hearthd.device.cpu.server import CpuServer
 from hearthd.device.cpu.streams import CpuStream
+from hearthd.device.flows.segment import Segment
+from hearthd.device.flows.segment_policy import PART
 from hearthd.device.process.device_process import DeviceProcess
-from hearthd.device.session.segment import Segment
-from hearthd.device.session.segment_policy import PART
 from hearthd.device.transfers.registered import DOWN, UP
 from hearthd.device.transfers.segment_mapper import PAUSE_S
 from hearthd.device.transfers.segments import RETIRED

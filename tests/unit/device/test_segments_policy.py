@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.session.segment_policy import (
+from hearthd.device.flows.segment_policy import (
     MOST,
     PART,
     SEALS,

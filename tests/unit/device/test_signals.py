@@ -16,7 +16,7 @@ from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2 as c
 from hearthd.device.cpu.server import CpuServer
-from hearthd.device.fast_path import completion_signal
+from hearthd.device.flows.segment import WORD
 
 Ends = tuple[Client, segment_client.Client, mmap.mmap]
 
@@ -122,7 +122,7 @@ def test_nobody_is_told_who_has_not_asked_for_it(rig: Sharing, more: dict[str, o
 
 def test_a_segment_that_is_too_short_is_none_for_signals(rig: Sharing) -> None:
     client, connection, _ = begin(rig)
-    short = connection.share(7, completion_signal.WORD - 1, signals=True)
+    short = connection.share(7, WORD - 1, signals=True)
     client.batch(write(request=2, buffer=2))
     assert client.response().result.request == 2
     assert not any(short[:])

@@ -23,7 +23,7 @@ from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2
 from hearthd.device.cpu.server import CpuServer
 from hearthd.device.fast_path import copies as straight_copies
-from hearthd.device.session import segment_policy as segments_policy
+from hearthd.device.flows import segment_policy as segments_policy
 from hearthd.device.session.buffer import ReadOnly
 from hearthd.device.transfers import registered
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.device.transfers.stripe_state import StripedDownload, StripedUpload
-from hearthd.device.transfers.stripe_window import WINDOW, Landing, Loose
+from hearthd.device.flows.stripe_state import StripedDownload, StripedUpload
+from hearthd.device.flows.stripe_window import WINDOW, Landing, Loose
 
 CHUNK = 10
 

@@ -39,7 +39,7 @@ class _Answer:
 
 
 class Broker:
-    """Implements `hearthd.device.broker.images.ImageSource`. Threads may use it at once.
+    """Implements `hearthd.device.compiler.images.ImageSource`. Threads may use it at once.
 
     A broker that ends is replaced by its keeper, which sends the sockets that lead to the next one; what it had under
     way is asked of that one again. Where the keeper has ended, every request fails with INTERNAL: a confined process
@@ -126,7 +126,7 @@ class Broker:
         return parts[0]
 
     def keep(self, nonce: bytes, file: int) -> None:
-        """As `hearthd.device.broker.segments.Segments`."""
+        """As `hearthd.device.platform.segment_exchange.Segments`."""
         self._ask_files({"ask": "keep", "nonce": nonce.hex()}, [file])
         with self._changed:
             self._kept[nonce] = file

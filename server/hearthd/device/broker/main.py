@@ -25,14 +25,14 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.confinement import attributes
 from hearthd.device.backend.compiler import Compiler, Job
 from hearthd.device.broker.client import Broker
-from hearthd.device.broker.images import CachedImages
-from hearthd.device.broker.segments import Segments
 from hearthd.device.compiler import protocol as messages
 from hearthd.device.compiler.cache import CompileCache, cache_directory
+from hearthd.device.compiler.images import CachedImages
 from hearthd.device.compiler.limits import CompileLimits
 from hearthd.device.compiler.pool import CompileWorkers, forked
 from hearthd.device.platform.log import Journal
 from hearthd.device.platform.sandbox import adopt_orphans
+from hearthd.device.platform.segment_exchange import SegmentExchange
 from hearthd.shared import secret_file
 from hearthd.shared.device_spec import DeviceSpec
 
@@ -246,7 +246,7 @@ class _Main:
     # ---- segments ----
 
     def _hand_over(self) -> None:
-        segments = Segments()
+        segments = SegmentExchange()
         while True:
             try:
                 message = descriptors.receive(self._files)

@@ -11,16 +11,18 @@ import json
 import os
 import socket
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from hearth_proto.frames import Frame, Kind
 from hearthd.device.channels.lane import Lane, Limits
-from hearthd.device.fd_passing import Descriptors
+from hearthd.device.fast_path.inline_batch import Straight
 from hearthd.device.outbox import RECEIVED, Outbox
 from hearthd.device.platform.event_loop import Loop
+from hearthd.device.platform.fd_passing import Descriptors
 from hearthd.device.platform.log import Journal
 from hearthd.device.platform.sleep import sooner
-from hearthd.device.process.executor import Executor
+from hearthd.device.scheduler.fair_share import Sharing
 from hearthd.device.session.session import Session
 
 PATIENCE_S = 5.0
@@ -30,6 +32,18 @@ LANE = "lane"
 """The kind of message on the descriptors socket that brings one."""
 
 
+class LaneExecutor(Protocol):
+    """The executor (`hearthd.device.process.executor.Executor`): runs what comes over lanes."""
+
+    in_order: dict[int, Callable[[Session, Frame], None]]
+    """By kind: takes a frame when all that came before it for its session was looked at."""
+    straight: Straight
+    sharing: Sharing
+
+    def session(self, channel: int) -> Session | None: ...
+    def frame(self, frame: Frame) -> None: ...
+
+
 class Lanes:
     """Belongs to the device-handle thread."""
 
@@ -37,7 +51,7 @@ class Lanes:
         self,
         loop: Loop,
         outbox: Outbox,
-        executor: Executor,
+        executor: LaneExecutor,
         journal: Journal,
         descriptors: Descriptors | None,
         patience: float = PATIENCE_S,

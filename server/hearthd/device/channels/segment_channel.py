@@ -24,9 +24,9 @@ from typing import Any
 
 from hearth_proto.frames import PLACE, Frame, FrameError, FrameReader, Kind, encode
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.flows.segment import Place, Segment
+from hearthd.device.flows.segment_policy import check_range
 from hearthd.device.platform.event_loop import Loop
-from hearthd.device.session.segment import Place, Segment
-from hearthd.device.session.segment_policy import check_range
 from hearthd.device.session.session import Session
 from hearthd.device.transfers.segments import Segments
 from hearthd.device.transfers.transfers import Transfers

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
 from hearthd.device.channels.segment_channel import Closer, SegmentConnection
-from hearthd.device.fd_passing import Descriptors
 from hearthd.device.platform.event_loop import Loop
+from hearthd.device.platform.fd_passing import Descriptors
 from hearthd.device.platform.log import Journal
-from hearthd.device.process.executor import Executor
 from hearthd.device.session.session import Session
+from hearthd.device.transfers.segments import Segments
+from hearthd.device.transfers.transfers import Transfers
 
 SEGMENTS = "segments"
 """The kind of message on the descriptors socket that brings one."""
@@ -32,22 +34,23 @@ class SegmentConnections:
     def __init__(
         self,
         loop: Loop,
-        executor: Executor,
+        sessions: Callable[[int], Session | None],
+        segments: Segments,
+        transfers: Transfers,
         journal: Journal,
         descriptors: Descriptors | None,
     ) -> None:
         self._loop = loop
-        self._segments = executor.segments
-        self._transfers = executor.transfers
-        self._session_of = executor.session
+        self._segments = segments
+        self._transfers = transfers
+        self._session_of = sessions
         self._journal = journal
         self._closer = Closer()
         self._open: dict[Session, list[SegmentConnection]] = {}
         self._waiting: list[tuple[socket.socket, int, int, float]] = []
         self._latest = 0
         """The last channel that was opened: they are numbered in order."""
-        executor.segments.journal = journal
-        executor.on_close = self.close
+        segments.journal = journal
         if descriptors is not None:
             descriptors.on(SEGMENTS, self._arrived)
 

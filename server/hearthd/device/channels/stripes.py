@@ -14,8 +14,8 @@ from hearth_proto.stripes import taken
 from hearthd.device.backend.resources import HostBuffer
 from hearthd.device.channels.stripe import PATIENCE_S, Chunk, Stripe
 from hearthd.device.channels.stripe_tls import Guards
-from hearthd.device.fd_passing import Descriptors
 from hearthd.device.platform.event_loop import Loop
+from hearthd.device.platform.fd_passing import Descriptors
 from hearthd.device.platform.log import Journal
 from hearthd.device.platform.sleep import sooner
 from hearthd.device.session.session import Session

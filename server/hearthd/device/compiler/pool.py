@@ -36,7 +36,7 @@ _OUT_OF_MEMORY = ("out of memory", "bad_alloc", "memory exhausted", "allocate me
 
 
 class CompileWorkers:
-    """The workers of one device process. Implements `hearthd.device.broker.images.Runner`."""
+    """The workers of one device process. Implements `hearthd.device.compiler.images.Runner`."""
 
     def __init__(self, backend: str, limits: CompileLimits, *, confine: bool = True, unconfined: bool = True) -> None:
         """`confine`: as far as the kernel can; without `unconfined`, a worker that it cannot confine gets no job."""

@@ -11,8 +11,8 @@ from functools import partial
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.compiler import Image, Job
-from hearthd.device.broker.images import ImageSource
 from hearthd.device.compiler.image_store import ImageStore
+from hearthd.device.compiler.images import ImageSource
 from hearthd.device.compiler.queue import CompileQueue
 
 REST_S = 30.0

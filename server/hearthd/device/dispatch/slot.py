@@ -5,10 +5,10 @@ from __future__ import annotations
 from hearth_proto.layouts import Rows
 from hearthd.device.context import Device
 from hearthd.device.dispatch.plan import Transient
+from hearthd.device.flows.transfer import Download, Upload
 from hearthd.device.memory.reservations import Reservation
 from hearthd.device.operation import Origin
 from hearthd.device.session.buffer import Buffer
-from hearthd.device.transfers.flows import Download, Upload
 from hearthd.device.transfers.staged import Direct
 
 

@@ -17,10 +17,10 @@ from hearthd.device.durable.file_io import FileThread, SessionFiles
 from hearthd.device.durable.restore import Means, Restore
 from hearthd.device.durable.snapshot import Snapshot
 from hearthd.device.durable.snapshot_policy import Allowance, Areas, Which
-from hearthd.device.fd_passing import Descriptors
 from hearthd.device.ipc.published import ATTACHED
 from hearthd.device.memory.commands import MemoryCommands
 from hearthd.device.operation import Operation, Origin, Replies, submit
+from hearthd.device.platform.fd_passing import Descriptors
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.session import Session
 from hearthd.device.streams.stream_pool import Track

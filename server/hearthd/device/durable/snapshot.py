@@ -8,21 +8,65 @@ file (see `hearthd.device.durable.file_io`), and count when the front has said s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import Protocol
 
 from hearth_proto.layouts import Rows
 from hearth_proto.reasons import Refusal
 from hearthd.device.backend.resources import HostBuffer
 from hearthd.device.context import Device
-from hearthd.device.durable.buffers import Durable, Part, Vault, never_granted, not_written
+from hearthd.device.durable.buffers import Durable, never_granted, not_written
 from hearthd.device.durable.file_io import FileThread
-from hearthd.device.durable.snapshot_policy import Allowance, Areas
+from hearthd.device.durable.snapshot_policy import Allowance, Areas, Which
 from hearthd.device.operation import Operation, Origin
+from hearthd.device.session.session import Session
 from hearthd.device.session.stream import LogicalStream
 from hearthd.device.streams.pending_outcomes import Verdict
 from hearthd.device.streams.stream_pool import Track
 from hearthd.device.transfers.staged import Direct
+
+
+class Vault(Protocol):
+    """The front's side of it: see `hearthd.device.durable.commands`."""
+
+    def file(self, session: Session) -> int | None:
+        """The session's file; None: it is on its way."""
+        ...
+
+    def lend(self) -> Track | None:
+        """A track for copies that are given to it ahead of their point; None: they have to wait for it."""
+        ...
+
+    def give_back(self, track: Track) -> None: ...
+    def track(self) -> Track:
+        """The track for copies that wait for nothing any more: all snapshots share it."""
+        ...
+
+    def commit(self, snapshot: Snapshot, copies: Iterable[tuple[int, Which]]) -> None:
+        """Tells the front that these copies are complete, and the snapshot what it says."""
+        ...
+
+    def written(self, durable: Durable) -> None:
+        """A write of one of its copies is over."""
+        ...
+
+    def over(self, snapshot: Snapshot, behind: Sequence[Callable[[], None]]) -> None:
+        """Calls back those that wait for it, once its failure, if that is its end, has been noted."""
+        ...
+
+
+class Part:
+    """One buffer's copy, `given` bytes of which have been given to the device."""
+
+    __slots__ = ("areas", "direct", "durable", "given", "which")
+
+    def __init__(self, durable: Durable, areas: Areas, direct: Direct) -> None:
+        self.durable = durable
+        self.areas = areas
+        self.which = areas.begin()
+        self.direct = direct
+        self.given = 0
 
 
 class Snapshot:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from hearthd.device.channels.lane import Lane
 from hearthd.device.fast_path import plain_batch
 from hearthd.device.operation import Origin, Replies
-from hearthd.device.outbox import ACK, Outbox
+from hearthd.device.outbox import ACK, LaneSink, Outbox
 from hearthd.device.scheduler.backlog import Backlog
 from hearthd.device.session.session import BatchEntry, Session
 from hearthd.device.session.stream import LogicalStream
@@ -19,7 +18,7 @@ class StraightBatch(NamedTuple):
     session: Session
     backlog: Backlog
     """The session's row."""
-    lane: Lane | None
+    lane: LaneSink | None
     """The way that it came; None: the front passed it on."""
     seq: int
     size: int

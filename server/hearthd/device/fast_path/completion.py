@@ -9,9 +9,9 @@ from hearthd.device.context import Device
 from hearthd.device.fast_path import plain_batch
 from hearthd.device.fast_path.batch import StraightBatch
 from hearthd.device.fast_path.plain_batch import PlainBatch
+from hearthd.device.flows.segment import Segment
 from hearthd.device.launch.stream_commands import answer_with
 from hearthd.device.operation import Origin, Replies
-from hearthd.device.session.segment import Segment
 from hearthd.device.session.stream import LogicalStream
 
 

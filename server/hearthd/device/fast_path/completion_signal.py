@@ -9,36 +9,11 @@ answer follows it as ever.
 from __future__ import annotations
 
 from hearth_proto.reasons import Refusal
-from hearthd.device.backend.server import ComputeServer
 from hearthd.device.context import Device
 from hearthd.device.fast_path import plain_batch
 from hearthd.device.fast_path.batch import StraightBatch
-from hearthd.device.session.segment import Segment
+from hearthd.device.flows.segment import Segment
 from hearthd.device.session.stream import LogicalStream
-
-WORD = 8
-"""Bytes of one, at the segment's start."""
-
-
-class Signals:
-    """Of one session: where they go. Who has one written holds the segment until the device has come so far."""
-
-    __slots__ = ("address", "segment")
-
-    def __init__(self, segment: Segment, address: int) -> None:
-        self.segment = segment
-        self.address = address
-
-
-def signals_in(segment: Segment, server: ComputeServer) -> Signals | None:
-    """None where the segment is too short, or the device writes none."""
-    if segment.size < WORD:
-        return None
-    try:
-        address = server.signal_address(segment.address)
-    except Refusal:
-        return None
-    return Signals(segment, address) if address else None
 
 
 def signal(device: Device, batch: StraightBatch, stream: LogicalStream, request: bytes) -> Segment | None:
@@ -57,7 +32,7 @@ def signal(device: Device, batch: StraightBatch, stream: LogicalStream, request:
         or device.tracks.doubts.open
     ):
         return None
-    segment: Segment = signals.segment
+    segment = signals.segment
     try:
         device.server.signal(signals.address, plain_batch.number(request), stream.track.stream)
     except Refusal:  # the driver will not: the answer does

@@ -20,10 +20,10 @@ from hearthd.device.fast_path.answer import StraightAnswer, untroubled
 from hearthd.device.fast_path.batch import StraightBatch
 from hearthd.device.fast_path.completion_signal import signal
 from hearthd.device.fast_path.plain_batch import LoneCopy
+from hearthd.device.flows.segment import Segment
+from hearthd.device.flows.segment_policy import PART, step
 from hearthd.device.operation import Replies, internal_error
 from hearthd.device.session.buffer import Buffer
-from hearthd.device.session.segment import Segment
-from hearthd.device.session.segment_policy import PART, step
 from hearthd.device.session.stream import LogicalStream
 from hearthd.device.streams.completion_forecast import Foreseen
 from hearthd.device.streams.stream_pool import Track

@@ -18,7 +18,6 @@ from google.protobuf.message import DecodeError
 
 from hearth_proto.chunks import varint
 from hearth_proto.v1 import commands_pb2
-from hearthd.device.channels.lane import Lane
 from hearthd.device.context import Device
 from hearthd.device.fast_path import mixed_batch, plain_batch
 from hearthd.device.fast_path.answer import StraightAnswer, latest
@@ -29,10 +28,10 @@ from hearthd.device.fast_path.copies import StraightCopies
 from hearthd.device.fast_path.mixed_batch import MixedBatch
 from hearthd.device.fast_path.plain_batch import LoneCopy, PlainBatch
 from hearthd.device.fast_path.reads import StraightReads
-from hearthd.device.fast_path.temporaries import AtOnce
 from hearthd.device.launch.commands import LaunchCommands
 from hearthd.device.operation import Replies
-from hearthd.device.scheduler.arrivals import Commands
+from hearthd.device.outbox import LaneSink
+from hearthd.device.scheduler.arrivals import AtOnce, Commands
 from hearthd.device.scheduler.backlog import Backlog
 from hearthd.device.scheduler.fair_share import Sharing
 from hearthd.device.session.session import BatchEntry, Session
@@ -80,7 +79,7 @@ class Straight:
         self.answered = False
         """Whether somebody was answered in the turn in which it asked, since somebody looked."""
 
-    def take(self, lane: Lane, seq: int, payload: bytes) -> bool:
+    def take(self, lane: LaneSink, seq: int, payload: bytes) -> bool:
         """A batch has come over a lane on which nothing waits. False, with nothing done, where it goes the long way."""
         session = self._executor.session(lane.channel)
         return session is not None and seq == session.last_seq + 1 and self._take(session, lane, payload)
@@ -92,7 +91,7 @@ class Straight:
             return False
         return self._take(session, None, payload)
 
-    def _take(self, session: Session, lane: Lane | None, payload: bytes) -> bool:
+    def _take(self, session: Session, lane: LaneSink | None, payload: bytes) -> bool:
         backlog = self._alone(session)
         if backlog is None:
             return False

@@ -8,8 +8,6 @@ then takes that.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from hearth_proto.reasons import Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.backend.server import DeviceFault
@@ -18,16 +16,13 @@ from hearthd.device.memory.commands import MemoryCommands
 from hearthd.device.memory.deferred_free import FEW
 from hearthd.device.memory.reservations import Reservation
 from hearthd.device.operation import Origin, Replies, internal_error
+from hearthd.device.scheduler.arrivals import AtOnce
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.session import BatchEntry, Session
 from hearthd.device.session.stream import LogicalStream
 from hearthd.device.streams.ordering import Usage
 from hearthd.device.streams.stream_pool import Track, Tracks
 from hearthd.device.transfers.copy_commands import PATTERN_SIZES
-
-AtOnce = tuple[Callable[[Session, commands_pb2.Command, BatchEntry, int], bool], int]
-"""What runs a command of a batch (its entry, the command's index), and how much work it gives the device: 1 or none.
-False, with nothing done, where the command has to go the long way."""
 
 
 class Temporaries:

@@ -10,10 +10,10 @@ from typing import Any
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.server import DeviceFault
 from hearthd.device.context import Device
-from hearthd.device.fd_passing import Descriptors
 from hearthd.device.ipc.published import Replies, Shared, gone
 from hearthd.device.memory.shared_ownership import MappedPlace, Place
 from hearthd.device.operation import Operation, Origin, internal_error, submit
+from hearthd.device.platform.fd_passing import Descriptors
 from hearthd.device.resources.grants import Plea
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.session import Session

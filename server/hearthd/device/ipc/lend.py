@@ -18,11 +18,11 @@ from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.context import Device
-from hearthd.device.fd_passing import Descriptors
 from hearthd.device.ipc.published import Replies, closed
 from hearthd.device.memory.reservations import Reservations
 from hearthd.device.memory.shared_ownership import LentPlace, MappedPlace, Place, PoolPlace
 from hearthd.device.operation import Operation, Origin, submit
+from hearthd.device.platform.fd_passing import Descriptors
 from hearthd.device.resources.grants import Plea
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.session import Session

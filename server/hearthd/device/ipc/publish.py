@@ -22,13 +22,13 @@ from hearth_proto.reasons import Refusal, to_text
 from hearthd.device.backend.resources import SharedMemory
 from hearthd.device.backend.server import DeviceFault
 from hearthd.device.context import Device
-from hearthd.device.fd_passing import Descriptors
 from hearthd.device.ipc.export import FILE, Exporting
 from hearthd.device.ipc.lend import Lending
 from hearthd.device.ipc.published import ATTACHED, Replies, Shared, check_publishable, closed
 from hearthd.device.memory.reservations import Reservations
 from hearthd.device.memory.shared_ownership import NOTHING, MappedPlace, Place, PoolPlace
 from hearthd.device.operation import Operation, Origin, internal_error, submit
+from hearthd.device.platform.fd_passing import Descriptors
 from hearthd.device.session.buffer import Buffer, ReadOnly
 from hearthd.device.session.session import Session
 from hearthd.device.streams.ordering import Usage

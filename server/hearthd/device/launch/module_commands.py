@@ -255,7 +255,7 @@ class ModuleCommands:
         entry = session.modules.find(command.module)
         session.buffers.check_new(command.buffer)
         entry.wanted()
-        buffer = entry.variables.get(command.name)
+        buffer: Buffer | None = entry.variables.get(command.name)
         if buffer is None:
             buffer = entry.variables[command.name] = Buffer(command.buffer, 0)
             buffer.module = entry

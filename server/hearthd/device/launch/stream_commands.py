@@ -9,9 +9,9 @@ from functools import partial
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.context import Device
-from hearthd.device.durable.buffers import behind
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.profiling.profile import ProfileCommands
+from hearthd.device.session.session import Session
 from hearthd.device.session.stream import EventEntry, LogicalStream
 from hearthd.device.streams.pending_outcomes import both
 from hearthd.device.streams.stream_errors import Failure, surface
@@ -161,7 +161,7 @@ class WaitCommands:
         stream, session, tracks = origin.stream, origin.session, self._device.tracks
         answer = self._timed(origin, lambda: (stream,))
         if session.snapshots or stream.flights:
-            answer = behind(session, stream, answer) if session.snapshots else answer
+            answer = _behind_snapshots(session, stream, answer) if session.snapshots else answer
             answer = both(stream.flights, answer) if stream.flights else answer
         if tracks.idle(stream.track):
             answer()
@@ -173,7 +173,7 @@ class WaitCommands:
         session, tracks = origin.session, self._device.tracks
         flights = [flight for each in session.streams.marked for flight in each.flights]
         answer = self._timed(origin, lambda: session.streams.marked)
-        answer = behind(session, None, answer) if session.snapshots else answer
+        answer = _behind_snapshots(session, None, answer) if session.snapshots else answer
         busy = tracks.busy(session.tracks())  # an event on each of many costs
         tracks.after_all(busy, both(flights, answer) if flights else answer)
         return True
@@ -216,3 +216,24 @@ def answer_with(origin: Origin, streams: Iterable[LogicalStream]) -> None:
         origin.reply_error(surface(failures))
     else:
         origin.reply()
+
+
+def _behind_snapshots(
+    session: Session, stream: LogicalStream | None, callback: Callable[[], None]
+) -> Callable[[], None]:
+    """`callback`, to be called when all else that it waits for is there: it then waits for the snapshots that are under
+    way now, on `stream` or (None) on any."""
+    snapshots = [each for each in session.snapshots if stream is None or each.stream is stream]
+    if not snapshots:
+        return callback
+    left = len(snapshots) + 1
+
+    def one() -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            callback()
+
+    for snapshot in snapshots:
+        snapshot.then(one)
+    return one

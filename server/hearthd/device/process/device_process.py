@@ -15,20 +15,20 @@ from hearth_proto.frames import HEADER, Frame, FrameError, FrameReader, Kind
 from hearthd.device.backend.launch_limits import Limits
 from hearthd.device.backend.server import ComputeServer, DeviceFault, KeepsCrashRecord
 from hearthd.device.broker.client import Broker, BrokeredLibraries
-from hearthd.device.broker.images import CachedImages, ImageSource
 from hearthd.device.channels.lane import BATCH
 from hearthd.device.channels.lanes import Lanes
 from hearthd.device.channels.segment_channels import SegmentConnections
 from hearthd.device.channels.stripes import Stripes
 from hearthd.device.compiler.cache import CompileCache, cache_directory
+from hearthd.device.compiler.images import CachedImages, ImageSource
 from hearthd.device.compiler.limits import CompileLimits
 from hearthd.device.compiler.pool import CompileWorkers
 from hearthd.device.compiler.service import CompileService
 from hearthd.device.context import Device
-from hearthd.device.fd_passing import Descriptors
 from hearthd.device.outbox import Outbox
 from hearthd.device.platform import spin_policy
 from hearthd.device.platform.event_loop import Loop
+from hearthd.device.platform.fd_passing import Descriptors
 from hearthd.device.platform.log import Journal
 from hearthd.device.platform.sleep import sooner
 from hearthd.device.platform.spin_policy import Spinning
@@ -147,7 +147,15 @@ class DeviceProcess:
         """The socket beside the link, where open files are handed over."""
         self._haste = Haste(self._executor, tracks, self._outbox, self.loop)
         self._lanes = Lanes(self.loop, self._outbox, self._executor, journal, self.descriptors)
-        self._segments = SegmentConnections(self.loop, self._executor, journal, self.descriptors)
+        self._segments = SegmentConnections(
+            self.loop,
+            self._executor.session,
+            self._executor.segments,
+            self._executor.transfers,
+            journal,
+            self.descriptors,
+        )
+        self._executor.on_close = self._segments.close
         self._stripes = Stripes(self.loop, self._executor.session, self._executor.transfers, journal, self.descriptors)
         self._collector = Collector()
         self._controls: dict[int, Callable[[Frame], None]] = {}

@@ -8,23 +8,43 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.backend.graph_nodes import Dim
 from hearthd.device.backend.resources import Event
+from hearthd.device.context import Device
 from hearthd.device.operation import Origin
+from hearthd.device.profiling.annotations import Marks
 from hearthd.device.session.launch_plan import Plan
 from hearthd.device.session.observer import Record
 from hearthd.device.streams.stream_pool import Track
-
-if TYPE_CHECKING:
-    from hearthd.device.profiling.recorder import Trace
 
 EVENT_BYTES = 112
 """A TraceEvent without its names, generously."""
 
 MAX_NAME = 1024
+
+
+class Recording(Protocol):
+    """The trace (`hearthd.device.profiling.recorder.Trace`), as its records know it."""
+
+    device: Device
+    marks: Sequence[Marks]
+    dropped: int
+    """Commands that came when the trace was full."""
+
+    def measure(self, record: TraceRecord, track: Track) -> None:
+        """Both events of a record were recorded on the track."""
+        ...
+
+    def kept(self, size: int) -> None:
+        """A record is whole, and takes `size` bytes of the answer."""
+        ...
+
+    def forget(self, record: TraceRecord) -> None:
+        """Removes the record."""
+        ...
 
 
 class TraceRecord:
@@ -35,7 +55,7 @@ class TraceRecord:
         "kernel", "name", "number", "queued_ns", "segment", "seq", "size", "start", "started", "stream", "submitted_ns",
     )  # fmt: skip
 
-    def __init__(self, trace: Trace, origin: Origin, number: int) -> None:
+    def __init__(self, trace: Recording, origin: Origin, number: int) -> None:
         self.queued_ns = time.perf_counter_ns()
         self.number = number
         self.stream = origin.stream.handle
@@ -59,7 +79,7 @@ class TraceRecord:
         self._origin: Origin | None = origin
         self._outer: Record | None = None
 
-    # ---- see tables.Record ----
+    # ---- `hearthd.device.session.observer.Record` ----
 
     def enter(self) -> None:
         self._outer = self._device.record
@@ -131,7 +151,7 @@ class Uncounted:
 
     __slots__ = ("_trace",)
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Recording) -> None:
         self._trace = trace
 
     def enter(self) -> None:

@@ -12,7 +12,6 @@ from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2, device_pb2
 from hearthd.device.context import Device
-from hearthd.device.fast_path.temporaries import AtOnce
 from hearthd.device.launch.commands import LaunchCommands
 from hearthd.device.scheduler.backlog import LAUNCH, NEEDS, NOTHING, Ahead, Backlog, Changes
 from hearthd.device.session.session import BatchEntry, Session
@@ -29,6 +28,11 @@ _NOBODY = (None, 0)
 
 CHANGING = frozenset({"begin_capture", "end_capture", "create_stream", "destroy_stream"})
 """Commands that decide what becomes of those behind them: none of those is answered ahead of its turn."""
+
+
+AtOnce = tuple[Callable[[Session, commands_pb2.Command, BatchEntry, int], bool], int]
+"""What runs a command of a batch (its entry, the command's index), and how much work it gives the device: 1 or none.
+False, with nothing done, where the command has to go the long way."""
 
 
 class Commands(Protocol):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.session.module import ModuleEntry
 from hearthd.device.streams.ordering import Usage
 from hearthd.device.streams.stream_errors import Failure
-
-if TYPE_CHECKING:
-    from hearthd.device.session.module import ModuleEntry
 
 
 class ReadOnly(NamedTuple):

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any
 
 from hearth_proto.reasons import Refusal
 from hearthd.device.backend.resources import Function, Module
-from hearthd.device.session.buffer import Buffer
+from hearthd.device.flows.segment import SessionRef
 from hearthd.device.session.launch_plan import Plan
-
-if TYPE_CHECKING:
-    from hearthd.device.session.session import Session
 
 
 class ModuleEntry:
@@ -35,7 +32,7 @@ class ModuleEntry:
     def __init__(self, handle: int) -> None:
         self.handle = handle
         self.pending = True
-        self.prints: Session | None = None
+        self.prints: SessionRef | None = None
         """The session that gets what its kernels print; None where none of them can."""
         self.module: Module | None = None
         self.error: Refusal | None = None
@@ -47,8 +44,9 @@ class ModuleEntry:
         self.holders = 0
         """Graphs and prepared launches that use it: its code outlives its handle for them."""
         self.released = False
-        self.variables: dict[str, Buffer] = {}
-        """Those that were asked for, by name: one buffer each, under as many handles as there were questions."""
+        self.variables: dict[str, Any] = {}
+        """Variables that were asked for, by name: one `hearthd.device.session.buffer.Buffer` each, under every handle
+        that was given for it."""
 
     def wanted(self) -> None:
         """Somebody is about to wait for it: what may come about by now is tried again."""

@@ -8,6 +8,8 @@ from functools import partial
 from typing import Any, Protocol
 
 from hearth_proto.reasons import Refusal
+from hearthd.device.flows.segment import Signals
+from hearthd.device.flows.transfer import Download, Over, Upload
 from hearthd.device.session import permissions
 from hearthd.device.session.buffer import Buffer, TensorMapEntry
 from hearthd.device.session.deferred import Deferrable, Deferred
@@ -23,7 +25,6 @@ from hearthd.device.session.stream import EventEntry, LogicalStream, ProfileEntr
 from hearthd.device.session.stream_table import StreamTable
 from hearthd.device.streams.ordering import Usage
 from hearthd.device.streams.stream_pool import Track
-from hearthd.device.transfers.flows import Download, Over, Upload
 
 
 class Known:
@@ -79,8 +80,8 @@ class Session:
     shares = False
     """Whether it has had buffers that cannot be written to: launches with them read them, whatever they say."""
 
-    signals: Any = None
-    """Its `hearthd.device.fast_path.completion_signal.Signals`; None: it has asked for none."""
+    signals: Signals | None = None
+    """Where its completion signals go; None: it has asked for none."""
 
     permissions: Permissions | None = None
     """None: every command is allowed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from hearthd.device.backend.graph_nodes import CopyNode, FillNode
 from hearthd.device.backend.resources import Event
@@ -12,9 +12,6 @@ from hearthd.device.session.stretch import Stretch
 from hearthd.device.streams.pending_outcomes import Verdict
 from hearthd.device.streams.stream_errors import Failure, StreamErrors
 from hearthd.device.streams.stream_pool import Track
-
-if TYPE_CHECKING:
-    from hearthd.device.session.session import Session
 
 
 class Capturing(Protocol):
@@ -49,8 +46,9 @@ class Capturing(Protocol):
         """A command of the stream was not recorded: the capture cannot end well any more."""
         ...
 
-    def discard(self, session: Session) -> None:
-        """Forgets what was recorded; the stream runs its commands again."""
+    def discard(self, session: Any) -> None:
+        """Forgets what was recorded; the stream of the session (`hearthd.device.session.session.Session`) runs its
+        commands again."""
         ...
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Refusal
 from hearthd.device.backend.server import ComputeServer
-from hearthd.device.fd_passing import Descriptors
+from hearthd.device.platform.fd_passing import Descriptors
 from hearthd.device.platform.log import Journal
 from hearthd.device.platform.telemetry import Telemetry
 from hearthd.device.transfers.chunk_slots import ChunkSlots

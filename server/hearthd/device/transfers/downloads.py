@@ -11,12 +11,12 @@ from hearth_proto.layouts import Rows
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.backend.resources import HostBuffer
+from hearthd.device.flows.transfer import Download
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.session import Session
 from hearthd.device.streams.pending_outcomes import both
 from hearthd.device.transfers.chunk_memory import ChunkMemory, Slot
-from hearthd.device.transfers.flows import Download
 from hearthd.device.transfers.layout import pieces
 from hearthd.device.transfers.shared import PlacedDownloads
 from hearthd.device.transfers.staged import Direct, locate, refused_read

@@ -15,10 +15,10 @@ from hearth_proto.layouts import Rows
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.context import Device
+from hearthd.device.flows.segment import Segment
+from hearthd.device.flows.segment_policy import check_range, step
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.session.buffer import Buffer
-from hearthd.device.session.segment import Segment
-from hearthd.device.session.segment_policy import check_range, step
 from hearthd.device.streams.completion_forecast import Foreseen
 from hearthd.device.streams.pending_outcomes import Verdict, both
 from hearthd.device.transfers.layout import pieces

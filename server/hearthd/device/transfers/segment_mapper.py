@@ -21,7 +21,7 @@ from functools import partial
 from queue import SimpleQueue
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.session.segment_policy import parts
+from hearthd.device.flows.segment_policy import parts
 
 PAUSE_S = 0.3e-3
 """Between two parts that are locked. CUDA seems to let nobody else through while it locks one, and who asks again at

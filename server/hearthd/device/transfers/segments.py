@@ -16,10 +16,9 @@ from functools import partial
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.context import Device
-from hearthd.device.fast_path.completion_signal import signals_in
+from hearthd.device.flows.segment import Segment, SessionRef, signals_in
+from hearthd.device.flows.segment_policy import check_room, check_sealed, check_size
 from hearthd.device.platform.log import Journal
-from hearthd.device.session.segment import Segment
-from hearthd.device.session.segment_policy import check_room, check_sealed, check_size
 from hearthd.device.session.session import Session
 from hearthd.device.transfers.segment_mapper import Mapper, Post
 
@@ -40,9 +39,9 @@ class Segments:
         self._device = device
         self._mapper = Mapper(device.server.register_host, device.server.unregister_host, post)
         self.journal: Journal | None = None
-        self._named: dict[Session, dict[int, Segment]] = {}
+        self._named: dict[SessionRef, dict[int, Segment]] = {}
         """Those whose numbers are taken."""
-        self._count: Counter[Session] = Counter()
+        self._count: Counter[SessionRef] = Counter()
         """All that are not gone, by session."""
         self._bytes: Counter[str] = Counter()
         """The same, by tenant."""

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from functools import partial
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.flows.segment import Place
+from hearthd.device.flows.segment_policy import step
+from hearthd.device.flows.transfer import Download, Upload
 from hearthd.device.operation import Origin
 from hearthd.device.session.buffer import Buffer
-from hearthd.device.session.segment import Place
-from hearthd.device.session.segment_policy import step
 from hearthd.device.session.session import Session
 from hearthd.device.streams.pending_outcomes import Verdict, both
-from hearthd.device.transfers.flows import Download, Upload
 from hearthd.device.transfers.staged import Direct, refused_read
 from hearthd.device.transfers.state import Bulk, Move, announced, another_way, check_live
 

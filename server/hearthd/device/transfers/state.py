@@ -9,11 +9,11 @@ from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.resources import HostBuffer
 from hearthd.device.context import Device
+from hearthd.device.flows.stripe_window import Landing
+from hearthd.device.flows.transfer import Download, Upload
 from hearthd.device.operation import Origin
 from hearthd.device.session.session import Session
-from hearthd.device.transfers.flows import Download, Upload
 from hearthd.device.transfers.staged import Copies, Direct
-from hearthd.device.transfers.stripe_window import Landing
 
 MAX_UNCLAIMED = 64
 """Uploads of one session whose Write has not come yet."""

@@ -7,15 +7,15 @@ from functools import partial
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.resources import HostBuffer
+from hearthd.device.flows.stripe_state import StripedDownload, StripeLike
+from hearthd.device.flows.stripe_window import Loose
+from hearthd.device.flows.transfer import Download
 from hearthd.device.operation import Origin
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.session import Session
 from hearthd.device.streams.pending_outcomes import Verdict, both
-from hearthd.device.transfers.flows import Download
 from hearthd.device.transfers.staged import Direct, refused_read
 from hearthd.device.transfers.state import Bulk, Move, announced, another_way, check_live
-from hearthd.device.transfers.stripe_state import StripedDownload, StripeLike
-from hearthd.device.transfers.stripe_window import Loose
 from hearthd.device.transfers.striped_uploads import check_chunk, check_same
 
 

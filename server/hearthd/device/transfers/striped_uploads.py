@@ -5,13 +5,13 @@ from __future__ import annotations
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.stripes import MIN_CHUNK, taken
 from hearthd.device.backend.resources import HostBuffer
+from hearthd.device.flows.stripe_state import StripedUpload, StripeLike
+from hearthd.device.flows.stripe_window import Loose
+from hearthd.device.flows.transfer import Upload
 from hearthd.device.operation import Origin
 from hearthd.device.session.session import Session
-from hearthd.device.transfers.flows import Upload
 from hearthd.device.transfers.staged import Direct
 from hearthd.device.transfers.state import Bulk, Move, announced, another_way, check_live
-from hearthd.device.transfers.stripe_state import StripedUpload, StripeLike
-from hearthd.device.transfers.stripe_window import Loose
 
 
 class StripedUploads(Bulk):

@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 from hearth_proto.frames import Frame
 from hearthd.device.context import Device
+from hearthd.device.flows.stripe_state import StripeLike
+from hearthd.device.flows.transfer import Download, Upload
 from hearthd.device.session.session import Session
 from hearthd.device.transfers.chunk_memory import ChunkMemory
 from hearthd.device.transfers.downloads import Downloads
-from hearthd.device.transfers.flows import Download, Upload
 from hearthd.device.transfers.staged import Copies
-from hearthd.device.transfers.stripe_state import StripeLike
 from hearthd.device.transfers.uploads import Uploads
 
 

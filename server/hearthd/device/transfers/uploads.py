@@ -15,10 +15,10 @@ from hearth_proto.layouts import Rows
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2, status_pb2
 from hearthd.device.backend.resources import HostBuffer
+from hearthd.device.flows.transfer import Upload
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.session import Session
-from hearthd.device.transfers.flows import Upload
 from hearthd.device.transfers.layout import pieces
 from hearthd.device.transfers.shared import PlacedUploads
 from hearthd.device.transfers.staged import Direct, locate

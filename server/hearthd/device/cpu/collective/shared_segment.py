@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Protocol
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.broker.segments import Segments
 from hearthd.device.cpu import libraries
 from hearthd.device.cpu.libraries import LibraryMaker
+from hearthd.device.platform.segment_exchange import SegmentExchange
 from hearthd.shared import sealed_memory
 
 MAX_RANKS = 128
@@ -26,7 +26,8 @@ _OTHER_BUILD = 1
 
 
 class HandOver(Protocol):
-    """Hands segments from process to process: `hearthd.device.broker.segments.Segments`, or a broker's."""
+    """Hands segments from process to process: `hearthd.device.platform.segment_exchange.SegmentExchange`, or a
+    broker's."""
 
     def keep(self, nonce: bytes, file: int) -> None:
         """Raises OSError."""
@@ -42,11 +43,11 @@ class HandOver(Protocol):
 class _Way:
     """The hand-over that this process uses."""
 
-    hand_over: HandOver = Segments()
+    hand_over: HandOver = SegmentExchange()
 
 
 def use(hand_over: HandOver) -> None:
-    """Segments of this process go this way from now on."""
+    """SegmentExchange of this process go this way from now on."""
     _Way.hand_over = hand_over
 
 

@@ -4,9 +4,22 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from hearthd.device.session.session import Session
+from hearth_proto.reasons import Refusal
+from hearthd.device.backend.server import ComputeServer
+
+WORD = 8
+"""Bytes of a completion signal, at the segment's start."""
+
+
+class SessionRef(Protocol):
+    """A session (`hearthd.device.session.session.Session`), as the layers below it know it."""
+
+    channel: int
+    id: str
+    tenant: str
+    signals: Signals | None
 
 
 class Segment:
@@ -18,7 +31,7 @@ class Segment:
     __slots__ = ("_retire", "_users", "address", "ident", "locked", "over", "ready", "session", "signals", "size",
                  "view")  # fmt: skip
 
-    def __init__(self, ident: int, size: int, session: Session, retire: Callable[[Segment], None]) -> None:
+    def __init__(self, ident: int, size: int, session: SessionRef, retire: Callable[[Segment], None]) -> None:
         self.ident = ident
         self.size = size
         self.session = session
@@ -84,3 +97,25 @@ class Place(NamedTuple):
     def view(self, at: int, size: int) -> memoryview:
         """The same, to be read and written here."""
         return self.segment.view[self.start + at : self.start + at + size]
+
+
+class Signals:
+    """Where a session's completion signals go. A signal that is to be written holds the segment until the device has
+    written it."""
+
+    __slots__ = ("address", "segment")
+
+    def __init__(self, segment: Segment, address: int) -> None:
+        self.segment = segment
+        self.address = address
+
+
+def signals_in(segment: Segment, server: ComputeServer) -> Signals | None:
+    """None where the segment is too short, or the device writes none."""
+    if segment.size < WORD:
+        return None
+    try:
+        address = server.signal_address(segment.address)
+    except Refusal:
+        return None
+    return Signals(segment, address) if address else None

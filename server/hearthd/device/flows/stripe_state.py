@@ -11,7 +11,7 @@ from typing import Protocol
 from hearth_proto.frames import HEADER, Kind
 from hearth_proto.stripes import Cut, taken
 from hearthd.device.backend.resources import HostBuffer
-from hearthd.device.transfers.stripe_window import Landing, Window
+from hearthd.device.flows.stripe_window import Landing, Window
 
 
 class StripeLike(Protocol):

@@ -20,7 +20,7 @@ _PATIENCE_S = 5.0
 _CREDENTIALS = struct.Struct("=3i")
 
 
-class Segments:
+class SegmentExchange:
     """Keeps segments for others, and fetches theirs. Threads may use it at once."""
 
     def __init__(self) -> None:

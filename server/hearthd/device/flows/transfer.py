@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
 
 from hearth_proto.reasons import Refusal
-from hearthd.device.transfers.stripe_state import StripedDownload, StripedUpload
-
-if TYPE_CHECKING:
-    from hearthd.device.session.segment import Place
-    from hearthd.device.streams.pending_outcomes import Verdict
+from hearthd.device.flows.segment import Place
+from hearthd.device.flows.stripe_state import StripedDownload, StripedUpload
+from hearthd.device.streams.pending_outcomes import Verdict
 
 
 class Over:
