@@ -15,6 +15,7 @@ import pytest
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.compiler import Assembly, Image, Source
+from hearthd.device.broker.worker_entry import cuda_worker
 from hearthd.device.compiler import image_headers
 from hearthd.device.compiler.limits import CompileLimits
 from hearthd.device.compiler.pool import CompileWorkers
@@ -52,7 +53,7 @@ SPUN_S = 0.4
 
 @pytest.fixture(scope="module")
 def pool(server: CudaServer) -> Iterator[CompileWorkers]:
-    made = CompileWorkers("cuda", CompileLimits(60, 4 << 30))
+    made = CompileWorkers(cuda_worker, CompileLimits(60, 4 << 30))
     made.warm()
     made.serve(server.compiler)
     made.ready()

@@ -21,13 +21,13 @@ import structlog
 structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
 from hearth_proto.reasons import Refusal
 from hearthd.shared import secret_file
-from hearthd.device.broker import main
+from hearthd.device.broker.main import start_broker
 from hearthd.device.backend.compiler import Source
 from hearthd.shared.device_spec import DeviceSpec
 folder = sys.argv[1]
 secret_file.ensure(folder + "/key")
 spec = DeviceSpec(0, "cpu", 0, cache_dir=folder + "/cache", cache_key=folder + "/key", cache_divided=True)
-broker = main.start(spec)
+broker = start_broker(spec)
 """
 REPLACED = """
 import threading, time

@@ -8,9 +8,9 @@ import pytest
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.compiler import Source
-from hearthd.device.compiler import options as compile_options
-from hearthd.device.compiler.options import ALLOWED, parse
-from hearthd.device.cpu import options as cpu_options
+from hearthd.device.compiler import options as compiler_options
+from hearthd.device.compiler.options import ALLOWED, parse_options
+from hearthd.device.cpu.options import parse_cpu_options
 
 # Option, how NVRTC gets it ("" where it does not), and "ignored" where the CPU backend's log says so.
 ACCEPTED = """
@@ -128,21 +128,21 @@ def rows(table: str) -> list[list[str]]:
 def refusal(*options: str) -> Refusal:
     """Both backends' answer, which is the same."""
     with pytest.raises(Refusal) as caught:
-        parse(options)
+        parse_options(options)
     with pytest.raises(Refusal) as other:
-        cpu_options.parse(options)
+        parse_cpu_options(options)
     assert (caught.value.message, caught.value.fix) == (other.value.message, other.value.fix)
     return caught.value
 
 
 @pytest.mark.parametrize(("text", "nvrtc", "ignored"), [(*row, "")[:3] for row in rows(ACCEPTED)])
 def test_accepted_option(text: str, nvrtc: str, ignored: str) -> None:
-    parsed = parse([text])
+    parsed = parse_options([text])
     assert parsed.for_nvrtc() == ([nvrtc] if nvrtc else [])
-    notes = cpu_options.parse([text]).notes
+    notes = parse_cpu_options([text]).notes
     assert any("has no effect on the CPU backend" in note and text in note for note in notes) == bool(ignored)
     assert bool(parsed.without_effect(on_gpu=True)) == (not nvrtc)
-    assert not cpu_options.parse([text, "-w"]).notes
+    assert not parse_cpu_options([text, "-w"]).notes
 
 
 @pytest.mark.parametrize("option", REFUSED.strip().splitlines())
@@ -157,20 +157,20 @@ def test_table_is_complete() -> None:
     """Each option that the module knows is tried above, in one of its spellings."""
     tried = {text.split("=")[0].split(" ")[0].lstrip("-") for text, *_ in rows(ACCEPTED + REFUSED)}
     tried |= {text[1] for text, *_ in rows(ACCEPTED + REFUSED) if text[1:2] in ("D", "U", "I")} | {"w"}
-    known = [*compile_options.ACCEPTED, *compile_options.REFUSED]
+    known = [*compiler_options.ACCEPTED, *compiler_options.REFUSED]
     assert [option.long for option in known if not {option.long, option.short} & tried] == []
 
 
 def test_value_in_next_string() -> None:
     options = ["-D", "N=4", "--std", "c++20", "-maxrregcount", "32", "-U", "M", "", " -dopt ", "-w"]
     expected = ["-DN=4", "--std=c++20", "--maxrregcount=32", "-UM", "--dopt=on", "--disable-warnings"]
-    assert parse(options).for_nvrtc() == expected
+    assert parse_options(options).for_nvrtc() == expected
     assert "-arch sm_90" in refusal("-arch", "sm_90").message
     assert "more than one line" in refusal("-D", "N=1\n#error").message
 
 
 def test_cpu_follows_options() -> None:
-    parsed = cpu_options.parse(
+    parsed = parse_cpu_options(
         ["-DA", "-DB=", "-DA=2", "-UC", "--std=c++14", "-std=c++20", "-use_fast_math", "-device-int128", "-fmad=false"]
     )
     assert parsed.standard == "gnu++20" and parsed.arguments == ["-ffp-contract=off"] and not parsed.notes
@@ -178,7 +178,7 @@ def test_cpu_follows_options() -> None:
         "#define __USE_FAST_MATH__ 1", "#define __CUDACC_RTC_INT128__ 1", "#define A 1", "#define B ", "#undef A",
         "#define A 2", "#undef C",
     ]  # fmt: skip
-    assert cpu_options.parse(["-fmad=false", "-fmad=true"]).arguments == []
+    assert parse_cpu_options(["-fmad=false", "-fmad=true"]).arguments == []
 
 
 @pytest.mark.skipif(importlib.util.find_spec("cuda") is None, reason="cuda-bindings is not installed")

@@ -22,6 +22,7 @@ import pytest
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.compiler import Assembly, Image, Source
+from hearthd.device.broker.worker_entry import cpu_worker
 from hearthd.device.compiler.limits import CompileLimits
 from hearthd.device.compiler.pool import CompileWorkers
 from hearthd.device.cpu.compiler import CpuCompiler
@@ -49,7 +50,7 @@ def make() -> Iterator[Callable[..., CompileWorkers]]:
     made: list[CompileWorkers] = []
 
     def workers(seconds: float = 60, memory: int = 1 << 30, file_bytes: int = 64 << 20, **more: Any) -> CompileWorkers:
-        pool = CompileWorkers("cpu", CompileLimits(seconds, memory, file_bytes), **more)
+        pool = CompileWorkers(cpu_worker, CompileLimits(seconds, memory, file_bytes), **more)
         made.append(pool)
         pool.serve(CpuCompiler())
         return pool
@@ -230,7 +231,7 @@ def test_closing_stops_what_is_under_way(make: Callable[..., CompileWorkers]) ->
 
 
 def test_a_prelude_directory_that_was_cleared_away_is_made_again(tmp_path: Path) -> None:
-    pool = CompileWorkers("cpu", CompileLimits(60, 1 << 30))
+    pool = CompileWorkers(cpu_worker, CompileLimits(60, 1 << 30))
     compiler = CpuCompiler(str(tmp_path))
     pool.serve(compiler)
     try:
@@ -271,7 +272,7 @@ def test_what_a_compiler_leaves_behind_is_waited_for(tmp_path: Path) -> None:
         f'exec {shlex.join(real.command)} "$@"\n'
     )
     driver.chmod(0o755)
-    pool = CompileWorkers("cpu", CompileLimits(60, 1 << 30))
+    pool = CompileWorkers(cpu_worker, CompileLimits(60, 1 << 30))
     pool.serve(CpuCompiler(toolchain=replace(real, command=(str(driver),), cache_dir=tmp_path)))
     try:
         works(pool)
@@ -330,7 +331,8 @@ def test_the_sandbox_alone_keeps_the_compiler_from_the_hosts_files(tmp_path: Pat
     script = """
 import os, sys, tempfile
 from hearth_proto.reasons import Refusal
-from hearthd.device.compiler import worker_main as compile_worker; from hearthd.device.platform import sandbox
+from hearthd.device.compiler import worker_main
+from hearthd.device.platform import sandbox
 from hearthd.device.cpu.compiler import CpuCompiler
 from hearthd.device.backend.compiler import Source
 secret, scratch = sys.argv[1:]
@@ -338,7 +340,7 @@ tempfile.tempdir = os.environ["TMPDIR"] = scratch
 compiler = CpuCompiler()
 compiler.prepare(Source("")); compiler.load()
 reads, writes = compiler.places()
-assert sandbox.confine([*compile_worker._SYSTEM_READS, *reads], [scratch, "/dev/null", *writes])
+assert sandbox.confine([*worker_main._SYSTEM_READS, *reads], [scratch, "/dev/null", *writes])
 assert compiler.compile(Source('extern "C" __global__ void f() {}')).code
 section = '__attribute__((section(".x,\\\\"aw\\\\"\\\\n.incbin \\\\"%s\\\\"\\\\n#"))) int a = 1;' % secret
 for code in ('#include "%s"' % secret, "#define W <%s>\\n#include W" % secret, '#line 1 "%s"\\n#error quoted' % secret,
@@ -370,10 +372,11 @@ def test_workers_end_with_their_process_however_it_ends(start: str, tmp_path: Pa
     script = f"""
 import os, sys, threading, time
 from hearthd.device.compiler import pool as compile_pool
+from hearthd.device.broker.worker_entry import cpu_worker
 from hearthd.device.compiler.limits import CompileLimits
 from hearthd.device.cpu.compiler import CpuCompiler
 from hearthd.device.backend.compiler import Source
-pool = compile_pool.CompileWorkers("cpu", CompileLimits(60, 1 << 30))
+pool = compile_pool.CompileWorkers(cpu_worker, CompileLimits(60, 1 << 30))
 pool.warm(compile_pool.{start})
 pool.serve(CpuCompiler())
 pool.run(Source({FINE.code!r}))
@@ -406,7 +409,7 @@ def test_a_killed_process_leaves_no_files_for_long(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     stale = tmp_path / "hearth-workers-stale"
     (stale / "1").mkdir(parents=True)
-    pools = [CompileWorkers("cpu", CompileLimits(60, 1 << 30)) for _ in range(2)]
+    pools = [CompileWorkers(cpu_worker, CompileLimits(60, 1 << 30)) for _ in range(2)]
     for pool in pools:
         pool.warm()
     assert not stale.exists()

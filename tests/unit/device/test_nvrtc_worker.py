@@ -16,6 +16,7 @@ import pytest
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.compiler import Assembly, Source
+from hearthd.device.broker.worker_entry import cuda_worker
 from hearthd.device.compiler import image_headers
 from hearthd.device.compiler.limits import CompileLimits
 from hearthd.device.compiler.pool import CompileWorkers
@@ -49,7 +50,7 @@ MEMORY = 512 << 20
 @pytest.fixture(scope="module")
 def pool() -> Iterator[CompileWorkers]:
     compiler = CudaCompiler(HOPPER, (12, 4))
-    made = CompileWorkers("cuda", CompileLimits(20, MEMORY, 64 << 20))
+    made = CompileWorkers(cuda_worker, CompileLimits(20, MEMORY, 64 << 20))
     made.warm()
     made.serve(compiler)
     made.ready()
@@ -161,7 +162,8 @@ def test_the_sandbox_alone_keeps_nvrtc_from_the_hosts_files(tmp_path: Path) -> N
     script = """
 import os, sys
 from hearth_proto.reasons import Refusal
-from hearthd.device.compiler import worker_main as compile_worker; from hearthd.device.platform import sandbox
+from hearthd.device.compiler import worker_main
+from hearthd.device.platform import sandbox
 from hearthd.device.cuda.compiler import CudaCompiler
 from hearthd.device.backend.compiler import Source
 secret, scratch = sys.argv[1:]
@@ -175,7 +177,7 @@ def tried():
         else: yield False
 assert all(tried()), "NVRTC reads them where nothing keeps it from that"
 reads, writes = compiler.places()
-assert sandbox.confine([*compile_worker._SYSTEM_READS, *reads], [scratch, "/dev/null", *writes])
+assert sandbox.confine([*worker_main._SYSTEM_READS, *reads], [scratch, "/dev/null", *writes])
 assert compiler.compile(Source('#include <cuda_bf16.h>\\n__global__ void f() {}')).code
 assert not any(tried())
 assert not [module for module in sys.modules if module.startswith("cupy")], "it takes long to import"
@@ -190,7 +192,7 @@ assert not [module for module in sys.modules if module.startswith("cupy")], "it 
     "code", ['#include "/etc/passwd"', '#include "../../../../etc/passwd"', '#line 1 "/etc/passwd"\n#include __FILE__']
 )
 def test_the_text_alone_does_too(code: str) -> None:
-    pool = CompileWorkers("cuda", CompileLimits(20, MEMORY), confine=False)
+    pool = CompileWorkers(cuda_worker, CompileLimits(20, MEMORY), confine=False)
     pool.serve(CudaCompiler(HOPPER, (12, 4)))
     try:
         error = refusal(pool, Source(code))
@@ -216,7 +218,7 @@ def test_ptx_of_a_version_to_come(pool: CompileWorkers, assembler: bytes) -> Non
 
 
 def test_ptx_that_a_newer_driver_may_know_is_left_to_it(assembler: bytes) -> None:
-    pool = CompileWorkers("cuda", CompileLimits(20, MEMORY))
+    pool = CompileWorkers(cuda_worker, CompileLimits(20, MEMORY))
     pool.serve(CudaCompiler(HOPPER, (99, 0)))
     try:
         error = refusal(pool, Assembly(PTX.replace(b".version 8.0", b".version 98.0")))

@@ -111,11 +111,11 @@ import importlib, sys
 for name in {(*PRELOAD, *PRELOAD_OF["cpu"])}:
     importlib.import_module(name)
 before = set(sys.modules)
-from hearthd.device.broker import main
+from hearthd.device.broker.main import start_broker
 from hearthd.device.process.device_process import make_server
 from hearthd.shared.device_spec import DeviceSpec
 spec = DeviceSpec(0, "cpu", 0, cache_dir={str(tmp_path)!r})
-broker = main.start(spec)
+broker = start_broker(spec)
 make_server(spec, broker).close()
 broker.close()
 print(sorted(name for name in set(sys.modules) - before if name.startswith("hearth")))

@@ -16,7 +16,7 @@ from typing import Any
 from hearth_proto import descriptors
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.compiler import Image, Job
-from hearthd.device.compiler import protocol as messages
+from hearthd.device.compiler import protocol
 
 _END_S = 3.0
 """Seconds for a broker to stop its workers and to clear up after them."""
@@ -85,9 +85,9 @@ class Broker:
 
     def image(self, job: Job) -> tuple[Image, bool]:
         """Raises Refusal."""
-        head, parts = messages.pack_job(job)
+        head, parts = protocol.pack_job(job)
         answer, code = self._ask({**head, "ask": "image"}, parts, job)
-        return messages.unpack_image(answer, code), bool(answer.get("cached"))
+        return protocol.unpack_image(answer, code), bool(answer.get("cached"))
 
     def rest(self) -> None:
         self._send({"ask": "rest"})
@@ -172,8 +172,8 @@ class Broker:
 
     def _send(self, head: dict[str, Any], parts: Sequence[bytes] = ()) -> None:
         """A request without an answer."""
-        with contextlib.suppress(messages.Closed), self._sending:
-            messages.send(self._link, head, parts)
+        with contextlib.suppress(protocol.Closed), self._sending:
+            protocol.send(self._link, head, parts)
 
     def _ask(
         self, head: dict[str, Any], parts: Sequence[bytes] = (), job: Job | None = None
@@ -218,7 +218,7 @@ class Broker:
     def _read(self) -> None:
         """Takes answers, of one broker after the other."""
         while True:
-            with contextlib.suppress(messages.Closed):
+            with contextlib.suppress(protocol.Closed):
                 self._take_answers()
             with self._changed:
                 self._lost = True
@@ -235,9 +235,9 @@ class Broker:
                 return
 
     def _take_answers(self) -> None:
-        """Raises `messages.Closed` when the broker is gone."""
+        """Raises `protocol.Closed` when the broker is gone."""
         while True:
-            head, parts = messages.receive(self._link)
+            head, parts = protocol.receive(self._link)
             with self._changed:
                 answer = self._answers.get(head.get("id", 0))
             if answer is not None:
@@ -303,7 +303,7 @@ class BrokeredLibraries:
 def _refusal(head: dict[str, Any]) -> Refusal:
     if head.get("reason") == Reason.CANCELLED:
         return Refusal(Reason.CANCELLED, str(head.get("message", "")), fix=str(head.get("fix", "")))
-    return messages.unpack_refusal(head)
+    return protocol.unpack_refusal(head)
 
 
 def _lost() -> Refusal:

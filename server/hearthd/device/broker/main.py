@@ -25,7 +25,8 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.confinement import attributes
 from hearthd.device.backend.compiler import Compiler, Job
 from hearthd.device.broker.client import Broker
-from hearthd.device.compiler import protocol as messages
+from hearthd.device.broker.worker_entry import WORKERS
+from hearthd.device.compiler import protocol
 from hearthd.device.compiler.cache import CompileCache, cache_directory
 from hearthd.device.compiler.images import CachedImages
 from hearthd.device.compiler.limits import CompileLimits
@@ -49,7 +50,7 @@ _MAX_REQUESTS = 64
 read, and no more compiles run at once than the device process itself would run."""
 
 
-def start(spec: DeviceSpec) -> Broker:
+def start_broker(spec: DeviceSpec) -> Broker:
     """Forks the keeper off this process, which has one thread yet and no device. Raises OSError."""
     ours, theirs = socket.socketpair()
     our_files, their_files = descriptors.pair()
@@ -148,7 +149,7 @@ class _Main:
         self._sending = threading.Lock()
         self._jobs: dict[int, Job] = {}
         limits = CompileLimits(spec.compile_timeout, spec.compile_memory)
-        self._workers = CompileWorkers(spec.backend, limits, unconfined=not spec.compile_confined)
+        self._workers = CompileWorkers(WORKERS[spec.backend], limits, unconfined=not spec.compile_confined)
         self._workers.warm(forked)  # before there is a thread, and before the cache's key is read
         journal = Journal(spec)
         self._workers.report = lambda lacking: journal.warning("compile_workers", lacking=lacking)
@@ -171,9 +172,9 @@ class _Main:
         """Returns when the device process asks for it, or is gone; whether it was asked for."""
         threading.Thread(target=self._hand_over, name="segments", daemon=True).start()
         try:
-            with contextlib.suppress(messages.Closed):
+            with contextlib.suppress(protocol.Closed):
                 while True:
-                    head, parts = messages.receive(self._link, max_bytes=_MAX_REQUEST)
+                    head, parts = protocol.receive(self._link, max_bytes=_MAX_REQUEST)
                     if head.get("ask") == "close":
                         return True
                     self._take(head, parts)
@@ -205,15 +206,15 @@ class _Main:
         try:
             answer, made = self._answer(head, parts, number)
         except Refusal as refusal:
-            answer = messages.pack_refusal(refusal)
+            answer = protocol.pack_refusal(refusal)
         except Exception as error:
             traceback.print_exc()
-            answer = messages.pack_refusal(
+            answer = protocol.pack_refusal(
                 Refusal(Reason.INTERNAL, f"the compiler failed: {type(error).__name__}: {error}")
             )
         self._free.release()
-        with contextlib.suppress(messages.Closed), self._sending:
-            messages.send(self._link, {**answer, "id": number}, made)
+        with contextlib.suppress(protocol.Closed), self._sending:
+            protocol.send(self._link, {**answer, "id": number}, made)
 
     def _answer(self, head: dict[str, Any], parts: list[bytes], number: int) -> tuple[dict[str, Any], Sequence[bytes]]:
         self._known.wait()
@@ -225,14 +226,14 @@ class _Main:
                 self._images.rest()
                 return {}, ()
             case "image":
-                job = self._jobs[number] = messages.unpack_job(head, parts)
+                job = self._jobs[number] = protocol.unpack_job(head, parts)
                 parts.clear()
                 try:
                     with self._compiles:
                         image, cached = self._images.image(job)
                 finally:
                     del self._jobs[number]
-                answer, code = messages.pack_image(image)
+                answer, code = protocol.pack_image(image)
                 return {**answer, "cached": cached}, code
             case "library":
                 return {}, [self._library(str(head.get("name", "")))]

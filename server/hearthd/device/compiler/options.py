@@ -200,7 +200,7 @@ def _spelled(given: Given) -> str:
     return f"--{option.long}" if option.value is None else f"--{option.long}={given.value}"
 
 
-def parse(options: Sequence[str]) -> CompileOptions:
+def parse_options(options: Sequence[str]) -> CompileOptions:
     """Takes options as NVRTC does, with their value in the same string or in the next.
 
     Raises:

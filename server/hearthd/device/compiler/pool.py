@@ -15,9 +15,9 @@ from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.compiler import Assembly, Compiler, Image, Job
-from hearthd.device.compiler import protocol as messages
+from hearthd.device.compiler import protocol
 from hearthd.device.compiler.limits import CompileLimits
-from hearthd.device.compiler.worker_process import Died, NeverBegan, Start, Worker, forked, fresh
+from hearthd.device.compiler.worker_process import Died, Main, NeverBegan, Start, Worker, forked, fresh
 from hearthd.shared import disk
 from hearthd.shared.scratch_dir import Scratch
 
@@ -38,9 +38,10 @@ _OUT_OF_MEMORY = ("out of memory", "bad_alloc", "memory exhausted", "allocate me
 class CompileWorkers:
     """The workers of one device process. Implements `hearthd.device.compiler.images.Runner`."""
 
-    def __init__(self, backend: str, limits: CompileLimits, *, confine: bool = True, unconfined: bool = True) -> None:
-        """`confine`: as far as the kernel can; without `unconfined`, a worker that it cannot confine gets no job."""
-        self._backend = backend
+    def __init__(self, main: Main, limits: CompileLimits, *, confine: bool = True, unconfined: bool = True) -> None:
+        """`main`: entry point of a worker, see `hearthd.device.broker.worker_entry`. `confine`: as far as the kernel
+        can; without `unconfined`, a worker that it cannot confine gets no job."""
+        self._main = main
         self._unconfined = unconfined
         self._limits = limits
         self._confine = confine
@@ -93,11 +94,11 @@ class CompileWorkers:
         """Raises Refusal: what the compiler raised, COMPILE_LIMIT, COMPILE_FAILED for a crash, CANCELLED."""
         if not isinstance(job, Assembly):
             self._of().prepare(job)
-        head, parts = messages.pack_job(job)
+        head, parts = protocol.pack_job(job)
         answer, code = self._ask(job, head, parts)
         if "reason" in answer:
-            raise messages.unpack_refusal(answer)
-        return messages.unpack_image(answer, code)
+            raise protocol.unpack_refusal(answer)
+        return protocol.unpack_image(answer, code)
 
     def cancel(self, job: Job) -> None:
         """Stops the worker that has the job, if one has."""
@@ -146,7 +147,7 @@ class CompileWorkers:
         if self._assembler is None:
             answer, _ = self._ask(None, {"job": "assembler"}, [])
             if "reason" in answer:
-                refusal = messages.unpack_refusal(answer)
+                refusal = protocol.unpack_refusal(answer)
                 if refusal.reason is not Reason.NO_COMPILER:
                     raise refusal
                 self._assembler = refusal
@@ -167,7 +168,7 @@ class CompileWorkers:
         limits = self._limits
         deadline = time.monotonic() + limits.seconds
         try:
-            answer = worker.ask(head, parts, deadline, limits.file_bytes + messages.MAX_HEAD)
+            answer = worker.ask(head, parts, deadline, limits.file_bytes + protocol.MAX_HEAD)
         except TimeoutError:
             worker.kill()
             worker.end()
@@ -288,7 +289,7 @@ class CompileWorkers:
     def _start(self, start: Start = fresh) -> Worker:
         if self._scratch is None:
             self._scratch = Scratch("hearth-workers-")
-        return Worker(self._backend, self._scratch.room(), start)
+        return Worker(self._main, self._scratch.room(), start)
 
     def _setup(self, worker: Worker, recipe: dict[str, Any]) -> dict[str, Any]:
         return {

@@ -1,9 +1,10 @@
 """Main of a compile worker: compiles one source after the other, far from the device.
 
-A fresh interpreter, started by `compile_pool`. What it compiles comes from strangers, and so may what it runs after a
-fault in a compiler: it has no CUDA context, no socket but the one to its device process, little of the file system
-(`sandbox`), and for each compile so much time and memory. It has a process group of its own, which ends with the
-device process however that ends, and takes in what its compilers leave behind.
+Started by `hearthd.device.compiler.worker_process`, as a fresh interpreter or as a copy of a process that has begun
+nothing yet. What it compiles comes from strangers, and so may what it runs after a fault in a compiler: it has no CUDA
+context, no socket but the one to its device process, little of the file system (`hearthd.device.platform.sandbox`), and
+limited time and memory for each compile. It leads a process group, which ends with the device process however that
+ends, and takes in what its compilers leave behind.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ import socket
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.compiler import Assembly, Compiler, Image, Job
-from hearthd.device.compiler import includes
-from hearthd.device.compiler import protocol as messages
+from hearthd.device.compiler import includes, protocol
 from hearthd.device.compiler.limits import CompileLimits, CompilerEnded
 from hearthd.device.platform import sandbox
 from hearthd.shared import disk
@@ -39,37 +40,33 @@ _SYSTEM_READS = (
 _SYSTEM_WRITES = ("/dev/null",)
 
 
-def main(link_descriptor: int, lifeline: int, backend: str) -> None:
-    """Serves the device process on `link_descriptor` until that closes; `lifeline` is a pipe that it holds open."""
+def main(link_descriptor: int, lifeline: int, load: Callable[[], type[Any]]) -> None:
+    """Serves the device process on `link_descriptor` until that closes.
+
+    Args:
+        link_descriptor: The socket to the device process.
+        lifeline: A pipe that the device process holds open.
+        load: Imports the class of the compiler, whose `made_from` takes a recipe.
+    """
     if not die_with(lifeline, group=True):  # it had closed before
         sys.exit(1)
     sandbox.adopt_orphans()
     with socket.socket(fileno=link_descriptor) as link:
         try:
-            compiler_class: Any = _load(backend)  # takes longest: what it depends on is not known yet
-            setup, _ = messages.receive(link)
+            compiler_class: Any = load()  # takes longest: what it depends on is not known yet
+            setup, _ = protocol.receive(link)
             compiler: Compiler = compiler_class.made_from(setup["recipe"])
             limits = CompileLimits(setup["seconds"], setup["memory"], setup["file_bytes"])
             hello = _settle(compiler, setup, limits)
-            messages.send(link, hello)
+            protocol.send(link, hello)
             while True:
                 _reap_until_asked(link)
-                head, parts = messages.receive(link)
-                messages.send(link, {"begun": True})
+                head, parts = protocol.receive(link)
+                protocol.send(link, {"begun": True})
                 _answer(link, compiler, limits, head, parts)
                 _empty(Path(setup["scratch"]))
-        except messages.Closed:
+        except protocol.Closed:
             pass
-
-
-def _load(backend: str) -> type[Any]:
-    if backend == "cuda":
-        from hearthd.device.cuda.compiler import CudaCompiler
-
-        return CudaCompiler
-    from hearthd.device.cpu.compiler import CpuCompiler
-
-    return CpuCompiler
 
 
 def _settle(compiler: Compiler, setup: dict[str, Any], limits: CompileLimits) -> dict[str, Any]:
@@ -100,30 +97,30 @@ def _answer(
     try:
         sandbox.allot(memory=limits.memory, seconds=limits.seconds)
         if head["job"] == "assembler":
-            messages.send(link, {"identity": compiler.assembler().hex()})
+            protocol.send(link, {"identity": compiler.assembler().hex()})
             return
-        job = messages.unpack_job(head, parts)
+        job = protocol.unpack_job(head, parts)
         parts.clear()
         image = _run(compiler, job)
-        answer, code = messages.pack_image(image)
+        answer, code = protocol.pack_image(image)
         if len(image.code) > limits.file_bytes:
             raise limits.too_large()
         answer["address_space"] = sandbox.address_space()
-        messages.send(link, answer, code)
+        protocol.send(link, answer, code)
     except Refusal as refusal:
-        messages.send(link, messages.pack_refusal(includes.hint(refusal)))
+        protocol.send(link, protocol.pack_refusal(includes.hint(refusal)))
     except CompilerEnded as ended:
-        messages.send(link, messages.pack_refusal(limits.ended(ended.number, ended.log)))
+        protocol.send(link, protocol.pack_refusal(limits.ended(ended.number, ended.log)))
     except MemoryError:
-        messages.send(link, messages.pack_refusal(limits.out_of_memory()))
-    except messages.Closed:
+        protocol.send(link, protocol.pack_refusal(limits.out_of_memory()))
+    except protocol.Closed:
         raise
     except Exception as error:  # ours, or the binding's: the source's author is told, and the log has the rest
         failure = disk.temporary()
         if not disk.is_full(error):
             traceback.print_exc()
             failure = Refusal(Reason.INTERNAL, f"the compiler failed: {type(error).__name__}: {error}")
-        messages.send(link, messages.pack_refusal(failure))
+        protocol.send(link, protocol.pack_refusal(failure))
 
 
 def _run(compiler: Compiler, job: Job) -> Image:

@@ -19,19 +19,21 @@ from pathlib import Path
 from typing import Any
 
 from hearthd.device.backend.compiler import Job
-from hearthd.device.compiler import protocol as messages
-from hearthd.device.compiler import worker_main
+from hearthd.device.compiler import protocol
 
-Start = Callable[[str, int, int, int], int]
-"""Starts a worker: backend, then descriptors: its link, its lifeline, its log; returns its number."""
+Main = Callable[[int, int], None]
+"""A worker's entry point, a function of a module's top level: descriptors of its link and its lifeline."""
+
+Start = Callable[[Main, int, int, int], int]
+"""Starts a worker: its entry point, then descriptors: its link, its lifeline, its log; returns its number."""
 
 START_S = 60.0
 """For a worker to start and to load its compiler."""
 
 _BOOT = """import sys
 sys.path[:] = {path!r}
-from hearthd.device.compiler.worker_main import main
-main({link}, {life}, {backend!r})
+from {module} import {name}
+{name}({link}, {life})
 """
 
 _SAID = 4096
@@ -52,9 +54,9 @@ class NeverBegan(Exception):
     """The worker was gone before it had the job: another one can have it."""
 
 
-def fresh(backend: str, link: int, life: int, said: int) -> int:
+def fresh(main: Main, link: int, life: int, said: int) -> int:
     """A worker in a fresh interpreter: safe whatever this process has begun, threads and CUDA among it."""
-    boot = _BOOT.format(path=sys.path, link=link, life=life, backend=backend)
+    boot = _BOOT.format(path=sys.path, module=main.__module__, name=main.__name__, link=link, life=life)
     process = subprocess.Popen(
         [sys.executable, "-c", boot],
         stdin=subprocess.DEVNULL,
@@ -67,10 +69,10 @@ def fresh(backend: str, link: int, life: int, said: int) -> int:
     return process.pid
 
 
-def forked(backend: str, link: int, life: int, said: int) -> int:
+def forked(main: Main, link: int, life: int, said: int) -> int:
     """A worker as a copy of this process: at once, where nothing has begun yet, no thread and no CUDA context."""
     if threading.active_count() != 1:
-        return fresh(backend, link, life, said)
+        return fresh(main, link, life, said)
     pid = os.fork()
     if pid:
         with contextlib.suppress(OSError):
@@ -79,7 +81,7 @@ def forked(backend: str, link: int, life: int, said: int) -> int:
     status = 1
     try:
         _leave(link, life, said)
-        worker_main.main(3, 4, backend)
+        main(3, 4)
         status = 0
     except Exception:
         traceback.print_exc()
@@ -107,7 +109,7 @@ def _leave(link: int, life: int, said: int) -> None:
 class Worker:
     """One compile worker, as `start` starts it."""
 
-    def __init__(self, backend: str, scratch: Path, start: Start) -> None:
+    def __init__(self, main: Main, scratch: Path, start: Start) -> None:
         ours, theirs = socket.socketpair()
         life, self._lifeline = os.pipe()
         self._said = os.memfd_create("hearth-compile-log")
@@ -124,7 +126,7 @@ class Worker:
         self._greeting = threading.Lock()
         try:
             with theirs:
-                self.pid = start(backend, theirs.fileno(), life, self._said)
+                self.pid = start(main, theirs.fileno(), life, self._said)
         except BaseException:
             ours.close()
             os.close(self._lifeline)
@@ -144,13 +146,13 @@ class Worker:
         os.ftruncate(self._said, 0)
         try:
             self.link.settimeout(max(0.001, deadline - time.monotonic()))
-            messages.send(self.link, head, parts)
-            messages.receive(self.link, deadline=deadline, max_bytes=messages.MAX_HEAD)
-        except messages.Closed:
+            protocol.send(self.link, head, parts)
+            protocol.receive(self.link, deadline=deadline, max_bytes=protocol.MAX_HEAD)
+        except protocol.Closed:
             raise NeverBegan from self.end()
         try:
-            return messages.receive(self.link, deadline=deadline, max_bytes=max_bytes)
-        except messages.Closed:
+            return protocol.receive(self.link, deadline=deadline, max_bytes=max_bytes)
+        except protocol.Closed:
             raise self.end() from None
 
     def greet(self, setup: dict[str, Any]) -> None:
@@ -160,15 +162,15 @@ class Worker:
                 return
             self.recipe = setup["recipe"]
             self.link.settimeout(START_S)
-            with contextlib.suppress(messages.Closed, TimeoutError):  # seen when the answer is waited for
-                messages.send(self.link, setup)
+            with contextlib.suppress(protocol.Closed, TimeoutError):  # seen when the answer is waited for
+                protocol.send(self.link, setup)
 
     def greeted(self) -> dict[str, Any]:
         """What it said when it was ready. Raises TimeoutError, Died."""
         if self.hello is None:
             try:
-                self.hello, _ = messages.receive(self.link, deadline=time.monotonic() + START_S, max_bytes=1 << 20)
-            except messages.Closed:
+                self.hello, _ = protocol.receive(self.link, deadline=time.monotonic() + START_S, max_bytes=1 << 20)
+            except protocol.Closed:
                 raise self.end() from None
         return self.hello
 

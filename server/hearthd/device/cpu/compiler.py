@@ -20,11 +20,11 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.compiler import Assembly, Image, Source
 from hearthd.device.compiler.includes import check_name
 from hearthd.device.cpu import libraries
-from hearthd.device.cpu import options as compile_options
 from hearthd.device.cpu.cache import default_cache_dir, private_dir
 from hearthd.device.cpu.crashes import check_crash
 from hearthd.device.cpu.images import image
 from hearthd.device.cpu.images.elf import static_shared_bytes
+from hearthd.device.cpu.options import ARCHITECTURE, parse_cpu_options
 from hearthd.device.cpu.toolchain import INCLUDE, Completed, Toolchain, find_toolchain
 from hearthd.device.cpu.translation import collisions, warp_synchronous
 from hearthd.device.cpu.translation.messages import (
@@ -86,7 +86,7 @@ class CpuCompiler:
 
     def prepare(self, source: Source) -> None:
         """The precompiled prelude; raises what is wrong with the options."""
-        parsed = compile_options.parse(source.options)
+        parsed = parse_cpu_options(source.options)
         self.toolchain().prelude(parsed.standard)
 
     def load(self) -> None:
@@ -152,7 +152,7 @@ def compile_image(
     if "\0" in source:
         raise Refusal(Reason.COMPILE_FAILED, "The source contains a zero byte.", details={"log": ""})
     headers = headers or {}
-    parsed = compile_options.parse(options)
+    parsed = parse_cpu_options(options)
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     prelude = toolchain.prelude(parsed.standard)
     with tempfile.TemporaryDirectory(prefix="hearth-compile-") as name:
@@ -161,7 +161,7 @@ def compile_image(
         texts = {FILE: source.split("\n"), **{_inside(name): text.split("\n") for name, text in headers.items()}}
         names = toolchain.prelude_names(parsed.standard)
         hidden = collisions.hidden_macros(names, (source, *parsed.prologue), headers)
-        lines = [f'#line 1 "{OPTIONS_FILE}"', f"#define __CUDA_ARCH__ {compile_options.ARCHITECTURE}"]
+        lines = [f'#line 1 "{OPTIONS_FILE}"', f"#define __CUDA_ARCH__ {ARCHITECTURE}"]
         lines += [*hidden, *parsed.prologue, f'#line 1 "{FILE}"']
         text = ("\n".join(lines) + "\n" + source + "\n").encode()
         own = [*(WARNING_OPTIONS if parsed.warnings else ("-w",)), *parsed.arguments]

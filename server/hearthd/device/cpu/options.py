@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hearthd.device.compiler import options as compile_options
+from hearthd.device.compiler.options import parse_options
 
 ARCHITECTURE = 700
 """`__CUDA_ARCH__`: independent thread scheduling, but none of the paths for later architectures, which are mostly
@@ -30,9 +30,9 @@ class CpuOptions:
     notes: list[str] = field(default_factory=list)  # lines of the log
 
 
-def parse(options: Sequence[str]) -> CpuOptions:
+def parse_cpu_options(options: Sequence[str]) -> CpuOptions:
     """Raises `Refusal` (COMPILE_FAILED) for an option that no backend takes."""
-    parsed = compile_options.parse(options)
+    parsed = parse_options(options)
     result = CpuOptions(warnings=not parsed.has("disable-warnings"), notes=parsed.without_effect(on_gpu=False))
     standard = parsed.last("std", "c++17")
     result.standard = _STANDARDS[standard]

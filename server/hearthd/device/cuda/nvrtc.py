@@ -14,7 +14,7 @@ from cuda.bindings import nvrtc
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.compiler import Image, Source
-from hearthd.device.compiler import options as compile_options
+from hearthd.device.compiler.options import parse_options
 
 _PROGRAM = "kernel.cu"
 _DEFAULTS = ("--std=c++17",)
@@ -58,7 +58,7 @@ class NvrtcCompiler:
                 f"CUDA C++ source was sent, but NVRTC cannot be used here: {missing}",
                 fix="install the nvidia-cuda-nvrtc package of the CUDA version in use, or send CUBIN",
             )
-        parsed = compile_options.parse(source.options)
+        parsed = parse_options(source.options)
         if any("\0" in text for pair in ((source.code, ""), *source.headers) for text in pair):
             raise _failed("the source or a header contains a NUL character, at which NVRTC would stop reading", "")
         defaults = () if parsed.has("std") else _DEFAULTS

@@ -15,6 +15,7 @@ from hearth_proto.frames import HEADER, Frame, FrameError, FrameReader, Kind
 from hearthd.device.backend.launch_limits import Limits
 from hearthd.device.backend.server import ComputeServer, DeviceFault, KeepsCrashRecord
 from hearthd.device.broker.client import Broker, BrokeredLibraries
+from hearthd.device.broker.worker_entry import WORKERS
 from hearthd.device.channels.lane import BATCH
 from hearthd.device.channels.lanes import Lanes
 from hearthd.device.channels.segment_channels import SegmentConnections
@@ -73,7 +74,7 @@ def make_server(spec: DeviceSpec, broker: Broker | None = None) -> ComputeServer
 
 def own_images(spec: DeviceSpec, server: ComputeServer, journal: Journal) -> ImageSource:
     """A source of images within this process, for one that has no broker."""
-    workers = CompileWorkers(spec.backend, CompileLimits(spec.compile_timeout, spec.compile_memory))
+    workers = CompileWorkers(WORKERS[spec.backend], CompileLimits(spec.compile_timeout, spec.compile_memory))
     workers.report = lambda lacking: journal.warning("compile_workers", lacking=lacking)
     workers.serve(server.compiler)
     cache = CompileCache(cache_directory(spec.cache_dir), spec.cache_bytes)

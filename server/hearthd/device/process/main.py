@@ -16,7 +16,7 @@ from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.confinement import attributes
 from hearthd.device.backend.server import DeviceFault
-from hearthd.device.broker import main as brokers
+from hearthd.device.broker.main import start_broker
 from hearthd.device.outbox import Outbox
 from hearthd.device.platform.confine import confine
 from hearthd.device.platform.sandbox import adopt_orphans
@@ -60,7 +60,7 @@ def main(
         signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     )  # as the fork server had them
     try:
-        broker = brokers.start(spec)  # before there is a thread or a CUDA context
+        broker = start_broker(spec)  # before there is a thread or a CUDA context
         kept = [end.fileno() for end in (link, descriptors, lifeline, *broker.ends) if end is not None]
         confined = confine(spec, kept)
         process = DeviceProcess(link, spec, make_server(spec, broker), broker, descriptors, confined)
