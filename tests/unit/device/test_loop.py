@@ -1,11 +1,14 @@
-"""The loop of a device process: what it does before short sleeps, and that it misses nothing while it does."""
+"""The loop of a device process: the contract of its tasks, and what it does before short sleeps without missing any."""
 
 from __future__ import annotations
 
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Iterator
+from concurrent.futures import Future
+from functools import partial
 
 import pytest
 
@@ -125,3 +128,152 @@ def test_who_lingers_hears_sockets_and_tasks_without_a_sleep_and_sleeps_at_last(
         thread.join(10)
         assert not thread.is_alive()
     loop.close()
+
+
+class Running:
+    """A loop on a thread of this process, with nothing to do but tasks."""
+
+    def __init__(self) -> None:
+        self.loop = Loop()
+        self.thread = threading.Thread(target=self.loop.run)
+
+    def __enter__(self) -> Running:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        self.loop.close()
+
+    def stop(self) -> None:
+        self.loop.stop()
+        self.thread.join(10)
+        assert not self.thread.is_alive()
+
+    def settle(self) -> None:
+        """Returns when all that was posted before has run, and the loop has let go of it."""
+        for _ in range(2):
+            done = threading.Event()
+            self.loop.post(done.set)
+            assert done.wait(10)
+
+
+def test_tasks_run_on_the_thread_of_the_loop_alone() -> None:
+    seen: list[tuple[int, bool]] = []
+    with Running() as running:
+        assert not running.loop.inside
+        for _ in range(10):
+            running.loop.post(lambda: seen.append((threading.get_ident(), running.loop.inside)))
+        running.settle()
+        assert seen == [(running.thread.ident, True)] * 10
+
+
+def test_two_loops_share_nothing() -> None:
+    one: list[int] = []
+    other: list[int] = []
+    with Running() as first, Running() as second:
+        for number in range(100):
+            first.loop.post(lambda number=number: one.append(number))
+            second.loop.post(lambda number=number: other.append(-number))
+        first.stop()
+        second.settle()  # goes on
+    assert one == list(range(100)) and other == [-number for number in range(100)]
+
+
+def test_a_lone_task_wakes_a_sleeping_loop() -> None:
+    with Running() as running:
+        for _ in range(20):
+            time.sleep(0.01)  # by now it sleeps, until something happens
+            ran: Future[float] = Future()
+            asked = time.perf_counter()
+            running.loop.post(lambda ran=ran: ran.set_result(time.perf_counter()))
+            assert ran.result(10) - asked < 5
+
+
+def test_tasks_of_each_of_ten_threads_run_once_in_their_order_and_never_interleave() -> None:
+    seen: list[tuple[int, int]] = []
+    running_now: list[int] = []
+    with Running() as running:
+
+        def task(name: int, number: int) -> None:
+            assert not running_now
+            running_now.append(name)
+            time.sleep(0)  # where another task could come between, it would now
+            running_now.pop()
+            seen.append((name, number))
+
+        def produce(name: int) -> None:
+            for number in range(100):
+                running.loop.post(partial(task, name, number))
+
+        threads = [threading.Thread(target=produce, args=(name,)) for name in range(10)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        running.settle()
+    assert len(seen) == 1000
+    for name in range(10):
+        assert [number for each, number in seen if each == name] == list(range(100))
+
+
+def test_a_task_may_post_others_which_run_behind_those_that_were_there() -> None:
+    seen: list[str] = []
+    with Running() as running:
+
+        def first() -> None:
+            running.loop.post(partial(seen.append, "inner"))
+            running.loop.post(partial(seen.append, "second"))
+            seen.append("first")
+
+        running.loop.post(first)
+        running.settle()
+    assert seen == ["first", "inner", "second"]
+
+
+def test_stop_runs_what_was_posted_before_it_and_may_come_twice() -> None:
+    seen: list[int] = []
+    with Running() as running:
+        running.loop.post(partial(time.sleep, 0.05))
+        for number in range(10):
+            running.loop.post(partial(seen.append, number))
+        running.stop()
+        assert seen == list(range(10))
+        running.loop.post(partial(seen.append, 10))  # stays where it is: the loop has ended
+        assert seen == list(range(10))
+
+
+def test_a_task_that_raises_ends_the_loop_with_its_own_error() -> None:
+    loop = Loop()
+    loop.post(partial(int, "boom"))
+    with pytest.raises(ValueError, match="boom"):
+        loop.run()
+    assert not loop.inside
+    loop.close()
+
+
+def test_a_task_is_let_go_of_once_it_has_run() -> None:
+    with Running() as running:
+        payload = Payload()
+        gone = weakref.ref(payload)
+        running.loop.post(payload.touch)
+        del payload
+        running.settle()
+        assert gone() is None
+
+
+class Payload:
+    """A task that something may still refer to."""
+
+    def touch(self) -> None:
+        pass
+
+
+def test_an_idle_loop_uses_no_processor_time() -> None:
+    with Running() as running:
+        clock: Future[int] = Future()
+        running.loop.post(lambda: clock.set_result(time.pthread_getcpuclockid(threading.get_ident())))
+        thread = clock.result(10)
+        began = time.clock_gettime(thread)
+        time.sleep(0.4)  # the measured quantity itself: nothing happens
+        assert time.clock_gettime(thread) - began < 0.04
