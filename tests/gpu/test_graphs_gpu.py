@@ -13,8 +13,7 @@ import pytest
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.compiler import Source
-from hearthd.device.backend.graph_nodes import CopyNode, FillNode, GraphNode, KernelNode, LaunchAttributes
-from hearthd.device.graphs.replay import replay
+from hearthd.device.backend.graph_nodes import CopyNode, FillNode, GraphNode, KernelNode, LaunchAttributes, replay
 from hearthd.device.streams.stream_pool import WINDOW, WINDOWS
 from tests.gpu.settling import finish
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from hearth_proto.frames import HEADER, SLOT, Flag, Kind, header
-from hearthd.device.platform.sleep import sooner
+from hearthd.device.platform.spin_policy import sooner
 
 MAX_VECTORS = 64
 

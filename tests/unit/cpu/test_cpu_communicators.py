@@ -14,7 +14,7 @@ from hearth_proto.collectives import REDUCING
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.communicator import Exchange
 from hearthd.device.cpu.collective.communicators import CpuCommunicator, CpuCommunicators
-from hearthd.device.cpu.exchange_kinds import DTYPES, KINDS, OPS
+from hearthd.device.cpu.libraries import DTYPES, KINDS, OPS
 from hearthd.device.cpu.toolchain import find_toolchain
 
 BARRIER = Exchange("barrier")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hearth_proto.collectives import REDUCING, ROOTED
 from hearthd.device.backend.communicator import Exchange
 from hearthd.device.cpu.collective.shared_exchange import SharedExchange
-from hearthd.device.cpu.exchange_kinds import DTYPES, OPS
+from hearthd.device.cpu.libraries import DTYPES, OPS
 
 COLLECTIVES = (
     "all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter",

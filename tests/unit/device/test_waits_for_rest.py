@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.resources.idle_queue import TELL_S
-from hearthd.device.resources.idle_turns import FIRST_S, LONGEST_S, PATIENCE_S
+from hearthd.device.resources.idle_queue import FIRST_S, LONGEST_S, PATIENCE_S, TELL_S
 from hearthd.device.resources.idle_work import BESIDE_S, Quiet, Waiting
 from hearthd.device.resources.running import AGAIN_S
 from hearthd.device.streams.stream_pool import Track, Tracks

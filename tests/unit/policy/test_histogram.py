@@ -7,7 +7,7 @@ from bisect import bisect_left
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.device.platform.histogram import BOUNDS_NS, BUCKETS, Histogram, bucket
+from hearthd.device.platform.telemetry import BOUNDS_NS, BUCKETS, Histogram, bucket
 
 
 def test_bounds_are_inclusive() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.device.resources.idle_turns import FIRST_S, LONGEST_S, PATIENCE_S, holding
+from hearthd.device.resources.idle_queue import FIRST_S, LONGEST_S, PATIENCE_S, holding
 
 
 def test_at_first_nobody_is_held_back() -> None:

@@ -1,9 +1,14 @@
-"""What a graph is made of, and what sets a launch apart from a plain one. Data only; both backends read it."""
+"""Nodes of a graph, the attributes of a launch, and how both backends make a graph of nodes.
+
+They give the nodes to a stream, one behind the other. A stream that is being captured (CUDA), or one that only keeps
+what it is given (CPU), makes a graph of the very calls that would otherwise have run.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 Dim = tuple[int, int, int]
 
@@ -50,3 +55,51 @@ class FillNode:
 
 
 GraphNode: TypeAlias = KernelNode | CopyNode | FillNode
+
+
+class Enqueues(Protocol):
+    """The part of `ComputeServer` that nodes are made with."""
+
+    def launch(
+        self,
+        function: Any,
+        grid: Dim,
+        block: Dim,
+        shared_mem: int,
+        stream: Any,
+        params: Any,
+        attributes: LaunchAttributes | None = None,
+    ) -> None: ...
+    def copy(self, destination: int, source: int, size: int, stream: Any) -> None: ...
+    def copy_rows(
+        self,
+        destination: int,
+        destination_pitch: int,
+        source: int,
+        source_pitch: int,
+        width: int,
+        rows: int,
+        stream: Any,
+    ) -> None: ...
+    def fill(self, address: int, pattern: bytes, size: int, stream: Any) -> None: ...
+
+
+def replay(server: Enqueues, nodes: Iterable[GraphNode], stream: Any) -> None:
+    """Enqueues every node on `stream`. Raises the error of the first that cannot be enqueued."""
+    for node in nodes:
+        if isinstance(node, KernelNode):
+            server.launch(node.function, node.grid, node.block, node.shared_mem, stream, node.params, node.attributes)
+        elif not isinstance(node, CopyNode):
+            server.fill(node.address, node.pattern, node.size, stream)
+        elif node.rows == 1:
+            server.copy(node.destination, node.source, node.width, stream)
+        else:
+            server.copy_rows(
+                node.destination,
+                node.destination_pitch,
+                node.source,
+                node.source_pitch,
+                node.width,
+                node.rows,
+                stream,
+            )

@@ -21,7 +21,7 @@ from hearthd.device.outbox import RECEIVED, Outbox
 from hearthd.device.platform.event_loop import Loop
 from hearthd.device.platform.fd_passing import Descriptors
 from hearthd.device.platform.log import Journal
-from hearthd.device.platform.sleep import sooner
+from hearthd.device.platform.spin_policy import sooner
 from hearthd.device.scheduler.fair_share import Sharing
 from hearthd.device.session.session import Session
 

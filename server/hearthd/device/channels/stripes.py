@@ -17,7 +17,7 @@ from hearthd.device.channels.stripe_tls import Guards
 from hearthd.device.platform.event_loop import Loop
 from hearthd.device.platform.fd_passing import Descriptors
 from hearthd.device.platform.log import Journal
-from hearthd.device.platform.sleep import sooner
+from hearthd.device.platform.spin_policy import sooner
 from hearthd.device.session.session import Session
 from hearthd.device.transfers.transfers import Transfers
 

@@ -24,7 +24,7 @@ from hearthd.device.collectives.in_flight import Flight
 from hearthd.device.collectives.launch_order import Lane
 from hearthd.device.collectives.membership import Membership, given_up, not_started, verdict
 from hearthd.device.context import Device
-from hearthd.device.platform.sleep import sooner
+from hearthd.device.platform.spin_policy import sooner
 from hearthd.device.streams.stream_pool import Track
 
 CHECK_S = 0.05

@@ -15,7 +15,7 @@ from hearthd.device.collectives.outgoing import Rows
 from hearthd.device.collectives.parts import Part, locate
 from hearthd.device.collectives.pending import Key, Pending
 from hearthd.device.context import Device
-from hearthd.device.platform.sleep import sooner
+from hearthd.device.platform.spin_policy import sooner
 from hearthd.device.session.session import Session
 
 MOST_PRESENTED = 512

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hearthd.device.collectives.pending import Key, Pending, Row
-from hearthd.device.platform.sleep import sooner
+from hearthd.device.platform.spin_policy import sooner
 
 UNANSWERED = 2
 """Messages of a line that may be without an answer while more are sent: the ranks and the front work at the same

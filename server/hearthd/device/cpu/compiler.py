@@ -19,9 +19,9 @@ from typing import Any
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.compiler import Assembly, Image, Source
 from hearthd.device.compiler.includes import check_name
+from hearthd.device.compiler.limits import CompilerEnded
 from hearthd.device.cpu import libraries
 from hearthd.device.cpu.cache import default_cache_dir, private_dir
-from hearthd.device.cpu.crashes import check_crash
 from hearthd.device.cpu.images import image
 from hearthd.device.cpu.images.elf import static_shared_bytes
 from hearthd.device.cpu.options import ARCHITECTURE, parse_cpu_options
@@ -42,6 +42,18 @@ from hearthd.device.cpu.translation.unsupported import MARK, refuse
 from hearthd.shared import disk
 
 _CLANG_INCLUDE = re.compile(r"^[ \t]*#.*/\* clang -E -dI \*/$", re.MULTILINE)
+
+# gcc's driver, and the compiler proper in its last words, name the signal as strsignal(3) does; clang's driver, too.
+_ENDED = re.compile(
+    r"(?:internal compiler error: |unable to execute command: |fatal error: (?=.* signal terminated program))"
+    r"([A-Z][\w ]*?)(?: signal terminated program.*| \(.*\).*)?$",
+    re.MULTILINE,
+)
+_EXHAUSTED = re.compile(
+    r"out of memory allocating|virtual memory exhausted|LLVM ERROR: out of memory|std::bad_alloc"
+    r"|[Cc]annot allocate memory|memory exhausted|error: OutOfMemory"
+)
+_SIGNALS = {signal.strsignal(number): int(number) for number in signal.valid_signals()}
 
 
 class CpuCompiler:
@@ -285,3 +297,13 @@ def _failure(done: Completed, messages: Messages, expanded: str = "") -> Refusal
 
 
 __all__ = ["FILE", "CpuCompiler", "Toolchain", "compile_image", "compile_source", "default_cache_dir", "find_toolchain"]
+
+
+def check_crash(done: Completed) -> None:
+    """Raises MemoryError or CompilerEnded for a C++ compiler that a limit or a fault of its own ended."""
+    if _EXHAUSTED.search(done.log):
+        raise MemoryError
+    named = [_SIGNALS[match[1]] for match in _ENDED.finditer(done.log) if match[1] in _SIGNALS]
+    number = named[-1] if named else max(0, -done.status)
+    if number:
+        raise CompilerEnded(number, done.log)

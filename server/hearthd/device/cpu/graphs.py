@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from hearthd.device.backend.graph_nodes import GraphNode, KernelNode
+from hearthd.device.backend.graph_nodes import Enqueues, GraphNode, KernelNode, replay
 from hearthd.device.cpu.racecheck import Race
 from hearthd.device.cpu.streams import CpuStream, Work
-from hearthd.device.graphs.replay import Enqueues, replay
 
 
 class Recorder:

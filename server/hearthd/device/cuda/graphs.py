@@ -18,10 +18,9 @@ from cupy_backends.cuda.api import runtime
 from cupy_backends.cuda.api.runtime import graphLaunch
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.backend.graph_nodes import GraphNode, KernelNode
+from hearthd.device.backend.graph_nodes import Enqueues, GraphNode, KernelNode, replay
 from hearthd.device.cuda.errors import CudaError, checked, translate
 from hearthd.device.cuda.streams import Stream
-from hearthd.device.graphs.replay import Enqueues, replay
 
 
 class Graph:

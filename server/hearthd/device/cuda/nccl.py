@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -15,7 +17,6 @@ from cupy_backends.cuda.api import runtime
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.communicator import Exchange
-from hearthd.device.cuda import nccl_revoke
 from hearthd.device.cuda.errors import NOT_READY, CudaError, raise_status, translate
 from hearthd.device.cuda.nccl_operations import BYTES, Call, calls, check, named, reducible
 from hearthd.device.cuda.streams import Stream
@@ -71,7 +72,7 @@ class NcclCommunicator:
 
     @property
     def stops(self) -> bool:
-        return nccl_revoke.function() is not None
+        return _revoke_function() is not None
 
     def enqueue(self, operations: Sequence[Exchange], stream: Stream) -> None:
         failure = self._failure
@@ -99,7 +100,7 @@ class NcclCommunicator:
 
     def stop(self) -> None:
         """ncclCommRevoke: its kernels end, and nothing more can be enqueued; it returns when all have."""
-        revoke = nccl_revoke.function()
+        revoke = _revoke_function()
         assert revoke is not None
         with self._lock:
             if self._aborted:
@@ -293,3 +294,20 @@ def _raise_fault(stream: int, doing: str) -> None:
     status: int = runtime.streamQuery(stream)
     if status not in (0, NOT_READY):
         raise_status(status, f"running {doing}", Reason.COMMUNICATOR_FAILED)
+
+
+@functools.cache
+def _revoke_function() -> Callable[[int, int], int] | None:
+    """ncclCommRevoke, which CuPy does not bind, of the library that CuPy has loaded; None before NCCL 2.28.7."""
+    try:
+        found = ctypes.CDLL("libnccl.so.2", os.RTLD_NOLOAD | os.RTLD_NOW).ncclCommRevoke
+    except (OSError, AttributeError):
+        return None
+    found.argtypes = (ctypes.c_void_p, ctypes.c_int)
+    found.restype = ctypes.c_int
+
+    def revoke(communicator: int, flags: int) -> int:
+        status: int = found(communicator, flags)
+        return status
+
+    return revoke

@@ -9,8 +9,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.dispatch.cache import KnownDispatches
 from hearthd.device.dispatch.plan import Failure, Pointed, named_transfers, read_bindings, refuse
-from hearthd.device.dispatch.run import DispatchRun, Means
-from hearthd.device.dispatch.slot import Slot
+from hearthd.device.dispatch.run import DispatchRun, Means, Slot
 from hearthd.device.launch.binder import Pointer, split
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.session.session import Session

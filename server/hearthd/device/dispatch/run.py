@@ -20,15 +20,18 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from hearth_proto.launches import Record
+from hearth_proto.layouts import Rows
 from hearth_proto.reasons import Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.backend.resources import HostBuffer
 from hearthd.device.context import Device
-from hearthd.device.dispatch.slot import Slot
+from hearthd.device.dispatch.plan import Transient
+from hearthd.device.flows.transfer import Download, Upload
 from hearthd.device.graphs.repeat import TURN
 from hearthd.device.launch.binder import Binder, BoundLaunch, Pointer
 from hearthd.device.memory.commands import MemoryCommands
 from hearthd.device.memory.deferred_allocation import LateAllocation
+from hearthd.device.memory.reservations import Reservation
 from hearthd.device.operation import Origin
 from hearthd.device.profiling.stopwatch import Stopwatch
 from hearthd.device.resources.budget import check_budget
@@ -44,6 +47,32 @@ CLEAR = b"\0"
 ASK_FROM = 16 << 20
 """Bytes from which on the device is asked what it has, before it is asked for memory: below, that costs more than it
 can save, for one reservation is refused as a whole."""
+
+
+class Slot:
+    """One transient buffer: what it is for, where it lies, and the ways of its bytes.
+
+    `into` and `out_of` are for want of page-locked memory.
+    """
+
+    __slots__ = ("buffer", "data", "download", "into", "out_of", "output", "upload", "what")
+
+    def __init__(self, device: Device, origin: Origin, what: Transient, data: bytes) -> None:
+        self.what = what
+        self.data = data
+        """Its input, where that came inside the message."""
+        self.buffer = Buffer(0, what.size)
+        self.upload: Upload | None = None
+        self.download: Download | None = None
+        self.output = b""
+        self.into = Direct(device, origin, self.buffer, Rows(0, what.size))
+        self.out_of = Direct(device, origin, self.buffer, Rows(what.offset, what.length))
+
+    def place(self, reservation: Reservation, offset: int) -> None:
+        """There is memory behind it now."""
+        self.buffer.reservation = reservation
+        self.buffer.address = self.into.address = reservation.memory.address + offset
+        self.out_of.address = self.buffer.address + self.what.offset
 
 
 class Means(NamedTuple):

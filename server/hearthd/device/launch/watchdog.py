@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hearthd.device.platform.sleep import sooner
+from hearthd.device.platform.spin_policy import sooner
 from hearthd.device.streams.stream_pool import Track, Tracks
 
 CHECK_S = 0.01

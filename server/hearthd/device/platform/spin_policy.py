@@ -1,4 +1,4 @@
-"""How long the device is asked again and again whether something is done before the asker sleeps. Pure; seconds.
+"""How long the loop of a device process may sleep, and polls before it does. Pure; times are in seconds.
 
 Most small kernels end before a sleep would have begun, and who waits for one waits for little else. Long ones are not
 worth it: each that took longer than anybody would have asked halves what the next is given.
@@ -52,3 +52,8 @@ class Spinning:
     def sleep(self, now: float) -> float:
         """How long to sleep before asking again."""
         return min(LONGEST_S, max(SHORTEST_S, (now - self._since) / _PART))
+
+
+def sooner(seconds: float, asleep: float | None) -> float:
+    """`seconds`, or `asleep` where that is less; None: it would otherwise sleep until it is woken."""
+    return seconds if asleep is None else min(seconds, asleep)

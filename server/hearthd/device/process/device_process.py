@@ -31,8 +31,7 @@ from hearthd.device.platform import spin_policy
 from hearthd.device.platform.event_loop import Loop
 from hearthd.device.platform.fd_passing import Descriptors
 from hearthd.device.platform.log import Journal
-from hearthd.device.platform.sleep import sooner
-from hearthd.device.platform.spin_policy import Spinning
+from hearthd.device.platform.spin_policy import Spinning, sooner
 from hearthd.device.platform.telemetry import Telemetry
 from hearthd.device.printf_capture import Output
 from hearthd.device.process.executor import Executor

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
-from hearthd.device.platform.sleep import sooner
+from hearthd.device.platform.spin_policy import sooner
 
 J = TypeVar("J")
 
@@ -20,6 +20,12 @@ PATIENT_MOST = 64
 
 TELL_S = 2.0
 """A load that has waited for so long is worth a line in the log."""
+
+PATIENCE_S = 0.005
+"""How long the device may take to come to rest by itself."""
+
+FIRST_S = 0.020
+LONGEST_S = 5.0
 
 
 class Place(Generic[J]):
@@ -133,3 +139,27 @@ class RestLine(Generic[J]):
                 break
             due = min(due, max(place.since + limit, place.excused))
         return due
+
+
+def holding(waited: float) -> tuple[bool, float]:
+    """Whether launches are held back for idle work after `waited` seconds, and for how much longer it stays so.
+
+    Idle work is what the driver does only while no kernel runs.
+
+    At first not at all: a device that is not busy all the time comes to rest by itself. Then for a while, and as long
+    not, each time twice as long: what is queued is finite, so it comes to an end in one of these, and others keep at
+    least half of the device while a kernel runs on and on.
+    """
+    end = PATIENCE_S
+    if waited < end:
+        return False, end - waited
+    length = FIRST_S
+    while True:
+        for held in (True, False):
+            end += length
+            if waited < end:
+                return held, end - waited
+        if length == LONGEST_S:
+            rest = (waited - end) % (2 * length)
+            return rest < length, length - rest % length
+        length = min(2 * length, LONGEST_S)

@@ -19,9 +19,8 @@ from typing import NamedTuple
 from hearth_proto.reasons import Refusal
 from hearthd.device.backend.server import ComputeServer
 from hearthd.device.platform.log import Journal
-from hearthd.device.platform.sleep import sooner
-from hearthd.device.resources.idle_queue import Place, RestLine
-from hearthd.device.resources.idle_turns import holding
+from hearthd.device.platform.spin_policy import sooner
+from hearthd.device.resources.idle_queue import Place, RestLine, holding
 from hearthd.device.resources.running import AGAIN_S, running, unrested
 from hearthd.device.session.session import Session
 from hearthd.device.streams.stream_pool import NAMED, Tracks

@@ -14,7 +14,7 @@ from typing import Generic, Protocol, TypeVar
 
 from hearth_proto.frames import Kind
 from hearthd.device.outbox import Outbox
-from hearthd.device.platform.sleep import sooner
+from hearthd.device.platform.spin_policy import sooner
 from hearthd.device.platform.telemetry import Telemetry
 
 TELL_S = 1.0

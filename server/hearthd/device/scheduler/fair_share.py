@@ -24,7 +24,7 @@ from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.context import Device
-from hearthd.device.platform.sleep import sooner
+from hearthd.device.platform.spin_policy import sooner
 from hearthd.device.scheduler.arrivals import Arrivals
 from hearthd.device.scheduler.backlog import Backlog
 from hearthd.device.scheduler.process_turns import Turns

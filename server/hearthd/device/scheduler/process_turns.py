@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from hearth_proto.frames import Frame, Kind
 from hearthd.device.outbox import Outbox
-from hearthd.device.platform.sleep import sooner
+from hearthd.device.platform.spin_policy import sooner
 from hearthd.device.scheduler.backlog import Backlog
 
 IDLE_S = 2e-3

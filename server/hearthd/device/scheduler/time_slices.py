@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from hearthd.device.context import Device
-from hearthd.device.platform.sleep import sooner
+from hearthd.device.platform.spin_policy import sooner
 from hearthd.device.scheduler.backlog import COPY, NOTHING, Backlog, Slice
 from hearthd.device.scheduler.device_time import Meter
 from hearthd.device.scheduler.pace import AHEAD, BESIDE_S, CHANCE_S, PATIENCE_S, QUANTUM_S, SLICE_S

@@ -11,7 +11,7 @@ from hearth_proto.collectives import REDUCING
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.communicator import Exchange
 from hearthd.device.cpu import libraries
-from hearthd.device.cpu.exchange_kinds import DTYPES, KINDS, OPS
+from hearthd.device.cpu.libraries import DTYPES, KINDS, OPS
 from hearthd.device.cpu.streams import CpuStream
 
 TIMEOUT_S = 600.0

@@ -13,8 +13,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.communicator import Exchange
 from hearthd.device.cpu import libraries
 from hearthd.device.cpu.collective import shared_segment
-from hearthd.device.cpu.exchange_kinds import DTYPES, KINDS, OPS
-from hearthd.device.cpu.libraries import LibraryMaker
+from hearthd.device.cpu.libraries import DTYPES, KINDS, OPS, LibraryMaker
 
 _TIMED_OUT, _ABORTED, _MISMATCH = 1, 2, 3
 _LIMIT = 1 << 63
