@@ -141,7 +141,7 @@ class Stuck(module._Main):
         return super()._answer(head, parts, number)
 module._Main = Stuck
 broker.close()
-broker = main.start(spec)
+broker = main.start_broker(spec)
 def kill():
     pids = set()
     while len(pids) < int(sys.argv[2]):

@@ -5,4 +5,6 @@ Its broker is not: it is forked off before, runs no kernel, and answers a few re
 compile workers, the compile cache and its key, the backend's own libraries, and the exchange segments of collectives.
 Whatever the requests say was written by a process that may be anybody's: nothing in them is run or unpickled, and no
 request names a path.
+
+Above: `hearthd.device.process`. Below: `hearthd.device.cuda` and `hearthd.device.cpu`.
 """

@@ -1,4 +1,4 @@
 """Compilation in separate processes, and the cache of images.
 
-Above: `hearthd.device.streams`. Below: `hearthd.device.backend`.
+Above: `hearthd.device.streams`. Below: `hearthd.device.outbox`.
 """

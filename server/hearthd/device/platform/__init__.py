@@ -1,1 +1,4 @@
-"""Event loop, log, sandbox and counters of a device process: the lowest layer of `hearthd.device`."""
+"""What a device process is to the system that it runs on: event loop, log, sandbox, descriptors and counters.
+
+The lowest layer of `hearthd.device`. Above: `hearthd.device.backend`.
+"""

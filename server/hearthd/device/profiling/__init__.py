@@ -1,4 +1,4 @@
 """Profiles, traces and annotations of a session's work.
 
-Above: `hearthd.device.memory`. Below: `hearthd.device.resources`.
+Above: `hearthd.device.memory`. Below: `hearthd.device.context`.
 """

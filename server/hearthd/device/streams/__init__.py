@@ -1,4 +1,4 @@
 """Pooled CUDA streams, the order of work on them, and its completion.
 
-Above: `hearthd.device.session`. Below: `hearthd.device.compiler`.
+Above: `hearthd.device.flows`. Below: `hearthd.device.compiler`.
 """

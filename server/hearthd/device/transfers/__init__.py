@@ -1,4 +1,4 @@
-"""Copies between the host and the device, and the state of each transfer.
+"""Copies between the host and the device, as a session asks for them.
 
 Above: `hearthd.device.launch`. Below: `hearthd.device.memory`.
 """
