@@ -1,34 +1,61 @@
-"""Tracks: the CUDA streams of a device process, and who gets which.
+"""Tracks: the pooled CUDA streams of a device process: who gets which, what each was given, and how far it has come.
 
-Logical streams map onto at most `max_streams` tracks. What they are given, and how far each has come, is the concern of
-`hearthd.device.streams.queue`.
+Logical streams map onto at most `max_streams` tracks. Completions are events in order on each track; they are polled
+for, never waited for, on the device-handle thread.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.backend.resources import Event
 from hearthd.device.backend.server import ComputeServer, KeepsCrashRecord
+from hearthd.device.platform.spin_policy import Spinning
 from hearthd.device.streams import track_choice
-from hearthd.device.streams.pending_outcomes import Callback
-from hearthd.device.streams.queue import TrackWork
+from hearthd.device.streams.completion_forecast import Forecast
+from hearthd.device.streams.launch_timing import LaunchTiming
+from hearthd.device.streams.ordering import Ordering, Usage
+from hearthd.device.streams.pending_outcomes import Callback, Doubts
 from hearthd.device.streams.track import NEVER, TIME_NEXT, WINDOW, WINDOWS, Track
+from hearthd.device.streams.watched_events import WatchedEvents
 
 __all__ = ["NEVER", "WINDOW", "WINDOWS", "Track", "Tracks", "listed"]
 
 NAMED = 8
 """Kernels that a refusal names."""
 
+WATCH_S = 1e-3
+"""Sleep between two looks at events with a deadline, where the backend says when something is done."""
 
-class Tracks(TrackWork):
-    """All tracks of one device process."""
+
+class Tracks:
+    """All tracks of one device process. Device-handle thread only."""
 
     def __init__(self, server: ComputeServer, max_streams: int, wake: Callable[[], None]) -> None:
-        super().__init__(server, wake)
         self._max = max_streams
         self.held = False
+        self._server = server
+        self.notified = server.on_progress(wake)
+        """Whether the backend says when something is done; else it has to be asked."""
+        self._watched = WatchedEvents(server)
+        self._spinning = Spinning()
+        self.forecast = Forecast()
+        """Of copies whose end somebody waits for."""
+        self.completions = 0
+        """Counts what has completed: whoever waits for room or an end looks again when it grows."""
+        self._told = 0
+        """How many of them a `poll` has told of. Whoever reaps one track on its own finds completions that others wait
+        for: they are progress all the same."""
+        self._timely = 0
+        """How many there were when `ask` last found an end."""
+        self.timing = LaunchTiming()
+        self.ordering = Ordering()
+        self.all: list[Track] = []
+        self.live: dict[Track, None] = {}
+        """Those that are not `idle`: few of many, and asked for in each turn."""
+        self.doubts = Doubts()
 
     def acquire(self, priority: int = 0, *, bounded: bool = False) -> Track:
         """A track for a logical stream: one that is free, else a new one, else the one with the fewest users; never one
@@ -135,7 +162,263 @@ class Tracks(TrackWork):
         track.stop = track.given + most if most != NEVER else NEVER
         track.asked = 0
 
+    # ---- the order ----
+
+    def done(self, track: Track) -> bool:
+        """Whether all that it has been given is known to be done."""
+        return track.done_position >= self.ordering.position(track.index)
+
+    def idle(self, track: Track) -> bool:
+        """Whether it is known to be done with all, and nobody is still to be called back for it."""
+        return not track.pending and self.done(track)
+
+    def undone(self, tracks: Container[Track]) -> list[Track]:
+        """Those of them that are not known to be done with all."""
+        positions = self.ordering.positions
+        return [track for track in self.live if track.done_position < positions[track.index] and track in tracks]
+
+    def busy(self, tracks: Container[Track]) -> list[Track]:
+        """Those of them that are not `idle`."""
+        return [track for track in self.live if track in tracks]
+
+    def before(self, track: Track, writes: Collection[Usage], reads: Collection[Usage] = ()) -> int:
+        """Takes a position for a command and makes the track wait for whoever used its buffers; the position."""
+        if self.doubts.open:
+            self.doubts.spread(writes, reads)
+        track.budget -= 1
+        self.live[track] = None
+        if track.timing or not track.budget % WINDOW:
+            self._between(track)  # before the position is taken: the command itself is still to be given
+        ordering, index = self.ordering, track.index
+        for origin in ordering.plan(index, writes, reads):
+            self.wait(track, origin)
+        return ordering.positions[index]
+
+    def step(self, track: Track) -> int:
+        """As `before` for a command that is no launch and waits for nobody; the position."""
+        track.budget -= 1
+        self.live[track] = None
+        window = not track.budget % WINDOW
+        if window:
+            self.mark(track)
+        if track.probe is not None and track.timing and self.timing.passed(track) and not window:
+            self.on_complete(track, _noticed)
+        return self.ordering.step(track.index)
+
+    def _between(self, track: Track) -> None:
+        """Between two commands: the window ends here, or a launch is timed."""
+        window = not track.budget % WINDOW
+        if window:
+            self.mark(track)
+        if self.timing.between(track, self.ordering.position(track.index)) and not window:
+            self.on_complete(track, _noticed)
+
+    def charge(self, track: Track, more: int) -> None:
+        """What the track has been given under its last position counts as so many commands more."""
+        windows = -(-track.budget // WINDOW)
+        track.budget -= more
+        track.finished += more
+        for _ in range(windows + (-track.budget // WINDOW)):
+            self.mark(track)
+
+    def mark(self, track: Track) -> None:
+        """Gives the track its window back when what it has been given so far is done."""
+
+        def restore() -> None:
+            track.budget += WINDOW
+            track.returned += WINDOW
+
+        self.on_complete(track, restore)
+
+    def fence(self, track: Track, origin: Track) -> None:
+        """`track` waits, on the device, for all that `origin` has been given."""
+        if self.ordering.fence(track.index, origin.index, self.ordering.position(origin.index)):
+            self.wait(track, origin.index)
+
+    def follow(self, track: Track, event: Event) -> None:
+        """`track` waits for the event, and so does whoever is fenced behind the track from now on."""
+        self.before(track, ())
+        self._server.wait(track.stream, event)
+
+    def settle(self, track: Track, usage: Usage) -> None:
+        """`track` waits for every other use of a buffer that is about to be given back."""
+        for index, position in usage.tracks().items():
+            if self.ordering.fence(track.index, index, position):
+                self.wait(track, index)
+
+    def wait(self, track: Track, origin: int) -> None:
+        """`track` waits, on the device, for what the track numbered `origin` has been given."""
+        event = self._server.record(self.all[origin].stream)
+        self._server.wait(track.stream, event)
+        self._server.release_event(event)
+
+    # ---- the end ----
+
+    def on_complete(self, track: Track, callback: Callback, *, still_to_come: int = 0) -> None:
+        """`callback` when all that the track has been given so far is done.
+
+        `still_to_come`: how many of the positions taken belong to commands that have not been given to it yet.
+        """
+        event = self._server.record(track.stream)
+        self.live[track] = None
+        track.pending.append((self.ordering.position(track.index) - still_to_come, event, callback))
+        self._spinning.begin(time.perf_counter())
+
+    def expect(self) -> None:
+        """Somebody waits from now on for what is under way."""
+        self._spinning.begin(time.perf_counter())
+
+    def after_all(self, tracks: Iterable[Track], callback: Callback) -> None:
+        """`callback` once, when all that these tracks have been given so far is done."""
+        left = 1
+
+        def one() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                callback()
+
+        for track in tracks:
+            left += 1
+            self.on_complete(track, one)
+        one()
+
+    def watch(
+        self, event: Event, callback: Callback, timeout: float | None = None, on_timeout: Callback | None = None
+    ) -> None:
+        """`callback` when this event is done, whatever its track has been given since; the event stays the caller's.
+
+        With `timeout` seconds: `on_timeout` instead, when it is not done by then. Who may `retire` the event meanwhile
+        need not care.
+        """
+        self._watched.add(event, callback, timeout, on_timeout)
+        self._spinning.begin(time.perf_counter())
+
+    def watch_both(self, first: Event, second: Event, callback: Callback) -> None:
+        """`callback` when both events are done; neither is released before it has returned."""
+        for event in (first, second):
+            self._watched.hold(event)
+
+        def both() -> None:
+            callback()
+            for event in (first, second):
+                self._watched.drop(event)
+
+        self.watch(first, lambda: self.watch(second, both))
+
+    def retire(self, event: Event) -> None:
+        """Releases an event, as soon as nobody watches it any more."""
+        self._watched.retire(event)
+
+    # ---- how far they have come ----
+
+    def poll(self) -> bool:
+        """Calls back for what is done; whether anything was, now or since the last poll."""
+        for track in tuple(self.live):
+            if track.pending:
+                self.reap(track)
+        if self._watched:
+            found = self._watched.poll()  # where others may be reaped
+            self.completions += found
+        if self.completions == self._told:
+            return False
+        self._told = self.completions
+        if self.completions != self._timely:
+            self._spinning.came(time.perf_counter())
+        return True
+
+    def ask(self, track: Track, seconds: float) -> None:
+        """Asks one track again and again for its end, so long at the most and only while that is worth it."""
+        done, pending, spins = self._server.done, track.pending, self._spinning.spins
+        until = time.perf_counter() + seconds
+        while pending:
+            if done(pending[0][1]):
+                self._complete(track)
+            elif (now := time.perf_counter()) > until or not spins(now):
+                return
+        self._spinning.came(time.perf_counter())
+        self._timely = self.completions
+
+    @property
+    def news(self) -> bool:
+        """Whether a `poll` would find something. Cheap to ask for again and again."""
+        if self.completions != self._told:
+            return True
+        done = self._server.done
+        for track in self.live:
+            if track.pending and done(track.pending[0][1]):
+                return True
+        return self._watched.any_done
+
+    @property
+    def awaits(self) -> bool:
+        """Whether something is under way that may be done in a moment, and will not say so by itself."""
+        if self.notified:
+            return False
+        now = time.perf_counter()
+        return (self._spinning.spins(now) or self.forecast.near(now)) and self._pending
+
+    @property
+    def _pending(self) -> bool:
+        return bool(self._watched) or any(track.pending for track in self.live)
+
+    def sleep(self) -> float | None:
+        """How long to sleep until the next poll; None: until woken. Ask when all else of a turn has been done.
+
+        Less than a millisecond is better spent asking for `news` as long as this `spins`.
+        """
+        if self.completions != self._told:
+            return 0.0
+        if not self._pending:
+            return None
+        if self.notified:  # but a deadline comes without a notice
+            return WATCH_S if self._watched.any_deadline else None
+        now = time.perf_counter()
+        return min(self._spinning.sleep(now), self.forecast.ahead(now))
+
+    def reap(self, track: Track) -> bool:
+        """Calls back for what is done on one track; whether it takes more commands."""
+        done, queue = self._server.done, track.pending
+        while queue and done(queue[0][1]):
+            self._complete(track)
+        return track.budget > 0
+
+    def _complete(self, track: Track) -> None:
+        """The first that is pending is done."""
+        position, event, callback = track.pending.popleft()
+        self._server.release_event(event)
+        track.finished += position - track.done_position
+        track.done_position = position
+        self.completions += 1
+        if track.probe is not None:
+            self.timing.reached(track, position)
+        callback()
+        if not track.pending:
+            self.timing.rested(track)
+            if self.done(track):
+                self.live.pop(track, None)
+
+    # ---- whose it is ----
+
+    def in_flight(self, session: str | None = None) -> list[str]:
+        """Names of kernels that were launched, by one session or by any, and are not known to be done, oldest first."""
+        return [
+            name
+            for track in self.all
+            for at, name, who in track.launched
+            if at > track.done_position and session in (None, who)
+        ]
+
+    def suspects(self) -> list[str]:
+        """The sessions that launched them, each once."""
+        found = {who: None for track in self.all for at, _, who in track.launched if at > track.done_position}
+        return list(found)
+
 
 def listed(names: Sequence[str]) -> str:
     """Names of kernels, for a refusal."""
     return ", ".join(names[:NAMED]) + (", ..." if len(names) > NAMED else "")
+
+
+def _noticed() -> None:
+    """For an event that has only to be noticed."""
