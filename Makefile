@@ -57,6 +57,7 @@ test: $(VENV)/.dev $(VENV)-proto/.tools
 	$(BIN)/ruff check client server proto tests docs deploy
 	$(BIN)/ruff format --check -q client server proto tests docs deploy
 	$(BIN)/python locks/check.py
+	@$(BIN)/lint-imports >$(VENV)/imports.log || { cat $(VENV)/imports.log; exit 1; }
 	@$(BIN)/mypy $(TYPED) >$(VENV)/mypy.log 2>&1 & types=$$!; \
 	  find tests -name '*-pytest-*.pyc' | grep -q . || $(BIN)/pytest --collect-only -qq >/dev/null; \
 	  $(BIN)/pytest $(WORKERS) $(PYTEST_ARGS); tests=$$?; \
@@ -86,6 +87,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check client server proto tests docs deploy
 	$(BIN)/mypy $(TYPED)
 	$(BIN)/python locks/check.py
+	$(BIN)/lint-imports
 
 lock: $(VENV)-tools/.tools
 	$(PYTHON) locks/write.py $(VENV)-tools/bin/uv

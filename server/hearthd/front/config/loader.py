@@ -22,7 +22,6 @@ from hearthd.front.config.settings import Config, refuse_cpu_exposed
 from hearthd.front.config.tenant_quotas import Means, QuotaSettings
 from hearthd.front.config.tenants import TenantSettings, TokenSettings, directory
 from hearthd.front.tenancy.tenants import Directory
-from hearthd.shared import plain_logs  # noqa: F401 - before anything imports structlog
 from hearthd.shared.host_memory import share_of_host
 
 __all__ = ["Config", "ConfigError", "check_exposure", "load", "settings", "tenants"]
