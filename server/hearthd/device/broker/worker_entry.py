@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hearthd.device.compiler import worker_main
-from hearthd.device.compiler.worker_process import Main
+from hearthd.device.compiler.worker_main import Main
 
 
 def cpu_worker(link: int, lifeline: int) -> None:

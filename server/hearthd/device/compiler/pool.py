@@ -17,7 +17,8 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.compiler import Assembly, Compiler, Image, Job
 from hearthd.device.compiler import protocol
 from hearthd.device.compiler.limits import CompileLimits
-from hearthd.device.compiler.worker_process import Died, Main, NeverBegan, Start, Worker, forked, fresh
+from hearthd.device.compiler.worker_main import Main
+from hearthd.device.compiler.worker_process import Died, NeverBegan, Start, Worker, forked, fresh
 from hearthd.shared import disk
 from hearthd.shared.scratch_dir import Scratch
 

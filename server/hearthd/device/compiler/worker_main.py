@@ -28,6 +28,9 @@ from hearthd.device.platform import sandbox
 from hearthd.shared import disk
 from hearthd.shared.lifeline import die_with
 
+Main = Callable[[int, int], None]
+"""A worker's entry point, a function of a module's top level: descriptors of its link and its lifeline."""
+
 OPEN_FILES = 512
 _LOOK_S = 0.05
 """How often it looks whether an orphan has ended, while there is one and nothing to do."""

@@ -20,9 +20,7 @@ from typing import Any
 
 from hearthd.device.backend.compiler import Job
 from hearthd.device.compiler import protocol
-
-Main = Callable[[int, int], None]
-"""A worker's entry point, a function of a module's top level: descriptors of its link and its lifeline."""
+from hearthd.device.compiler.worker_main import Main
 
 Start = Callable[[Main, int, int, int], int]
 """Starts a worker: its entry point, then descriptors: its link, its lifeline, its log; returns its number."""
