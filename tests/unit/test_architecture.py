@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 PAGES = (ARCHITECTURE, ROOT / "CONTRIBUTING.md")
-LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)((?:\s`[\w.]+`(?:,\s`[\w.]+`)*)?)")
+LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)((?:\s+`[\w.]+`(?:,\s+`[\w.]+`)*)?)")
 STEP = re.compile(r"^\d+\. ", re.MULTILINE)
 TABLES = {
     "client/hearth": ("### client/hearth", "The client"),
