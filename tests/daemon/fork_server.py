@@ -47,7 +47,7 @@ _BEYOND = 1 << 16
 def main(asking: socket.socket) -> None:
     """Serves requests until the other end is closed. A request is one message and two descriptors, for standard output
     and standard error; the answer is the pid."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC reads it when it is imported; as in `front.start`
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read by gRPC at its import; as in `hearthd.front.daemon.main`
     polling.import_grpc(polling.LISTENER)
     for module in (*MODULES, *PRELOADED):
         importlib.import_module(module)

@@ -31,7 +31,7 @@ VARIANTS = ("base", "trusted-network")
 VERSIONS = ("1.27", "1.34")
 """Of Kubernetes: the oldest that will do, and a recent one."""
 HEALTH = {"", node_service.NAME, device_service.NAME, "device/0"}
-"""What front/health.py answers for; the daemon's tests ask it for each."""
+"""What front/rpc/health.py answers for; the daemon's tests ask it for each."""
 
 Object = dict[str, Any]
 

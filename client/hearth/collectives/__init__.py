@@ -1,4 +1,4 @@
 """Groups of devices and the collective operations on them.
 
-Above: `hearth.aio`, `hearth.cli`. Below: `hearth.node`, `hearth.device`.
+Above: `hearth.dask`. Below: `hearth.node`.
 """

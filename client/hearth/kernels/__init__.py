@@ -1,4 +1,4 @@
 """Compiled modules, their functions and what is launched: arguments, graphs, prepared launches, dispatches.
 
-Above: `hearth.collectives`, `hearth.node`. Below: `hearth.arrays`.
+Above: `hearth.device`. Below: `hearth.arrays`.
 """

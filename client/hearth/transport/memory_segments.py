@@ -1,7 +1,7 @@
 """Memory that this process can share with a device process: segments, and which of them an address lies in.
 
 A segment is a memfd: it has no name that anybody could guess, and it is gone when the last process that maps it is. It
-belongs to no connection: the same one may be registered with several devices (`transport/segment_connection.py`).
+belongs to no connection: the same one may be registered with several devices (`hearth.transport.segments`).
 """
 
 from __future__ import annotations

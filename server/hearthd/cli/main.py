@@ -83,10 +83,11 @@ def _check_config(path: Path | None, flags: dict[tuple[str, ...], Any], as_json:
 
 
 def _print_config(path: Path | None, flags: dict[tuple[str, ...], Any], as_json: bool) -> None:
-    from hearthd.cli import print_config as show
+    from hearthd.cli import print_config
 
     config, origins = _load(path, flags)
-    print(show.as_json(config, origins) if as_json else show.as_toml(config, origins), end="\n" if as_json else "")
+    text = print_config.as_json(config, origins) if as_json else print_config.as_toml(config, origins)
+    print(text, end="\n" if as_json else "")
 
 
 def _print_token(name: str, expires: str | None) -> None:

@@ -1,7 +1,7 @@
 """Resume without a network: the client's session against what the daemon keeps, over streams that are cut anywhere.
 
-The daemon's side is its own `Batches` and `Replies` with the rules of `front/execute.py` around them; both pipes of a
-stream are lists, and a cut loses any tail of either.
+The daemon's side is its own `Batches` and `Replies` with the rules of `front/rpc/execute.py` around them; both pipes of
+a stream are lists, and a cut loses any tail of either.
 """
 
 from __future__ import annotations

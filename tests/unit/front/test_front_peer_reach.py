@@ -14,7 +14,7 @@ from front_fake_peers import FakeFront, fronts, run
 
 from hearth_proto.reasons import Reason, Refusal, to_text
 from hearth_proto.v1 import node_pb2
-from hearthd.front.peers import targets as peer_targets
+from hearthd.front.peers import targets
 from hearthd.front.peers.frames import encode
 from hearthd.front.peers.tickets import Member
 from tests.steady import LATE
@@ -99,7 +99,7 @@ def test_each_address_takes_its_time_and_all_of_them_no_more_than_there_is() -> 
 
 
 def test_what_is_not_allowed_is_not_touched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_targets, "_resolved", lambda host: {"inside": ["10.0.0.5"]}.get(host, []))
+    monkeypatch.setattr(targets, "_resolved", lambda host: {"inside": ["10.0.0.5"]}.get(host, []))
 
     async def work() -> None:
         touched: list[Any] = []
@@ -143,7 +143,7 @@ def test_what_is_allowed_is_tried_and_the_rest_named() -> None:
 def test_a_name_is_connected_to_where_it_was_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     """The name means another place with every question; whichever is asked for it, the first answer counts."""
     answers = [["127.0.0.1"], ["127.0.0.9"], ["127.0.0.9"]]
-    monkeypatch.setattr(peer_targets, "_resolved", lambda host: answers.pop(0))
+    monkeypatch.setattr(targets, "_resolved", lambda host: answers.pop(0))
 
     async def work() -> None:
         first, second = FakeFront("a"), FakeFront("b", peers=("127.0.0.1",), window=WINDOW)

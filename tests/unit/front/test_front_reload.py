@@ -346,7 +346,7 @@ def test_what_device_processes_are_told(tmp_path: Path) -> None:
 
 def test_a_hangup_before_anything_else_is_noted() -> None:
     code = (
-        "import os, signal; from hearthd.shared import sighup as hangup; h = hangup.begin(); "
+        "import os, signal; from hearthd.shared import sighup; h = sighup.begin(); "
         "os.kill(os.getpid(), signal.SIGHUP);"
         "print(h.asked, h.is_the_end)"
     )

@@ -43,7 +43,7 @@ def test_the_forkserver_is_started_before_the_front_is_imported() -> None:
     code = """
 import sys
 from hearthd.front.config.loader import Config
-from hearthd.front.daemon import main as start
+from hearthd.front.daemon import main
 
 class Launcher:
     def __init__(self, backend):
@@ -52,8 +52,8 @@ class Launcher:
         print(self.backend, "hearthd.front.daemon.daemon" in sys.modules)
         raise SystemExit
 
-start.ForkServerLauncher = Launcher
-start.serve(Config.model_validate({"devices": {"backend": "cpu"}}))
+main.ForkServerLauncher = Launcher
+main.serve(Config.model_validate({"devices": {"backend": "cpu"}}))
 """
     assert run(code).splitlines()[-1] == "cpu False"
 

@@ -16,7 +16,7 @@ from test_front_workers import BY_TENANT, PATIENT, X, Y, node
 
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Refusal
-from hearthd.front.supervisor import lingering_sessions as policy
+from hearthd.front.supervisor import lingering_sessions
 from hearthd.front.supervisor.device import SERVING
 from hearthd.front.supervisor.lingering_sessions import CLEARING, GRACE, Stragglers
 
@@ -101,7 +101,7 @@ def test_no_process_ends_under_somebody_who_uses_it(steps: list[tuple[str, int, 
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy, "GRACE", SOON)
+    monkeypatch.setattr(lingering_sessions, "GRACE", SOON)
 
 
 def deaf() -> FakeLauncher:

@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from hearth_proto.reasons import Reason
 from hearth_proto.v1 import device_pb2, node_pb2
-from hearthd.front.gpu import health as gpu_health
+from hearthd.front.gpu import health
 from hearthd.front.gpu import nvml as nvml_module
 from hearthd.front.gpu.nvml import Nvml
 from hearthd.front.gpu.reading import RECOVERY, THROTTLING, Reading
@@ -27,11 +27,11 @@ from hearthd.front.supervisor.supervisor import FENCED, SERVING
 UUID = "0a1b"
 
 
-@pytest.mark.parametrize("xid", sorted(gpu_health.FATAL_XIDS))
+@pytest.mark.parametrize("xid", sorted(health.FATAL_XIDS))
 def test_xids_that_only_a_reset_helps_against(xid: int) -> None:
-    assert f"Xid {xid}" in gpu_health.sickness(Reading(xids={13: 5, xid: 1}))
-    assert not gpu_health.sickness(Reading(xids={xid: 1}), {xid: 1}), "an operator has dealt with it"
-    assert gpu_health.sickness(Reading(xids={xid: 2}), {xid: 1}), "and it came again"
+    assert f"Xid {xid}" in health.sickness(Reading(xids={13: 5, xid: 1}))
+    assert not health.sickness(Reading(xids={xid: 1}), {xid: 1}), "an operator has dealt with it"
+    assert health.sickness(Reading(xids={xid: 2}), {xid: 1}), "and it came again"
 
 
 WELL = [
@@ -45,26 +45,26 @@ WELL = [
 
 @pytest.mark.parametrize("reading", WELL)
 def test_what_kernels_do_and_what_heat_does_is_no_sickness(reading: Reading) -> None:
-    assert gpu_health.sickness(reading) == ""
+    assert health.sickness(reading) == ""
 
 
 def test_what_is_beyond_repair() -> None:
-    assert "restart the machine" in gpu_health.sickness(Reading(lost=True))
-    assert "replaced" in gpu_health.sickness(Reading(remap_failed=True))
+    assert "restart the machine" in health.sickness(Reading(lost=True))
+    assert "replaced" in health.sickness(Reading(remap_failed=True))
 
 
 def test_what_the_driver_says_counts_for_more_than_xids() -> None:
-    assert gpu_health.sickness(Reading(recovery="none", xids={79: 1})) == ""
+    assert health.sickness(Reading(recovery="none", xids={79: 1})) == ""
     for action in RECOVERY:
-        sick = gpu_health.sickness(Reading(recovery=action))
-        assert bool(sick) == (action in gpu_health.RECOVERIES), action
-        assert bool(gpu_health.complaints(Reading(recovery=action))) == (action != "none"), action
+        sick = health.sickness(Reading(recovery=action))
+        assert bool(sick) == (action in health.RECOVERIES), action
+        assert bool(health.complaints(Reading(recovery=action))) == (action != "none"), action
 
 
 def test_complaints() -> None:
-    assert gpu_health.complaints(Reading()) == []
+    assert health.complaints(Reading()) == []
     sore = Reading(remap_pending=True, ecc_uncorrected=2, throttling=dict.fromkeys(THROTTLING, True))
-    assert len(gpu_health.complaints(sore)) == 4
+    assert len(health.complaints(sore)) == 4
 
 
 # ---- the watch ----

@@ -1,7 +1,7 @@
 """Collectives: presented to the front, which matches the ranks; launched on the communicator's track when it says go.
 
 The front gives every rank the same order of operations, so no two ranks can wait for each other's. Nothing here waits
-for a peer: see `presented` for what has not been launched, `communicators` and `collective_flight` for what has.
+for a peer: see `negotiation` for what has not been launched, `communicators` and `in_flight` for what has.
 """
 
 from __future__ import annotations

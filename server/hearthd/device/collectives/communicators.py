@@ -1,7 +1,7 @@
 """The communicators of one device process: joined on helper threads, watched while they have work.
 
 An operation that is not done by its deadline, and a communicator that says it has failed, are reported to the front,
-which has every rank give the communicator up (`giving_up`) and says why; where it stays silent, this process does so
+which has every rank give the communicator up (`abort`) and says why; where it stays silent, this process does so
 by itself. What was under way on it then becomes an error of its stream.
 """
 

@@ -1,6 +1,7 @@
 """A collective that has been launched, until it is known how it ended.
 
-Its peers may be gone, and then it ends with an error long after its turn in its stream; see `doubts`.
+Its peers may be gone, and then it ends with an error long after its turn in its stream; see
+`hearthd.device.streams.pending_outcomes`.
 """
 
 from __future__ import annotations

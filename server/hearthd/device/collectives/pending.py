@@ -14,7 +14,7 @@ from hearthd.device.session.session import Session
 
 
 class Registry(Protocol):
-    """Who presents them: `presented`."""
+    """Presents operations to the front: `hearthd.device.collectives.negotiation.Presented`."""
 
     def ask(self, pending: Pending, ahead: list[Pending]) -> None:
         """Ahead of its turn, behind those that are ahead of it. Raises Refusal."""

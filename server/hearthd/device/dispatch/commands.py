@@ -1,4 +1,4 @@
-"""Dispatch: from host inputs to host outputs in one command. Here it is checked; `dispatch_run.py` carries it out."""
+"""Dispatch: from host inputs to host outputs in one command. Here it is checked; `dispatch.run` carries it out."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class StraightReads:
     def give(
         self, batch: StraightBatch, stream: LogicalStream, request: bytes, read: commands_pb2.Read
     ) -> Reading | None:
-        """Gives a Read that `policy.mixed_batch` has looked at to the device, as the last of its batch, where nothing
+        """Gives a Read that `mixed_batch` has looked at to the device, as the last of its batch, where nothing
         else of the session waits; None, with nothing done, where it takes more than a look."""
         device, track = self._device, stream.track
         size, offset = read.size, read.offset

@@ -1,4 +1,4 @@
-"""Published buffers in one process: EXPORT frames of whoever publishes (or lends: `lending`), IMPORT frames of whoever
+"""Published buffers in one process: EXPORT frames of whoever publishes (or lends: `lend`), IMPORT frames of whoever
 attaches.
 
 Within the process a published buffer is shared as it lies. When the first session of another process attaches it, its

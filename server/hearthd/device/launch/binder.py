@@ -1,6 +1,6 @@
 """From a launch record to what the driver takes: handles to objects, every check, addresses filled in.
 
-Who launches (`launch.py`, `graphs.py`, `dispatch.py`) binds here and decides itself when, and whether, to issue.
+The caller (commands of `launch`, `graphs` or `dispatch`) binds here and decides itself when, and whether, to issue.
 """
 
 from __future__ import annotations

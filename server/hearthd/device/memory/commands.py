@@ -146,7 +146,7 @@ class MemoryCommands:
             self.reservations.give(session, reservation, buffer)
 
     def close(self, session: Session) -> None:
-        """Frees all that the session has, behind its work under way, a piece at a time: `clearance.after` tells when it
+        """Frees all that the session has, behind its work under way, a piece at a time: `deferred_free` tells when it
         is done. What is held goes when its holders let go."""
         self.reservations.close(session)
         buffers = session.buffers.items

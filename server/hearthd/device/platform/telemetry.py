@@ -76,7 +76,7 @@ class Telemetry:
     cancelled: int = 0
     """Calls that were dropped because nobody waited for them any more."""
     launched: int = 0
-    """Launches that were handed to the driver, with their threads and their occupancy; see `policy.tally`."""
+    """Launches that were handed to the driver, with their threads and their occupancy; see `tally`."""
     validated_launches: int = 0
     graph_launches: int = 0
     prepared_launches: int = 0

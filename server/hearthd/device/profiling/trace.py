@@ -62,7 +62,7 @@ class TraceCommands:
             session.trace = None
 
     def start(self, origin: Origin, command: commands_pb2.StartTrace) -> None:
-        """From the next command on; at most `MAX_EVENTS` and `recording.MAX_BYTES`, whatever is asked for."""
+        """From the next command on; at most `MAX_EVENTS` and `recorder.MAX_BYTES`, whatever is asked for."""
         session = origin.session
         if isinstance(session.trace, Trace):
             raise Refusal(

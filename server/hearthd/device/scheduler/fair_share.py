@@ -1,11 +1,10 @@
 """Sessions of one device process take turns on the device.
 
 While one session alone has work, it goes to the device as it arrives. As soon as a second one has, each gives the
-device only slices of about a millisecond (`slicing`, `policy.slices`), with a mark behind each that tells what it took:
+device only slices of about a millisecond (`time_slices`, `pace`), with a mark behind each that tells what it took:
 
 - whose turn it is says deficit round robin over what the slices took (`hearthd.shared.deficit_round_robin`). The slices
-of a turn keep those
-  of other turns waiting, so that they can be told apart, and nobody's work queues behind a flood;
+  of a turn keep those of other turns waiting, so that they can be told apart, and no work queues behind a flood;
 - a session that had nothing under way and has credit left goes at once, beside whoever has the turn: who launches and
   waits is not held up by the turns of others. So do copies, for which the device has engines of their own;
 - a slice that takes too long keeps nobody waiting any more: it may hang, or wait for its own host.
@@ -314,7 +313,7 @@ class Sharing:
         self.settle(False)
 
     def turn(self, frame: Frame) -> None:
-        """The front says whether this process may give the device work; see `turns`."""
+        """The front says whether this process may give the device work; see `process_turns`."""
         self._turns.heard(frame)
         if self._turns.bounded and not self._slicing.on:
             self._share()

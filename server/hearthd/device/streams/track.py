@@ -81,7 +81,7 @@ class Track:
         self.own = False
         """Whether nobody else gets it, however few tracks there are."""
         self.kept = 0
-        """How many wait for it to be done before anybody gets it; see `policy.track_choice`."""
+        """How many wait for it to be done before anybody gets it; see `track_choice`."""
         self.kept_since = 0.0
         self.done_position = 0
         self.finished = 0

@@ -81,7 +81,7 @@ class Gate:
         return Door(self, service, method, limit or self.limits.find(service, method))
 
     def service(self, name: str, handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]]) -> Service:
-        """The handlers of a service, each of them guarded by its door (see `rpc.guarded`), as streaming ones."""
+        """The handlers of a service, each guarded by its door (see `server_call.guarded`), as streaming ones."""
         return Service(name, {method: _streaming(handler) for method, handler in handlers.items()})
 
     def open_service(self, name: str, handlers: Mapping[str, Any], guard: Callable[[str, Any, Door], Any]) -> Service:

@@ -2,7 +2,7 @@
 
 Each line holds the SHA-256 of the one before it (`prev`), so that none can be changed, removed or put in between
 without breaking the chain behind it; a code of authentication (`mac`), so that nobody without the key can write it
-anew; and its head is anchored elsewhere from time to time, so that its end cannot be cut (`auditing`).
+anew; and its head is anchored elsewhere from time to time, so that its end cannot be cut (`anchors`).
 `hearthd audit verify FILE` checks all three. Lines are written and synced by a thread, soon after the event and in the
 order of events.
 """

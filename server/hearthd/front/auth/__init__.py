@@ -1,4 +1,4 @@
 """Authentication: tokens, certificates and users of this host.
 
-Above: `hearthd.front.lanes`. Below: `hearthd.front.collectives`.
+Above: `hearthd.front.lanes`. Below: `hearthd.front.overload`.
 """

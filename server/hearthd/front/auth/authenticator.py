@@ -1,8 +1,8 @@
 """Who calls: what a call shows, turned into a tenant once a call.
 
 What is looked at, in this order; the first that is there decides, and what is wrong is not helped by the next:
-metadata `authorization: Bearer <token>`, `hearth-ticket` (see `identity`), `hearth-session` (a session's token, for
-everything but opening a session), the client certificate of the TLS connection.
+metadata `authorization: Bearer <token>`, `hearth-ticket` (see `unix_identity`), `hearth-session` (a session's token,
+for everything but opening a session), the client certificate of the TLS connection.
 
 Whoever fails often is answered late, and is written to the audit log no more; valid credentials are never held up, so
 that nobody can lock others out who come from the same address.
@@ -78,7 +78,7 @@ class Authenticator:
     ) -> None:
         self.directory = directory
         self.redeem: Callable[[str], User | None] = lambda ticket: None
-        """Whose ticket it is: see `identity.IdentitySocket`."""
+        """Whose ticket it is: see `unix_identity.IdentitySocket`."""
         self.certificates = ClientCertificates()
         self.bound = Binding()
         sessions.check_use = lambda session: self.bound.check_call(session.caller)

@@ -1,4 +1,4 @@
 """Matching of collective operations over the devices, and their communicators.
 
-Above: `hearthd.front.auth`. Below: `hearthd.front.durable`.
+Above: `hearthd.front.overload`. Below: `hearthd.front.durable`.
 """

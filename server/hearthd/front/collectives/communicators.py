@@ -1,6 +1,6 @@
 """Communicators: made for ranks when first needed, kept, and given up on all ranks together.
 
-Pure, like `collectives.py`. A communicator is keyed by the places of its ranks, in rank order. Those of local devices
+Pure, like `matcher.py`. A communicator is keyed by the places of its ranks, in rank order. Those of local devices
 are shared by all sessions that these processes serve; those of groups over daemons belong to their group. Operations
 that are complete wait here while it is being made; afterwards every rank is told `go` in one order, the same on every
 link. What was given up is made anew when its ranks present again.

@@ -63,7 +63,7 @@ def twice(key: Key, rank: int) -> Refusal:
 
 
 def mismatch(key: Key, found: Mismatch) -> Refusal:
-    """`odd_rank`, `requested` (their values) and `expected` (the others') name what differs; see `matching`."""
+    """`odd_rank`, `requested` (their values) and `expected` (the others') name what differs; see `signature`."""
     which = f", operation {found.position} of the batch" if found.position else ""
     details: dict[str, object] = {
         "field": found.field,

@@ -1,7 +1,7 @@
 """Collectives on the links: feeds the matcher and the communicators, sends what they say, keeps their time.
 
-Groups over daemons have the same machine: whoever holds their links (`peer_groups`) presents what remote ranks present,
-passes on what they say, and takes what is for them.
+Groups over daemons have the same machine: whoever holds their links (`hearthd.front.peers.groups`) presents what remote
+ranks present, passes on what they say, and takes what is for them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
 """Sections of the daemon's configuration.
 
-Above: `hearthd.front.gpu`.
+Above: `hearthd.front.opentelemetry`. Below: `hearthd.front.tenancy`.
 """

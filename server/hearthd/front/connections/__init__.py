@@ -4,5 +4,7 @@ they may send.
 Owns: the limits per listener, per peer and in all (`limiter`), the descriptors that they are cut to (`descriptors`),
 peers that misbehave (`penalties`), and the guard of the gRPC listeners (`guard`), which Python cannot ask at accept,
 with what the kernel holds back for it (`holding`). Covers connections, not messages: what a message may hold before its
-credential is known belongs to admission. The listeners are above; below are addresses, settings and the kernel.
+credential is known belongs to admission.
+
+Above: `hearthd.front.audit`. Below: `hearthd.front.gpu`.
 """

@@ -68,7 +68,7 @@ class Stranger:
 
 @dataclass(frozen=True)
 class Bounds:
-    """See `settings.Connections`."""
+    """See `hearthd.front.config.connections.Connections`."""
 
     most: int
     most_per_peer: int

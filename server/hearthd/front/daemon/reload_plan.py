@@ -18,7 +18,7 @@ from hearthd.front.config.tenants import TenantSettings
 Path = tuple[str, ...]
 
 RELOADABLE: dict[str, str] = {
-    "tenants": "at once; sessions whose credential is gone, or is another tenant's, end (see `changes`)",
+    "tenants": "at once; sessions whose credential is gone, or is another tenant's, end (see `config_changes`)",
     "drain_timeout": "for the next drain",
     "sessions.lease": "for sessions opened from then on",
     "sessions.max": "for sessions opened from then on",

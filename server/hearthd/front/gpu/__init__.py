@@ -1,4 +1,4 @@
 """Health and readings of the GPUs, from NVML.
 
-Above: `hearthd.front.sessions`. Below: `hearthd.front.config`.
+Above: `hearthd.front.connections`. Below: `hearthd.front.opentelemetry`.
 """

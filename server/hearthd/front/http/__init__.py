@@ -1,5 +1,7 @@
 """HTTP beside gRPC: probes, metrics, the status document and its page, downloads of traces.
 
-Owns the HTTP listener and what it answers. Not what metrics and status contain (`front.metrics`, `front.status`), and
-not who is who (`front.auth`). Above it: `front.access` and `front.listeners`.
+Owns the HTTP listener and what it answers. Covers neither the content of metrics and status (`hearthd.front.metrics`,
+`hearthd.front.rpc.node_status`) nor authentication (`hearthd.front.auth`).
+
+Above: `hearthd.front.daemon`. Below: `hearthd.front.metrics`.
 """

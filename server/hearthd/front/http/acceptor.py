@@ -1,6 +1,7 @@
 """Listening sockets of HTTP, and admission of what connects.
 
-Connections are counted from their first byte on, before TLS (`accepting`). Not what is answered (`server`).
+Connections are counted from their first byte on, before TLS (`hearthd.front.connections.accept_loop`). Not what is
+answered (`server`).
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ _LONGEST = 900.0
 
 @dataclass(frozen=True)
 class Limits:
-    """Times in seconds; see `http_settings.Http`."""
+    """Times in seconds; see `hearthd.front.config.http.Http`."""
 
     header: float = 5.0
     idle: float = 30.0

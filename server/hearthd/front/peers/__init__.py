@@ -1,4 +1,4 @@
 """Links to the daemons of other nodes, for groups over several nodes.
 
-Above: `hearthd.front.rpc`. Below: `hearthd.front.lanes`.
+Above: `hearthd.front.admission`. Below: `hearthd.front.lanes`.
 """

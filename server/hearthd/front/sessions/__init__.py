@@ -1,4 +1,4 @@
 """Sessions of clients: attachment, queues, resumption, transfers and publications.
 
-Above: `hearthd.front.links`. Below: `hearthd.front.gpu`.
+Above: `hearthd.front.links`. Below: `hearthd.front.audit`.
 """

@@ -52,7 +52,7 @@ class SessionTable:
         self.on_shown: Callable[[Caller | None], None] = lambda caller: None
         """Told whom the session token of the running call stands for; None: no live session."""
         self.check_use: Callable[[Session], None] = lambda session: None
-        """Raises `UNAUTHENTICATED` where the call under way may not use the session; see `tenancy.binding`."""
+        """Raises `UNAUTHENTICATED` where the call under way may not use the session; see `auth.session_binding`."""
         self.draining = False
         self.drain_left: Callable[[], float] = lambda: 0.0
         self.overloaded: Callable[[], str] = lambda: ""

@@ -5,7 +5,7 @@ Starting blocks (a fork, and at first the forkserver's imports), so it runs in a
 gone when `stop` returns.
 
 Device processes do not depend on the forkserver: one that ends costs nothing but the start of another, which begins at
-once. Its children become the front's, which takes orphans in (`orphans`) and waits for them by their pidfd.
+once. Its children become the front's, which takes orphans in (`daemon.orphans`) and waits for them by their pidfd.
 """
 
 from __future__ import annotations

@@ -2,4 +2,6 @@
 
 Covers pure policy and the files that it is read from; not authentication (`hearthd.front.auth`) nor what a tenant has
 used (`hearthd.front.sessions.tenant_accounts`), which use it.
+
+Above: `hearthd.front.config`. Below: `hearthd.front.sockets`.
 """

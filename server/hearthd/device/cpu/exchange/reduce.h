@@ -5,7 +5,7 @@
 
 namespace hearth {
 
-// In the order of exchange_kinds.py's OPS.
+// In the order of libraries.py's OPS.
 enum Op : uint32_t { sum, mean, least, greatest, product, ops };
 
 // Elements [begin, end) of the output from the same elements of all inputs, which are aligned; the output need not be.

@@ -13,13 +13,13 @@ constexpr size_t slot_bytes = 512 * 1024;
 constexpr size_t ring_bytes = 256 * 1024;
 constexpr size_t header_bytes = 64 * 1024;
 
-// Of each dtype, in the order of exchange_kinds.py's DTYPES.
+// Of each dtype, in the order of libraries.py's DTYPES.
 constexpr unsigned sizes[] = {1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8, 1, 1};
 constexpr unsigned dtypes = sizeof sizes / sizeof sizes[0];
 
 enum Status : int { done = 0, timed_out = 1, aborted = 2, mismatch = 3, invalid = 4 };
 
-// In the order of exchange_kinds.py's KINDS.
+// In the order of libraries.py's KINDS.
 enum Kind : uint32_t {
     all_reduce, reduce, broadcast, all_gather, reduce_scatter, all_to_all, gather, scatter, send, recv, barrier, kinds
 };
