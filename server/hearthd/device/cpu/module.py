@@ -12,7 +12,6 @@ import os
 import re
 import threading
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.cpu import libraries
@@ -59,14 +58,16 @@ MAX_BLOCK = (1024, 1024, 64)
 _Dim3 = ctypes.c_uint32 * 3
 _serial = itertools.count(1)
 _runtime_lock = threading.Lock()
-_runtimes: dict[Path, ctypes.CDLL] = {}
+_runtimes: dict[str, ctypes.CDLL] = {}
+"""By the name of the build, which has a digest of all that decides it: the same build in another cache is the same."""
 
 
 def load_runtime(toolchain: LibraryMaker | None = None) -> ctypes.CDLL:
     """The runtime library, compiled and loaded once per process. Calls into it release the GIL."""
     path = libraries.runtime(toolchain or find_toolchain())
+    build = path.parent.name
     with _runtime_lock:
-        if path not in _runtimes:
+        if build not in _runtimes:
             if _runtimes:  # its symbols would be shadowed by the first one's
                 raise Refusal(Reason.MODULE_INVALID, "This process has loaded another build of the runtime.")
             library = ctypes.CDLL(str(path), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
@@ -78,8 +79,8 @@ def load_runtime(toolchain: LibraryMaker | None = None) -> ctypes.CDLL:
             library.hearth_record.restype = library.hearth_whose.restype = None
             library.hearth_record.argtypes = [ctypes.c_void_p, ctypes.c_uint32]
             library.hearth_whose.argtypes = [ctypes.c_char_p]
-            _runtimes[path] = library
-        return _runtimes[path]
+            _runtimes[build] = library
+        return _runtimes[build]
 
 
 class _Code:
