@@ -119,7 +119,7 @@ def test_a_flood_is_held_back_and_tenants_of_its_address_are_not_shut_out(lent: 
             wait_until(lambda: held() > CONNECTIONS, "connections that are held")
             closed, began = floods(), time.monotonic()
             saxpy_works(before.device(0))
-            with hearth.connect(daemon.grpc, token=lent.token, timeout=60) as late:
+            with hearth.connect(daemon.grpc, token=lent.token, timeout=60, wait_for_ready=True) as late:
                 saxpy_works(late.device(0))
             time.sleep(1.0)
             closed, passed = floods() - closed, time.monotonic() - began

@@ -202,7 +202,7 @@ def test_a_lane_that_was_missed_is_opened_later(daemon: LaneDaemon, monkeypatch:
             gpu.synchronize()
             return daemon.lane is not None
 
-        assert wait_for(lane_channel, seconds=60.0)
+        assert wait_for(laned, seconds=60.0)
         assert daemon.attaches >= 4
         over_grpc = daemon.over_grpc
         gpu.synchronize()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import select
+import selectors
 import shutil
 import signal
 import socket
@@ -57,7 +57,9 @@ def start(sockets: Path, tmp_path: Path) -> Iterator[Start]:
 
 def ready(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
-    readable, _, _ = select.select([process.stdout], [], [], 30)
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        readable = selector.select(30)
     assert readable, "not ready in time"
     line = process.stdout.readline()
     assert line.startswith("hearthd ready "), process.communicate(timeout=10)
