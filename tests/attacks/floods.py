@@ -146,7 +146,7 @@ def health_checks(target: Target, seconds: float) -> dict[str, int]:
 
 
 _BUDGET = Budget(slower=5.0, rate=0.5)
-_CALLS_BUDGET = Budget(slower=5.0, rate=0.5, growth_mib=40)
+_CALLS_BUDGET = Budget(slower=5.0, rate=0.5, growth_mib=40, kept_mib=12)
 """gRPC makes a call of each stream before the front sees any: 512 of each connection (`grpc.max_concurrent_streams`),
 at some 15 KiB."""
 _BLOCKS_BUDGET = Budget(slower=5.0, rate=0.5, growth_mib=64)
