@@ -3,7 +3,7 @@
 #   make test    lint and tests
 #   make test-quick   the unit tests but for the slow ones, and a smoke of the daemon: a minute or so
 #   make test-oldest  the same with the oldest packages that pyproject.toml allows, in .venv-oldest; make smoke-oldest: a
-#                part of it, which CI runs
+#                part of it
 #   make lock    writes locks/, the exact packages that all of this installs; make audit looks for advisories
 #   make tools   installs what some tests drive: Chromium and systemd's tools, on Debian and its kin (as root), and
 #                Kubernetes' schemas

@@ -163,7 +163,7 @@ def begin(service: str, method: str, context: Context) -> CallSpan | None:
         return None
 
 
-class SessionRef(Protocol):
+class NamedSession(Protocol):
     """A session, as its spans name it."""
 
     @property
@@ -173,7 +173,7 @@ class SessionRef(Protocol):
     def tenant(self) -> Tenant: ...
 
 
-def of_session(session: SessionRef) -> None:
+def of_session(session: NamedSession) -> None:
     """Notes on the span of the current call that it is for this session."""
     call = _serving.get()
     if call is not None:

@@ -21,6 +21,7 @@ from hearthd.device.compiler import protocol
 _END_S = 3.0
 """Seconds for a broker to stop its workers and to clear up after them."""
 _FILES_S = 10.0
+"""Seconds for a broker to answer about a segment."""
 _RENEW_S = 30.0
 """Seconds that a request waits for another broker in the place of one that was lost."""
 _TRIES = 2
@@ -126,7 +127,7 @@ class Broker:
         return parts[0]
 
     def keep(self, nonce: bytes, file: int) -> None:
-        """As `hearthd.device.platform.segment_exchange.Segments`."""
+        """As `hearthd.device.platform.segment_exchange.SegmentExchange`."""
         self._ask_files({"ask": "keep", "nonce": nonce.hex()}, [file])
         with self._changed:
             self._kept[nonce] = file

@@ -59,7 +59,8 @@ _Dim3 = ctypes.c_uint32 * 3
 _serial = itertools.count(1)
 _runtime_lock = threading.Lock()
 _runtimes: dict[str, ctypes.CDLL] = {}
-"""By the name of the build, which has a digest of all that decides it: the same build in another cache is the same."""
+"""At most one, by the name of its build, which has a digest of all that decides it: a copy in another cache is the
+same."""
 
 
 def load_runtime(toolchain: LibraryMaker | None = None) -> ctypes.CDLL:

@@ -24,8 +24,8 @@ TURN = 0.05
 """Seconds between two connections whose data is let in."""
 
 
-class Turns:
-    """Chooses whose turn it is. Pure."""
+class TurnOrder:
+    """Chooses the connection that is let in next. Pure."""
 
     def __init__(self, period: float = TURN) -> None:
         self._period = period
@@ -57,7 +57,7 @@ class Holding:
         self._peers: frozenset[str] = frozenset()
         self._used = False
         """Whether a filter was ever set: connections may have it until they are seen."""
-        self._turns = Turns()
+        self._turns = TurnOrder()
         self._refused = False
 
     def hold(self, peers: Iterable[str]) -> None:

@@ -118,8 +118,7 @@ class ConnectionLimits:
 
     def _cut(self, limiter: ConnectionLimiter) -> None:
         limiter.most = min(limiter.most, self.share(limiter.listener))
-        if limiter.listener == "http":
-            # Probes come as strangers, and each displaces another.
+        if limiter.reserve:  # for probes, which come as strangers and each displace another
             limiter.most_strangers, limiter.reserve = limiter.most, min(limiter.most, limiter.reserve)
         else:
             limiter.most_strangers = _half(limiter.most, limiter.most_strangers)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hearthd.front.config.connections import Connections
 from hearthd.front.connections import descriptors
-from hearthd.front.connections.holding import Turns
+from hearthd.front.connections.holding import TurnOrder
 from hearthd.front.connections.peers import group_of, grpc_name, normal_name
 from hearthd.front.connections.penalties import HALF_LIFE, Penalties
 from hearthd.front.connections.strangers import (
@@ -148,7 +148,7 @@ def test_a_held_stranger_may_wait_for_its_turn_and_not_for_ever() -> None:
 
 @given(st.lists(st.tuples(PEERS, st.floats(0, 5)), max_size=40))
 def test_each_held_connection_has_its_turn_and_no_two_come_at_once(arrivals: list[tuple[str, float]]) -> None:
-    turns = Turns(period=0.05)
+    turns = TurnOrder(period=0.05)
     waiting = [Stranger(n, n, peer, "x", since) for n, (peer, since) in enumerate(arrivals)]
     let_in: list[tuple[float, Stranger]] = []
     for step in range(10 * len(waiting) + 1):
@@ -165,7 +165,7 @@ def test_each_held_connection_has_its_turn_and_no_two_come_at_once(arrivals: lis
 
 
 def test_a_peer_with_many_held_connections_costs_another_one_turn() -> None:
-    turns = Turns(period=1.0)
+    turns = TurnOrder(period=1.0)
     crowd = [Stranger(n, n, "10.0.0.2", "x", 0.0) for n in range(50)]
     assert turns.next(crowd, 10.0) in crowd
     honest = Stranger(99, 99, "10.0.0.1", "x", 10.5)
