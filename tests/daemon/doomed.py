@@ -37,6 +37,8 @@ extern "C" __global__ void busy(float* x, int turns) {
 extern "C" __global__ void chat(int n) { printf("thread %d of %d\n", (int)threadIdx.x, n); }
 """
 N = 4096
+SIZES = [100, 1 << 20, 5 << 20]
+"""Of transfers, in bytes: each size takes a different path."""
 
 
 class Doomed:
@@ -68,11 +70,11 @@ class Doomed:
         with self.gpu.persistent_memory():
             self.kept.append(self.gpu.zeros(100_000, np.uint8))
 
-    def upload(self) -> None:
-        self.kept.append(self.gpu.asarray(np.zeros(self.rng.choice([100, 1 << 20, 5 << 20]), np.uint8)))
+    def upload(self, size: int | None = None) -> None:
+        self.kept.append(self.gpu.asarray(np.zeros(size or self.rng.choice(SIZES), np.uint8)))
 
-    def download(self) -> None:
-        self.gpu.empty(self.rng.choice([100, 1 << 20, 5 << 20]), np.uint8).get()
+    def download(self, size: int | None = None) -> None:
+        self.gpu.empty(size or self.rng.choice(SIZES), np.uint8).get()
 
     def launches(self) -> None:
         with self.gpu.stream():

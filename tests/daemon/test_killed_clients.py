@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from .conftest import StartDaemon
-from .doomed import STEPS, Doomed
+from .doomed import SIZES, STEPS, Doomed
 from .harness import DaemonProcess, environment, wait_until
 from .held import Held, State, state_of
 from .kernels import saxpy_works
@@ -29,6 +29,8 @@ BATCH = 12
 LEASE_S = 1.0
 LIFE_S = (0.02, 1.2)
 """When a client is killed, counted from its fork."""
+COMPILE_THREADS = 2
+"""Compile threads of a device process (`compile.workers`); the second one starts where two sources come at once."""
 FRONT_THREADS = 8 + (os.cpu_count() or 1)
 """Those of gRPC's core and of the event loop's executor come and go, within bounds that grow with the processors."""
 PRIVATE_KIB = 32 << 10
@@ -81,6 +83,9 @@ def everything(daemon: DaemonProcess) -> None:
             client = Doomed(node, gpu, random.Random(0))
             for step in STEPS:
                 step(client)
+            for size in SIZES:
+                client.upload(size)
+                client.download(size)
 
 
 def massacre(nursery: Nursery, rng: random.Random, seeds: range) -> None:
@@ -141,7 +146,7 @@ def growth(now: State, before: State) -> list[object]:
     processes = [("front", now.front, before.front, FRONT_THREADS)]
     for i, (a, b) in enumerate(zip(now.devices, before.devices, strict=True)):
         # A stream's thread on the CPU, its event on a GPU, stays for the next session's stream.
-        processes.append((f"device {i}", a, b, max(0, now.streams[i] - before.streams[i])))
+        processes.append((f"device {i}", a, b, COMPILE_THREADS - 1 + max(0, now.streams[i] - before.streams[i])))
     for name, a, b, room in processes:
         beyond = more(a, b, room)
         if beyond:
@@ -151,6 +156,15 @@ def growth(now: State, before: State) -> list[object]:
     if now.processes > before.processes:
         found.append(("processes", now.processes, before.processes))
     return found
+
+
+def stacks(daemon: DaemonProcess) -> str:
+    """The stacks of all threads of the device processes; they write them into the daemon's log on SIGUSR1."""
+    start = len(daemon.log())
+    for device in daemon.status()["devices"]:
+        os.kill(device["pid"], signal.SIGUSR1)
+        time.sleep(1)  # one process after the other; nothing says that a dump is complete
+    return daemon.log()[start:]
 
 
 def test_all_comes_back(daemon: DaemonProcess, nursery: Nursery, tmp_path: Path) -> None:
@@ -165,7 +179,7 @@ def test_all_comes_back(daemon: DaemonProcess, nursery: Nursery, tmp_path: Path)
     while (beyond := growth(after, before)) and time.monotonic() < deadline:
         time.sleep(0.25)  # compile workers that are no longer needed end after a while
         after = state_of(daemon)
-    assert not beyond
+    assert not beyond, f"{beyond}; streams {before.streams} to {after.streams}\n{stacks(daemon)}"
     assert [device["generation"] for device in daemon.status()["devices"]] == generations, daemon.log()[-8000:]
     errors = (tmp_path / "errors").read_text()
     assert "Error" not in errors, errors[-4000:]
