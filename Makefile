@@ -38,14 +38,16 @@ endef
 # Lock files for this machine on top of server.txt.
 MACHINE := $(if $(COMPILER_EXTRA),cpu) $(patsubst $(comma)%,%,$(CUDA_EXTRA))
 # Of make test-quick: these files of the daemon's tests.
-SMOKE := launch transfers collectives first_process cli_status modules
-QUICK := --quick $(patsubst %,tests/daemon/test_%.py,$(SMOKE)) tests/unit
+SMOKE := launch/test_launch transfers/test_transfers collectives/test_collectives operations/test_first_process \
+  cli/test_status kernels/test_modules
+QUICK := --quick $(patsubst %,tests/daemon/%.py,$(SMOKE)) tests/unit
 # A file of tests at a time, in the order in which they are collected: the short ones of tests/unit come last.
 WORKERS := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 TYPED := client/hearth server/hearthd proto/hearth_proto
 # Of make smoke-oldest: what the versions of gRPC, aiohttp, pydantic, typer, prometheus-client and cryptography decide.
-LOWER := $(patsubst %,tests/unit/front/test_%.py,front_admission front_config front_http_server front_spans front_tls \
-  gpu_health) tests/unit/client/test_cli_output.py $(patsubst %,tests/daemon/test_%.py,admission cli_status first_process)
+LOWER := $(patsubst %,tests/%.py,unit/front/admission/test_admission unit/front/config/test_loader \
+  unit/front/http/test_server unit/front/test_opentelemetry unit/front/auth/test_tls unit/front/gpu/test_health \
+  unit/client/cli/test_output daemon/tenants/test_admission daemon/cli/test_status daemon/operations/test_first_process)
 
 .PHONY: demo test test-quick test-oldest smoke-oldest tools docs lint lock audit typecheck proto proto-check bench clean serve
 

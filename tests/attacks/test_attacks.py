@@ -13,7 +13,7 @@ import pytest
 from tests.attacks import rows
 from tests.attacks.rows import Budget, Row
 from tests.attacks.trial import Outcome, Trial
-from tests.daemon.harness import on_cpu
+from tests.support.daemon.harness import on_cpu
 
 SECONDS = 1.5
 CALM = 0.5

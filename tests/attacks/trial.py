@@ -18,8 +18,8 @@ from typing import Any
 from hearth_proto.calls import socket_path
 from tests.attacks.rows import Budget, Row
 from tests.attacks.target import Target
-from tests.daemon.harness import DaemonProcess, environment
-from tests.daemon.tenants import tenants
+from tests.support.daemon.harness import DaemonProcess, environment
+from tests.support.daemon.tenants import tenants
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = 0.05

@@ -6,7 +6,7 @@ HEARTH_TEST_BACKEND=cuda runs the same tests against GPUs.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,13 @@ import pytest
 
 import hearth
 from hearth_proto.v1 import commands_pb2 as c
-
-from .collective_ranks import Ranks, several
-from .durables import QUICK
-from .group_nodes import LentNodes
-from .harness import DaemonProcess, shared_memory
-from .kernels import saxpy_works
-from .lent import LentDaemon
-from .raw import KEEP, Execute, Raw
-
-StartDaemon = Callable[..., DaemonProcess]
+from tests.support.collectives.group_nodes import LentNodes
+from tests.support.collectives.ranks import Ranks, several
+from tests.support.daemon.durables import QUICK
+from tests.support.daemon.harness import DaemonProcess, StartDaemon, shared_memory
+from tests.support.daemon.kernels import saxpy_works
+from tests.support.daemon.lent import LentDaemon
+from tests.support.daemon.raw import KEEP, Execute, Raw
 
 
 @pytest.fixture(scope="session")

@@ -16,9 +16,9 @@ import yaml
 
 from hearthd.front.addresses import parse_address
 from hearthd.front.config.loader import load
-from tests.programs import program
+from tests.support.folders import ROOT
+from tests.support.programs import program
 
-ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "docker"
 COMPOSE: dict[str, Any] = yaml.safe_load((FOLDER / "compose.yml").read_text())
 SERVICES: dict[str, Any] = COMPOSE["services"]

@@ -15,8 +15,8 @@ from pathspec import PathSpec
 
 from hearthd.front.addresses import parse_address
 from hearthd.front.config.loader import load
+from tests.support.folders import ROOT
 
-ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 STEPS = dockerfile.parse_file(str(ROOT / "Dockerfile"))
 LAST = STEPS[max(number for number, step in enumerate(STEPS) if step.cmd == "FROM") :]

@@ -12,10 +12,11 @@ from typing import Any
 
 import yaml
 
-from tests.deploy import promql, scraped
-from tests.programs import program
+from tests.support.deploy import promql, scraped
+from tests.support.folders import ROOT
+from tests.support.programs import program
 
-FOLDER = Path(__file__).parents[2] / "deploy" / "grafana"
+FOLDER = ROOT / "deploy" / "grafana"
 DASHBOARD: dict[str, Any] = json.loads((FOLDER / "hearth.json").read_text())
 UNITS = {"short", "ops", "percentunit", "celsius", "watt", "hertz", "bytes", "Bps", "s", "dateTimeFromNow"}
 """Of Grafana's, those that the dashboard uses: bytes counts in 1024s, Bps in 1024s a second."""

@@ -22,10 +22,10 @@ from hearthd.front.addresses import parse_address
 from hearthd.front.config.loader import Config, ConfigError, load
 from hearthd.front.http.server import PROBES
 from hearthd.front.rpc import device_service, node_service
-from tests.daemon.tenants import filled
-from tests.programs import program
+from tests.support.daemon.tenants import filled
+from tests.support.folders import ROOT
+from tests.support.programs import program
 
-ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "kubernetes"
 VARIANTS = ("base", "trusted-network")
 VERSIONS = ("1.27", "1.34")

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import yaml
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 
-from tests.deploy import promql, scraped
-from tests.programs import program
+from tests.support.deploy import promql, scraped
+from tests.support.folders import ROOT
+from tests.support.programs import program
 
-FOLDER = Path(__file__).parents[2] / "deploy" / "prometheus"
+FOLDER = ROOT / "deploy" / "prometheus"
 RULES = FOLDER / "hearth.rules.yml"
 
 

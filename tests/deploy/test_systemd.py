@@ -21,13 +21,13 @@ from typing import Any
 import pytest
 
 import hearth
-from tests.daemon.harness import BACKEND, environment
-from tests.daemon.kernels import saxpy_works
-from tests.deploy import under_unit
-from tests.notify_socket import NotifySocket
-from tests.programs import program
+from tests.support.daemon.harness import BACKEND, environment
+from tests.support.daemon.kernels import saxpy_works
+from tests.support.deploy import under_unit
+from tests.support.folders import ROOT
+from tests.support.notify_socket import NotifySocket
+from tests.support.programs import program
 
-ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy" / "systemd"
 SYSTEM, USER = DEPLOY / "hearthd.service", DEPLOY / "user" / "hearthd.service"
 DROP_INS = sorted((DEPLOY / "drop-ins").glob("*.conf"))

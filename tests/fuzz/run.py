@@ -16,13 +16,13 @@ import grpc
 
 from hearth_proto import reasons
 from hearth_proto.v1 import status_pb2
-from tests.daemon.harness import BACKEND, DaemonProcess
-from tests.daemon.held import State, state_of
-from tests.daemon.tenants import new_token, tenant, token_hash
 from tests.fuzz import targets
 from tests.fuzz.canary import Canary, new_mark
 from tests.fuzz.messages import Maker
 from tests.fuzz.session import Session
+from tests.support.daemon.harness import BACKEND, DaemonProcess
+from tests.support.daemon.held import State, state_of
+from tests.support.daemon.tenants import new_token, tenant, token_hash
 
 FOREIGN, OWN, OPERATOR = "canary", "fuzz", "operator"
 PRIVATE_KIB = 128 << 10

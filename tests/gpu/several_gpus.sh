@@ -31,12 +31,12 @@ for name in "${@:-gpu daemon rounds bench}"; do
       gpu) part gpu pytest -m multi_gpu tests/gpu ;;
       daemon)
         part daemon pytest -n "${JOBS:-4}" --dist loadfile tests/daemon/test_collective*.py tests/daemon/test_group*.py \
-          tests/daemon/test_exchange.py tests/daemon/test_ipc.py tests/daemon/test_published*.py \
-          tests/daemon/test_lanes.py tests/daemon/test_signals.py tests/daemon/test_faults.py
+          tests/daemon/memory/test_exchange.py tests/daemon/memory/test_ipc.py tests/daemon/test_published*.py \
+          tests/daemon/transfers/test_lanes.py tests/daemon/transfers/test_copy_signals.py tests/daemon/faults/test_faults.py
         ;;
       rounds)
         HEARTH_TEST_ROUNDS=${HEARTH_TEST_ROUNDS:-50} part rounds pytest tests/gpu/test_collective_faults_gpu.py \
-          tests/daemon/test_collective_chaos.py
+          tests/daemon/collectives/test_chaos.py
         ;;
       bench) part bench "$python" -m tests.bench --only collectives --out "$out/results" ;;
       *) echo "no part is called $each" >&2; exit 2 ;;

@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 
 import hearth
-from tests.daemon.collective_losses import DEVICES, Kept, Survivors, in_turn, recovers, reduced_once, strike, works
-from tests.daemon.collective_ranks import several
-from tests.daemon.harness import on_gpu
-from tests.daemon.kernels import gated
-from tests.daemon.two_daemons import TwoDaemons
-from tests.steady import LATE
+from tests.support.collectives.losses import DEVICES, Kept, Survivors, in_turn, recovers, reduced_once, strike, works
+from tests.support.collectives.ranks import several
+from tests.support.collectives.two_daemons import TwoDaemons
+from tests.support.daemon.harness import on_gpu
+from tests.support.daemon.kernels import gated
+from tests.support.timing import LATE
 
 ROUNDS = int(os.environ.get("HEARTH_TEST_ROUNDS", "3"))
 LARGE = 1 << 26

@@ -12,21 +12,20 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import hearth
-from tests.daemon import test_collective_conformance as conformance
-from tests.daemon.collective_ranks import several
-from tests.daemon.collective_values import up, values
-from tests.daemon.harness import DaemonProcess, environment, on_gpu
-from tests.gpu import nccl_direct
+from tests.daemon.collectives import test_conformance as conformance
+from tests.support.collectives.ranks import several
+from tests.support.collectives.values import up, values
+from tests.support.daemon.harness import DaemonProcess, environment, on_gpu
+from tests.support.folders import ROOT
+from tests.support.gpu import nccl_direct
 
 pytestmark = [pytest.mark.gpu, pytest.mark.multi_gpu, on_gpu]
 
-ROOT = Path(__file__).resolve().parents[2]
 DIRECT_S = 100.0
 
 test_all_reduce = conformance.test_all_reduce
@@ -64,7 +63,7 @@ def group(request: pytest.FixtureRequest, node: hearth.Node) -> hearth.Group:
 def direct(group: hearth.Group, tmp_path_factory: pytest.TempPathFactory) -> list[Mapping[str, np.ndarray]]:
     """What each rank got of NCCL, called by one process for each GPU."""
     folder, n = tmp_path_factory.mktemp("nccl"), len(group)
-    command = [sys.executable, "-m", "tests.gpu.nccl_direct"]
+    command = [sys.executable, "-m", "tests.support.gpu.nccl_direct"]
     with contextlib.ExitStack() as stack:
         processes = []
         for rank in range(n):

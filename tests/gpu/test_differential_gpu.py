@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import pytest
 
 import hearth
-from tests.daemon import harness
-from tests.unit.cpu.differential import clients
-from tests.unit.cpu.differential.programs import program
+from tests.support.cpu.differential import clients
+from tests.support.cpu.differential.programs import program
+from tests.support.daemon import harness
 
 BACKEND = "cuda"
 PROGRAMS = int(os.environ.get("HEARTH_TEST_DIFFERENTIAL", "10"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,12 +12,9 @@ import numpy as np
 import pytest
 
 import hearth
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from daemon.durables import FAR, FAULTS, MIB, QUICK, back, kept, lose, noise
-from daemon.harness import BACKEND, DaemonProcess
-from daemon.kernels import gated
+from tests.support.daemon.durables import FAR, FAULTS, MIB, QUICK, back, kept, lose, noise
+from tests.support.daemon.harness import BACKEND, DaemonProcess
+from tests.support.daemon.kernels import gated
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(BACKEND != "cuda", reason="set HEARTH_TEST_BACKEND=cuda")]
 

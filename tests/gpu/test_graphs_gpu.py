@@ -15,7 +15,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.compiler import Source
 from hearthd.device.backend.graph_nodes import CopyNode, FillNode, GraphNode, KernelNode, LaunchAttributes, replay
 from hearthd.device.streams.stream_pool import WINDOW, WINDOWS
-from tests.gpu.settling import finish
+from tests.support.gpu.settling import finish
 
 if TYPE_CHECKING:
     from hearthd.device.cuda.launch import Function

@@ -17,10 +17,7 @@ import numpy as np
 import pytest
 
 import hearth
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from daemon.harness import BACKEND, DaemonProcess, environment, wait_until
+from tests.support.daemon.harness import BACKEND, DaemonProcess, environment, wait_until
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(BACKEND != "cuda", reason="set HEARTH_TEST_BACKEND=cuda")]
 

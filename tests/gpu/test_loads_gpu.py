@@ -1,9 +1,8 @@
 """A module that is to be loaded while another session's kernel does not end, by the driver's own rules.
-HEARTH_TEST_BACKEND=cuda; `tests/daemon/test_loads.py` has more of it."""
+HEARTH_TEST_BACKEND=cuda; `tests/daemon/kernels/test_loads.py` has more of it."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,11 +10,8 @@ import numpy as np
 import pytest
 
 import hearth
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from daemon.harness import BACKEND, DaemonProcess, wait_until
-from daemon.kernels import COMMON, Gate, saxpy_works
+from tests.support.daemon.harness import BACKEND, DaemonProcess, wait_until
+from tests.support.daemon.kernels import COMMON, Gate, saxpy_works
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(BACKEND != "cuda", reason="set HEARTH_TEST_BACKEND=cuda")]
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import struct
-import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +14,8 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2 as c
 from hearthd.device.backend.compiler import Source
 from hearthd.shared.device_spec import DeviceSpec
-from tests.gpu.settling import finish
+from tests.support.device.rig import Rig
+from tests.support.gpu.settling import finish
 
 if TYPE_CHECKING:
     from hearthd.device.cuda.server import CudaServer
@@ -35,18 +33,6 @@ extern "C" __global__ void slow(const int* x, int* out, long long cycles) {
 """
 
 
-def _rig() -> Any:
-    """The device process on a thread of this one, which the tests without a GPU use as well."""
-    path = Path(__file__).parents[1] / "unit" / "device" / "rig.py"
-    spec = importlib.util.spec_from_file_location("gpu_rig", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["gpu_rig"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-RIG = _rig()
 Command = c.Command
 
 
@@ -254,7 +240,7 @@ class Rigs:
                 made.host = HostPool(spec.staging_bytes, lock=lock, slab=MIB, on_grown=made.wake)
             return made
 
-        self._made.append(RIG.Rig(DeviceSpec(0, "cuda", 0, chunk_bytes=300_000), make))
+        self._made.append(Rig(DeviceSpec(0, "cuda", 0, chunk_bytes=300_000), make))
         return self._made[-1]
 
     def close(self) -> None:

@@ -1,9 +1,8 @@
 """Copies between host and GPU that are larger than what is page-locked in one piece, bit for bit, and kernels between
-them. `HEARTH_TEST_BACKEND=cuda pytest tests/daemon/test_pinned.py` has everything else."""
+them. `HEARTH_TEST_BACKEND=cuda pytest tests/daemon/transfers/test_pinned.py` has everything else."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,11 +10,8 @@ import numpy as np
 import pytest
 
 import hearth
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from daemon.harness import BACKEND, DaemonProcess
-from daemon.kernels import common
+from tests.support.daemon.harness import BACKEND, DaemonProcess
+from tests.support.daemon.kernels import common
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(BACKEND != "cuda", reason="set HEARTH_TEST_BACKEND=cuda")]
 

@@ -18,7 +18,7 @@ import pytest
 import hearth
 from hearthd.device.backend.compiler import Image, Source
 from hearthd.device.printf_capture import prints
-from tests.daemon.harness import environment
+from tests.support.daemon.harness import environment
 
 if TYPE_CHECKING:
     from hearthd.device.cuda.server import CudaServer

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from tests.gpu.settling import finish
+from tests.support.gpu.settling import finish
 
 if TYPE_CHECKING:
     from hearthd.device.cuda.server import CudaServer

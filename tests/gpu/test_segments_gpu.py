@@ -1,6 +1,6 @@
 """Shared memory on a GPU: how fast it is, and whom it holds up.
 
-What is taken, refused and copied is tested by `tests/daemon/test_segments.py`, which runs here as well with
+What is taken, refused and copied is tested by `tests/daemon/transfers/test_segments.py`, which runs here as well with
 HEARTH_TEST_BACKEND=cuda.
 """
 
@@ -17,10 +17,10 @@ import pytest
 
 import hearth
 from hearth_proto.v1 import commands_pb2 as c
-from tests.daemon import harness
-from tests.daemon.harness import DaemonProcess, wait_until
-from tests.daemon.kernels import COMMON
-from tests.daemon.segments import Shared, Sharing, read, write
+from tests.support.daemon import harness
+from tests.support.daemon.harness import DaemonProcess, wait_until
+from tests.support.daemon.kernels import COMMON
+from tests.support.daemon.segments import Shared, Sharing, read, write
 
 pytestmark = pytest.mark.gpu
 

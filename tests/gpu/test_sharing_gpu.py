@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import sys
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.synchronize import Event
@@ -19,12 +18,9 @@ import numpy as np
 import pytest
 
 import hearth
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from daemon.harness import BACKEND, DaemonProcess
-from daemon.resting import SOURCE
-from daemon.tenants import tenant, tenants
+from tests.support.daemon.harness import BACKEND, DaemonProcess
+from tests.support.daemon.resting import SOURCE
+from tests.support.daemon.tenants import tenant, tenants
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(BACKEND != "cuda", reason="set HEARTH_TEST_BACKEND=cuda")]
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from daemon.harness import BACKEND, DaemonProcess, wait_until
-from daemon.kernels import common
+from tests.support.daemon.harness import BACKEND, DaemonProcess, wait_until
+from tests.support.daemon.kernels import common
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(BACKEND != "cuda", reason="set HEARTH_TEST_BACKEND=cuda")]
 

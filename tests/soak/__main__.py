@@ -23,12 +23,12 @@ from typing import Any
 
 from tests.attacks import rows
 from tests.attacks.trial import target_of
-from tests.daemon.harness import BACKEND, DaemonProcess, environment, shared_memory
-from tests.daemon.tenants import tenant, tenants
 from tests.soak.pauses import Pauses
 from tests.soak.sample import cpu
 from tests.soak.trouble import KILLED, KINDS
 from tests.soak.watch import Watch
+from tests.support.daemon.harness import BACKEND, DaemonProcess, environment, shared_memory
+from tests.support.daemon.tenants import tenant, tenants
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG: dict[str, Any] = {

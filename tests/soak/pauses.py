@@ -9,7 +9,7 @@ import signal
 import threading
 from collections.abc import Callable
 
-from tests.daemon.harness import DaemonProcess, marked
+from tests.support.daemon.harness import DaemonProcess, marked
 
 EVERY_S = (5.0, 20.0)
 """From one pause to the next."""

@@ -9,7 +9,6 @@ from collections.abc import Callable
 import numpy as np
 
 import hearth
-from tests.daemon.cutter import Cutter, random_cuts
 from tests.soak.work import (
     SOURCE,
     Client,
@@ -25,6 +24,7 @@ from tests.soak.work import (
     telemetry,
     transfers,
 )  # fmt: skip
+from tests.support.daemon.cutter import Cutter, random_cuts
 
 FAR = np.int64(1 << 45)
 CALM_S = 20.0

@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.daemon.harness import DaemonProcess, marked
 from tests.soak import sample
+from tests.support.daemon.harness import DaemonProcess, marked
 
 WARM_UP = 0.25
 """The part of the run whose samples say nothing about growth: caches fill, pools find their size."""

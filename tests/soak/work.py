@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 import hearth
-from tests.daemon.kernels import COMMON
 from tests.soak.ledger import Ledger
+from tests.support.daemon.kernels import COMMON
 
 SOURCE = (
     COMMON

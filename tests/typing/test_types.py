@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from tests.programs import program
+from tests.support.programs import program
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.folders import ROOT
+
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 PAGES = (ARCHITECTURE, ROOT / "CONTRIBUTING.md")
 LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)((?:\s+`[\w.]+`(?:,\s+`[\w.]+`)*)?)")

@@ -8,9 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tests import nccl_ranks
 from tests.bench.rows.collectives import BATCH, JOIN, Case, count, key, share
 from tests.bench.stats import Samples
+from tests.support.collectives import nccl_ranks
 
 Prepared = tuple[Callable[[], object] | None, list[Any]]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from fake_daemon import FakeDaemon
 
 import hearth
+from tests.support.client.fake_daemon import FakeDaemon
 
 
 @pytest.fixture

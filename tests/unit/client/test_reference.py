@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import hearth
+from tests.support.folders import ROOT
 
 
 def _members(owner: type) -> list[str]:
@@ -36,7 +37,7 @@ def test_everything_public_has_a_docstring() -> None:
 
 def test_the_reference_is_made(tmp_path: Path) -> None:
     """In a process of its own: it changes pdoc."""
-    script = Path(__file__).resolve().parents[3] / "docs" / "reference.py"
+    script = ROOT / "docs" / "reference.py"
     subprocess.run([sys.executable, script, tmp_path], check=True, timeout=100)
     page = (tmp_path / "hearth.html").read_text()
     for name in hearth.__all__:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 import pytest
-import rig
+
+from tests.support.device import rig
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
@@ -12,8 +11,7 @@ from hearth import errors
 from hearth_proto import retries
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.retries import RETRIES, Retry, retry, retryable
-
-ROOT = Path(__file__).parents[3]
+from tests.support.folders import ROOT
 
 
 def test_the_table_has_every_reason() -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.support.folders import ROOT
+
 GENERATOR = ROOT / ".venv-proto" / "bin" / "python"
 
 

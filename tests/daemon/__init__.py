@@ -1,1 +1,0 @@
-"""Behaviour of a real daemon, driven over real sockets by the real client and by plain stubs."""

@@ -1,0 +1,205 @@
+"""`hearth doctor` against daemons in all states, and against what is no daemon: it says what is wrong, and ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hearth.cli import main
+from tests.support.daemon.authority import Authority
+from tests.support.daemon.harness import DaemonProcess, StartDaemon, environment, on_cpu
+from tests.support.daemon.tenants import new_token, tenant, tenants
+
+CLOSED = "127.0.0.1:1"
+Doctor = Callable[..., dict[str, list[dict[str, Any]]]]
+
+
+@pytest.fixture
+def doctor(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Doctor:
+    """`hearth doctor` in this process: its checks by name. The status says whether one failed."""
+    for name in [name for name in os.environ if name.startswith("HEARTH_")]:
+        monkeypatch.delenv(name)
+
+    def go(*arguments: str) -> dict[str, list[dict[str, Any]]]:
+        status = main.main(["doctor", "--json", *arguments])
+        out, err = capsys.readouterr()
+        document = json.loads(out)
+        assert not err and document["schema"] == 1
+        found: dict[str, list[dict[str, Any]]] = {}
+        for check in document["checks"]:
+            assert check["status"] in ("ok", "skipped") or check["fix"], check
+            found.setdefault(check["name"], []).append(check)
+        failed = any(check["status"] == "failed" for checks in found.values() for check in checks)
+        assert status == int(failed) and document["healthy"] is not failed
+        return found
+
+    return go
+
+
+def only(found: dict[str, list[dict[str, Any]]], name: str) -> tuple[str, str]:
+    (check,) = found[name]
+    return check["status"], f"{check['detail']} -> {check['fix']}"
+
+
+def failures(found: dict[str, list[dict[str, Any]]]) -> list[str]:
+    return [name for name, checks in found.items() if any(check["status"] == "failed" for check in checks)]
+
+
+@pytest.mark.parametrize("road", ["unix", "grpc"])
+def test_all_is_well(doctor: Doctor, daemon: DaemonProcess, road: str) -> None:
+    found = doctor(getattr(daemon, road), *(("--device", "1") if road == "grpc" else ()))
+    assert not failures(found)
+    ways = ("socket", "lane", "shared memory") if road == "unix" else ("name", "port", "protocol", "stripes")
+    devices = ("device 0", "device 1")
+    for name in (*ways, *devices, "session", "daemon", "ready", "clock"):
+        assert only(found, name)[0] == "ok", found[name]
+    status, told = only(found, "identity")  # a daemon without tenants: its port is everybody's, its socket its user's
+    assert status == ("warning" if road == "grpc" else "ok") and ("every login" in told) == (road == "grpc")
+    for name in (
+        ("compiler 1",) if road == "grpc" else ("compiler 0", "compiler 1")
+    ):  # a machine that has other things to do may be slow
+        assert only(found, name)[0] in ("ok", "warning") and "may allocate, write, launch, read" in only(found, name)[1]
+    with daemon.connect() as node:
+        assert [each.session_id for each in node.sessions()] == [node.session_id], "it left no session"
+
+
+def test_as_a_person_sees_it(daemon: DaemonProcess) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "hearth.cli.main", "doctor", "--device", "1"], capture_output=True, text=True,
+        env=environment(HEARTH_TARGET=daemon.unix, HEARTH_TAGET="x"), timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0 and not done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("ok       client          hearth ")
+    place = next(index for index, line in enumerate(lines) if line.startswith("warning  environment"))
+    assert lines[place + 1].split() == ["->", "unset", "HEARTH_TAGET"]
+    assert any(line[9:].startswith("compiler 1") for line in lines) and "compiler 0" not in done.stdout
+    assert " warning, " in lines[-1] and "failed" not in lines[-1]
+
+
+def test_no_daemon_there(doctor: Doctor, tmp_path: Path) -> None:
+    found = doctor(CLOSED)
+    assert failures(found) == ["port"] and "hearthd serve" in only(found, "port")[1]
+    assert only(found, "session")[0] == only(found, "protocol")[0] == "skipped"
+    found = doctor(f"unix:{tmp_path}/none.sock")
+    assert failures(found) == ["socket"] and "is not there" in only(found, "socket")[1]
+    assert failures(doctor("unix:")) == ["target"] and failures(doctor("no..such.name")) == ["name"]
+
+
+def test_a_stale_socket(doctor: Doctor, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "h.sock"))
+    found = doctor(f"unix:{tmp_path}/h.sock")
+    assert failures(found) == ["socket"] and "is stale" in only(found, "socket")[1]
+
+
+def test_the_port_of_http(doctor: Doctor, daemon: DaemonProcess) -> None:
+    found = doctor(daemon.http)
+    assert failures(found) == ["protocol"] and "plain HTTP" in only(found, "protocol")[1]
+
+
+def test_somebody_who_never_answers(doctor: Doctor) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        found = doctor(f"127.0.0.1:{silent.getsockname()[1]}", "--timeout", "0.5")
+    assert failures(found) == ["protocol"] and "says nothing" in only(found, "protocol")[1]
+
+
+def test_tls(doctor: Doctor, start_daemon: StartDaemon, tmp_path: Path) -> None:
+    ours, theirs = Authority(tmp_path / "ours"), Authority(tmp_path / "theirs")
+    certificate, key = ours.issue("localhost")
+    config, tokens = tenants("alice", tls={"certificate": str(certificate), "key": str(key)})
+    daemon = start_daemon(**config)
+    port = daemon.grpc.rpartition(":")[2]
+    target, token = f"https://localhost:{port}", ("--token", tokens["alice"])
+    found = doctor(target, *token)
+    assert failures(found) == ["certificate"] and "HEARTH_CA" in only(found, "certificate")[1]
+    assert "localhost" in only(found, "certificate")[1]
+    assert "ask for the one that issued it" in only(doctor(target, "--ca", str(theirs.pem)), "certificate")[1]
+    found = doctor(f"https://127.0.0.1:{port}", *token, "--ca", str(ours.pem))
+    assert failures(found) == ["certificate"] and "a name that stands in" in only(found, "certificate")[1]
+    found = doctor(daemon.grpc, *token)
+    assert failures(found) == ["protocol"] and f"write https://{daemon.grpc}" in only(found, "protocol")[1]
+    found = doctor(target, *token, "--ca", str(ours.pem))
+    assert not failures(found) and "alice" in only(found, "identity")[1], found
+    assert only(found, "certificate")[0] == "ok" and only(found, "stripes")[0] == "ok"
+
+
+def test_expired_and_plain(doctor: Doctor, daemon: DaemonProcess, tmp_path: Path) -> None:
+    """No daemon starts with a certificate that has expired; it may expire later."""
+    ours = Authority(tmp_path / "ours")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*ours.issue("localhost", expired=True))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    with contextlib.suppress(OSError), context.wrap_socket(connection, server_side=True) as secured:
+                        secured.recv(1)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        found = doctor(f"https://localhost:{server.getsockname()[1]}", "--ca", str(ours.pem))
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join(10)
+    assert failures(found) == ["certificate"] and "expired" in only(found, "certificate")[1]
+    found = doctor(f"https://{daemon.grpc}")
+    assert failures(found) == ["protocol"] and "without https://" in only(found, "protocol")[1]
+
+
+def test_tokens_rights_and_draining(doctor: Doctor, start_daemon: StartDaemon) -> None:
+    config, tokens = tenants(
+        tenant("all", rights=["admin", "allocate", "read", "write", "launch"]),
+        tenant("no-launch", rights=["allocate", "read", "write"]),
+    )
+    daemon = start_daemon(**config)
+    assert failures(doctor(daemon.grpc)) == ["session"]
+    found = doctor(daemon.grpc, "--token", new_token())
+    assert failures(found) == ["session"] and "the argument token" in only(found, "session")[1]
+    assert "hearth_" not in str(found)
+    found = doctor(daemon.grpc, "--token", "two words")
+    assert failures(found) == ["credentials"] and only(found, "port")[0] == "ok"
+    found = doctor(daemon.grpc, "--token-file", "/nowhere")
+    assert set(failures(found)) == {"environment", "credentials"}
+    found = doctor(daemon.unix, "--token", tokens["no-launch"])
+    status, text = only(found, "compiler 0")
+    assert not failures(found) and status == "warning" and "allowed: allocate, write" in text
+    found = doctor(daemon.unix, "--token", tokens["all"], "--device", "7")
+    assert failures(found) == ["compiler"] and "no device 7" in only(found, "compiler")[1]
+    with daemon.connect(token=tokens["all"]) as node:
+        node.drain()
+        found = doctor(daemon.unix, "--token", tokens["all"])
+    assert failures(found) == ["session"] and "drain" in only(found, "session")[1]
+
+
+@on_cpu
+def test_without_lanes_and_without_a_compiler(
+    doctor: Doctor, start_daemon: StartDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", str(tmp_path))
+        patch.delenv("CXX", raising=False)
+        daemon = start_daemon(cache_dir=tmp_path, lanes={"enabled": False})
+    found = doctor(daemon.unix)
+    assert failures(found) == ["compiler 0"] and "compiler" in only(found, "compiler 0")[1]
+    assert only(found, "lane")[0] == "warning" and only(found, "shared memory")[0] == "warning"
+    assert only(doctor(daemon.grpc), "stripes")[0] == "warning"
+
+
+def test_a_daemon_with_few_descriptors(doctor: Doctor, start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(open_files=256, **tenants(tenant("mine", users=[os.getuid()], rights=["admin"]))[0])
+    status, told = only(doctor(daemon.unix), "descriptors")
+    assert status == "warning" and "may open 256 files" in told and "needs 1024" in told
+    assert '"few_descriptors"' in daemon.log()

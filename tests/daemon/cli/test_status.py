@@ -1,0 +1,171 @@
+"""`hearth status`, `devices`, `sessions`, `drain`, `restart-device` against a real daemon: text, documents, ends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import hearth
+from hearth.cli import main
+from hearth.endpoint.admin import Asker
+from tests.support.daemon.draining import terminate
+from tests.support.daemon.harness import DaemonProcess, StartDaemon, wait_until
+
+HOSTILE = "\x1b[2J\x1b]0;owned\x07\r\n\u202eevil \u65e5\u672c"
+
+
+class Done(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.out)
+        assert found["schema"] == 1
+        return found
+
+
+class Command:
+    """`hearth ARGUMENTS` in this process."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *arguments: str) -> Done:
+        self._capsys.readouterr()
+        status = main.main(arguments)
+        out, err = self._capsys.readouterr()
+        return Done(status, out, err)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    for name in ("TARGET", "TOKEN", "TOKEN_FILE"):
+        monkeypatch.delenv(f"HEARTH_{name}", raising=False)
+    return Command(capsys)
+
+
+# ---- watching ----
+
+
+@pytest.mark.parametrize("road", ["unix", "grpc"])
+def test_status(daemon: DaemonProcess, run: Command, road: str) -> None:
+    target = getattr(daemon, road)
+    done = run("status", target)
+    assert (done.status, done.err) == (0, "")
+    lines = done.out.splitlines()
+    assert lines[0].endswith(": ready") and f"at {target}" in lines[1] and lines[2].startswith("sessions: ")
+    assert [line.split()[0] for line in lines[4:7]] == ["DEVICE", "0", "1"] and "serving" in lines[5]
+    found = run("status", target, "--json").document
+    page = daemon.status()
+    assert found["target"] == target and found["ready"] and not found["draining"]
+    assert set(page) <= set(found) and found["started_unix"] == page["started_unix"]
+    assert [each["uuid"] for each in found["devices"]] == [each["uuid"] for each in page["devices"]]
+
+
+def test_looking_opens_no_session(daemon: DaemonProcess, run: Command) -> None:
+    before = daemon.log().count('"session_open"')
+    for arguments in (["status"], ["devices"], ["sessions"], ["top", "--once", "--interval", "0.1"]):
+        for target in (daemon.unix, daemon.grpc):
+            assert run(*arguments, target).status == 0
+    daemon.connect().close()
+    wait_until(lambda: daemon.log().count('"session_open"') > before, "the log")
+    assert daemon.log().count('"session_open"') == before + 1, "the test's own"
+
+
+def test_devices(daemon: DaemonProcess, gpu: hearth.Device, run: Command) -> None:
+    done = run("devices", daemon.unix)
+    assert done.status == 0 and [line.split()[0] for line in done.out.splitlines()] == ["DEVICE", "0", "1"]
+    detail = run("devices", "1", daemon.unix).out
+    assert detail.startswith("device 1: ") and "\n  warp_size " in detail and " 1024 x 1024 x 64\n" in detail
+    found = run("devices", "--json", daemon.unix).document
+    assert [each["ordinal"] for each in found["devices"]] == [0, 1]
+    first = found["devices"][0]
+    assert first["state"] == "serving" and first["properties"]["total_memory"] == gpu.properties.total_memory
+    assert first["properties"]["features"] == sorted(gpu.properties.features)
+    assert [each["ordinal"] for each in run("devices", "--json", "1", daemon.unix).document["devices"]] == [1]
+
+
+def test_sessions(daemon: DaemonProcess, run: Command) -> None:
+    assert run("sessions", daemon.unix).out == "no sessions\n"
+    with daemon.connect(name=HOSTILE) as node:
+        node.device(1).zeros(8).get()
+        done = run("sessions", daemon.unix)
+        (row,) = (line for line in done.out.splitlines() if line.startswith(node.session_id))
+        assert row.isprintable() and row.endswith("evil \u65e5\u672c") and " connected " in row
+        (found,) = run("sessions", daemon.grpc, "--json").document["sessions"]
+        assert found["id"] == node.session_id and found["client"] == HOSTILE and found["devices"] == [1]
+        assert found["tenant"] == "default" and found["connected"] and found["device_seconds"] >= 0
+        for text in (run("status", daemon.unix).out, run("top", "--once", "--interval", "0.1", daemon.unix).out):
+            assert "\x1b" not in text and "\x07" not in text
+
+
+def test_the_end_of_a_session(daemon: DaemonProcess, run: Command) -> None:
+    with daemon.connect() as node:
+        node.device(0).synchronize()
+        done = run("sessions", "end", node.session_id, daemon.unix)
+        assert (done.status, done.out) == (0, f"session {node.session_id} has ended\n")
+        with pytest.raises(hearth.SessionExpiredError):
+            wait_until(node.device(0).synchronize)
+        again = run("sessions", "end", node.session_id, daemon.unix, "--json")
+        assert again.status == 1 and not again.out and "There is no session" in again.err
+    with daemon.connect() as node:
+        ended = run("sessions", "end", node.session_id, daemon.grpc, "--json").document
+        assert ended["ended"] == node.session_id
+
+
+# ---- waiting ----
+
+
+def test_waiting_for_a_daemon_that_is_not_there(run: Command) -> None:
+    done = run("status", "127.0.0.1:1", "--wait", "0.3")
+    assert done.status == 1 and "connection refused" in done.err
+
+
+def test_waiting_for_one_that_comes(
+    daemon: DaemonProcess, run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its socket is not there when it is asked first."""
+    real, refused = Asker.status, []
+
+    def status(asker: Asker) -> dict[str, Any]:
+        try:
+            return real(asker)
+        except hearth.ConnectError as error:
+            refused.append(error)
+            (tmp_path / "late.sock").symlink_to(daemon.socket)
+            raise
+
+    monkeypatch.setattr(Asker, "status", status)
+    done = run("status", f"unix:{tmp_path}/late.sock", "--wait", "60", "--json")
+    assert done.status == 0 and done.document["ready"] and len(refused) == 1
+
+
+# ---- operating ----
+
+
+def test_operating(start_daemon: StartDaemon, run: Command) -> None:
+    own = start_daemon(cpu_count=1, drain_timeout="20s")
+    before = own.status()["devices"][0]["generation"]
+    done = run("restart-device", "0", own.unix, "--wait", "60", "--json")
+    assert done.status == 0 and done.document["state"] == "serving" and done.document["generation"] > before
+    at_once = run("restart-device", "0", own.unix)
+    assert at_once.status == 0 and at_once.out.startswith("device 0 is ")
+    assert run("status", own.unix, "--wait", "60").status == 0
+
+    node = own.connect()
+    assert run("drain", own.unix).out == "draining: no new sessions; 1 goes on\n"
+    done = run("status", own.unix)
+    assert done.status == 1 and ": draining\n" in done.out and not done.err
+    waited = run("status", own.unix, "--wait", "0.3")
+    assert waited.status == 1 and ": draining\n" in waited.out and "not ready after 0.3 s" in waited.err
+    left = run("drain", own.unix, "--wait", "0.3", "--json")
+    assert left.status == 1 and left.document["sessions"] == 1 and "1 session is left" in left.err
+    node.close()
+    assert run("drain", own.grpc, "--wait", "20").out == "draining: no new sessions; none go on\n"
+    terminate(own)
+    assert own.process.wait(20) == 0

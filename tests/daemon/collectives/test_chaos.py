@@ -1,0 +1,109 @@
+"""Ranks that are killed, stopped or held up in the middle of a collective: the others are told within a second after
+its timeout, keep their data, and go on, without the lost rank at once, with it when it serves again. No round hangs.
+
+HEARTH_TEST_ROUNDS=50 is the whole of it: so many rounds of a node's devices, and of two daemons.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import hearth
+from tests.support.collectives.losses import (
+    DEVICES,
+    HEALED_S,
+    Survivors,
+    in_turn,
+    recovers,
+    reduced_once,
+    strike,
+    works,
+)
+from tests.support.collectives.ranks import several
+from tests.support.collectives.two_daemons import TwoDaemons
+from tests.support.daemon.harness import DaemonProcess, on_cpu
+from tests.support.daemon.kernels import gated
+
+ROUNDS = int(os.environ.get("HEARTH_TEST_ROUNDS", "4"))
+TIMEOUT_S = 1.0
+"""Of the operations that are going to fail."""
+LARGE = 3_000_000
+"""Elements that take some tens of milliseconds on the CPU backend."""
+
+pytestmark = [on_cpu, pytest.mark.timeout(60 + 20 * ROUNDS, method="thread")]
+
+
+class Round(NamedTuple):
+    """What befalls whom: a rank whose kernel keeps it from the exchange, or one in the middle of it."""
+
+    held: bool = True
+    """A kernel that has no end runs in front of the collective."""
+    device: signal.Signals | None = None
+    """What its device process gets then,"""
+    daemon: signal.Signals | None = None
+    """or its daemon."""
+
+
+def play(
+    round_: Round, group: hearth.Group, victim: int, daemon: DaemonProcess, rng: random.Random
+) -> contextlib.ExitStack:
+    """One collective that cannot end well; when it returns all survivors have been told, in time, and go on. The victim
+    stays as it is until the stack is closed. `daemon`: the victim's."""
+    survivors, gpu = Survivors(group, victim), group.devices[victim]
+    pid = daemon.process.pid if round_.daemon else daemon.device_pid(gpu.ordinal)
+    arrays = reduced_once(group, 10 if round_.held else LARGE)
+    with contextlib.ExitStack() as stack:
+        if round_.held:
+            stack.enter_context(gated(gpu)).hold()
+        timeout = TIMEOUT_S if round_.held else HEALED_S
+        for _ in range(1 if round_.held else 60):
+            group.all_reduce(arrays, timeout=timeout)
+        began = time.monotonic()
+        what = round_.device or round_.daemon
+        if what:
+            time.sleep(rng.uniform(0, 0.04))  # the moment is what is tried
+            strike(pid, what, stack)
+        if what == signal.SIGKILL:
+            began, timeout = time.monotonic(), TIMEOUT_S  # its loss is seen at once
+        survivors.go_on(began, timeout)
+        return stack.pop_all()
+
+
+DEVICE_ROUNDS = [
+    Round(False, device=signal.SIGKILL), Round(device=signal.SIGSTOP), Round(), Round(device=signal.SIGKILL)
+]  # fmt: skip
+DAEMON_ROUNDS = [
+    Round(daemon=signal.SIGKILL), Round(device=signal.SIGKILL), Round(daemon=signal.SIGSTOP),
+    Round(False, daemon=signal.SIGKILL), *DEVICE_ROUNDS[:3],
+]  # fmt: skip
+
+
+def test_devices_of_a_daemon(cache: Path) -> None:
+    with several(cache, 3, harmed=True, devices=DEVICES) as daemon, daemon.connect() as node:
+        gpus = node.devices[:3]
+        for round_, rng in in_turn(DEVICE_ROUNDS, ROUNDS):
+            order = rng.sample(gpus, 3)
+            victim = rng.randrange(3)
+            group = hearth.Group(order)
+            with play(round_, group, victim, daemon, rng):
+                assert group.closed
+            recovers(lambda order=order: works(hearth.Group(order)), f"the group after {round_}")
+
+
+def test_two_daemons(cache: Path) -> None:
+    with TwoDaemons(cache) as world:
+        for round_, rng in in_turn(DAEMON_ROUNDS, ROUNDS):
+            order = rng.sample([0, 1], 2)  # whose daemon coordinates
+            victim = rng.randrange(2)
+            with play(round_, (group := world.group(order)), victim, world.daemons[order[victim]], rng):
+                assert group.closed
+            world.mend(order[victim] if round_.daemon == signal.SIGKILL else None)
+            recovers(lambda order=order: works(world.group(order)), f"the group after {round_}")

@@ -1,0 +1,156 @@
+"""all_reduce over two devices: right sums, in order, and a clear end where ranks do not come together."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import hearth
+from tests.support.daemon.harness import DaemonProcess
+from tests.support.daemon.kernels import common, gated
+
+pytestmark = pytest.mark.usefixtures("pair")
+DTYPES = ["int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64"]
+REFERENCE = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
+
+
+def values(dtype: str, size: int, rank: int) -> np.ndarray:
+    return np.random.default_rng([size, rank]).integers(1, 7, size).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("op", REFERENCE)
+def test_every_type_and_operation(pair: list[hearth.Device], dtype: str, op: str) -> None:
+    hosts = [values(dtype, 1001, rank) for rank in range(2)]
+    arrays = [device.asarray(host) for device, host in zip(pair, hosts, strict=True)]
+    hearth.Group(pair).all_reduce(arrays, op=op)
+    for array in arrays:
+        np.testing.assert_array_equal(array.get(), REFERENCE[op](*hosts))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_the_mean(pair: list[hearth.Device], dtype: str) -> None:
+    hosts = [values(dtype, 513, rank) for rank in range(2)]
+    arrays = [device.asarray(host) for device, host in zip(pair, hosts, strict=True)]
+    hearth.Group(pair).all_reduce(arrays, op="mean")
+    for array in arrays:
+        np.testing.assert_allclose(array.get(), (hosts[0] + hosts[1]) / 2, rtol=1e-3)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 63, 64, 65, 1000, 4097, (1 << 20) + 1])
+def test_odd_sizes_in_place_and_out(pair: list[hearth.Device], size: int) -> None:
+    hosts = [values("float32", size, rank) for rank in range(2)]
+    arrays = [device.asarray(host) for device, host in zip(pair, hosts, strict=True)]
+    outs = [device.full(size + 2, -1, np.float32) for device in pair]
+    group = hearth.Group(pair)
+    group.all_reduce(arrays, outs=[out[1:-1] for out in outs])
+    for array, host, out in zip(arrays, hosts, outs, strict=True):
+        np.testing.assert_array_equal(array.get(), host)
+        np.testing.assert_array_equal(out.get(), np.pad(hosts[0] + hosts[1], 1, constant_values=-1))
+    group.all_reduce(arrays)
+    for array in arrays:
+        np.testing.assert_array_equal(array.get(), hosts[0] + hosts[1])
+
+
+def test_nothing_to_reduce(pair: list[hearth.Device]) -> None:
+    arrays = [device.zeros(0, np.float32) for device in pair]
+    hearth.Group(pair).all_reduce(arrays)
+    for device in pair:
+        device.synchronize()
+
+
+def test_a_group_of_one(gpu: hearth.Device) -> None:
+    x, out = gpu.asarray(np.arange(5.0)), gpu.zeros(5)
+    hearth.Group([gpu]).all_reduce([x], op="mean", outs=[out])
+    np.testing.assert_array_equal(out.get(), np.arange(5.0))
+
+
+def test_many_queued(pair: list[hearth.Device]) -> None:
+    arrays = [device.ones(100, np.float64) for device in pair]
+    group = hearth.Group(pair)
+    for _ in range(40):
+        group.all_reduce(arrays)
+    for array in arrays:
+        assert (array.get() == 2.0**40).all()
+
+
+def test_ordered_with_the_work_around_it(pair: list[hearth.Device]) -> None:
+    group = hearth.Group(pair)
+    add_one = [common(device, "add_one") for device in pair]
+    arrays = [device.zeros(64, np.int32) for device in pair]
+    expected = 0
+    for _ in range(10):
+        for kernel, array in zip(add_one, arrays, strict=True):
+            kernel((1,), (64,), (array, np.int32(64)))
+        group.all_reduce(arrays)
+        expected = 2 * (expected + 1)
+    group.synchronize()
+    for array in arrays:
+        assert (array.get() == expected).all()
+
+
+def test_one_rank_is_late_on_its_device(pair: list[hearth.Device]) -> None:
+    arrays = [device.ones(64, np.float32) for device in pair]
+    with gated(pair[0]) as gate:
+        gate.hold()
+        hearth.Group(pair).all_reduce(arrays)
+        gate.open()
+    for array in arrays:
+        assert (array.get() == 2).all()
+
+
+def test_the_order_of_the_devices_does_not_matter(pair: list[hearth.Device]) -> None:
+    turned = pair[::-1]
+    arrays = [device.full(8, device.ordinal + 1, np.int32) for device in turned]
+    hearth.Group(turned).all_reduce(arrays)
+    hearth.Group(pair).all_reduce(arrays[::-1])
+    assert [array.get().tolist() for array in arrays] == [[6] * 8] * 2
+
+
+def test_sessions_and_threads_do_not_mix(daemon: DaemonProcess) -> None:
+    def work(seed: int) -> bool:
+        with daemon.connect() as node:
+            devices = node.devices[:2]
+            group = hearth.Group(devices)
+            for turn in range(5):
+                arrays = [device.full(999, seed + turn, np.int64) for device in devices]
+                group.all_reduce(arrays)
+                if any((array.get() != 2 * (seed + turn)).any() for array in arrays):
+                    return False
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, (1, 100, 10_000, 1_000_000)))
+
+
+def test_what_does_not_fit_is_refused_here(pair: list[hearth.Device]) -> None:
+    group = hearth.Group(pair)
+    good = [device.zeros(4, np.float32) for device in pair]
+    for arrays, error in (
+        (good[:1], hearth.ArgumentError),
+        (good[::-1], hearth.ArgumentError),
+        ([good[0], pair[1].zeros(5, np.float32)], hearth.ArgumentError),
+        ([good[0], pair[1].zeros(4, np.float64)], hearth.ArgumentError),
+        ([good[0], np.zeros(4, np.float32)], hearth.DtypeError),
+    ):
+        with pytest.raises(error):
+            group.all_reduce(arrays)
+    with pytest.raises(hearth.ArgumentError, match="median"):
+        group.all_reduce(good, op="median")
+    with pytest.raises(hearth.ArgumentError):
+        hearth.Group([pair[0], pair[0]])
+    with pytest.raises(hearth.ArgumentError):
+        hearth.Group([])
+    group.all_reduce(good)
+    assert not good[0].get().any()
+
+
+def test_a_type_that_cannot_be_reduced_is_named(pair: list[hearth.Device]) -> None:
+    arrays = [device.zeros(4, np.complex64) for device in pair]
+    with pytest.raises(hearth.DtypeError, match="complex64") as caught:
+        hearth.Group(pair).all_reduce(arrays)
+    assert "float32" in caught.value.fix
+    for device in pair:
+        device.synchronize()

@@ -1,0 +1,250 @@
+"""Groups from their beginning to their end: subgroups, threads, what goes wrong, and what comes after."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hearth
+from tests.support.collectives.ranks import several
+from tests.support.daemon.harness import DaemonProcess, wait_until
+from tests.support.timing import LATE
+
+
+@pytest.fixture(scope="module")
+def four(cache: Path) -> Iterator[DaemonProcess]:
+    with several(cache, 4) as process:
+        yield process
+
+
+@pytest.fixture
+def group(four: DaemonProcess) -> Iterator[hearth.Group]:
+    """Of four devices, not in the order of their numbers."""
+    with four.connect() as node:
+        yield hearth.Group([node.device(ordinal) for ordinal in (3, 1, 0, 2)])
+
+
+def works(group: hearth.Group) -> None:
+    """Its all_reduce is right."""
+    arrays = [device.full(100, rank + 1, np.int32) for rank, device in enumerate(group.devices)]
+    group.all_reduce(arrays)
+    expected = len(group) * (len(group) + 1) // 2
+    assert all((array.get() == expected).all() for array in arrays)
+
+
+# ---- subgroups, threads ----
+
+
+def test_subgroups_beside_the_whole(group: hearth.Group) -> None:
+    for ranks in ([0, 1], [3, 2, 1], [2], [1, 0]):
+        small = group.subgroup(ranks)
+        arrays = [device.full(10, rank, np.int32) for rank, device in zip(ranks, small.devices, strict=True)]
+        for out in small.all_gather(arrays):
+            assert out.get()[:, 0].tolist() == ranks
+        works(group)
+
+
+def test_overlapping_groups_in_threads(group: hearth.Group) -> None:
+    """Whatever groups they use in whatever order, nobody waits in a circle."""
+    groups = [group.subgroup(ranks) for ranks in ([0, 1], [1, 2], [2, 3], [3, 0], [2, 0, 1], [3, 2, 1, 0])]
+
+    def work(seed: int) -> None:
+        random = np.random.default_rng(seed)
+        for index in random.permutation(len(groups) * 3):
+            works(groups[index % len(groups)])
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+
+
+def test_each_rank_in_a_thread_of_its_own(group: hearth.Group) -> None:
+    """As programs of one process a rank have it: each sends to the next and receives from the one before."""
+    n, turns = len(group), 10
+    seen: list[list[int]] = [[] for _ in range(n)]
+
+    def rank(own: int) -> None:
+        device = group.devices[own]
+        mine, came = device.full(8, own, np.int32), device.empty(8, np.int32)
+        with device.stream():
+            for _ in range(turns):
+                for sender in range(n):  # an order in which all agree: no two ranks wait for each other
+                    if own == sender:
+                        group.send(mine, to=(sender + 1) % n)
+                    elif own == (sender + 1) % n:
+                        group.recv(came, source=sender)
+                mine.copy_from(came)
+                seen[own].append(int(mine.get()[0]))
+
+    with ThreadPoolExecutor(n) as pool:
+        list(pool.map(rank, range(n)))
+    for own in range(n):
+        assert len(seen[own]) == turns and set(seen[own]) <= set(range(n))
+    assert [each[-1] for each in seen] == _around(n, turns)
+
+
+def _around(n: int, turns: int) -> list[int]:
+    """What the ranks hold after so many turns: each passes on what it had when the turn began."""
+    held = list(range(n))
+    for _ in range(turns):
+        held = [held[(own - 1) % n] for own in range(n)]
+    return held
+
+
+# ---- what goes wrong ----
+
+
+def test_sends_that_do_not_match_are_told_apart_from_those_that_nobody_takes(group: hearth.Group) -> None:
+    first, second = group.devices[:2]
+    group.send(first.zeros(4, np.float32), to=1)
+    target = second.zeros(3, np.float32)
+    group.recv(target, source=0)
+    for device in (first, second):
+        with pytest.raises(hearth.CommunicatorError) as caught:
+            device.synchronize()
+        assert caught.value.reason == "COLLECTIVE_MISMATCH" and caught.value.details["field"] == "count"
+        assert any("send 4 float32" in line or "recv 3 float32" in line for line in caught.value.recorder)
+        assert "last operations" in str(caught.value)
+    group.send(first.zeros(4, np.float32), to=1, timeout=0.3)
+    with pytest.raises(hearth.CommunicatorError) as late:
+        first.synchronize()
+    assert late.value.reason == "COLLECTIVE_TIMEOUT" and late.value.missing == [second.ordinal]
+    recorded = group.flight_recorder()
+    pairs = [entry for entry in recorded if entry.ranks in ((0, 1), (1, 0))]
+    assert [entry.state for entry in pairs[-2:]] == ["failed", "failed"]
+    assert pairs[-1].presented == (0,) and pairs[-1].missing == (1,) and pairs[-1].error
+    # Each side has counted its own: the receive that is still owed meets the send that was given up.
+    group.recv(target, source=0, timeout=5)
+    with pytest.raises(hearth.CommunicatorError):
+        second.synchronize()
+    group.send(first.full(3, 5, np.float32), to=1)
+    group.recv(target, source=0)
+    assert (target.get() == 5).all()
+    works(group)
+
+
+def test_an_array_that_is_read_only_here_stops_nobody_else(group: hearth.Group, four: DaemonProcess) -> None:
+    x = group.devices[1].ones(4, np.float32)
+    x.publish("weights")
+    with four.connect() as other:
+        theirs = hearth.Group([other.device(device.ordinal) for device in group.devices])
+        arrays = [device.ones(4, np.float32) for device in theirs.devices]
+        arrays[1] = theirs.devices[1].attach("weights")
+        with pytest.raises(hearth.ArgumentError) as caught:
+            theirs.all_reduce(arrays)
+        assert caught.value.reason == "READ_ONLY"
+        outs = theirs.all_gather(arrays)  # to be read it is as good as any
+        assert (outs[0].get() == 1).all()
+        works(theirs)
+    group.devices[1].unpublish("weights")
+
+
+def test_the_flight_recorder_has_the_last_operations(group: hearth.Group) -> None:
+    works(group)
+    arrays = [device.zeros(12, np.int8) for device in group.devices]
+    group.all_to_all(arrays)
+    group.send(arrays[3], to=0)
+    group.recv(arrays[0], source=3)
+    with group.batch():
+        group.all_reduce(arrays)
+        group.barrier()
+    for device in group.devices:
+        device.synchronize()
+    wait_until(lambda: all(entry.state == "done" for entry in group.flight_recorder()))
+    # Ranks that have no part in the send may come to the batch before it.
+    found = sorted(group.flight_recorder()[-4:], key=lambda entry: (len(entry.ranks) == 2, entry.presented_ns))
+    reduced, exchanged, batch, sent = found
+    assert reduced.what.startswith("all_reduce") and exchanged.what.startswith("all_to_all")
+    assert batch.what.startswith("all_reduce") and batch.what.endswith(", barrier")
+    assert batch.ranks == batch.presented == (0, 1, 2, 3)
+    assert sent.what.split()[0] in ("send", "recv") and sorted(sent.presented) == [0, 3]
+    assert reduced.ranks == (2, 1, 3, 0)  # by the devices' numbers
+    for entry in found:
+        assert 0 < entry.presented_ns <= entry.launched_ns <= entry.finished_ns
+        assert abs(entry.presented_ns - time.time_ns()) < 60e9
+
+
+# ---- rebuilt ----
+
+
+def test_rebuilt_without_a_rank_that_is_lost(cache: Path) -> None:
+    with several(cache, 3, harmed=True) as daemon, daemon.connect() as node:
+        group = hearth.Group(node.devices)
+        works(group)
+        kept = node.device(0).full(5, 3, np.int32)
+        node.device(0).synchronize()
+        os.kill(daemon.device_pid(2), signal.SIGKILL)
+        with contextlib.suppress(hearth.HearthError):
+            group.all_reduce([device.ones(4) for device in node.devices], timeout=2)
+        began = time.monotonic()
+        for device in node.devices[:2]:
+            with contextlib.suppress(hearth.CommunicatorError):
+                device.synchronize(timeout=10)
+        assert time.monotonic() - began < 2 + LATE
+        smaller = group.rebuild(without=node.device(2))
+        assert group.closed and len(smaller) == 2
+        works(smaller)
+        assert (kept.get() == 3).all()
+        wait_until(lambda: node.device(2).state == "serving")
+        with contextlib.suppress(hearth.DeviceLostError):
+            node.device(2).synchronize()
+        whole = hearth.Group(node.devices)
+
+        def again() -> bool:
+            try:
+                works(whole)
+            except (hearth.CommunicatorError, hearth.DeviceLostError, hearth.BufferLostError):
+                return False
+            return True
+
+        wait_until(again)
+
+
+def test_a_closed_group_leaves_what_is_under_way(group: hearth.Group) -> None:
+    arrays = [device.ones(1000, np.int32) for device in group.devices]
+    group.all_reduce(arrays)
+    group.close()
+    assert all((array.get() == 4).all() for array in arrays)
+    with pytest.raises(hearth.ClosedError):
+        group.all_reduce(arrays)
+
+
+def test_sends_from_one_thread_while_another_waits(group: hearth.Group) -> None:
+    """A send that its peer keeps waiting holds nobody up but its own stream."""
+    first, second = group.devices[:2]
+    with first.stream() as waiting:
+        group.send(first.full(4, 9, np.int32), to=1, timeout=20)
+    done: list[bool] = []
+
+    def other() -> None:
+        works(group)
+        done.append(True)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join(20)
+    assert done == [True]
+    target = second.empty(4, np.int32)
+    group.recv(target, source=0)
+    assert (target.get() == 9).all()
+    waiting.synchronize()
+
+
+def test_a_send_that_nobody_received_is_not_in_the_way_for_ever(pair: list[hearth.Device]) -> None:
+    group = hearth.Group(pair)
+    xs = [gpu.full(4, rank + 1, np.float32) for rank, gpu in enumerate(pair)]
+    group.send(xs[0], to=1, timeout=0.2)
+    with pytest.raises(hearth.CommunicatorError, match="devices 1"):
+        pair[0].synchronize()
+    group.all_reduce(xs)
+    group.send(xs[0], to=1)
+    got = group.recv(pair[1].zeros(4, np.float32), source=0)
+    assert [array.get().tolist() for array in (*xs, got)] == [[3.0] * 4] * 3

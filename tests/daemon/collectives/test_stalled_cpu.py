@@ -1,0 +1,48 @@
+"""A daemon that is held up while an operation of its devices is late: what its ranks are told has to be why."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from hearth_proto.reasons import Reason
+from hearth_proto.v1 import commands_pb2 as c
+from hearthd.device.collectives.communicators import VERDICT_S
+from tests.support.collectives.ranks import A, B, Ranks, collective, operation, several
+from tests.support.daemon.harness import on_cpu, wait_until
+from tests.support.daemon.kernels import GATE
+
+TIMEOUT_S = 1.0
+
+pytestmark = on_cpu
+
+
+def states(ranks: Ranks, sequence: int) -> list[str]:
+    """Of the operation, if it has been presented; the group is the session's only one."""
+    return [each.state for group in ranks.groups() for each in group.operations if each.sequence == sequence]
+
+
+def test_a_rank_that_gives_up_by_itself_takes_nobody_along(cache: Path) -> None:
+    """Its deadline passes, and the daemon does not say in time what becomes of it. The other rank has time, and waits
+    for the daemon's word; it does not fail because the first one has left."""
+    with several(cache, 2, harmed=True) as daemon, Ranks(daemon, 2) as ranks:
+        ranks.work()
+        function, one = ranks.raw.function(GATE, "hold"), c.Dim3(x=1)
+        hold = c.Launch(function=function, grid=one, block=one, arguments=[c.Argument(uint64=0)])
+        number = ranks.next()
+        late, waits = (
+            collective(ranks.devices, number, operation("all_reduce", A, B), timeout=timeout)
+            for timeout in (TIMEOUT_S, 60)
+        )
+        ranks.streams[0].batch(c.Command(launch=hold), late)
+        ranks.streams[1].batch(waits)
+        wait_until(lambda: "launched" in states(ranks, number), "the launch")
+        os.kill(daemon.process.pid, signal.SIGSTOP)
+        time.sleep(TIMEOUT_S + 3 * VERDICT_S)  # nothing tells of what is to be seen here: that nothing happens
+        os.kill(daemon.process.pid, signal.SIGCONT)
+        refusal = ranks.failure(1)
+        assert refusal.reason == Reason.COLLECTIVE_TIMEOUT, refusal
+        assert refusal.details["sequence"] == str(number)
+        os.kill(daemon.device_pid(0), signal.SIGKILL)  # its kernel has no end

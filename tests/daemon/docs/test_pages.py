@@ -1,0 +1,92 @@
+"""What the documentation shows runs as shown; see `pages.py` for how it is marked up."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from hearth_proto.reasons import CODES, Reason
+from tests.support.daemon.harness import DaemonProcess, StartDaemon, environment, on_cpu
+from tests.support.daemon.pages import Command, Reader, commands, fences, needs, same
+from tests.support.folders import ROOT
+
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+
+
+@on_cpu
+@pytest.mark.parametrize("path", PAGES, ids=NAMES)
+def test_a_page(path: Path, daemon: DaemonProcess, start_daemon: StartDaemon, tmp_path: Path) -> None:
+    page = path.read_text()
+    asked = needs(page)
+    first = daemon
+    more = {}
+    if asked.get("own") or asked.get("daemons", 1) > 1:
+        first = start_daemon(cpu_count=asked.get("devices", 2))
+    if asked.get("daemons", 1) > 1:
+        more["HEARTH_SECOND"] = start_daemon(cpu_count=asked.get("devices", 2)).unix
+    env = environment(HEARTH_TARGET=first.unix, HEARTH_HTTP=f"http://{first.http}", **more)
+    reader = Reader(str(path.relative_to(ROOT)), tmp_path, env)
+    try:
+        reader.read(page)
+    finally:
+        reader.close()
+
+
+@pytest.mark.parametrize("path", [*PAGES, ROOT / "README.md"], ids=[*NAMES, "README.md"])
+def test_what_a_page_refers_to_exists(path: Path) -> None:
+    page = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page):
+        if not re.match(r"[a-z]+:", target) and "`" not in target:
+            assert (path.parent / target).exists(), target
+    for named in set(re.findall(r"`((?:deploy|proto|tests|server|client|docs)/[\w./-]*\w)`", page)):
+        assert (ROOT / named).exists(), named
+
+
+@pytest.mark.parametrize("path", PAGES, ids=NAMES)
+def test_what_is_not_run_says_why(path: Path) -> None:
+    for fence in fences(path.read_text()):
+        assert fence.options.get("untested", "why") != "", f"line {fence.line}"
+
+
+# ---- how pages are read ----
+
+
+def test_commands_and_their_output() -> None:
+    text = "$ one\nfirst\n\n$ two \\\n> more  # exit status 3\n$ three &\n"
+    assert list(commands(text)) == [
+        Command("one", 0, ["first", ""]),
+        Command("two \\\nmore", 3, []),
+        Command("three &", 0, []),
+    ]
+
+
+def test_expected_output() -> None:
+    assert same(["a", "b ... d"], ["a", "b c d"]) and same(["a", "...", "z"], ["a", "b", "c", "z"])
+    assert same(["...", "z"], ["z"]) and same(["x.y"], ["x.y"])
+    assert not same(["x.y"], ["xzy"]) and not same(["a"], ["a", "b"]) and not same(["a b"], ["a  b"])
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "```python\nprint(1)\n```\n```text\n2\n```",
+        "```python\nraise SystemExit(1)\n```",
+        "```console\n$ echo 1\n2\n```",
+        "```console\n$ false\n```",
+        "```console\n$ true  # exit status 1\n```",
+        "```ruby\nputs 1\n```",
+    ],
+)
+def test_a_page_that_is_wrong(page: str, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="page:1:"):
+        Reader("page", tmp_path, environment()).read(page)
+
+
+def test_every_reason_is_explained() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text()
+    rows = re.findall(r"^\| `([A-Z_]+)` \| ([A-Z_]+) \|", page, re.MULTILINE)
+    assert dict(rows) == {reason.value: CODES[reason].name for reason in Reason}
+    assert len(rows) == len(Reason)

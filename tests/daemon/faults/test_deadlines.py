@@ -1,0 +1,172 @@
+"""Deadlines of single calls: what has not begun is dropped, what has runs on, and the daemon's queue has an end."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import pytest
+
+import hearth
+from hearth_proto.reasons import Reason
+from hearth_proto.v1 import commands_pb2 as c
+from hearth_proto.v1 import device_pb2
+from tests.support.daemon.harness import DaemonProcess, wait_until
+from tests.support.daemon.raw import Execute, Raw, refusal_of
+from tests.support.daemon.resting import SOURCE
+
+MAX_CALLS = 256
+
+
+class Counted:
+    """A session with a kernel that counts its launches, and a write whose bytes have not come: what is called behind it
+    on its stream waits."""
+
+    STREAM = 7
+
+    def __init__(self, raw: Raw, stream: Execute, daemon: DaemonProcess) -> None:
+        self.raw = raw
+        self._daemon = daemon
+        self.counter = raw.buffer(bytes(4))
+        self.function = raw.function(SOURCE, "rest")
+        self._written = raw.buffer(bytes(8))
+        self._stream = stream
+        raw.call("CreateStream", c.CreateStream(stream=self.STREAM))
+        raw.call("Sync", c.Sync())
+
+    def hold(self) -> None:
+        write = c.Write(buffer=self._written, size=8, transfer=5)
+        self._stream.batch(c.Command(stream=self.STREAM, write=write))
+        self.wait_for(1)
+
+    def wait_for(self, commands: int) -> None:
+        """Until so many commands wait."""
+        wait_until(lambda: self._daemon.gauge("commands_waiting") >= commands, "commands to wait")
+
+    def release(self) -> None:
+        request = device_pb2.UploadRequest(session_token=self.raw.token, transfer=5, data=bytes(8))
+        self.raw.device.Upload(iter([request]), timeout=30)
+        self.raw.call("Sync", c.Sync(), stream=self.STREAM)
+
+    def launch(self, nanoseconds: int = 0, timeout: float | None = None, future: bool = False) -> Any:
+        """On the stream that is held."""
+        pointer = c.Argument.Pointer(buffer=self.counter)
+        command = c.Launch(
+            function=self.function,
+            grid=c.Dim3(x=1),
+            block=c.Dim3(x=1),
+            arguments=[c.Argument(pointer=pointer), c.Argument(int64=nanoseconds)],
+        )
+        request = device_pb2.LaunchRequest(target=self.raw.target(self.STREAM), command=command)
+        call = self.raw.device.Launch.future if future else self.raw.device.Launch
+        return call(request, timeout=timeout)
+
+    @property
+    def count(self) -> int:
+        return int.from_bytes(self.raw.read(self.counter, 4), "little")
+
+
+@pytest.fixture
+def counted(raw: Raw, daemon: DaemonProcess) -> Iterator[Counted]:
+    with raw.execute() as stream:
+        yield Counted(raw, stream, daemon)
+
+
+def code(call: Any, *arguments: Any, **keywords: Any) -> grpc.StatusCode:
+    with pytest.raises(grpc.RpcError) as error:
+        call(*arguments, **keywords)
+    found: grpc.StatusCode = error.value.code()  # type: ignore[attr-defined]
+    return found
+
+
+def dropped(daemon: DaemonProcess) -> float:
+    return daemon.counter("cancelled", 0)
+
+
+def test_a_deadline_drops_what_is_still_queued(counted: Counted, daemon: DaemonProcess) -> None:
+    before = dropped(daemon)
+    counted.hold()
+    assert code(counted.launch, timeout=0.3) == grpc.StatusCode.DEADLINE_EXCEEDED
+    later = counted.launch(future=True)
+    wait_until(lambda: dropped(daemon) == before + 1, "the call to be dropped")
+    counted.release()
+    later.result(30)
+    assert counted.count == 1
+
+
+def test_a_call_that_is_cancelled_is_dropped(counted: Counted, daemon: DaemonProcess) -> None:
+    before = dropped(daemon)
+    counted.hold()
+    calls = [counted.launch(future=True) for _ in range(3)]
+    counted.wait_for(4)
+    calls[1].cancel()
+    wait_until(lambda: dropped(daemon) == before + 1, "the call to be dropped")
+    counted.release()
+    for call in (calls[0], calls[2]):
+        call.result(30)
+    assert counted.count == 2
+
+
+def test_what_is_running_is_left_to_run(counted: Counted, daemon: DaemonProcess) -> None:
+    """A launch that is on the device, and a wait for it whose deadline passes: the kernel ends all the same."""
+    before = dropped(daemon)
+    counted.launch(nanoseconds=400_000_000)
+    request = device_pb2.SyncRequest(target=counted.raw.target(Counted.STREAM), command=c.Sync())
+    began = time.monotonic()
+    assert code(counted.raw.device.Sync, request, timeout=0.1) == grpc.StatusCode.DEADLINE_EXCEEDED
+    counted.raw.device.Sync(request, timeout=30)
+    assert time.monotonic() - began > 0.3
+    assert counted.count == 1
+    assert dropped(daemon) == before
+
+
+def test_memory_of_what_runs_on_is_not_used_again_before_its_end(counted: Counted) -> None:
+    """The buffer is freed while the kernel that writes to it runs; whoever gets its memory finds its own bytes."""
+    raw = counted.raw
+    first = counted.counter
+    counted.launch(nanoseconds=200_000_000)
+    raw.call("Free", c.Free(buffers=[first]), stream=Counted.STREAM)
+    later = [raw.buffer(b"mine") for _ in range(64)]
+    raw.call("Sync", c.Sync(), stream=Counted.STREAM)
+    assert all(raw.read(buffer, 4) == b"mine" for buffer in later)
+
+
+def test_a_client_that_stops_waiting_drops_nothing(daemon: DaemonProcess) -> None:
+    """`timeout=` of the client is about its own wait."""
+    with daemon.connect() as node:
+        gpu = node.device(0)
+        counter = gpu.zeros(1, "int32")
+        rest = gpu.RawModule(code=SOURCE).get_function("rest")
+        gpu.synchronize()
+        for _ in range(3):
+            rest((1,), (1,), (counter, 150_000_000))
+        with contextlib.suppress(hearth.HearthError, TimeoutError):
+            gpu.synchronize(timeout=0.1)
+        gpu.synchronize()
+        assert counter.get()[0] == 3
+
+
+def test_too_many_calls_are_told_when_to_try_again_and_deadlines_make_room(
+    counted: Counted, daemon: DaemonProcess
+) -> None:
+    before = dropped(daemon)
+    counted.hold()
+    calls = [counted.launch(future=True, timeout=2.0) for _ in range(MAX_CALLS)]
+    counted.wait_for(1 + MAX_CALLS)
+    with pytest.raises(grpc.RpcError) as error:
+        counted.launch(timeout=10)
+    refusal = refusal_of(error.value)
+    assert refusal.reason == Reason.QUEUE_FULL
+    assert refusal.retry_after_s
+    with ThreadPoolExecutor(1) as pool:
+        codes = list(pool.map(lambda call: call.exception().code(), calls))
+    assert set(codes) == {grpc.StatusCode.DEADLINE_EXCEEDED}
+    wait_until(lambda: dropped(daemon) == before + MAX_CALLS, "the calls to be dropped")
+    last = counted.launch(future=True)
+    counted.release()
+    last.result(30)
+    assert counted.count == 1

@@ -1,0 +1,186 @@
+"""Clients that are killed with SIGKILL at random moments: what they held is given back, all of it.
+
+HEARTH_TEST_CLIENTS=200 kills that many; fewer otherwise, for the time it takes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.daemon.doomed_client import SIZES, STEPS, Doomed
+from tests.support.daemon.harness import DaemonProcess, StartDaemon, environment, wait_until
+from tests.support.daemon.held import Held, State, state_of
+from tests.support.daemon.kernels import saxpy_works
+from tests.support.folders import ROOT
+
+CLIENTS = int(os.environ.get("HEARTH_TEST_CLIENTS", "36"))
+BATCH = 12
+"""As many live at once."""
+LEASE_S = 1.0
+LIFE_S = (0.02, 1.2)
+"""When a client is killed, counted from its fork."""
+COMPILE_THREADS = 2
+"""Compile threads of a device process (`compile.workers`); the second one starts where two sources come at once."""
+FRONT_THREADS = 8 + (os.cpu_count() or 1)
+"""Those of gRPC's core and of the event loop's executor come and go, within bounds that grow with the processors."""
+PRIVATE_KIB = 32 << 10
+"""What a process may have more: caches, pools and what the allocator keeps, whose size depends on what came when."""
+
+
+class Nursery:
+    """Where the clients are forked."""
+
+    def __init__(self, target: str, errors: Path) -> None:
+        with errors.open("w") as file:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.support.daemon.doomed_client", target],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, text=True,
+                cwd=ROOT,
+                env=environment(PYTHONPATH=os.pathsep.join(sys.path), OPENBLAS_NUM_THREADS="1"),
+            )  # fmt: skip
+
+    def fork(self, seed: int) -> int:
+        """A client; its process number."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(f"{seed}\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+    def close(self) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait(30)
+
+
+@pytest.fixture
+def daemon(start_daemon: StartDaemon) -> DaemonProcess:
+    return start_daemon(cpu_count=2, sessions={"lease": f"{LEASE_S}s"})
+
+
+@pytest.fixture
+def nursery(daemon: DaemonProcess, tmp_path: Path) -> Iterator[Nursery]:
+    made = Nursery(daemon.unix, tmp_path / "errors")
+    yield made
+    made.close()
+
+
+def everything(daemon: DaemonProcess) -> None:
+    """All that a client does, on each device: what is made once, and stays, is there from now on (threads, pools,
+    caches)."""
+    with daemon.connect() as node:
+        for gpu in node.devices:
+            client = Doomed(node, gpu, random.Random(0))
+            for step in STEPS:
+                step(client)
+            for size in SIZES:
+                client.upload(size)
+                client.download(size)
+
+
+def massacre(nursery: Nursery, rng: random.Random, seeds: range) -> None:
+    """Starts a client for each seed and kills each at a moment of its own."""
+    deaths: list[tuple[float, int]] = []
+    for seed in seeds:
+        pid = nursery.fork(seed)
+        deaths.append((time.monotonic() + rng.uniform(*LIFE_S), pid))
+        if len(deaths) >= BATCH:
+            bury(deaths)
+    while deaths:
+        bury(deaths)
+
+
+def bury(deaths: list[tuple[float, int]]) -> None:
+    """Kills the one whose time comes first."""
+    deaths.sort()
+    when, pid = deaths.pop(0)
+    time.sleep(max(0.0, when - time.monotonic()))
+    with contextlib.suppress(ProcessLookupError):  # it has failed: `errors` has why
+        os.kill(pid, signal.SIGKILL)
+
+
+def at_rest(daemon: DaemonProcess) -> State:
+    """What is held when all leases are over and all work is done."""
+    began = time.monotonic()
+    wait_until(lambda: not daemon.status()["sessions"], "the end of all sessions", 30)
+    assert time.monotonic() - began < LEASE_S + 10
+    wait_until(lambda: not held(daemon), "the end of their work", 30)
+    with daemon.connect() as node:
+        for gpu in node.devices:
+            saxpy_works(gpu)
+            gpu.memory_cleanup()
+    wait_until(lambda: not daemon.status()["sessions"])
+    return state_of(daemon)
+
+
+def held(daemon: DaemonProcess) -> list[str]:
+    """What sessions hold on the devices."""
+    return [name for gauges in state_of(daemon).gauges for name, value in gauges.items() if value]
+
+
+def more(now: Held, before: Held, room: int) -> dict[str, object]:
+    """What one process holds beyond what it held; `room`: so many threads more may be there."""
+    found: dict[str, object] = {
+        kind: (count, before.fds.get(kind, 0)) for kind, count in now.fds.items() if count > before.fds.get(kind, 0)
+    }
+    if now.threads > before.threads + room:
+        found["threads"] = (now.threads, before.threads)
+    if now.private_kib > before.private_kib + PRIVATE_KIB:
+        found["private_kib"] = (now.private_kib, before.private_kib)
+    return found
+
+
+def growth(now: State, before: State) -> list[object]:
+    """What the daemon holds beyond what it held before."""
+    found: list[object] = []
+    processes = [("front", now.front, before.front, FRONT_THREADS)]
+    for i, (a, b) in enumerate(zip(now.devices, before.devices, strict=True)):
+        # A stream's thread on the CPU, its event on a GPU, stays for the next session's stream.
+        processes.append((f"device {i}", a, b, COMPILE_THREADS - 1 + max(0, now.streams[i] - before.streams[i])))
+    for name, a, b, room in processes:
+        beyond = more(a, b, room)
+        if beyond:
+            found.append((name, beyond))
+    if now.gauges != before.gauges:
+        found.append(("gauges", now.gauges, before.gauges))
+    if now.processes > before.processes:
+        found.append(("processes", now.processes, before.processes))
+    return found
+
+
+def stacks(daemon: DaemonProcess) -> str:
+    """The stacks of all threads of the device processes; they write them into the daemon's log on SIGUSR1."""
+    start = len(daemon.log())
+    for device in daemon.status()["devices"]:
+        os.kill(device["pid"], signal.SIGUSR1)
+        time.sleep(1)  # one process after the other; nothing says that a dump is complete
+    return daemon.log()[start:]
+
+
+def test_all_comes_back(daemon: DaemonProcess, nursery: Nursery, tmp_path: Path) -> None:
+    rng = random.Random(4)
+    generations = [device["generation"] for device in daemon.status()["devices"]]
+    everything(daemon)
+    massacre(nursery, rng, range(BATCH))
+    before = at_rest(daemon)
+    massacre(nursery, rng, range(BATCH, BATCH + CLIENTS))
+    after = at_rest(daemon)
+    deadline = time.monotonic() + 60
+    while (beyond := growth(after, before)) and time.monotonic() < deadline:
+        time.sleep(0.25)  # compile workers that are no longer needed end after a while
+        after = state_of(daemon)
+    assert not beyond, f"{beyond}; streams {before.streams} to {after.streams}\n{stacks(daemon)}"
+    assert [device["generation"] for device in daemon.status()["devices"]] == generations, daemon.log()[-8000:]
+    errors = (tmp_path / "errors").read_text()
+    assert "Error" not in errors, errors[-4000:]
+    assert "Traceback" not in daemon.log(), daemon.log()[-4000:]

@@ -1,0 +1,191 @@
+"""A front that is killed takes all with it, whatever they were doing; and the next one starts where it was."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import hearth
+from hearth_proto.v1 import commands_pb2 as c
+from hearth_proto.v1 import device_pb2
+from tests.support.daemon.draining import compiling, endless
+from tests.support.daemon.harness import BACKEND, MARK, DaemonProcess, environment, marked, shared_memory, wait_until
+from tests.support.daemon.kernels import saxpy_works
+from tests.support.daemon.raw import Raw
+from tests.support.daemon.slow_compile import SLOW
+
+QUICKLY = 3.0
+"""Seconds within which everything of a killed front is gone; as a rule it takes milliseconds."""
+
+Start = Callable[..., DaemonProcess]
+
+
+@pytest.fixture
+def start(cache: Path) -> Iterator[Start]:
+    """Starts daemons, one after another in the same place: `start(after=first)`."""
+    started: list[DaemonProcess] = []
+
+    def begin(after: DaemonProcess | None = None) -> DaemonProcess:
+        process = DaemonProcess(cache, cpu_count=2, after=after)
+        started.append(process)
+        return process
+
+    yield begin
+    left: list[str] = []
+    for process in reversed(started):
+        process.stop()
+        left += process.left_behind()
+    for process in started:
+        process.remove()
+    assert not left
+
+
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where the daemons of the test put temporary files; a short path, for sockets may be among them."""
+    with tempfile.TemporaryDirectory(prefix="hearth-t-") as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        yield Path(folder)
+
+
+def kill(daemon: DaemonProcess) -> float:
+    """`kill -9`, and seconds until the last of its processes was gone."""
+    daemon.process.kill()
+    daemon.process.wait()
+    began = time.monotonic()
+    wait_until(lambda: not marked(daemon.mark), "the end of what the front had started", QUICKLY)
+    return time.monotonic() - began
+
+
+def busy(raw: Raw, node: hearth.Node) -> list[object]:
+    """Work of every kind under way: an endless kernel, an upload, a compile; to be kept."""
+    keep: list[object] = [endless(node.devices[-1])]
+    half = threading.Event()
+
+    def messages() -> Iterator[device_pb2.UploadRequest]:
+        yield device_pb2.UploadRequest(session_token=raw.token, transfer=5, data=bytes(1 << 20))
+        half.wait(30)
+
+    keep += [raw.device.Upload.future(messages()), half]
+    load = c.LoadModule(module=1, kind=c.CODE_KIND_CUDA_CPP, code=SLOW.encode())
+    keep.append(raw.device.LoadModule.future(device_pb2.LoadModuleRequest(target=raw.target(), command=load)))
+    return keep
+
+
+def test_kill_9_amid_work_and_a_start_in_the_same_place(start: Start, temporary: Path) -> None:
+    segments = shared_memory()
+    first = start()
+    used = [device["memory"]["used_bytes"] for device in first.status()["devices"]]
+    raw, node = Raw(first.grpc), first.connect()
+    keep = busy(raw, node)
+    wait_until(lambda: compiling(first), "the compile")
+    kill(first)
+    assert first.socket.exists(), "nobody was there to remove it"
+    with pytest.raises(hearth.HearthError):
+        node.device(0).synchronize()
+    left = [path.name for path in temporary.iterdir()]
+    assert all(name.startswith("hearth-workers-") for name in left), left
+    if "PYTEST_XDIST_WORKER" not in os.environ:  # another worker's would be seen as well
+        assert not shared_memory() - segments
+
+    second = start(after=first)
+    assert (second.grpc, second.http, second.unix) == (first.grpc, first.http, first.unix)
+    with second.connect() as fresh:
+        for gpu in fresh.devices:
+            saxpy_works(gpu)
+        if BACKEND == "cuda" and "PYTEST_XDIST_WORKER" not in os.environ:  # whose daemons have some of it as well
+            again = [device["memory"]["used_bytes"] for device in second.status()["devices"]]
+            assert all(now < before + (256 << 20) for now, before in zip(again, used, strict=True))
+    assert second.stop() == 0
+    assert not list(temporary.iterdir()), "what the first one left is cleared away by the second"
+    raw.channel.close()
+    node.close()
+    del keep
+
+
+def test_kill_9_with_device_processes_that_are_stuck(start: Start) -> None:
+    """One that does not even read its link ends all the same."""
+    daemon = start()
+    pids = [device["pid"] for device in daemon.status()["devices"]]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    kill(daemon)
+
+
+CLEARED = ("hearth-workers-", "hearth-forkserver-")
+"""Directories that a process which was killed may leave; the next daemon clears them away."""
+
+
+def test_what_was_left_is_cleared_away(start: Start, temporary: Path) -> None:
+    stale = [temporary / f"{prefix}stale" for prefix in CLEARED]
+    for path in stale:
+        (path / "1").mkdir(parents=True)
+    daemon = start()
+    with daemon.connect() as node:
+        saxpy_works(node.devices[0])
+    assert not any(path.exists() for path in stale)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_kill_9_while_it_starts(temporary: Path, cache: Path, tmp_path: Path, seed: int) -> None:
+    mark = f"killed-{os.getpid()}-{seed}-{time.monotonic_ns()}"
+    arguments = ["--backend", BACKEND, "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--lanes", ""]
+    arguments += ["--unix", str(temporary / "s")]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "hearthd", "serve", *arguments], stdout=log, stderr=log,
+            env=environment(**{MARK: mark, "HEARTH_CACHE_DIR": str(cache)}),
+        )  # fmt: skip
+    time.sleep(random.Random(seed).uniform(0.1, 1.5))  # the moment is what is tried
+    process.kill()
+    process.wait()
+    wait_until(lambda: not marked(mark), "the end of what it had started", 20)  # it may be importing CuPy
+    left = {path.name for path in temporary.iterdir()} - {
+        "s",
+        "s.lock",
+        "s.lane",
+        "s.lane.lock",
+        "s.call",
+        "s.call.lock",
+    }
+    assert all(name.startswith(CLEARED) for name in left), left
+
+
+def test_a_daemon_is_not_driven_out(start: Start) -> None:
+    """A second daemon in the same place is refused, says why, and harms nobody."""
+    daemon = start()
+    for arguments in (
+        ["--grpc", daemon.grpc, "--http", "", "--lanes", "", "--unix", ""],
+        ["--grpc", "", "--http", daemon.http, "--lanes", "", "--unix", ""],
+        ["--grpc", "", "--http", "", "--lanes", "", "--unix", str(daemon.socket)],
+    ):
+        command = [sys.executable, "-m", "hearthd", "serve", "--backend", "cpu", "--cpu-count", "1", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60, check=False)
+        assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+        assert "listen." in done.stderr and ("in use" in done.stderr or "already serves" in done.stderr)
+    with daemon.connect() as node:
+        saxpy_works(node.device(0))
+
+
+def test_a_port_with_connections_of_the_dead(start: Start) -> None:
+    """Connections that were open when the front was killed do not keep its ports (TIME_WAIT)."""
+    first = start()
+    hosts = [address.rpartition(":") for address in (first.grpc, first.http)]
+    connections = [socket.create_connection((host, int(port))) for host, _, port in hosts for _ in range(5)]
+    kill(first)
+    second = start(after=first)
+    with hearth.connect(second.grpc) as node:
+        saxpy_works(node.device(0))
+    for connection in connections:
+        connection.close()

@@ -1,0 +1,342 @@
+"""Sources that are too much for a compiler, or would have it read the host's files: they cost their sender, and nobody
+else."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hearth
+from hearth_proto.reasons import Reason
+from hearth_proto.v1 import commands_pb2 as c
+from tests.support.daemon.harness import BACKEND, DaemonProcess, StartDaemon, alive, on_cpu, wait_until
+from tests.support.daemon.kernels import common, saxpy_works
+from tests.support.daemon.raw import Raw, refused
+from tests.support.daemon.slow_compile import SLOW, processes
+from tests.support.daemon.tenants import tenant, tenants
+from tests.support.timing import LATE
+
+TIMEOUT_S = 5.0
+"""Seconds for a compile: an ordinary one takes less on a busy machine, too."""
+MEMORY = 256 << 20
+
+"""Takes longer than anybody waits: many constants of many steps each."""
+
+LAUGHS = (
+    "#define A0 x += 1; x *= 3;\n"
+    + "".join(f"#define A{n} {f'A{n - 1} ' * 10}\n" for n in range(1, 10))
+    + 'extern "C" __global__ void f(int* p) { int x = *p; A9 *p = x; }'
+)
+"""A billion times ten characters."""
+
+
+@pytest.fixture(scope="module")
+def limited(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[DaemonProcess]:
+    """A daemon with tight limits on compiles."""
+    config = {"compile": {"timeout": f"{TIMEOUT_S:g}s", "memory": str(MEMORY), "workers": 1}}
+    process = DaemonProcess(cache, config, cpu_count=1)
+    pids = [device["pid"] for device in process.status()["devices"]]
+    yield process
+    assert [device["pid"] for device in process.status()["devices"]] == pids, process.log()[-4000:]
+    code, left = process.stop(), process.left_behind()
+    process.remove()
+    assert code == 0 and not left
+
+
+@pytest.fixture
+def gpu(limited: DaemonProcess) -> Iterator[hearth.Device]:
+    with limited.connect() as node:
+        yield node.device(0)
+
+
+def fresh(body: str) -> str:
+    """Source that no cache has seen."""
+    return f"// {uuid.uuid4()}\n{body}"
+
+
+def compile_error(gpu: hearth.Device, code: str, **more: object) -> hearth.HearthError:
+    with pytest.raises(hearth.HearthError) as caught:
+        gpu.RawModule(code=fresh(code), **more).compile()
+    return caught.value
+
+
+def test_time_is_bounded(limited: DaemonProcess, gpu: hearth.Device) -> None:
+    before = limited.counter("compile_crashes")
+    started = time.monotonic()
+    error = compile_error(gpu, SLOW)
+    took = time.monotonic() - started
+    assert error.reason == "COMPILE_LIMIT" and error.details["limit"] == "time"
+    assert f"{TIMEOUT_S:g} s" in str(error) and "compile.timeout" in error.fix
+    assert TIMEOUT_S <= took < TIMEOUT_S + LATE
+    assert limited.counter("compile_crashes") == before + 1
+    saxpy_works(gpu)
+
+
+def test_others_go_on_beside_a_long_compile(start_daemon: StartDaemon) -> None:
+    """One worker is all that is configured; another session's compile does not wait for it either."""
+    daemon = start_daemon(compile={"timeout": "60s", "workers": 1})
+    with daemon.connect() as busy, daemon.connect() as node:
+        gpu = node.device(0)
+        saxpy_works(gpu)  # what all kernels need has been compiled
+        module = busy.device(0).RawModule(code=fresh(SLOW))
+        worker = wait_until(lambda: _busy_worker(daemon.device_pid()), "a worker that compiles")
+        x = gpu.zeros(16, np.int32)
+        add_one = common(gpu, "add_one")
+        add_one((1,), (16,), (x, np.int32(16)))
+        fresh_module = gpu.RawModule(code=fresh('extern "C" __global__ void f(int* x) { *x += 1000; }'))
+        fresh_module.get_function("f")((1,), (1,), (x,))
+        assert x.get()[0] == 1001
+        for _ in range(50):
+            add_one((1,), (16,), (x, np.int32(16)))
+            gpu.synchronize()
+        assert alive(worker), "the other's compile, or its launches, have waited for the slow one"
+        assert x.get()[1] == 51
+        del module
+
+
+@on_cpu
+def test_endless_compiles_of_a_tenant_leave_those_of_others_their_turn(start_daemon: StartDaemon) -> None:
+    """Each tenant's device process has compile workers of its own: other tenants' compiles never queue behind it."""
+    compiling = {"timeout": "600s", "workers": 1}
+    config, tokens = tenants("flood", "other", tenant("operator", rights=["admin"]), compile=compiling)
+    daemon = start_daemon(cpu_count=1, **config)
+    daemon.token = tokens["operator"]
+
+    def workers(tenant: str) -> dict[str, int]:
+        (device,) = daemon.status()["devices"]
+        (pid,) = (each["pid"] for each in device["processes"] if each["tenant"] == tenant)
+        return {"pid": pid, "busy": sum("cc1plus" in name for name in processes(pid).values())}
+
+    with contextlib.ExitStack() as stack:
+        sessions = [stack.enter_context(daemon.connect(token=tokens["flood"])) for _ in range(3)]
+        modules = [node.device(0).RawModule(code=fresh(SLOW)) for node in sessions for _ in range(8)]
+        wait_until(lambda: workers("flood")["busy"] == 2, "as many compiles of the flood as may run", 60)
+        with daemon.connect(token=tokens["other"]) as node:
+            for _ in range(3):
+                node.device(0).RawModule(code=fresh('extern "C" __global__ void f() {}')).compile()
+            saxpy_works(node.device(0))
+        assert workers("flood")["busy"] == 2, "its compiles go on, no more than two at once"
+        del modules
+
+
+def test_memory_is_bounded(gpu: hearth.Device) -> None:
+    error = compile_error(gpu, LAUGHS)
+    assert error.reason == "COMPILE_LIMIT" and error.details["limit"] in ("memory", "time")
+    assert error.details["allowed"] in (str(MEMORY), str(TIMEOUT_S)) and error.fix
+    saxpy_works(gpu)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "template <int N> struct F { static const int v = F<N - 1>::v + 1; };\n"
+        'extern "C" __global__ void f(int* x) { *x = F<100000000>::v; }',
+        "__device__ constexpr long loop(long n) { long s = 0; for (long i = 0; i < n; i++) s += i; return s; }\n"
+        'extern "C" __global__ void f(long* x) { constexpr long v = loop(100000000000l); *x = v; }',
+        '#include "self.h"',
+        # NVRTC takes a million of these; g++ does not.
+        'extern "C" __global__ void f(int' + "*" * 300_000 + " x) {}" + ("" if BACKEND == "cpu" else "\n#error"),
+        "__device__ int a[1ull << 32] = {1};\n" + 'extern "C" __global__ void f(int* x) { *x = a[5]; }',
+    ],
+    ids=["template depth", "constexpr loop", "include itself", "pointers", "array"],
+)
+def test_bombs_end_with_what_is_wrong(gpu: hearth.Device, code: str) -> None:
+    started = time.monotonic()
+    error = compile_error(gpu, code, headers={"self.h": '#include "self.h"\n'})
+    assert error.reason in ("COMPILE_FAILED", "COMPILE_LIMIT")
+    assert error.details.get("log") or error.reason == "COMPILE_LIMIT" or error.details.get("signal")
+    assert time.monotonic() - started < TIMEOUT_S + LATE
+
+
+def test_a_compile_that_fails_brings_its_log_through_the_worker(gpu: hearth.Device) -> None:
+    error = compile_error(gpu, "int f() {\n    return no_such_name;\n}\n")
+    assert error.reason == "COMPILE_FAILED" and "no_such_name" in error.details["log"]
+    undeclared = "".join(f"__device__ int f{n}() {{ return undeclared_{n}; }}\n" for n in range(2000))
+    error = compile_error(gpu, undeclared)
+    assert "undeclared_0" in error.details["log"] and len(error.details["log"]) < 1 << 20
+
+
+def test_a_compiler_that_crashes_costs_one_compile(limited: DaemonProcess, gpu: hearth.Device) -> None:
+    device = limited.device_pid()
+    before = limited.counter("compile_crashes")
+    saxpy_works(gpu)  # there is a worker
+    module = gpu.RawModule(code=fresh(SLOW))
+    worker = wait_until(lambda: _busy_worker(device), "a worker that compiles")
+    os.kill(worker, signal.SIGSEGV)
+    with pytest.raises(hearth.CompileError) as caught:
+        module.compile()
+    assert caught.value.reason == "COMPILE_FAILED" and caught.value.details["signal"] == "SIGSEGV"
+    assert "SIGSEGV" in str(caught.value)
+    gpu.RawModule(code=fresh('extern "C" __global__ void f() {}')).compile()
+    assert limited.counter("compile_crashes") == before + 1
+
+
+def _busy_worker(device: int) -> int:
+    """The compile worker of a device process that is at work: it has the compiler under it, or uses the processor."""
+    workers = [pid for pid in processes(device) if _parent(pid) == _broker(device)]
+    if BACKEND == "cpu":
+        return next((pid for pid in workers if "cc1plus" in processes(pid).values()), 0)
+    before = {pid: _cpu_ticks(pid) for pid in workers}
+    if all(ticks < 60 for ticks in before.values()):
+        return 0  # that is what it takes to start
+    time.sleep(0.1)
+    return next((pid for pid, ticks in before.items() if _cpu_ticks(pid) > ticks + 5), 0)
+
+
+def _broker(device: int) -> int:
+    """The broker of a device process, the child of its keeper; 0 while there is none."""
+    found = (pid for pid in processes(device) if _parent(_parent(pid)) == device)
+    return next(found, 0)
+
+
+def _stat(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ["X", "0"] + ["0"] * 50
+
+
+def _parent(pid: int) -> int:
+    return int(_stat(pid)[1])
+
+
+def _cpu_ticks(pid: int) -> int:
+    return int(_stat(pid)[11])
+
+
+def test_a_session_that_ends_takes_its_compile_with_it(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(compile={"timeout": "60s", "workers": 1})
+    device = daemon.device_pid()
+    with daemon.connect() as node:
+        module = node.device(0).RawModule(code=fresh(SLOW))
+        worker = wait_until(lambda: _busy_worker(device), "a worker that compiles")
+    del module
+    wait_until(lambda: not alive(worker), "the end of the worker")
+    with daemon.connect() as node:
+        saxpy_works(node.device(0))
+    assert daemon.device_pid() == device
+
+
+def test_a_module_that_nobody_wants_any_more_is_not_compiled_on(gpu: hearth.Device, limited: DaemonProcess) -> None:
+    device = limited.device_pid()
+    module = gpu.RawModule(code=fresh(SLOW))
+    worker = wait_until(lambda: _busy_worker(device), "a worker that compiles")
+    del module
+    wait_until(lambda: not alive(worker), "the end of the worker", TIMEOUT_S - 1)
+    saxpy_works(gpu)
+
+
+def test_a_killed_device_process_takes_its_workers_with_it(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(compile={"timeout": "60s"})
+    device = daemon.device_pid()
+    with daemon.connect() as node:
+        module = node.device(0).RawModule(code=fresh(SLOW))
+        wait_until(lambda: _busy_worker(device), "a worker that compiles")
+        under = processes(device)
+        os.kill(device, signal.SIGKILL)
+        wait_until(lambda: not any(map(alive, under)), "the end of the workers")
+        del module
+
+
+@on_cpu
+def test_a_broker_that_is_killed_is_replaced(start_daemon: StartDaemon) -> None:
+    """What it compiled is compiled by the next one; the device process and its sessions notice nothing."""
+    daemon = start_daemon(compile={"timeout": "60s", "workers": 1})
+    device = daemon.device_pid()
+    with daemon.connect() as node:
+        gpu = node.device(0)
+        saxpy_works(gpu)
+        broker = _broker(device)
+        os.kill(broker, signal.SIGKILL)
+        gpu.RawModule(code=fresh('extern "C" __global__ void f() {}')).compile()
+        second = _broker(device)
+        assert second not in (0, broker)
+        module = gpu.RawModule(code=fresh(SLOW))
+        worker = wait_until(lambda: _busy_worker(device), "a worker that compiles")
+        os.kill(second, signal.SIGKILL)
+        wait_until(lambda: not alive(worker), "the end of its worker")
+        wait_until(lambda: _busy_worker(device), "the same compile at a third broker", 60)
+        del module
+        gpu.RawModule(code=fresh('extern "C" __global__ void f() {}')).compile()
+        saxpy_works(gpu)
+        assert daemon.device_pid() == device and _broker(device) not in (broker, second)
+    assert daemon.log().count('"broker_lost"') == 2
+
+
+@on_cpu
+def test_a_device_process_without_a_keeper_of_brokers_says_so(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon()
+    device = daemon.device_pid()
+    with daemon.connect() as node:
+        saxpy_works(node.device(0))
+        os.kill(_parent(_broker(device)), signal.SIGKILL)
+        with pytest.raises(hearth.HearthError, match="broker") as caught:
+            node.device(0).RawModule(code=fresh('extern "C" __global__ void f() {}')).compile()
+        assert caught.value.reason == "INTERNAL" and "restart-device" in caught.value.fix
+        saxpy_works(node.device(0))  # what is compiled runs on
+
+
+# ---- what is too large ----
+
+
+def test_a_source_of_50_mib(limited: DaemonProcess, gpu: hearth.Device) -> None:
+    large = "// " + "x" * (50 << 20)
+    with pytest.raises(hearth.ArgumentError, match="bytes; the daemon takes") as caught:
+        gpu.RawModule(code=large)
+    assert caught.value.reason == "MESSAGE_TOO_LARGE" and caught.value.fix
+    with Raw(limited.unix) as raw:
+        limit = raw.opened.limits.max_code_bytes
+        for size in (limit + 1, 50 << 20):
+            load = c.LoadModule(module=raw.mint(), kind=c.CODE_KIND_CUDA_CPP, code=b" " * size)
+            try:
+                error = refused(raw.call, "LoadModule", load)
+                assert error.reason == Reason.MESSAGE_TOO_LARGE and error.details["allowed"] == str(limit)
+            except AssertionError:  # gRPC's own limit comes first, and knows no details
+                assert size > 31 << 20
+    saxpy_works(gpu)
+
+
+# ---- files of the host ----
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        '#include "/etc/passwd"',
+        '#include "../../../../../../etc/passwd"',
+        "#define S(x) #x\n#define Q(x) S(x)\n#include Q(/etc/passwd)",
+        '#line 1 "/etc/passwd"\n#error quoted',
+        '#if __has_include("/etc/passwd")\n#error it is there\n#endif',
+        'const char x[] = {\n#embed "/etc/passwd"\n};',
+        '__asm__(".incbin \\"/etc/passwd\\"");',
+    ],
+    ids=["absolute", "relative", "macro", "line", "has_include", "embed", "incbin"],
+)
+def test_files_of_the_host_cannot_be_read_through_the_compiler(gpu: hearth.Device, code: str) -> None:
+    error = compile_error(gpu, code)
+    assert error.reason == "COMPILE_FAILED"
+    told = f"{error} {error.fix} {error.details}"
+    assert "root:" not in told and "it is there" not in told
+    assert "headers=" in error.fix and error.details["include"] and int(error.details["line"]) >= 2
+
+
+def test_what_lies_in_the_daemons_directory_is_no_header(gpu: hearth.Device) -> None:
+    """NVRTC looks in the working directory, which is the daemon's where it is not told otherwise."""
+    for name in ("Makefile", "pyproject.toml", "hearth.sock"):
+        error = compile_error(gpu, f'#include "{name}"\nint x = no_such_name;')
+        assert error.reason == "COMPILE_FAILED" and name in error.details["log"] and "headers=" in error.fix
+        assert "PHONY" not in error.details["log"] and "hatchling" not in error.details["log"]
+
+
+@pytest.mark.parametrize("name", ["/etc/mine.h", "../mine.h", "a/../../mine.h", ""])
+def test_headers_have_names_of_their_own(gpu: hearth.Device, name: str) -> None:
+    error = compile_error(gpu, 'extern "C" __global__ void f() {}', headers={name: "int x;"})
+    assert error.reason == "COMPILE_FAILED" and "header name" in str(error) and error.fix

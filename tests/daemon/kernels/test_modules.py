@@ -1,0 +1,427 @@
+"""Source to kernels: compiled once, kept, and told well when it is wrong."""
+
+from __future__ import annotations
+
+import base64
+import io
+import shutil
+import struct
+import sys
+import uuid
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hearth
+from hearth_proto.reasons import Reason, from_status
+from hearth_proto.v1 import commands_pb2 as c
+from tests.support.daemon.harness import BACKEND, DaemonProcess, StartDaemon, on_cpu, on_gpu
+from tests.support.daemon.kernels import COMMON, saxpy_works
+from tests.support.daemon.raw import Execute, Raw
+from tests.support.folders import ROOT
+
+PTX = """
+.version 7.0
+.target sm_75
+.address_size 64
+// mark
+.visible .entry put(.param .u64 p)
+{
+    .reg .b64 %rd<2>;
+    .reg .b32 %r<2>;
+    ld.param.u64 %rd1, [p];
+    mov.u32 %r1, 42;
+    st.global.u32 [%rd1], %r1;
+    ret;
+}
+"""
+
+WRONG = """extern "C" __global__ void f(int* x) {
+    x[0] = 1;
+    x[1] = no_such_name;
+}
+"""
+
+
+def fresh(body: str) -> str:
+    """Source that no cache has seen."""
+    return f"// {uuid.uuid4()}\n{body}"
+
+
+def test_a_compile_error_brings_the_log_with_lines(gpu: hearth.Device) -> None:
+    module = gpu.RawModule(code=WRONG)
+    log = io.StringIO()
+    with pytest.raises(hearth.CompileError) as caught:
+        module.compile(log_stream=log)
+    assert caught.value.reason == "COMPILE_FAILED"
+    for text in (caught.value.log, log.getvalue()):
+        assert "no_such_name" in text
+        line = next(line for line in text.splitlines() if "no_such_name" in line and "error" in line)
+        assert "(3)" in line or ":3:" in line, line
+    saxpy_works(gpu)
+
+
+def test_a_compile_error_stands_behind_launches(gpu: hearth.Device) -> None:
+    x, untouched = gpu.zeros(4, np.int32), gpu.full(4, 7, np.int32)
+    gpu.RawKernel(WRONG, "f")((1,), (1,), (x,))
+    with pytest.raises(hearth.CompileError, match="f") as caught:
+        gpu.synchronize()
+    assert [failure.command for failure in caught.value.failures] == ["launch f"]
+    gpu.synchronize()
+    assert (untouched.get() == 7).all()
+
+
+def test_a_long_log_arrives(gpu: hearth.Device) -> None:
+    code = "\n".join(f"__device__ int f{i}() {{ return undeclared_{i}; }}" for i in range(40))
+    with pytest.raises(hearth.CompileError) as caught:
+        gpu.RawModule(code=code).compile()
+    assert "undeclared_0" in caught.value.log and len(caught.value.log) > 1000
+
+
+def test_missing_functions_and_globals_list_what_there_is(gpu: hearth.Device) -> None:
+    module = gpu.RawModule(code=COMMON + "__device__ int there;")
+    with pytest.raises(hearth.InvalidHandleError, match="missing") as caught:
+        print(module.get_function("missing").num_regs)
+    assert caught.value.reason == "FUNCTION_NOT_FOUND" and "saxpy" in str(caught.value)
+    module.get_function("missing")((1,), (1,))
+    with pytest.raises(hearth.InvalidHandleError, match="missing"):
+        gpu.synchronize()
+    with pytest.raises(hearth.InvalidHandleError, match="nowhere") as caught:
+        module.get_global("nowhere")
+    assert caught.value.reason == "GLOBAL_NOT_FOUND"
+    assert set(module.functions) == {"saxpy", "add_one", "mix", "spin"}
+    if BACKEND == "cpu":  # CUDA's driver does not list variables
+        assert "there" in module.globals
+
+
+def test_options(gpu: hearth.Device) -> None:
+    code = 'extern "C" __global__ void f(int* x) { *x = VALUE + (__cplusplus >= 201703L ? 1000 : 0); }'
+    x = gpu.zeros(1, np.int32)
+    for value in (3, 4):
+        gpu.RawKernel(code, "f", options=(f"-DVALUE={value}", "-std=c++17", "--use_fast_math"))((1,), (1,), (x,))
+        assert x.item() == 1000 + value
+    with pytest.raises(hearth.CompileError) as caught:
+        gpu.RawModule(code=code, options=("-DVALUE=1", "--no-such-option")).compile()
+    assert "no-such-option" in str(caught.value) + caught.value.log
+
+
+def test_headers(gpu: hearth.Device) -> None:
+    code = '#include "mine/value.h"\n#include <more.h>\nextern "C" __global__ void f(int* x) { *x = value() + MORE; }'
+    x = gpu.zeros(1, np.int32)
+    for value in (20, 30):
+        headers = {"mine/value.h": f"__device__ int value() {{ return {value}; }}", "more.h": "#define MORE 1\n"}
+        module = gpu.RawModule(code=code, headers=headers)
+        module.get_function("f")((1,), (1,), (x,))
+        assert x.item() == value + 1
+    with pytest.raises(hearth.CompileError) as caught:
+        gpu.RawModule(code=code, headers={"mine/value.h": ""}).compile()
+    assert "more.h" in str(caught.value) + caught.value.log
+
+
+def test_name_expressions(gpu: hearth.Device) -> None:
+    code = """
+    namespace deep { template <typename T, int N> __global__ void scale(T* x) { x[threadIdx.x] *= N; } }
+    template <typename T> __global__ void clear(T* x) { x[threadIdx.x] = 0; }
+    """
+    names = ["deep::scale<float, 3>", "deep::scale<int, -2>", "clear<int>"]
+    module = gpu.RawModule(code=code, name_expressions=names)
+    floats, ints = gpu.ones(4, np.float32), gpu.ones(4, np.int32)
+    module.get_function("deep::scale<float, 3>")((1,), (4,), (floats,))
+    module.get_function("deep::scale<int, -2>")((1,), (4,), (ints,))
+    assert (floats.get() == 3).all() and (ints.get() == -2).all()
+    module.get_function("clear<int>")((1,), (2,), (ints,))
+    assert ints.get().tolist() == [0, 0, -2, -2]
+    with pytest.raises(hearth.CompileError):
+        gpu.RawModule(code=code, name_expressions=["clear<no_such_type>"]).compile()
+
+
+def test_globals(gpu: hearth.Device) -> None:
+    code = """
+    __constant__ float coefficients[4] = {1, 2, 3, 4};
+    __device__ int counter = 5;
+    extern "C" __global__ void f(float* out) { out[threadIdx.x] = coefficients[threadIdx.x]; atomicAdd(&counter, 1); }
+    """
+    module = gpu.RawModule(code=code)
+    f, out = module.get_function("f"), gpu.zeros(4, np.float32)
+    coefficients, counter = module.get_global("coefficients", np.float32, 4), module.get_global("counter", np.int32)
+    f((1,), (4,), (out,))
+    assert out.get().tolist() == [1, 2, 3, 4] and counter.get().tolist() == [9]
+    coefficients.set(np.arange(4, dtype=np.float32))
+    module.get_global("counter").set(np.array([100], np.int32))
+    f((1,), (4,), (out,))
+    assert out.get().tolist() == [0, 1, 2, 3] and counter.get().tolist() == [104]
+    coefficients[1:3].fill(-1)
+    assert coefficients.get().tolist() == [0, -1, -1, 3]
+    for wrong in ({"dtype": "V3"}, {"dtype": np.float32, "shape": (5,)}):
+        with pytest.raises(hearth.ArgumentError, match="16 bytes"):
+            module.get_global("coefficients", **wrong)
+
+
+def test_sessions_do_not_share_variables(daemon: DaemonProcess) -> None:
+    code = '__device__ int v = 1;\nextern "C" __global__ void f() { v += 1; }'
+    with daemon.connect() as first, daemon.connect() as second:
+        modules = [node.device(0).RawModule(code=code) for node in (first, second)]
+        modules[0].get_function("f")((1,), (1,))
+        assert [module.get_global("v", np.int32).get()[0] for module in modules] == [2, 1]
+
+
+def test_a_module_outlives_its_python_object_while_it_runs(gpu: hearth.Device) -> None:
+    x = gpu.zeros(1, np.int32)
+    for _ in range(20):
+        gpu.RawKernel('extern "C" __global__ void f(int* x) { *x += 1; }', "f")((1,), (1,), (x,))
+    assert x.item() == 20
+
+
+def test_one_source_of_many_clients_is_compiled_once(daemon: DaemonProcess) -> None:
+    code = fresh('extern "C" __global__ void f(int* x) { *x = 42; }')
+    before = daemon.counter("compile_cache_misses")
+
+    def use(_: int) -> tuple[int, bool]:
+        with daemon.connect() as node:
+            gpu = node.device(0)
+            module = gpu.RawModule(code=code)
+            x = gpu.zeros(1, np.int32)
+            module.get_function("f")((1,), (1,), (x,))
+            return x.item(), module._describe().cached
+
+    with ThreadPoolExecutor(6) as pool:
+        results = list(pool.map(use, range(6)))
+    assert [value for value, _ in results] == [42] * 6
+    assert [cached for _, cached in results].count(False) <= 1  # none, where that session's describe came later
+    assert daemon.counter("compile_cache_misses") - before == 1
+
+
+def test_another_device_takes_it_from_the_cache(pair: list[hearth.Device]) -> None:
+    code = fresh('extern "C" __global__ void f() {}')
+    first = pair[0].RawModule(code=code)
+    assert not first._describe().cached and first._describe().compile_ns > 0
+    second = pair[1].RawModule(code=code)
+    assert second._describe().cached and second._describe().compile_ns == 0
+
+
+def test_two_devices_at_once_compile_once(pair: list[hearth.Device]) -> None:
+    code = fresh('extern "C" __global__ void f() {}')
+    modules = [device.RawModule(code=code) for device in pair]
+    assert [module._describe().cached for module in modules].count(False) == 1
+
+
+def test_the_cache_survives_the_daemon_and_damage(
+    start_daemon: StartDaemon, cache: Path, gpu: hearth.Device, tmp_path: Path
+) -> None:
+    code = fresh('extern "C" __global__ void f(int* x) { *x = 7; }')
+    directory = tmp_path / "private"
+    directory.mkdir(mode=0o700)
+    saxpy_works(gpu)
+    for made in cache.iterdir():  # what the CPU backend makes once takes long
+        if made.is_dir() and len(made.name) > 2 and not made.name.startswith("."):
+            shutil.copytree(made, directory / made.name)
+
+    def run() -> bool:
+        daemon = start_daemon(cache_dir=directory)
+        with daemon.connect() as node:
+            gpu = node.device(0)
+            module, x = gpu.RawModule(code=code), gpu.zeros(1, np.int32)
+            module.get_function("f")((1,), (1,), (x,))
+            assert x.item() == 7
+            cached = module._describe().cached
+        assert daemon.stop() == 0
+        return cached
+
+    assert [run(), run()] == [False, True]
+    damaged = [path for path in directory.glob("??/*") if path.is_file()]
+    assert damaged, "compiled modules are files in the cache's directory"
+    for path in damaged:
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 0xFF
+        path.write_bytes(data)
+    assert [run(), run()] == [False, True]
+
+
+def test_a_kernel_can_be_got_before_it_is_compiled(gpu: hearth.Device) -> None:
+    """Uploads and work on other streams go on while the compiler works."""
+    kernel = gpu.RawKernel(fresh('extern "C" __global__ void f(int* x) { *x += 1; }'), "f")
+    x, y = gpu.zeros(1, np.int32), gpu.zeros(1, np.int32)
+    kernel((1,), (1,), (x,))
+    with gpu.stream():
+        assert y.item() == 0
+    assert x.item() == 1
+
+
+def test_attributes_and_parameters(gpu: hearth.Device) -> None:
+    code = """
+    struct Pair { char a; double b; };
+    extern "C" __global__ void f(char a, double b, Pair c, const float* d, short e) {
+        __shared__ float part[64];
+        part[threadIdx.x] = a; __syncthreads(); if (d == nullptr) part[0] = e;
+    }
+    """
+    f = gpu.RawKernel(code, "f")
+    assert f.parameters == [(0, 1), (8, 8), (16, 16), (32, 8), (40, 2)]
+    assert f.attributes["shared_size_bytes"] >= 0 and 0 < f.max_threads_per_block <= 1024
+    optin = gpu.properties.shared_mem_per_block_optin
+    assert f.max_dynamic_shared_size_bytes == optin - f.shared_size_bytes
+    dynamic = gpu.RawKernel(
+        'extern "C" __global__ void g(int* x) { extern __shared__ int s[]; s[0] = 5; *x = s[0]; }', "g"
+    )
+    assert dynamic.max_dynamic_shared_size_bytes == optin
+    x = gpu.zeros(1, np.int32)
+    dynamic((1,), (1,), (x,), shared_mem=dynamic.max_dynamic_shared_size_bytes)
+    assert x.item() == 5
+
+
+@pytest.mark.parametrize(
+    "code", [b"\x7fELF" + bytes(100), b"\xff\xfe is no text", ".version 8.0\n.target nonsense\n", "}"],
+    ids=["elf", "not-utf8", "ptx", "brace"],
+)  # fmt: skip
+def test_what_is_no_module_is_refused(gpu: hearth.Device, code: str | bytes) -> None:
+    with pytest.raises((hearth.CompileError, hearth.UnsupportedError)) as caught:
+        gpu.RawModule(code=code).compile()
+    assert caught.value.reason in ("COMPILE_FAILED", "MODULE_INVALID", "UNSUPPORTED")
+    saxpy_works(gpu)
+
+
+def test_unloading_a_module_whose_kernel_runs(raw: Raw, stream: Execute) -> None:
+    """The handle dies at once, and those of its functions and variables; the code when the kernel has ended."""
+    code = """
+    __device__ int step = 5;
+    extern "C" __global__ void late(int* x, long long cycles) {
+        long long start = clock64();
+        while (clock64() - start < cycles) {}
+        *x += step;
+    }
+    """
+    flag, module, function, step = (raw.mint() + 100 for _ in range(4))
+    load = c.LoadModule(module=module, kind=c.CODE_KIND_CUDA_CPP, code=code.encode())
+    assert stream.ask(c.Command(load_module=load)).HasField("module")
+    arguments = [c.Argument(pointer=c.Argument.Pointer(buffer=flag)), c.Argument(int64=400_000_000)]
+    one = c.Dim3(x=1, y=1, z=1)
+    stream.batch(
+        c.Command(get_function=c.GetFunction(function=function, module=module, name="late")),
+        c.Command(get_global=c.GetGlobal(buffer=step, module=module, name="step")),
+        c.Command(allocate=c.Allocate(buffer=flag, size=4)),
+        c.Command(fill=c.Fill(buffer=flag, size=4, pattern=b"\0")),
+        c.Command(launch=c.Launch(function=function, grid=one, block=one, arguments=arguments)),
+    )
+    assert stream.ask(c.Command(unload_module=c.UnloadModule(module=module))).HasField("done")
+    for gone in (
+        c.Command(describe_module=c.DescribeModule(module=module)),
+        c.Command(describe_function=c.DescribeFunction(function=function)),
+        c.Command(read=c.Read(buffer=step, size=4)),
+    ):
+        assert from_status(stream.ask(gone).error).reason == Reason.INVALID_HANDLE
+    answer = stream.ask(c.Command(read=c.Read(buffer=flag, size=4)))
+    assert answer.read.data == struct.pack("<i", 5), answer
+    again = c.LoadModule(module=module, kind=c.CODE_KIND_CUDA_CPP, code=code.encode())
+    assert stream.ask(c.Command(load_module=again)).HasField("module"), "its number is free again"
+
+
+@on_gpu
+def test_ptx_is_compiled_like_source(gpu: hearth.Device, daemon: DaemonProcess) -> None:
+    """By a worker, once, and kept; where no assembler is installed the driver does it, each time."""
+    before = daemon.counter("compile_cache_misses")
+    code = PTX.replace("// mark", f"// {uuid.uuid4()}")
+    modules = [gpu.RawModule(code=code) for _ in range(3)]
+    x = gpu.zeros(1, np.int32)
+    for module in modules:
+        module.get_function("put")((1,), (1,), (x,))
+    assert x.item() == 42
+    assert daemon.counter("compile_cache_misses") - before in (0, 1)
+    cached = [module._describe().cached for module in modules]
+    assert cached in ([False, True, True], [False, False, False])
+
+
+@on_gpu
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        (".version 7.0", ".version 99.0", "99.0"),
+        ("sm_75", "sm_999", "sm_999"),
+        ("st.global", "st.gloobal", "gloobal"),
+        ("ret;", "", ""),
+    ],
+    ids=["version", "architecture", "syntax", "end"],
+)
+def test_ptx_that_cannot_be_compiled(gpu: hearth.Device, old: str, new: str, told: str) -> None:
+    module = gpu.RawModule(code=PTX.replace(old, new))
+    try:
+        module.compile()
+    except hearth.CompileError as error:
+        assert error.reason == "MODULE_INVALID" and error.fix
+        assert told in str(error) + str(error.details)
+    else:
+        assert not told
+    saxpy_works(gpu)
+
+
+@on_gpu
+def test_binary_code_that_this_device_cannot_run(gpu: hearth.Device) -> None:
+    """CUBIN and fatbin cut short, of another machine, for another architecture."""
+    folder = ROOT / "tests" / "unit" / "device" / "compiler" / "device_code"
+    cubin, fatbin = (
+        zlib.decompress(base64.b85decode(path.read_bytes())) for path in sorted(folder.glob("*.b85"))[::-1]
+    )
+    assert cubin.startswith(b"\x7fELF")
+    host = Path(sys.executable).read_bytes()[:100_000]
+    wrong = [cubin[:-100], cubin[:64], fatbin[:-100], fatbin[:20], b"\xb1\x43\x62\x46" + bytes(20), host]
+    if gpu.properties.compute_capability != (9, 0):
+        wrong.append(cubin)
+    for code in wrong:
+        with pytest.raises(hearth.CompileError) as caught:
+            gpu.RawModule(code=code).compile()
+        assert caught.value.reason == "MODULE_INVALID" and caught.value.fix
+    saxpy_works(gpu)
+
+
+@on_cpu
+def test_what_the_cpu_cannot_run_is_refused_by_name(gpu: hearth.Device) -> None:
+    code = 'extern "C" __global__ void f(int* x) { asm volatile("bar.sync 0;"); }'
+    with pytest.raises(hearth.HearthError, match="asm") as caught:
+        gpu.RawModule(code=code).compile()
+    assert caught.value.reason in ("COMPILE_FAILED", "UNSUPPORTED")
+
+
+def test_warnings_of_a_compile_that_succeeds_arrive(gpu: hearth.Device, daemon: DaemonProcess) -> None:
+    """Also where the code comes from the cache: in this session, in another one, and of another device."""
+    code = fresh('extern "C" __global__ void f(int* x) {\n    int idle_one = 3;\n    *x = 1;\n}')
+    logs: list[str] = []
+    with daemon.connect() as node:
+        for device in (gpu, gpu, *node.devices[:2]):
+            module, log = device.RawModule(code=code, options=("--split-compile=2",)), io.StringIO()
+            module.compile(log_stream=log)
+            assert module._describe().cached == bool(logs)
+            logs.append(log.getvalue())
+    assert len(set(logs)) == 1
+    lines = logs[0].splitlines()
+    assert any(line.startswith("kernel.cu(3): warning") and "idle_one" in line for line in lines), logs[0]
+    assert any("--split-compile=2" in line and "no effect" in line for line in lines), logs[0]
+    quiet = io.StringIO()
+    gpu.RawModule(code=code, options=("-w",)).compile(log_stream=quiet)
+    assert quiet.getvalue().strip() == ""
+
+
+def test_options_that_no_backend_takes_are_refused_alike(gpu: hearth.Device) -> None:
+    for option in ("-arch=sm_90", "-rdc=true", "-dlto", "-Xptxas=-v", "--pre-include=a.h", "-I/usr/include"):
+        with pytest.raises(hearth.CompileError, match="is not allowed") as caught:
+            gpu.RawModule(code=COMMON, options=(option,)).compile()
+        assert caught.value.reason == "COMPILE_FAILED" and caught.value.details["option"] == option
+        assert option in caught.value.log and caught.value.fix
+
+
+@on_cpu
+def test_code_of_a_gpu_is_named_by_the_cpu(gpu: hearth.Device) -> None:
+    folder = ROOT / "tests" / "unit" / "device" / "compiler" / "device_code"
+    cubin, fatbin = (
+        zlib.decompress(base64.b85decode(path.read_bytes())) for path in sorted(folder.glob("*.b85"))[::-1]
+    )
+    host = Path(sys.executable).resolve().read_bytes()
+    for code, name in (
+        (cubin, "a CUBIN for sm_90"), (cubin[:100], "a damaged CUBIN"), (fatbin, "a fatbin"), (PTX, "PTX for sm_75"),
+        (host, "an ELF file of the host"),
+    ):  # fmt: skip
+        with pytest.raises(hearth.UnsupportedError) as caught:
+            gpu.RawModule(code=code).compile()
+        message = str(caught.value)
+        assert name in message and "CUDA C++ source only" in message and "/proc" not in message and caught.value.fix

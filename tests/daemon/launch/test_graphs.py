@@ -1,0 +1,768 @@
+"""Graphs: what they record, how they repeat it, what they keep alive, and what becomes of them."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import hearth
+from tests.support.daemon.harness import DaemonProcess, StartDaemon, wait_until
+from tests.support.daemon.kernels import COMMON, GATE, common, gated, saxpy_works
+
+N = 64
+SIZE = np.int32(N)
+
+
+def ramp(gpu: hearth.Device, start: int = 0) -> hearth.DeviceArray:
+    return gpu.asarray(np.arange(start, start + N, dtype=np.uint32))
+
+
+def mixed(x: np.ndarray, y: np.ndarray, times: int = 1) -> np.ndarray:
+    """What `mix` makes of y, on the host."""
+    y = y.copy()
+    for _ in range(times):
+        y = (3 * y.astype(np.uint64) + x).astype(np.uint32)
+    return y
+
+
+# ---- record and replay ----
+
+
+def test_a_recorded_pass_runs_nothing_and_each_launch_all_of_it(gpu: hearth.Device) -> None:
+    mix = common(gpu, "mix")
+    x, y, z = ramp(gpu), ramp(gpu, 100), gpu.zeros(N, np.uint32)
+    with gpu.graph() as graph:
+        mix((1,), (N,), (x, y, SIZE))
+        z.copy_from(y)
+        x.fill(7)
+    assert [(node.kind, node.kernel) for node in graph.nodes] == [("kernel", "mix"), ("copy", ""), ("fill", "")]
+    assert len(graph) == 3 and "3 nodes" in repr(graph) and graph
+    hosts = np.arange(N, dtype=np.uint32), np.arange(100, 100 + N, dtype=np.uint32)
+    np.testing.assert_array_equal(x.get(), hosts[0])
+    np.testing.assert_array_equal(y.get(), hosts[1])
+    assert not z.get().any()
+    graph.launch()
+    once = mixed(*hosts)
+    np.testing.assert_array_equal(y.get(), once)
+    np.testing.assert_array_equal(z.get(), once)
+    assert (x.get() == 7).all()
+    graph.launch(2)
+    np.testing.assert_array_equal(z.get(), mixed(np.full(N, 7, np.uint32), once, 2))
+
+
+def test_a_replay_equals_direct_launches_and_picks_up_changed_inputs(gpu: hearth.Device) -> None:
+    """Byte for byte, twice with the same input (which runs again, too), then with other inputs."""
+    saxpy = common(gpu, "saxpy")
+    random = np.random.default_rng(5)
+    x, y, direct = (gpu.zeros(1000, np.float32) for _ in range(3))
+    arguments = (4,), (256,)
+    with gpu.graph() as graph:
+        saxpy(*arguments, (np.float32(0.3), x, y, np.int32(1000)))
+        saxpy(*arguments, (np.float32(-1.7), x, y, np.int32(1000)))
+    for seed in (1, 1, 2, 3):
+        host = np.random.default_rng(seed).standard_normal(1000, np.float32)
+        start = random.standard_normal(1000, np.float32)
+        x.set(host)
+        y.set(start)
+        direct.set(start)
+        graph.launch()
+        for factor in (0.3, -1.7):
+            saxpy(*arguments, (np.float32(factor), x, direct, np.int32(1000)))
+        assert y.get().tobytes() == direct.get().tobytes()
+
+
+def test_many_launches_of_many_shapes(gpu: hearth.Device) -> None:
+    """150 launches, each with arguments and a geometry of its own."""
+    add_one = common(gpu, "add_one")
+    x = gpu.zeros(150, np.int32)
+    with gpu.graph() as graph:
+        for index in range(150):
+            add_one((index // 64 + 1,), (64,), (x, np.int32(index + 1)))
+    assert not x.get().any() and len(graph) == 150
+    expected = np.arange(150, 0, -1)
+    graph.launch()
+    np.testing.assert_array_equal(x.get(), expected)
+    graph.launch()
+    np.testing.assert_array_equal(x.get(), 2 * expected)
+    x.fill(-1000)
+    graph.launch()
+    np.testing.assert_array_equal(x.get(), expected - 1000)
+
+
+def test_an_empty_graph_does_nothing(gpu: hearth.Device) -> None:
+    x = gpu.zeros(0, np.int32)
+    with gpu.graph() as graph:
+        x.fill(3)  # nothing
+    assert len(graph) == 0 and graph.nodes == ()
+    graph.launch()
+    graph.launch(2**63)
+    gpu.synchronize(timeout=30)
+
+
+def test_iterations_are_as_many_nodes(gpu: hearth.Device) -> None:
+    add_one = common(gpu, "add_one")
+    x = gpu.zeros(N, np.int32)
+    with gpu.graph() as graph:
+        add_one((1,), (N,), (x, SIZE), iterations=5)
+    assert len(graph) == 5
+    graph.update(3, (x, np.int32(0)))
+    graph.launch(2)
+    assert (x.get() == 8).all()
+
+
+KINDS = ("mix", "add", "copy", "fill", "part")
+OPERATIONS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 2), st.integers(0, 2)), max_size=12)
+
+
+def on_host(what: str, hosts: list[np.ndarray], to: int, since: int) -> None:
+    """One step of a random program, on the host."""
+    if what == "part":
+        hosts[to][8:16] = hosts[since][24:32].copy()
+        return
+    hosts[to] = {
+        "mix": lambda: mixed(hosts[since], hosts[to]),
+        "add": lambda: hosts[to] + np.uint32(1),
+        "copy": hosts[since].copy,
+        "fill": lambda: np.full(N, since, np.uint32),
+    }[what]()
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(OPERATIONS, st.integers(1, 3))
+def test_random_programs_equal_a_sequential_reference(
+    gpu: hearth.Device, program: list[tuple[str, int, int]], times: int
+) -> None:
+    mix, add_one = common(gpu, "mix"), common(gpu, "add_one")
+    hosts = [np.arange(k, k + N, dtype=np.uint32) for k in range(3)]
+    arrays = [gpu.asarray(host) for host in hosts]
+
+    def on_device(what: str, to: hearth.DeviceArray, since: hearth.DeviceArray, number: int) -> None:
+        {
+            "mix": lambda: mix((1,), (N,), (since, to, SIZE)),
+            "add": lambda: add_one((2,), (N,), (to, SIZE)),
+            "copy": lambda: to.copy_from(since),
+            "fill": lambda: to.fill(number),
+            "part": lambda: to[8:16].copy_from(since[24:32]),
+        }[what]()
+
+    with gpu.graph() as graph:
+        for what, to, since in program:
+            on_device(what, arrays[to], arrays[since], since)
+    graph.launch(times)
+    for what, to, since in program * times:
+        on_host(what, hosts, to, since)
+    for host, array in zip(hosts, arrays, strict=True):
+        np.testing.assert_array_equal(array.get(), host)
+
+
+# ---- order ----
+
+
+def test_launches_are_ordered_like_one_command(gpu: hearth.Device) -> None:
+    """Behind what precedes them on other streams, and before what follows, wherever a buffer is shared."""
+    mix = common(gpu, "mix")
+    side, third = gpu.stream(), gpu.stream()
+    x, y, flag = ramp(gpu), ramp(gpu), gpu.zeros(1, np.int32)
+    with gpu.graph() as graph:
+        mix((1,), (N,), (x, y, SIZE))
+    gpu.synchronize()
+    host = np.arange(N, dtype=np.uint32)
+    with gated(gpu) as gate:
+        gate.hold(flag, stream=side)
+        y.fill(1, stream=side)
+        graph.launch(stream=third)
+        y_now = gpu.empty(N, np.uint32)
+        y_now.copy_from(y)  # on the default stream
+        y.fill(0)
+        assert not third.done
+        gate.open()
+    np.testing.assert_array_equal(y_now.get(), mixed(host, np.ones(N, np.uint32)))
+    assert not y.get().any()
+
+
+def test_launches_of_one_graph_on_several_streams(gpu: hearth.Device) -> None:
+    add_one = common(gpu, "add_one")
+    x = gpu.zeros(N, np.int32)
+    with gpu.graph() as graph:
+        add_one((1,), (N,), (x, SIZE))
+    streams = [gpu.stream() for _ in range(4)]
+    for turn in range(40):
+        graph.launch(3, streams[turn % 4])
+    with streams[2]:
+        graph.launch(3)
+    assert (x.get() == 123).all()
+
+
+def test_a_graph_on_a_stream_does_not_hold_up_others(gpu: hearth.Device) -> None:
+    busy = gpu.stream()
+    x = gpu.zeros(N, np.int32)
+    hold = gpu.RawModule(code=GATE)
+    kernel, gate = hold.get_function("hold"), hold.get_global("gate", np.int32)
+    side = gpu.stream()
+    gate.set(np.zeros(1, np.int32), stream=side)
+    saxpy_works(gpu)
+    with gpu.graph() as graph:
+        kernel((1,), (1,), (x,))
+    add_one = common(gpu, "add_one")
+    assert add_one.num_regs >= 0  # loaded: that waits for kernels on a GPU
+    graph.launch(stream=busy)
+    other = gpu.zeros(1, np.int32)
+    add_one((1,), (1,), (other, np.int32(1)))
+    assert other.item() == 1
+    assert not busy.done
+    gate.set(np.ones(1, np.int32), stream=side)
+    busy.synchronize(timeout=30)
+    assert x.get()[0] == 1
+
+
+def test_ten_thousand_launches_hold_up_nobody(gpu: hearth.Device, daemon: DaemonProcess) -> None:
+    """They go out as the device comes along; another session's commands go between."""
+    add_one = common(gpu, "add_one")
+    x = gpu.zeros(8, np.int32)
+    with gpu.graph() as graph:
+        for _ in range(10):
+            add_one((1,), (8,), (x, np.int32(8)))
+    waits: list[float] = []
+    over = threading.Event()
+
+    def other() -> None:
+        with daemon.connect() as node:
+            beside = node.device(0).default_stream
+            beside.synchronize()
+            ready.wait()
+            while not over.is_set():
+                started = time.monotonic()
+                beside.synchronize()
+                waits.append(time.monotonic() - started)
+
+    ready = threading.Barrier(2)
+    thread = threading.Thread(target=other)
+    thread.start()
+    ready.wait()
+    began = time.monotonic()
+    graph.launch(10_000)
+    result = x.get()
+    took = time.monotonic() - began
+    over.set()
+    thread.join()
+    assert (result == 100_000).all()
+    # Answered all the while, and by far not at the end only.
+    assert len(waits) >= 5 and sorted(waits)[len(waits) // 2] < took / 5, (took, waits)
+
+
+# ---- update ----
+
+
+def test_update_of_scalars_buffers_and_geometry(gpu: hearth.Device) -> None:
+    saxpy = common(gpu, "saxpy")
+    x, y = gpu.ones(N, np.float32), gpu.zeros(N, np.float32)
+    with gpu.graph() as graph:
+        saxpy((1,), (N,), (np.float32(2), x, y, SIZE))
+        x.fill(1)
+        saxpy((1,), (N,), (np.float32(3), x, y, SIZE))
+    graph.launch()
+    assert (y.get() == 5).all()
+    graph.nodes[0].set_args((np.float32(-2), x, y, SIZE))
+    graph.launch()
+    assert (y.get() == 6).all()
+    other = gpu.full(N, 100, np.float32)
+    graph.update(2, (np.float32(1), x, other, SIZE), grid=2, block=(16,))  # the first 32 elements
+    graph.launch()
+    assert (y.get() == 4).all()
+    np.testing.assert_array_equal(other.get(), [101] * 32 + [100] * 32)
+
+
+def test_launches_under_way_keep_their_arguments(gpu: hearth.Device) -> None:
+    saxpy = common(gpu, "saxpy")
+    x, y, flag = gpu.ones(N, np.float32), gpu.zeros(N, np.float32), gpu.zeros(1, np.int32)
+    with gpu.graph() as graph:
+        saxpy((1,), (N,), (np.float32(1), x, y, SIZE))
+    gpu.synchronize()
+    with gated(gpu) as gate:
+        gate.hold(flag)
+        for factor in (10, 100, 1000):
+            graph.launch()
+            graph.update(0, (np.float32(factor), x, y, SIZE))
+        graph.launch()
+        gate.open()
+        assert (y.get() == 1111).all()
+
+
+def test_what_an_update_replaces_is_let_go(gpu: hearth.Device) -> None:
+    """The memory of the old argument goes back when the launch that uses it has ended; the new one's stays."""
+    add_one = common(gpu, "add_one")
+    size = 1 << 20
+    old, new, flag = gpu.zeros(size // 4, np.int32), gpu.zeros(size // 4, np.int32), gpu.zeros(1, np.int32)
+    with gpu.graph() as graph:
+        add_one((1,), (1,), (old, np.int32(1)))
+    gpu.synchronize()
+    with gated(gpu) as gate:
+        gate.hold(flag)
+        before = gpu.memory_usage().bytes_in_use
+        old.free()
+        graph.launch()
+        gpu.flush()
+        assert gpu.memory_usage().bytes_in_use == before
+        graph.update(0, (new, np.int32(1)))
+        gpu.flush()
+        assert gpu.memory_usage().bytes_in_use == before - size
+        fresh = gpu.full(size // 4, 5, np.int32, gpu.stream())  # may lie where the old one was
+        graph.launch()
+        kept = new.copy()
+        new.free()
+        gpu.flush()
+        gate.open()
+    assert (fresh.get() == 5).all() and kept.get()[0] == 1
+    graph.launch()  # on memory that nobody else has
+    gpu.synchronize()
+
+
+@pytest.mark.parametrize(
+    ("index", "grid", "arguments", "what"),
+    [
+        (1, None, 4, "copy or a fill"),
+        (2, None, 4, "no node of that number"),
+        (0, None, 3, "3 arguments are given; the kernel has 4 parameters"),
+        (0, (1, 70_000), 4, "grid.y is 70000"),
+    ],
+)
+def test_an_update_that_cannot_be_changes_nothing(
+    gpu: hearth.Device, index: int, grid: object, arguments: int, what: str
+) -> None:
+    saxpy = common(gpu, "saxpy")
+    x, y = gpu.ones(N, np.float32), gpu.zeros(N, np.float32)
+    with gpu.graph() as graph:
+        saxpy((1,), (N,), (np.float32(2), x, y, SIZE))
+        x.fill(1)
+    target = hearth.GraphNode(graph, index, "kernel", "saxpy", graph.nodes[0]._call)
+    target.set_args((np.float32(2), x, y, SIZE)[:arguments], grid=grid)
+    with pytest.raises(hearth.HearthError, match=what):
+        gpu.synchronize()
+    graph.launch(2)
+    assert (y.get() == 4).all()
+
+
+def test_an_update_keeps_the_function(gpu: hearth.Device) -> None:
+    module = gpu.RawModule(code=COMMON)
+    saxpy, mix = module.get_function("saxpy"), module.get_function("mix")
+    x, y = gpu.zeros(N, np.uint32), gpu.zeros(N, np.uint32)
+    with gpu.graph() as graph:
+        mix((1,), (N,), (x, y, SIZE))
+        y.fill(1)
+    with pytest.raises(hearth.LaunchError, match="no launch whose arguments"):
+        graph.nodes[1].set_args(())
+    assert graph.nodes[0]._call is not None
+    foreign = hearth.GraphNode(graph, 0, "kernel", "saxpy", graph.nodes[0]._call._replace(function=saxpy))
+    foreign.set_args((np.float32(1), x, y, SIZE))
+    with pytest.raises(hearth.ArgumentError, match="launches mix, not saxpy"):
+        gpu.synchronize()
+
+
+# ---- what cannot be recorded ----
+
+
+def test_a_bad_launch_spoils_the_recording_and_nothing_else(gpu: hearth.Device) -> None:
+    add_one = common(gpu, "add_one")
+    x = gpu.zeros(N, np.int32)
+    with pytest.raises(hearth.LaunchError, match="1025 threads") as caught, gpu.graph() as graph:
+        add_one((1,), (N,), (x, SIZE))
+        add_one((1,), (1025,), (x, SIZE))
+        add_one((1,), (N,), (x,))
+    assert caught.value.reason == "LAUNCH_INVALID" and len(caught.value.failures) == 2
+    assert [failure.command for failure in caught.value.failures] == ["launch add_one"] * 2
+    gpu.synchronize()  # it was all said
+    assert not x.get().any()  # and x is as good as before
+    with pytest.raises(hearth.InvalidHandleError, match="closed"):
+        graph.launch()
+
+
+def test_an_exception_discards_the_recording(gpu: hearth.Device) -> None:
+    add_one = common(gpu, "add_one")
+    x = gpu.zeros(N, np.int32)
+    before = gpu.memory_usage()
+    with pytest.raises(ZeroDivisionError), gpu.graph() as graph:
+        add_one((1,), (N,), (x, SIZE))
+        add_one((1,), (1025,), (x, SIZE))
+        raise ZeroDivisionError
+    assert gpu.current_stream is gpu.default_stream
+    with pytest.raises(hearth.InvalidHandleError, match="closed"):
+        graph.launch()
+    gpu.synchronize()
+    x.free()
+    assert gpu.memory_usage().bytes_in_use == before.bytes_in_use - 4 * N
+
+
+def test_allocations_reads_and_waits_in_the_window_are_refused(gpu: hearth.Device) -> None:
+    add_one = common(gpu, "add_one")
+    x = gpu.zeros(N, np.int32)
+    with gpu.graph() as graph:
+        add_one((1,), (N,), (x, SIZE))
+        with pytest.raises(hearth.LaunchError, match="allocated"):
+            gpu.zeros(3_145_733, np.uint8)
+        with pytest.raises(hearth.LaunchError, match=r"read on stream \d+ while it records"):
+            x.get()
+        with pytest.raises(hearth.LaunchError, match="sync"):
+            gpu.current_stream.synchronize()
+        with pytest.raises(hearth.LaunchError, match="flush"):
+            gpu.flush()
+        gpu.zeros(3, stream=gpu.default_stream).free()  # elsewhere it is no matter
+        gpu.synchronize()  # nor is waiting for all that runs
+        add_one((1,), (N,), (x, SIZE))
+    graph.launch()
+    assert (x.get() == 2).all()
+
+
+def test_what_fails_one_way_in_the_window_is_told_at_its_end(gpu: hearth.Device) -> None:
+    x = gpu.zeros(N, np.int32)
+    with pytest.raises(hearth.LaunchError, match="write on stream") as caught, gpu.graph():
+        x.fill(1)
+        x.set(np.zeros(N, np.int32))
+    assert caught.value.reason == "CAPTURE_INVALID" and caught.value.fix
+    gpu.synchronize()
+
+
+def test_launches_in_which_the_host_takes_part_are_refused(gpu: hearth.Device) -> None:
+    add_one = common(gpu, "add_one")
+    x, grid = gpu.zeros(N, np.int32), gpu.ones(3, np.uint32)
+    for keywords, what in (
+        ({"mode": "validate"}, "validate"),
+        ({"timeout": 3.0}, "time limit"),
+        ({"iterations": 5000}, "the most is 4096"),
+    ):
+        with pytest.raises(hearth.LaunchError, match=what) as caught, gpu.graph():
+            add_one((1,), (N,), (x, SIZE), **keywords)
+        assert caught.value.reason == "CAPTURE_INVALID" and caught.value.fix
+    with pytest.raises(hearth.LaunchError, match="grid from a buffer"), gpu.graph():
+        add_one(grid, (N,), (x, SIZE))
+
+
+def test_graphs_do_not_nest(gpu: hearth.Device) -> None:
+    add_one = common(gpu, "add_one")
+    x = gpu.zeros(N, np.int32)
+    with gpu.graph() as first:
+        add_one((1,), (N,), (x, SIZE))
+        with pytest.raises(hearth.ArgumentError, match="recorded once"), first:
+            pass
+    with gpu.graph() as outer:
+        add_one((1,), (N,), (x, SIZE))
+        with gpu.graph() as inner:  # a recording of its own, on a stream of its own
+            add_one((1,), (N,), (x, SIZE))
+            add_one((1,), (N,), (x, SIZE))
+        with pytest.raises(hearth.LaunchError, match="inside the recording"):
+            first.launch()
+        inner.launch(stream=gpu.default_stream)
+    assert (len(outer), len(inner)) == (1, 2)
+    assert (x.get() == 2).all()
+
+
+# ---- isolation ----
+
+
+def test_a_capture_concerns_its_stream_alone(gpu: hearth.Device, daemon: DaemonProcess) -> None:
+    add_one = common(gpu, "add_one")
+    x, y = gpu.zeros(N, np.int32), gpu.zeros(N, np.int32)
+    busy, stop, turns = gpu.stream(), threading.Event(), []
+
+    def work() -> None:
+        while not stop.is_set():
+            add_one((1,), (N,), (y, SIZE), stream=busy)
+            busy.synchronize()
+            turns.append(1)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        with gpu.graph() as graph:
+            for _ in range(20):
+                add_one((1,), (N,), (x, SIZE))
+            seen = len(turns)
+            wait_until(lambda: len(turns) > seen + 3, "work on the other stream")
+            add_one((1,), (N,), (x, SIZE), stream=busy)
+            with daemon.connect() as other:
+                saxpy_works(other.device(0))
+    finally:
+        stop.set()
+        thread.join()
+    assert (y.get() == len(turns)).all() and len(graph) == 20
+    assert (x.get() == 1).all()
+    graph.launch()
+    assert (x.get() == 21).all()
+
+
+def test_folded_streams_share_no_capture(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(devices={"max_streams": 1})
+    with daemon.connect() as node:
+        gpu = node.device(0)
+        add_one = common(gpu, "add_one")
+        x, y = gpu.zeros(N, np.int32), gpu.zeros(N, np.int32)
+        beside = gpu.stream()
+        with gpu.graph() as graph:
+            add_one((1,), (N,), (x, SIZE))
+            add_one((1,), (N,), (y, SIZE), stream=beside)
+            assert (y.get(stream=beside) == 1).all()
+            add_one((1,), (1025,), (y, SIZE), stream=beside)
+        assert len(graph) == 1
+        with pytest.raises(hearth.LaunchError, match="1025"):
+            beside.synchronize()
+        graph.launch(3, beside)
+        assert (x.get() == 3).all() and (y.get() == 1).all()
+        assert daemon.gauge("streams") == 1
+
+
+# ---- what a graph keeps ----
+
+
+def test_freed_buffers_live_as_long_as_the_graph(gpu: hearth.Device) -> None:
+    """What is allocated afterwards lies elsewhere: no launch reaches it."""
+    mix = common(gpu, "mix")
+    x, y = ramp(gpu), gpu.zeros(N, np.uint32)
+    between = [gpu.zeros(N, np.uint32) for _ in range(8)]
+    with gpu.graph() as graph:
+        source = x
+        for middle in between:
+            middle.fill(0)
+            mix((1,), (N,), (source, middle, SIZE))
+            source = middle
+        y.copy_from(source)
+    in_use = gpu.memory_usage()
+    for middle in between:
+        middle.free()
+    sentinels = [gpu.full(N, 1000 + index, np.uint32) for index in range(8)]
+    gpu.synchronize()
+    after = gpu.memory_usage()
+    assert after.bytes_in_use == in_use.bytes_in_use + 8 * 4 * N
+    assert after.allocations == in_use.allocations + 8
+    graph.launch(3)
+    np.testing.assert_array_equal(y.get(), np.arange(N))
+    for index, sentinel in enumerate(sentinels):
+        assert (sentinel.get() == 1000 + index).all()
+    graph.close()
+    gpu.synchronize()
+    assert gpu.memory_usage().bytes_in_use == in_use.bytes_in_use
+
+
+def test_unloaded_modules_live_as_long_as_the_graph(gpu: hearth.Device, daemon: DaemonProcess) -> None:
+    code = """
+    __device__ int step = 3;
+    extern "C" __global__ void stride(int* x) { x[threadIdx.x] += step; }
+    """
+    module = gpu.RawModule(code=code)
+    x, kernel, step = gpu.zeros(4, np.int32), module.get_function("stride"), module.get_global("step", np.int32)
+    with gpu.graph() as graph:
+        kernel((1,), (4,), (x,))
+        step.fill(10)  # a module's variable in a graph: the module lives on for it, too
+    graph.launch()
+    assert (x.get() == 3).all()
+    before = daemon.gauge("modules")
+    graph._nodes = ()  # the client's graph knows the kernel, for updates
+    del module, kernel, step
+    gc.collect()
+    gpu.synchronize()
+    assert daemon.gauge("modules") == before - 1
+    graph.launch(2)
+    assert (x.get() == 23).all()
+    graph.close()
+    gpu.synchronize()
+
+
+def test_a_graph_closed_with_a_launch_under_way(gpu: hearth.Device) -> None:
+    hold = gpu.RawModule(code=GATE)
+    kernel, gate = hold.get_function("hold"), hold.get_global("gate", np.int32)
+    side = gpu.stream()
+    gate.set(np.zeros(1, np.int32), stream=side)
+    x, y = gpu.zeros(N, np.int32), gpu.zeros(N, np.int32)
+    with gpu.graph() as graph:
+        kernel((1,), (1,), (x,))
+        y.copy_from(x)
+    in_use = gpu.memory_usage().bytes_in_use
+    graph.launch(2)
+    graph.close()
+    graph.close()
+    x.free()
+    gpu.flush()
+    sentinels = [gpu.full(N, -7, np.int32, side) for _ in range(8)]
+    gate.set(np.ones(1, np.int32), stream=side)
+    assert y.get()[0] == 2
+    assert all((sentinel.get() == -7).all() for sentinel in sentinels)
+    assert gpu.memory_usage().bytes_in_use == in_use + 7 * 4 * N
+
+
+def test_a_session_that_closes_with_graphs_leaves_nothing(lossy: DaemonProcess) -> None:
+    before = lossy.gauge("memory_in_use_bytes")
+    graphs = lossy.gauge("graphs")
+    with lossy.connect() as node:
+        gpu = node.device(0)
+        add_one = common(gpu, "add_one")
+        x = gpu.zeros(1 << 20, np.int32)
+        with gpu.graph() as graph:
+            add_one((1,), (8,), (x, np.int32(8)))
+        x.free()
+        graph.launch(100)
+        open_one = gpu.graph()
+        open_one.__enter__()  # and one that is still being recorded
+        add_one((1,), (8,), (gpu.zeros(8, np.int32, gpu.default_stream), np.int32(8)))
+        assert gpu.memory_usage().bytes_in_use >= 4 << 20
+        assert lossy.gauge("graphs") == graphs + 2
+    wait_until(lambda: lossy.gauge("memory_in_use_bytes") == before and lossy.gauge("graphs") == graphs, "its end")
+    with lossy.connect() as node:
+        saxpy_works(node.device(0))
+
+
+def test_graphs_that_nobody_holds_are_given_back(gpu: hearth.Device) -> None:
+    add_one = common(gpu, "add_one")
+    in_use = gpu.memory_usage().bytes_in_use
+    for _ in range(5):
+        x = gpu.zeros(N, np.int32)
+        with gpu.graph() as graph:
+            add_one((1,), (N,), (x, SIZE))
+        graph.launch()
+    del x, graph
+    gc.collect()
+    gpu.synchronize()
+    assert gpu.memory_usage().bytes_in_use == in_use
+
+
+# ---- failures before, losses after ----
+
+
+def test_a_launch_is_skipped_where_its_input_failed(gpu: hearth.Device) -> None:
+    mix = common(gpu, "mix")
+    side = gpu.stream()
+    x, y, z = ramp(gpu), gpu.zeros(N, np.uint32), gpu.zeros(N, np.uint32)
+    with gpu.graph() as graph:
+        mix((1,), (N,), (x, y, SIZE))
+        z.copy_from(y)
+    mix((1,), (1025,), (y, x, SIZE), stream=side)  # fails: x is worth nothing until that was told
+    graph.launch()
+    with pytest.raises(hearth.HearthError) as caught:
+        z.get()
+    assert [failure.reason for failure in caught.value.failures] == ["DEPENDENCY_FAILED"]
+    with pytest.raises(hearth.LaunchError, match="1025"):
+        side.synchronize()
+    graph.launch()
+    np.testing.assert_array_equal(z.get(), np.arange(N))
+
+
+def test_what_a_graph_writes_whole_need_not_have_been_good(gpu: hearth.Device) -> None:
+    mix = common(gpu, "mix")
+    side = gpu.stream()
+    x, y = ramp(gpu), gpu.zeros(N, np.uint32)
+    with gpu.graph() as graph:
+        y.fill(1)
+        mix((1,), (N,), (x, y, SIZE))
+    mix((1,), (1025,), (hearth.read_only(x), y, SIZE), stream=side)
+    graph.launch()
+    np.testing.assert_array_equal(y.get(), np.arange(3, N + 3))
+    with pytest.raises(hearth.LaunchError, match="1025"):
+        side.synchronize()
+
+
+def test_time_limits_and_losses(start_daemon: StartDaemon) -> None:
+    """A limit counts for each launch of the graph; a graph is lost with its device, and can be recorded again."""
+    daemon = start_daemon(launch={"timeout": "2s"})
+    with daemon.connect() as node:
+        gpu = node.device(0)
+        spin, add_one = common(gpu, "spin"), common(gpu, "add_one")
+        x = gpu.zeros(N, np.int32)
+        with gpu.graph() as fine:
+            add_one((1,), (N,), (x, SIZE))
+        fine.launch(300, timeout=30)  # together they may take longer
+        assert (x.get() == 300).all()
+        with gpu.graph() as endless:
+            spin((1,), (1,), (np.int64(2**62),))
+        endless.launch(timeout=0.2)
+        with pytest.raises(hearth.DeviceLostError, match="graph") as caught:
+            gpu.synchronize(timeout=30)
+        assert "spin" in caught.value.details["in_flight"]
+        for graph in (fine, endless):
+            with pytest.raises(hearth.InvalidHandleError, match="lost with generation 1") as lost:
+                graph.launch()
+            assert "record it again" in lost.value.fix and "lost" in repr(graph)
+        with pytest.raises(hearth.InvalidHandleError, match="lost"):
+            fine.update(0, (x, SIZE))
+        x = gpu.zeros(N, np.int32)
+        with gpu.graph() as again:
+            add_one((1,), (N,), (x, SIZE))
+        again.launch(5)
+        assert (x.get() == 5).all()
+
+
+def test_a_device_lost_while_a_graph_is_recorded(lossy: DaemonProcess) -> None:
+    with lossy.connect() as node:
+        gpu = node.device(0)
+        add_one, spin = common(gpu, "add_one"), common(gpu, "spin")
+        x = gpu.zeros(N, np.int32)
+        with pytest.raises(hearth.HearthError), gpu.graph():
+            add_one((1,), (N,), (x, SIZE))
+            spin((1,), (1,), (np.int64(2**62),), stream=gpu.default_stream, timeout=0.1)
+            with pytest.raises(hearth.DeviceLostError):
+                gpu.default_stream.synchronize(timeout=30)
+            wait_until(lambda: gpu.state == "serving", "the device's return")
+            saxpy = common(gpu, "saxpy")
+            saxpy((1,), (N,), (np.float32(1), x, x, SIZE))
+        wait_until(lambda: gpu.state == "serving", "the device's return")
+        saxpy_works(gpu)
+
+
+# ---- what is said of them ----
+
+
+def test_launches_of_graphs_are_counted_apart(gpu: hearth.Device, daemon: DaemonProcess) -> None:
+    add_one = common(gpu, "add_one")
+    x = gpu.zeros(N, np.int32)
+    with gpu.graph() as graph:
+        for _ in range(3):
+            add_one((1,), (N,), (x, SIZE))
+    gpu.synchronize()
+    names = ("graph_launches", "kernel_launches", "sync_points", "device_to_host_bytes")
+    before = {name: daemon.counter(name, 0) for name in names}
+    graph.launch()
+    gpu.synchronize()
+    assert (x.get() == 3).all()
+    gained = {name: daemon.counter(name, 0) - before[name] for name in names}
+    assert gained == {"graph_launches": 1, "kernel_launches": 0, "sync_points": 1, "device_to_host_bytes": 4 * N}
+
+
+def test_a_graph_can_be_profiled(gpu: hearth.Device) -> None:
+    spin = common(gpu, "spin")
+    with gpu.graph() as graph:
+        spin((1,), (1,), (np.int64(1_000_000),))
+    graph.launch()
+    gpu.synchronize()
+    with gpu.profile() as one:
+        graph.launch()
+    with gpu.profile() as many:
+        graph.launch(20)
+    assert 0 < one.device_ns < many.device_ns
+
+
+@pytest.mark.parametrize("n", [0, -1, True, 1.5, "3", 2**64])
+def test_counts_that_are_none(gpu: hearth.Device, n: object) -> None:
+    with gpu.graph() as graph:
+        pass
+    with pytest.raises(hearth.ArgumentError, match=r"from 1 to 2\*\*64 - 1"):
+        graph.launch(n)  # type: ignore[arg-type]
+    with pytest.raises(hearth.ArgumentError, match="timeout"):
+        graph.launch(timeout=0)
+
+
+def test_a_graph_before_its_recording_and_after_its_end(gpu: hearth.Device) -> None:
+    graph = gpu.graph()
+    with pytest.raises(hearth.ArgumentError, match="has not been recorded"):
+        graph.launch()
+    assert "not recorded" in repr(graph)
+    with graph:
+        assert "being recorded" in repr(graph)
+    graph.close()
+    assert "closed" in repr(graph)
+    with pytest.raises(hearth.InvalidHandleError, match="closed"):
+        graph.launch()
+    with pytest.raises(hearth.ArgumentError, match="recorded once"), graph:
+        pass
+    gpu.synchronize()

@@ -1,0 +1,157 @@
+"""Streams that are destroyed while a kernel of theirs does not end: nobody is given what they had."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+import pytest
+
+import hearth
+from tests.support.daemon.harness import DaemonProcess, StartDaemon, wait_until
+from tests.support.daemon.kernels import COMMON
+
+ENDLESS = """
+__device__ volatile int gate;
+__device__ volatile int begun;
+extern "C" __global__ void endless() { atomicAdd((int*)&begun, 1); while (!gate) __nanosleep(1000000); }
+"""
+WAIT_S = 20.0
+"""Far more than anything here takes, and far less than for ever."""
+
+
+class Guest:
+    """One connection that copies and launches nothing: CUDA loads no module while a kernel runs."""
+
+    def __init__(self, daemon: DaemonProcess) -> None:
+        self.node = daemon.connect()
+        self.gpu = self.node.device(0)
+
+    def works(self, stream: hearth.Stream | None = None) -> None:
+        """Copies on the stream come to their end."""
+        x = self.gpu.zeros(8, np.int32, stream)
+        x.set(np.arange(8, dtype=np.int32), stream=stream)
+        assert x.get(stream=stream, timeout=WAIT_S).tolist() == [*range(8)]
+
+
+class Session(Guest):
+    """One with kernels that end when the gate is opened, and not before."""
+
+    def __init__(self, daemon: DaemonProcess) -> None:
+        super().__init__(daemon)
+        module = self.gpu.RawModule(code=COMMON + ENDLESS)
+        self.endless, self.add_one = module.get_function("endless"), module.get_function("add_one")
+        self.gate, self.begun = module.get_global("gate", np.int32), module.get_global("begun", np.int32)
+        self.count = 0
+        self.works()
+
+    def works(self, stream: hearth.Stream | None = None) -> None:
+        """A kernel and a copy on the stream come to their end."""
+        x = self.gpu.zeros(8, np.int32, stream)
+        self.add_one((1,), (8,), (x, np.int32(8)), stream=stream)
+        assert (x.get(stream=stream, timeout=WAIT_S) == 1).all()
+
+    def leaves_one(self) -> None:
+        """A stream comes and goes, and its kernel stays."""
+        stream = self.gpu.stream()
+        self.endless((1,), (1,), stream=stream)
+        self.gpu.flush()
+        del stream  # it is destroyed
+        self.count += 1
+        wait_until(lambda: self.begun.get(timeout=WAIT_S)[0] == self.count, "the kernel's begin")
+
+    def opens(self) -> None:
+        """All of them end."""
+        self.gate.set(np.ones(1, np.int32))
+        self.gpu.synchronize(timeout=WAIT_S)
+
+
+@contextmanager
+def guest(daemon: DaemonProcess) -> Iterator[Guest]:
+    made = Guest(daemon)
+    with made.node:
+        yield made
+
+
+@contextmanager
+def sessions(daemon: DaemonProcess, count: int) -> Iterator[list[Session]]:
+    with ExitStack() as stack:
+        made = [Session(daemon) for _ in range(count)]
+        for each in made:
+            stack.callback(each.node.close)
+        yield made
+        for each in made:
+            each.opens()
+
+
+def test_neither_the_next_stream_nor_the_next_session_is_given_it(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon()
+    with sessions(daemon, 2) as (one, other):
+        one.leaves_one()
+        streams = [session.gpu.stream() for session in (one, other) for _ in range(3)]
+        for session, stream in zip((one,) * 3 + (other,) * 3, streams, strict=True):
+            session.works(stream)
+        with guest(daemon) as late:
+            late.works()
+        wait_until(lambda: daemon.gauge("streams_kept_back") == 1, "a second")
+        assert 'hearth_streams_kept_back{device="0",tenant="default"} 1.0' in daemon.get("/metrics").body
+        with pytest.raises(hearth.TimeoutError):
+            one.gpu.synchronize(timeout=0.05)  # which waits for all that the session has, its kernel among it
+        one.opens()
+        wait_until(lambda: daemon.gauge("streams_kept_back") == 0, "its return")
+        before = daemon.gauge("streams")
+        again = one.gpu.stream()
+        one.works(again)
+        assert daemon.gauge("streams") == before, "it is used again"
+
+
+def test_with_as_many_as_there_may_be(start_daemon: StartDaemon) -> None:
+    """The kernels of one session's streams take all there are but its own default stream's; that one is then shared."""
+    daemon = start_daemon(devices={"max_streams": 3})
+    with sessions(daemon, 1) as (one,):
+        one.leaves_one()
+        one.leaves_one()
+        one.works(one.gpu.stream())
+        with guest(daemon) as late:
+            late.works()
+            late.works(late.gpu.stream())
+        wait_until(lambda: daemon.gauge("streams_kept_back") == 2, "a second")
+        one.works(one.gpu.stream())
+        assert daemon.gauge("streams") <= 6
+
+
+def test_when_all_are_kept_back_it_is_told(start_daemon: StartDaemon) -> None:
+    """With one stream in all, the default one shares it with the one that goes, and has to wait as well."""
+    daemon = start_daemon(devices={"max_streams": 1})
+    with daemon.connect() as victim:
+        gpu = victim.device(0)
+        module = gpu.RawModule(code=ENDLESS)
+        module.compile()
+        endless = module.get_function("endless")
+        for _ in range(2):  # the second goes on the one that is made beyond what there should be
+            stream = gpu.stream()
+            endless((1,), (1,), stream=stream)
+            del stream
+        gpu.flush()
+        wait_until(lambda: daemon.gauge("streams_kept_back") == 2, "a second")
+        refused = gpu.stream()
+        with pytest.raises(hearth.HearthError, match=r"all 2 of the device process are kept back.*endless") as caught:
+            gpu.flush()
+        error = caught.value
+        assert error.reason == "QUEUE_FULL" and error.details["max_streams"] == "1" and error.fix and error.retry_after
+        says_so_whenever_it_is_used(refused)
+        with pytest.raises(hearth.QuotaExceededError, match=r"record_event: stream \d+ was not made"):
+            gpu.flush()
+        del refused  # which is no failure, though it never was
+        gpu.flush()
+        with guest(daemon) as late:
+            late.works()  # a session gets its first stream always
+
+
+def says_so_whenever_it_is_used(refused: hearth.Stream) -> None:
+    for use in (refused.synchronize, refused.synchronize, lambda: refused.record().synchronize()):
+        with pytest.raises(hearth.HearthError, match=r"stream \d+ was not made: .*all 2 .* are kept back") as caught:
+            use()
+        assert caught.value.reason == "QUEUE_FULL" and caught.value.fix
+        assert caught.value.retry_after is None, "that stream will not be there later either"

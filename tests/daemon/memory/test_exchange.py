@@ -1,0 +1,222 @@
+"""Arrays from and to other libraries of this process: DLPack both ways, and whatever `np.asarray` takes.
+
+`tests/gpu/test_interop_gpu.py` has what takes a GPU here.
+"""
+
+from __future__ import annotations
+
+import array
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import hearth
+from hearth import shapes
+from hearth.interop import dlpack
+from tests.support.daemon.harness import DaemonProcess, on_cpu, wait_until
+
+HOST = np.arange(24, dtype=np.float32).reshape(4, 6)
+NEWER = pytest.mark.skipif(
+    np.lib.NumpyVersion(np.__version__) < "2.1.0", reason="NumPy 2.1 asks for copies and devices"
+)
+
+
+class Exporter:
+    """Speaks DLPack, and nothing else."""
+
+    def __init__(self, host: np.ndarray, device: tuple[int, int] = (1, 0)) -> None:
+        self.host = host
+        self.device = device
+        self.taken = 0
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.device
+
+    def __dlpack__(self, stream: object = None) -> Any:
+        self.taken += 1
+        host = self.host
+        return dlpack.capsule(self, host.ctypes.data, self.device, host.shape, host.strides, host.dtype)
+
+
+@pytest.fixture
+def nothing_stays(daemon: DaemonProcess) -> Iterator[None]:
+    """All exports and all tensors end with what was made of them."""
+    before = len(dlpack._kept)
+    yield
+    gc.collect()
+    assert len(dlpack._kept) == before
+    wait_until(lambda: daemon.gauge("buffers_exported") == 0, "the end of the exports")
+
+
+# ---- out ----
+
+
+@on_cpu
+def test_numpy_sees_the_memory_itself(gpu: hearth.Device, nothing_stays: None) -> None:
+    x = gpu.asarray(HOST)
+    x.fill(1)
+    assert x.__dlpack_device__() == (dlpack.CPU, 0)
+    seen = np.from_dlpack(x)
+    assert seen.shape == HOST.shape and (seen == 1).all(), "the work before was not waited for"
+    x[1] = HOST[1]
+    gpu.synchronize()
+    np.testing.assert_array_equal(seen[1], HOST[1])
+    part = np.from_dlpack(x[:, 2:4])
+    np.testing.assert_array_equal(part[1], HOST[1, 2:4])
+    if seen.flags.writeable:  # NumPy 2
+        seen[0] = 9
+        assert (x[0].get() == 9).all()
+    del x
+    gpu.zeros(HOST.shape, np.float32)
+    assert (seen[3] == 1).all(), "the memory went before who sees it"
+    del seen, part
+
+
+@on_cpu
+@NEWER
+def test_copies_and_devices(gpu: hearth.Device, nothing_stays: None) -> None:
+    x = gpu.asarray(HOST)
+    own = np.from_dlpack(x, copy=True)
+    x.fill(0)
+    gpu.synchronize()
+    np.testing.assert_array_equal(own, HOST)
+    shared = np.from_dlpack(x, device="cpu", copy=False)
+    x.fill(3)
+    gpu.synchronize()
+    assert (shared == 3).all()
+    with pytest.raises(BufferError, match=r"\(2, 0\)"):
+        x.__dlpack__(dl_device=(2, 0))
+    del own, shared
+
+
+def test_what_cannot_be_shared_is_a_buffer_error(gpu: hearth.Device) -> None:
+    """As DLPack wants it; the reason is kept."""
+    x = gpu.zeros(4)
+    x.publish("not-to-be-shared")
+    try:
+        for each in (gpu.attach("not-to-be-shared"), x, gpu.zeros(0)):
+            with pytest.raises(BufferError) as caught:
+                each.__dlpack__()
+            assert isinstance(caught.value.__cause__, hearth.HearthError) and "Fix:" in str(caught.value)
+    finally:
+        gpu.unpublish("not-to-be-shared")
+    x.free()
+    with pytest.raises(hearth.InvalidHandleError):
+        x.__dlpack__()
+    with pytest.raises(AttributeError, match=r"x\.ipc\(\)"):
+        _ = x.__cuda_array_interface__
+
+
+def test_dtypes_that_dlpack_has(gpu: hearth.Device) -> None:
+    for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2", "complex64", "bool"):
+        host = np.array([0, 1, 0, 1]).astype(shapes.dtype_of(name))
+        with dlpack.Taken(Exporter(host).__dlpack__()) as taken:
+            assert taken.dtype == host.dtype
+            assert taken.host().tobytes() == host.tobytes()
+    for dtype in ("S3", "M8[s]", ml_dtypes.int4):
+        with pytest.raises(BufferError):
+            Exporter(np.zeros(3, dtype)).__dlpack__()
+
+
+# ---- in ----
+
+
+def test_who_speaks_dlpack_alone(gpu: hearth.Device, nothing_stays: None) -> None:
+    for host in (HOST, HOST.T, HOST[::-2, 1:], HOST[:0], np.array(3.5), np.arange(6).astype(ml_dtypes.bfloat16)):
+        given = Exporter(host)
+        x = gpu.asarray(given)
+        assert given.taken == 1 and x.dtype == host.dtype
+        np.testing.assert_array_equal(x.get(), host)
+    np.testing.assert_array_equal(gpu.asarray(Exporter(HOST, (dlpack.CUDA_HOST, 0)), np.int32).get(), HOST.astype("i4"))
+    np.testing.assert_array_equal(gpu.array(Exporter(HOST)).get(), HOST)
+    del given
+
+
+def test_whose_array_method_fails(gpu: hearth.Device, nothing_stays: None) -> None:
+    """PyTorch's tensors of bfloat16 do so."""
+
+    class Tensor(Exporter):
+        def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:
+            raise TypeError("Got unsupported ScalarType BFloat16")
+
+    host = np.arange(6).astype(ml_dtypes.bfloat16)
+    assert gpu.asarray(Tensor(host)).get().tobytes() == host.tobytes()
+
+
+def test_whatever_numpy_takes(gpu: hearth.Device) -> None:
+    class Interface:
+        __array_interface__ = HOST.__array_interface__
+
+    for given, expected in (
+        (Interface(), HOST),
+        (memoryview(HOST), HOST),
+        (array.array("i", [1, 2, 3]), np.array([1, 2, 3], np.int32)),
+        (bytearray(b"abc"), np.frombuffer(b"abc", np.uint8)),
+        ([[1, 2], [3, 4]], np.array([[1, 2], [3, 4]])),
+        (range(5), np.arange(5)),
+        (np.float16(2), np.array(2, np.float16)),
+        (np.ma.masked_array([1, 2], [0, 0]), np.array([1, 2])),
+    ):
+        x = gpu.asarray(given)
+        assert x.dtype == expected.dtype
+        np.testing.assert_array_equal(x.get(), expected)
+
+
+@on_cpu
+def test_another_sessions_export(gpu: hearth.Device, daemon: DaemonProcess, nothing_stays: None) -> None:
+    with daemon.connect() as other, other.device(0).asarray(HOST).ipc() as view:
+        np.testing.assert_array_equal(gpu.asarray(view).get(), HOST)
+        np.testing.assert_array_equal(gpu.asarray(np.from_dlpack(view)).get(), HOST)
+
+
+class OnGpu:
+    """What CuPy says of an array."""
+
+    def __init__(self, **more: Any) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (4,), "typestr": "<f4", "data": (0x7F0000000000, False), "version": 3, "strides": None, **more,
+        }  # fmt: skip
+
+
+class WithGradients:
+    @property
+    def __cuda_array_interface__(self) -> Any:
+        raise RuntimeError("Can't get __cuda_array_interface__ on Variable that requires grad")
+
+
+class Broken:
+    def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:
+        raise RuntimeError("Can't call numpy() on Tensor that requires grad.")
+
+
+@on_cpu
+@pytest.mark.parametrize(
+    ("given", "error", "says", "fix"),
+    [
+        (OnGpu(), hearth.UnsupportedError, "no GPU", "a.get()"),
+        (OnGpu(strides=(8,)), hearth.UnsupportedError, "not contiguous", "ascontiguousarray"),
+        (WithGradients(), hearth.UnsupportedError, "requires grad", "detach"),
+        (Broken(), hearth.DtypeError, "requires grad", "np.asarray"),
+        (Exporter(HOST, (10, 0)), hearth.UnsupportedError, "type 10", "host memory"),
+        (Exporter(HOST, (dlpack.CUDA, 0)), hearth.UnsupportedError, "no GPU", "a.cpu()"),
+        (object(), hearth.DtypeError, "Python objects", "convert"),
+    ],
+    ids=["cuda", "strided", "gradients", "array", "metal", "dlpack-cuda", "object"],
+)
+def test_what_is_out_of_reach(gpu: hearth.Device, given: Any, error: type[Exception], says: str, fix: str) -> None:
+    with pytest.raises(error, match=says) as caught:
+        gpu.asarray(given)
+    assert isinstance(caught.value, hearth.HearthError) and fix in caught.value.fix
+    gpu.synchronize()
+
+
+def test_capsules_that_are_none() -> None:
+    capsule = Exporter(HOST).__dlpack__()
+    with dlpack.Taken(capsule):
+        for bad in (capsule, object(), None):
+            with pytest.raises(BufferError):
+                dlpack.Taken(bad)

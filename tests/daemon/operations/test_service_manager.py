@@ -1,0 +1,75 @@
+"""The daemon under a service manager, whose socket is the test's: from its start over faults to its end."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.support.daemon.harness import StartDaemon, wait_until
+from tests.support.daemon.kernels import saxpy_works
+from tests.support.notify_socket import NotifySocket
+
+WATCHDOG_S = 1.2
+
+
+def test_a_life_under_a_service_manager(
+    start_daemon: StartDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = NotifySocket(tmp_path / "notify")
+    monkeypatch.setenv("NOTIFY_SOCKET", str(manager.path))
+    monkeypatch.setenv("WATCHDOG_USEC", str(int(WATCHDOG_S * 1e6)))
+    daemon = start_daemon(cpu_count=2, devices={"ping_timeout": "500ms"}, drain_timeout="20s")
+    pid = daemon.process.pid
+
+    # It starts: more time is asked for before it is ready.
+    manager.until(lambda said: "READY" in said)
+    before = [said for _, said in manager.heard if "WATCHDOG" not in said]
+    assert before[0]["STATUS"] == "Starting" and "EXTEND_TIMEOUT_USEC" in before[0]
+    assert before[-1]["STATUS"] == "Serving 2 devices, 0 sessions"
+
+    # It serves.
+    node = daemon.connect()
+    saxpy_works(node.device(0))
+    manager.until(lambda said: said.get("STATUS") == "Serving 2 devices, 1 session")
+
+    # It reloads.
+    daemon.process.send_signal(signal.SIGHUP)
+    assert int(manager.until(lambda said: "RELOADING" in said)["MONOTONIC_USEC"]) > 0
+    manager.until(lambda said: said.get("READY") == "1")
+
+    # A device process that is stopped is replaced, and nobody takes the daemon for dead meanwhile.
+    begin = len(manager.heard)
+    stopped = daemon.device_pid(1)
+    os.kill(stopped, signal.SIGSTOP)
+    manager.until(
+        lambda said: "device 1 lost" in said.get("STATUS", "") or "device 1 starting" in said.get("STATUS", "")
+    )
+    manager.until(lambda said: said.get("STATUS") == "Serving 2 devices, 1 session")
+    wait_until(lambda: daemon.device_pid(1) != stopped)
+    beats = [at for at, said in manager.heard[begin:] if "WATCHDOG" in said]
+    assert all(later - earlier < WATCHDOG_S for earlier, later in itertools.pairwise(beats)), beats
+    saxpy_works(node.device(0))
+
+    # A front that stands still says nothing, and would be restarted.
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        manager.listen(0.1)
+        assert manager.listen(2 * WATCHDOG_S) == []
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    manager.until(lambda said: "WATCHDOG" in said)
+
+    # It drains, and says how long that may take.
+    daemon.process.send_signal(signal.SIGTERM)
+    said = manager.until(lambda said: "Draining 1 sessions" in said.get("STATUS", ""))
+    assert said["STOPPING"] == "1" and int(said["EXTEND_TIMEOUT_USEC"]) > 10**6
+    daemon.process.send_signal(signal.SIGHUP)
+    node.close()
+    assert daemon.process.wait(20) == 0
+    last = [said for said in manager.listen(0) if "WATCHDOG" not in said]
+    assert last and not any("READY" in said or "RELOADING" in said for said in last)
+    manager.close()

@@ -1,0 +1,216 @@
+"""Calls as frames on a Unix socket, in gRPC's place: the same answers, and whatever else is sent there does no harm."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import hearth
+from hearth.transport import framed_call
+from hearth.transport.framed import FramedTransport
+from hearth.transport.framed_call import Call
+from hearth.transport.grpc import GrpcTransport
+from hearth_proto import calls, frames
+from hearth_proto.frames import Kind
+from hearth_proto.v1 import device_pb2, node_pb2, status_pb2
+from tests.support.daemon.framed import call_path, connected, method, reason, received
+from tests.support.daemon.harness import DaemonProcess, StartDaemon
+from tests.support.daemon.kernels import saxpy_works
+from tests.support.daemon.tenants import tenant, tenants
+
+DESCRIBE = method("/hearth.v1.NodeService/Describe")
+EXECUTE = method("/hearth.v1.DeviceService/Execute")
+
+
+def transport(node: hearth.Node) -> object:
+    return node._session.transport
+
+
+# ---- which way a client goes ----
+
+
+def test_a_client_on_the_unix_socket_takes_them(daemon: DaemonProcess) -> None:
+    with daemon.connect() as node:
+        assert isinstance(transport(node), FramedTransport)
+        assert node.describe().devices and node.sessions()
+        saxpy_works(node.device(0))
+        assert not node._session.transport._calls or len(node._session.transport._calls) == 1  # type: ignore[attr-defined]
+
+
+def test_who_wants_no_lanes_and_who_comes_by_another_path_has_grpc(daemon: DaemonProcess, tmp_path: Path) -> None:
+    """A container may have been given gRPC's socket alone."""
+    with daemon.connect(lanes=False) as node:
+        assert isinstance(transport(node), GrpcTransport)
+    alone = tmp_path / "alone.sock"
+    alone.symlink_to(daemon.unix.removeprefix("unix:"))
+    with hearth.connect(f"unix:{alone}") as node:
+        assert isinstance(transport(node), GrpcTransport)
+        saxpy_works(node.device(0))
+
+
+def test_a_socket_of_something_else_is_passed_by(daemon: DaemonProcess, tmp_path: Path) -> None:
+    """What answers with no frames, or hangs up."""
+    alone = tmp_path / "alone.sock"
+    alone.symlink_to(daemon.unix.removeprefix("unix:"))
+    beside = calls.socket_path(str(alone))
+    try:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(beside)
+            listener.listen(8)
+
+            def answer() -> None:
+                with contextlib.suppress(OSError):
+                    while True:
+                        stranger, _ = listener.accept()
+                        with stranger:
+                            stranger.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+            threading.Thread(target=answer, daemon=True).start()
+            with hearth.connect(f"unix:{alone}") as node:
+                assert isinstance(transport(node), GrpcTransport)
+                saxpy_works(node.device(0))
+            listener.shutdown(socket.SHUT_RDWR)
+    finally:
+        alone.unlink()
+        Path(beside).unlink(missing_ok=True)
+
+
+# ---- what is no call ----
+
+
+def test_what_is_no_call_is_hung_up_on(daemon: DaemonProcess) -> None:
+    message = frames.encode(Kind.MESSAGE, b"")
+    too_long = frames.HEADER.pack(calls.MAX_MESSAGE + 1, Kind.MESSAGE, 0, 0, 0)
+    for data in (
+        b"\0" * 20, os.urandom(4096), b"GET / HTTP/1.1\r\n\r\n" * 3, message, frames.encode(Kind.TICKET, b"\0" * 32),
+        frames.encode(Kind.METHOD, b"Describe"), frames.encode(Kind.METHOD, b"/\xff"), too_long, EXECUTE + too_long,
+        EXECUTE + EXECUTE, EXECUTE + frames.encode(Kind.BATCH, b""),
+    ):  # fmt: skip
+        with connected(daemon) as stranger:
+            stranger.sendall(data)
+            assert all(frame.kind in (Kind.END, Kind.PONG) for frame in received(stranger)), data[:40]
+    with daemon.connect() as node:
+        saxpy_works(node.device(0))
+
+
+def test_who_says_nothing_is_hung_up_on(daemon: DaemonProcess) -> None:
+    with connected(daemon) as silent:
+        assert received(silent) == []
+
+
+def test_a_method_that_is_not_there(daemon: DaemonProcess) -> None:
+    for path in ("/hearth.v1.NodeService/Nothing", "/x", "/grpc.health.v1.Health/Check"):
+        with connected(daemon) as stranger:
+            stranger.sendall(method(path))
+            assert reason(stranger) == "UNSUPPORTED"
+
+
+def test_a_request_that_cannot_be_read_and_one_that_is_not_there(daemon: DaemonProcess) -> None:
+    for rest in (frames.encode(Kind.MESSAGE, b"\xff\xff"), frames.encode(Kind.END)):
+        for path in ("/hearth.v1.NodeService/Describe", "/hearth.v1.DeviceService/Download"):
+            with connected(daemon) as stranger:
+                stranger.sendall(method(path) + rest)
+                assert reason(stranger) == "MALFORMED_MESSAGE", (path, rest)
+
+
+def test_an_execute_stream_that_is_none(daemon: DaemonProcess) -> None:
+    attach = device_pb2.ExecuteRequest(attach=device_pb2.Attach(session_token="nobody's"))
+    for rest, expected in (
+        (frames.encode(Kind.END), "MALFORMED_MESSAGE"),
+        (frames.encode(Kind.MESSAGE, b"\xff"), "MALFORMED_MESSAGE"),
+        (frames.encode(Kind.MESSAGE, attach.SerializeToString()), "SESSION_EXPIRED"),
+    ):
+        with connected(daemon) as stranger:
+            stranger.sendall(EXECUTE + rest)
+            assert reason(stranger) == expected
+
+
+def test_an_answer_comes_in_one_message_and_an_end(daemon: DaemonProcess) -> None:
+    with connected(daemon) as stranger:
+        for byte in DESCRIBE:
+            stranger.sendall(bytes([byte]))  # whatever the cuts
+        stranger.sendall(frames.encode(Kind.MESSAGE) + frames.encode(Kind.END))
+        message, end = received(stranger)
+        assert message.kind == Kind.MESSAGE and node_pb2.DescribeResponse.FromString(message.payload).devices
+        assert end.kind == Kind.END and not end.payload
+
+
+def test_a_call_that_is_cancelled_is_given_up(daemon: DaemonProcess) -> None:
+    def cancelled() -> float:
+        lines = daemon.get("/metrics").body.splitlines()
+        of_execute = [line for line in lines if "grpc_server_handled_total" in line and '"Execute"' in line]
+        return sum(float(line.rpartition(" ")[2]) for line in of_execute if '"CANCELLED"' in line)
+
+    before = cancelled()
+    with connected(daemon) as stranger:
+        stranger.sendall(EXECUTE + frames.encode(Kind.PING))
+        assert frames.HEADER.unpack(stranger.recv(20))[1] == Kind.PONG
+    deadline = time.monotonic() + 10
+    while cancelled() == before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert cancelled() == before + 1
+
+
+# ---- who calls ----
+
+
+def test_who_calls_is_known_by_user_without_a_ticket(start_daemon: StartDaemon) -> None:
+    config, tokens = tenants(tenant("mine", users=[os.getuid()]), "other")
+    daemon = start_daemon(**config)
+    with daemon.connect() as node:
+        assert isinstance(transport(node), FramedTransport) and node.tenant == "mine"
+        saxpy_works(node.device(0))
+    with daemon.connect(token=tokens["other"]) as node:
+        assert isinstance(transport(node), FramedTransport) and node.tenant == "other"
+    with pytest.raises(hearth.AuthenticationError):
+        daemon.connect(token="hearth_wrong")
+
+
+# ---- a daemon that says nothing ----
+
+
+def test_a_daemon_that_stands_still_is_noticed(start_daemon: StartDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As gRPC's keepalive does; and one that is late, but alive, is waited for."""
+    monkeypatch.setattr(calls, "ASK_S", 0.1)
+    daemon = start_daemon()
+    with daemon.connect() as node:
+        gpu = node.device(0)
+        saxpy_works(gpu)
+        time.sleep(0.5)  # asked, and answered, several times
+        saxpy_works(gpu)
+        assert not gpu._connection.attachment().execute.outages  # type: ignore[union-attr]
+        monkeypatch.setattr(calls, "ANSWER_S", 0.2)
+        os.kill(daemon.process.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(hearth.TimeoutError):
+                node._session.call("Describe", node_pb2.DescribeRequest(), node_pb2.DescribeResponse, 0.15)
+            call = Call(daemon.unix, call_path(daemon), None)
+            call.start("/hearth.v1.NodeService/Describe", (), b"")
+            with pytest.raises(hearth.ConnectError, match="says nothing"):
+                list(call.messages())
+        finally:
+            os.kill(daemon.process.pid, signal.SIGCONT)
+        saxpy_works(gpu)
+
+
+def test_a_call_that_is_refused_before_it_was_sent_whole_says_why(daemon: DaemonProcess) -> None:
+    call = Call(daemon.unix, call_path(daemon), 20.0)
+    call.start("/hearth.v1.NodeService/Nothing", (), bytes(8 << 20))
+    with pytest.raises(hearth.HearthError) as refused:
+        list(call.messages())
+    assert refused.value.reason in ("UNSUPPORTED", "DEVICE_UNAVAILABLE")
+    assert not isinstance(refused.value, hearth.TimeoutError)
+
+
+def test_what_ends_a_call_and_is_no_status() -> None:
+    with pytest.raises(frames.FrameError):
+        raise framed_call._refusal(b"\xff")
+    status = status_pb2.Status(code=5, message="no")
+    assert "no" in str(framed_call._refusal(status.SerializeToString()))

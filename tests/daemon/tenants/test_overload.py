@@ -1,0 +1,107 @@
+"""A daemon that runs out of descriptors: clients wait until it is over, and lose nothing."""
+
+from __future__ import annotations
+
+import json
+import resource
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hearth
+from tests.support.daemon.harness import DaemonProcess, StartDaemon, wait_until
+from tests.support.daemon.kernels import common
+
+ELEVATED, CRITICAL = 300, 400
+"""Descriptors; a daemon that is idle has less than a hundred."""
+
+
+@pytest.fixture
+def daemon(start_daemon: StartDaemon) -> DaemonProcess:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    shares = {"descriptors": ELEVATED / limit, "descriptors_critical": CRITICAL / limit}
+    return start_daemon(overload=shares)
+
+
+@pytest.fixture
+def crowd(daemon: DaemonProcess) -> Iterator[Callable[[int], None]]:
+    """Connections that do nothing: called with a number, so many are open, and the daemon has seen that."""
+    host, _, port = daemon.grpc.rpartition(":")
+    held: list[socket.socket] = []
+
+    def hold(count: int) -> None:
+        while len(held) > count:
+            held.pop().close()
+        while len(held) < count:
+            held.append(socket.create_connection((host, int(port))))
+        over = count >= ELEVATED
+        wait_until(lambda: bool(readiness(daemon)["overloaded"]) == over, f"its word on {count} connections", 60)
+
+    yield hold
+    for each in held:
+        each.close()
+
+
+def readiness(daemon: DaemonProcess) -> Any:
+    return json.loads(daemon.get("/readyz").body)
+
+
+def beside(work: Callable[[], Any]) -> Callable[[], Any]:
+    """Begins `work` in a thread; what is returned waits for its end."""
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(work()))
+    thread.start()
+
+    def join() -> Any:
+        thread.join(60)
+        assert results, "it failed, or did not end"
+        return results[0]
+
+    return join
+
+
+def refusals(daemon: DaemonProcess, kind: str) -> float:
+    wanted = f'hearth_overload_refusals_total{{kind="{kind}"}} '
+    return next(
+        float(line.removeprefix(wanted)) for line in daemon.get("/metrics").body.splitlines() if line.startswith(wanted)
+    )
+
+
+def test_clients_come_back_when_it_is_over(daemon: DaemonProcess, crowd: Callable[[int], None]) -> None:
+    """A new session and a large upload wait; small work of an open session goes on."""
+    data = np.arange(8 << 20, dtype=np.uint8)
+    with daemon.connect(lanes=False) as node, daemon.connect(lanes=False) as other:
+        gpu = node.device(0)
+        small, add = other.device(0).zeros(4, np.int32), common(other.device(0), "add_one")
+        assert readiness(daemon) == {**readiness(daemon), "ready": True, "overloaded": ""}
+        crowd(ELEVATED + 20)
+        assert not readiness(daemon)["ready"] and "files" in readiness(daemon)["overloaded"]
+        connecting = beside(lambda: daemon.connect(timeout=60))
+        uploading = beside(lambda: gpu.asarray(data))
+        wait_until(lambda: refusals(daemon, "session") and refusals(daemon, "large"), "both refusals")
+        add((1,), (4,), (small, np.int32(4)))
+        np.testing.assert_array_equal(small.get(), np.ones(4))
+        crowd(0)
+        connecting().close()
+        np.testing.assert_array_equal(uploading().get(), data)
+    assert '"overload_refused"' in daemon.log() and '"load": "elevated"' in daemon.log()
+
+
+def test_attached_session_works_on_through_the_worst(daemon: DaemonProcess, crowd: Callable[[int], None]) -> None:
+    with daemon.connect() as node:
+        gpu = node.device(0)
+        x, add = gpu.zeros(4, np.int32), common(gpu, "add_one")
+        gpu.synchronize()
+        crowd(CRITICAL + 20)
+        for _ in range(3):
+            add((1,), (4,), (x, np.int32(4)))
+        np.testing.assert_array_equal(x.get(), 3 * np.ones(4))
+        with pytest.raises(hearth.UnavailableError) as caught:
+            daemon.connect(timeout=0.5)
+        assert caught.value.reason == "OVERLOADED" and caught.value.retry_after
+        crowd(0)
+    daemon.connect(timeout=60).close()

@@ -1,0 +1,121 @@
+"""A client that the device tells itself when its copies are done."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import hearth
+from hearth.session import attachment, lane_channel
+from hearth.transport import memory_segments, spin_wait
+from hearth_proto.v1 import commands_pb2
+from tests.support.daemon.harness import DaemonProcess, wait_until
+from tests.support.daemon.kernels import gated
+from tests.support.daemon.pinned_arrays import noise, pinned, same
+
+pytestmark = pytest.mark.skipif(not memory_segments.possible(), reason="needs memfd")
+SIZE = 3 << 20
+Told = Callable[[], int]
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Told:
+    """How often threads have gone on by a signal. To be asked for before the device is used: who waits looks for its
+    answer as long as it takes, as with many cores."""
+    monkeypatch.setattr(attachment, "cores", lambda: 64)
+    monkeypatch.setattr(spin_wait, "LOOK_S", 20.0)
+    calls: list[int] = []
+    real = lane_channel.Laned._signalled
+
+    def counted(self: lane_channel.Laned, *what: object) -> None:
+        calls.append(0)
+        real(self, *what)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(lane_channel.Laned, "_signalled", counted)
+    return lambda: len(calls)
+
+
+def test_what_was_copied_is_there(told: Told, gpu: hearth.Device) -> None:
+    host, out, x = pinned(noise(SIZE)), hearth.zeros_pinned(SIZE, np.uint8), gpu.empty(SIZE, np.uint8)
+    for turn in range(50):
+        host[turn::4096] ^= 255
+        x.set(host)
+        gpu.synchronize()
+        host[turn::4096] ^= 255  # it has been read
+        host[turn::4096] ^= 255
+        assert x.get(out=out) is out
+        same(out, host)
+        x.set(host, blocking=True)
+        gpu.current_stream.synchronize()
+    assert told() > 50
+    assert not gpu._connection._deferred
+
+
+def test_none_comes_before_the_copy_has_had_its_turn(told: Told, gpu: hearth.Device) -> None:
+    host, out, x = pinned(noise(SIZE)), hearth.zeros_pinned(SIZE, np.uint8), gpu.empty(SIZE, np.uint8)
+    for _ in range(3):
+        x.set(host)
+        x.get(out=out)
+    with gated(gpu) as gate:
+        gate.hold()
+        x.set(host)
+        waiting = threading.Thread(target=gpu.synchronize)
+        waiting.start()
+        waiting.join(0.2)
+        assert waiting.is_alive()
+        gate.open()
+        waiting.join(30)
+        assert not waiting.is_alive()
+
+
+def test_a_failure_is_told_by_who_waits_next(told: Told, gpu: hearth.Device) -> None:
+    host, x = pinned(noise(SIZE)), gpu.empty(SIZE, np.uint8)
+    for _ in range(3):
+        x.set(host)
+        gpu.synchronize()
+    before = told()
+    nowhere = commands_pb2.Fill(buffer=1 << 40, size=8, pattern=b"0")
+    gpu._connection.attachment().submit(commands_pb2.Command(fill=nowhere))
+    x.set(host)
+    with pytest.raises(hearth.HearthError):
+        gpu.synchronize()
+    assert told() == before
+    x.set(host)
+    gpu.synchronize()
+
+
+def test_threads_that_wait_for_copies_of_their_own(told: Told, gpu: hearth.Device) -> None:
+    errors: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        try:
+            with gpu.stream():
+                host, out = pinned(noise(SIZE, seed)), hearth.zeros_pinned(SIZE, np.uint8)
+                x = gpu.empty(SIZE, np.uint8)
+                for turn in range(20):
+                    host[turn] ^= 255
+                    x.set(host)
+                    x.get(out=out)
+                    same(out, host)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not errors
+
+
+def test_nothing_is_left_of_it(told: Told, daemon: DaemonProcess) -> None:
+    with hearth.connect(daemon.unix) as node:
+        gpu = node.device(0)
+        host, x = pinned(noise(SIZE)), gpu.empty(SIZE, np.uint8)
+        for _ in range(5):
+            x.set(host, blocking=True)
+        assert told()
+    wait_until(lambda: not daemon.gauge("segments"), "nothing shared")

@@ -1,0 +1,271 @@
+"""The same arrays copied again and again: what has changed since is seen each time."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+import hearth
+from hearth import telemetry
+from hearth.transfer import shared as shared_copies
+from hearth.transport import memory_segments, segments
+from tests.support.daemon.harness import DaemonProcess, wait_until
+from tests.support.daemon.kernels import gated
+from tests.support.daemon.pinned_arrays import INLINE, KIB64, noise, pinned, same, shared, told
+
+pytestmark = pytest.mark.skipif(not memory_segments.possible(), reason="needs memfd")
+Found = Callable[[], int]
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> Iterator[Found]:
+    """How many copies were found out anew since it was asked last."""
+    calls: list[object] = []
+    for name in ("write", "read"):
+        whole = getattr(shared_copies, name)
+        counted = lambda *args, whole=whole, **keywords: (calls.append(0), whole(*args, **keywords))[1]  # noqa: E731
+        monkeypatch.setattr(shared_copies, name, counted)
+    monkeypatch.setattr(telemetry, "made", lambda: False)  # other tests want them, of uploads too
+
+    def asked() -> int:
+        count = len(calls)
+        calls.clear()
+        return count
+
+    yield asked
+
+
+@pytest.mark.parametrize("size", [KIB64, 3 * INLINE])
+def test_it_is_found_out_once(gpu: hearth.Device, found: Found, size: int) -> None:
+    hosts = [pinned(noise(size, seed)) for seed in range(3)]
+    x, out = gpu.empty(size, np.uint8), hearth.zeros_pinned(size, np.uint8)
+    for turn in range(4):
+        for host in hosts:
+            host[turn] ^= 255
+            x.set(host)
+            x.get(out=out)
+            same(out, host)
+            x.set(host[::-1].copy())
+            x.set(host, blocking=True)
+            out.fill(0)
+            assert x.get(out=out, blocking=False) is out
+            gpu.synchronize()
+            same(out, host)
+    turns = 4 * 3 if size > INLINE else 0  # of ordinary arrays, each of which is another one
+    assert found() == 3 + 1 + turns + (4 * 3 if not turns else 0)
+    assert not gpu._connection._deferred
+
+
+def test_an_array_that_has_changed(gpu: hearth.Device, found: Found) -> None:
+    values = noise(2 * INLINE)
+    host, x = pinned(values), gpu.empty(2 * INLINE, np.uint8)
+    for _ in range(2):
+        x.set(host)
+        x.get(out=host)
+    assert found() == 2
+    host.shape = (2, INLINE)
+    for copy in (x.set, lambda a: x.get(out=a)):
+        with pytest.raises(hearth.ArgumentError):
+            copy(host)
+    host.shape = (2 * INLINE,)
+    host.dtype = np.int8  # type: ignore[misc]
+    for copy in (x.set, lambda a: x.get(out=a)):
+        with pytest.raises((hearth.ArgumentError, hearth.DtypeError)):
+            copy(host)
+    host.dtype = np.uint8  # type: ignore[misc]
+    host.flags.writeable = False
+    x.set(host)
+    with pytest.raises(hearth.ArgumentError, match="read-only"):
+        x.get(out=host)
+    host.flags.writeable = True
+    same(x.get(out=host), values)
+
+
+def test_another_array_in_its_place(gpu: hearth.Device) -> None:
+    """Python gives the same number to what is made where something has gone."""
+    x, out = gpu.empty(INLINE, np.uint8), hearth.zeros_pinned(INLINE, np.uint8)
+    kept = [pinned(noise(INLINE, 99))]
+    for seed in range(40):
+        host = pinned(noise(INLINE, seed))
+        x.set(host)
+        x.get(out=out)
+        same(out, host)
+        kept.append(host) if seed % 3 == 0 else None
+        del host
+        gc.collect()
+
+
+def test_a_part_and_a_view_and_another_order(gpu: hearth.Device) -> None:
+    whole = pinned(noise(4 * INLINE).reshape(2048, 2048))
+    x, y = gpu.empty((2048, 2048), np.uint8), gpu.empty((1024, 2048), np.uint8)
+    for _ in range(3):
+        x.set(whole)
+        y.set(whole[1024:])
+        same(y.get(), whole[1024:])
+        x.set(whole.T)
+        same(x.get(), whole.T)
+        x[1024:].set(whole[:1024])
+        same(x.get()[1024:], whole[:1024])
+
+
+def test_in_the_order_of_a_stream(gpu: hearth.Device) -> None:
+    values = noise(INLINE)
+    host, x, order = pinned(values), gpu.zeros(INLINE, np.uint8), gpu.zeros(1, np.int32)
+    out = hearth.zeros_pinned(INLINE, np.uint8)
+    x.set(host)
+    x.get(out=out)
+    stream = gpu.stream()
+    for given in (None, stream):
+        with gated(gpu) as gate:
+            with stream:
+                gate.hold(order)
+                x.set(host, stream=given)
+            gpu.default_stream.synchronize()
+            host[...] = values[::-1]  # which nobody should do
+            gate.open()
+            stream.synchronize()
+        same(x.get(out=out), values[::-1])
+        host[...] = values
+    del stream
+    with gated(gpu) as gate:
+        for index in range(6):
+            stream = gpu.stream()  # in the place of the one before
+            if index % 2:
+                gate.hold(order, stream=stream)
+            x.set(host, stream=stream)
+            assert x.get(out=out, stream=stream, blocking=False) is out
+            stream = None
+        gate.open()
+        gpu.synchronize()
+    same(out, values)
+    for graph_copy in (lambda: x.set(host), lambda: x.get(out=out)):
+        with pytest.raises(hearth.LaunchError), gpu.graph():
+            graph_copy()
+        told(gpu)
+
+
+def test_an_array_that_was_freed(gpu: hearth.Device) -> None:
+    host, x = pinned(noise(INLINE)), gpu.empty(INLINE, np.uint8)
+    x.set(host)
+    x.get(out=host)
+    x.free()
+    for copy in (lambda: x.set(host), lambda: x.get(out=host)):
+        with pytest.raises(hearth.InvalidHandleError):
+            copy()
+    gpu.synchronize()
+
+
+def test_memory_that_is_shared_anew(gpu: hearth.Device, found: Found) -> None:
+    """What was lost is noticed before the next copy, by whoever it is."""
+    host, x = pinned(noise(3 * INLINE)), gpu.empty(3 * INLINE, np.uint8)
+    for turn in range(4):
+        x.set(host)
+        x.get(out=host)
+        gpu.synchronize()
+        live = shared(gpu)
+        assert live is not None
+        live._connection.close()
+        if turn % 2:
+            x.get(out=host)
+        else:
+            x.set(host)
+        assert found() == (3 if turn == 0 else 2)
+        same(x.get(), host)
+        assert shared(gpu) is not live
+        found()
+
+
+@pytest.mark.parametrize("lasts", [0.0, float("inf")], ids=["looks", "has looked"])
+def test_a_connection_whose_end_nobody_has_seen(
+    gpu: hearth.Device, daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch, lasts: float
+) -> None:
+    """Who waits for a copy has it, another way; one that nobody waits for is made, or told to be lost, once."""
+    monkeypatch.setattr(segments, "LOOKED_S", lasts)
+    host, x, out = pinned(noise(3 * INLINE)), gpu.empty(3 * INLINE, np.uint8), hearth.zeros_pinned(3 * INLINE, np.uint8)
+    ways = {
+        "set": lambda: x.set(host),
+        "set and wait": lambda: x.set(host, blocking=True),
+        "get": lambda: x.get(out=out),
+    }
+    for turn, (name, copy) in enumerate(ways.items()):
+        x.set(host)
+        x.get(out=out)
+        gpu.synchronize()
+        live, before = shared(gpu), daemon.gauge("segments")
+        assert live is not None
+        live._connection._connection.shutdown(socket.SHUT_RDWR)
+        wait_until(lambda before=before: daemon.gauge("segments") < before, "the end of what was shared")
+        if name != "get":
+            host[turn] ^= 255
+        out.fill(0)
+        copy()
+        if lasts and name == "set":
+            with pytest.raises(hearth.TransferError, match="was lost with the connection"):
+                told(gpu)
+            x.set(host)
+        told(gpu)
+        if name == "get":
+            same(out, host)
+        same(x.get(), host)
+        assert shared(gpu) is not live
+
+
+def test_what_failed_before_is_told(gpu: hearth.Device) -> None:
+    host, x, y = pinned(noise(INLINE)), gpu.empty(INLINE, np.uint8), gpu.empty(INLINE, np.uint8)
+    x.set(host)
+    x.get(out=host)
+    y._memory.handle, real = 1 << 40, y._memory.handle  # a handle that does not exist
+    y.set(host)
+    with pytest.raises(hearth.InvalidHandleError):
+        for _ in range(3):
+            x.get(out=host)
+    told(gpu)
+    same(x.get(), host)
+    y._memory.handle = real
+
+
+def test_a_device_that_was_lost(lossy: DaemonProcess) -> None:
+    host, values = pinned(noise(3 * INLINE)), noise(3 * INLINE, 1)
+    with lossy.connect() as node:
+        gpu = node.device(0)
+        x, kept = gpu.empty(3 * INLINE, np.uint8), gpu.durable(gpu.asarray(host))
+        for array in (x, kept):
+            array.set(host)
+            array.get(out=host)
+        kept.set(pinned(values))
+        kept.checkpoint()
+        gpu.synchronize()
+        os.kill(lossy.device_pid(), signal.SIGKILL)
+        with pytest.raises(hearth.DeviceLostError):
+            gpu.synchronize()
+        for copy in (lambda: x.set(host), lambda: x.get(out=host)):
+            with pytest.raises(hearth.BufferLostError):
+                copy()
+        kept.get(out=host)
+        same(host, values)
+        host[...] = 3
+        kept.set(host)
+        assert (kept.get() == 3).all()
+    for copy in (lambda: kept.set(host), lambda: kept.get(out=host)):
+        with pytest.raises(hearth.ClosedError):
+            copy()
+
+
+def test_spans_of_copies_that_are_made_again(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there are spans, each upload has its own."""
+    host, x = pinned(noise(3 * INLINE)), gpu.empty(3 * INLINE, np.uint8)
+    written: list[object] = []
+    whole = type(x)._write
+    monkeypatch.setattr(type(x), "_write", lambda *args: (written.append(0), whole(*args))[1])
+    for made, count in ((False, 1), (True, 4), (False, 4)):
+        monkeypatch.setattr(telemetry, "made", lambda made=made: made)
+        for _ in range(3):
+            x.set(host)
+        assert len(written) == count
+    gpu.synchronize()

@@ -1,0 +1,257 @@
+"""Which way copies of shared memory go, when they are done, and where what fails is told."""
+
+from __future__ import annotations
+
+import gc
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import hearth
+from hearth.transfer import ring_buffer
+from hearth.transport import memory_segments
+from hearth.transport.memory_segments import known
+from hearth.transport.segment_pool import pool
+from hearth_proto.v1 import device_pb2
+from tests.support.daemon.harness import DaemonProcess, StartDaemon, wait_until
+from tests.support.daemon.kernels import gated
+from tests.support.daemon.pinned_arrays import (
+    INLINE,
+    KIB64,
+    moved,
+    noise,
+    pinned,
+    ring_of,
+    same,
+    shared,
+    told,
+    under_way,
+    whole,
+)
+
+pytestmark = pytest.mark.skipif(not memory_segments.possible(), reason="needs memfd")
+
+
+def test_pinned_memory_is_one_command_and_needs_no_ring(gpu: hearth.Device) -> None:
+    host = pinned(noise(20 * INLINE))
+    x = gpu.asarray(host[:KIB64])
+    y = gpu.empty(20 * INLINE, np.uint8)
+    live = shared(gpu)
+    assert live is not None
+    with moved(gpu, "write") as written:
+        x.set(host[100 : 100 + KIB64])
+        y.set(host)
+    assert written == [KIB64, 20 * INLINE]
+    with moved(gpu, "read") as read:
+        y.get(out=host)
+        y.get(out=host, blocking=False)
+        gpu.synchronize()
+    assert read == [20 * INLINE] * 2
+    assert live.ring.made == 0
+
+
+def test_ordinary_memory_goes_through_few_slots(gpu: hearth.Device) -> None:
+    host = noise(70 * INLINE + 1)
+    with moved(gpu, "write") as written:
+        x = gpu.asarray(host)
+    assert sum(written) == host.nbytes and max(written) <= ring_buffer.SLOT_BYTES
+    same(x.get(), host)
+    assert 0 < ring_of(gpu).made <= ring_buffer.SLOTS
+    whole(gpu)
+
+
+def test_small_arrays_and_remote_clients_share_nothing(daemon: DaemonProcess) -> None:
+    host = pinned(noise(3 * INLINE))
+    for target, options in ((daemon.unix, {"lanes": False}), (daemon.grpc, {})):
+        with hearth.connect(target, **options) as node:
+            gpu = node.device(0)
+            x = gpu.asarray(host)
+            out = hearth.zeros_pinned(host.shape, np.uint8)
+            same(x.get(out=out, blocking=False), host)  # it waits
+            host[...] = 0  # it is taken
+            same(x.get(), out)
+            assert shared(gpu) is None
+            host[...] = out
+    with daemon.connect() as node:
+        gpu = node.device(0)
+        gpu.asarray(host[: KIB64 - 1]).get()
+        assert not gpu._connection.parts
+        gpu.asarray(noise(INLINE)).get()  # ordinary ones up to the inline limit
+        assert shared(gpu) is None
+
+
+def test_a_daemon_without_it_is_asked_once(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    transport, asked = gpu._connection.transport, []
+
+    def refused(request: object) -> None:
+        asked.append(request)
+        raise hearth.UnsupportedError("no", reason="UNSUPPORTED")
+
+    monkeypatch.setattr(transport, "open_bulk", refused)
+    host = pinned(noise(3 * INLINE))
+    for _ in range(5):
+        same(gpu.asarray(host).get(), host)
+    assert len(asked) == 1 and shared(gpu) is None
+
+
+def test_connections_that_nothing_comes_of_are_not_made_for_ever(
+    gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transport, asked = gpu._connection.transport, []
+
+    def nowhere(request: object) -> device_pb2.OpenBulkResponse:
+        asked.append(request)
+        return device_pb2.OpenBulkResponse(tickets=[b"no"], path="/nowhere", max_segment_bytes=1 << 30)
+
+    monkeypatch.setattr(transport, "open_bulk", nowhere)
+    host = noise(3 * INLINE)
+    for _ in range(6):
+        same(gpu.asarray(host).get(), host)
+    assert len(asked) == 3 and shared(gpu) is None
+
+
+def test_while_a_graph_is_recorded_a_copy_is_refused_at_once(gpu: hearth.Device) -> None:
+    host = pinned(noise(2 * INLINE))
+    x = gpu.asarray(host)
+    for copy in (lambda: x.set(host), lambda: x.set(host.copy()), lambda: x.get(out=host, blocking=False)):
+        with pytest.raises(hearth.LaunchError), gpu.graph():
+            copy()
+        told(gpu)
+    same(x.get(), host)
+
+
+@pytest.mark.parametrize("most", [1 << 20, 20 << 20])
+def test_where_little_may_be_shared_all_goes_as_it_can(start_daemon: StartDaemon, most: int) -> None:
+    daemon = start_daemon(lanes={"segment_bytes": most})
+    with daemon.connect() as node:
+        gpu = node.device(0)
+        for host in (pinned(noise(30 * INLINE)), noise(30 * INLINE, 1)):
+            x = gpu.asarray(host)
+            same(x.get(), host)
+        small = pinned(noise(INLINE))  # a slab of 4 MiB
+        same(gpu.asarray(small).get(), small)
+        assert daemon.gauge("segment_bytes") <= most
+
+
+def test_progress(gpu: hearth.Device) -> None:
+    for host in (noise(50 * INLINE + 1), pinned(noise(5 * INLINE))):
+        reports: list[tuple[int, int]] = []
+        report = lambda done, total, to=reports: to.append((done, total))  # noqa: E731
+        x = gpu.asarray(host, progress=report)
+        assert reports[-1] == (host.nbytes, host.nbytes) and reports == sorted(reports)
+        reports.clear()
+        x.get(progress=report)
+        assert reports[-1] == (host.nbytes, host.nbytes) and reports == sorted(reports)
+
+
+# ---- in the order of the stream ----
+
+
+def test_an_upload_of_pinned_memory_does_not_wait_and_keeps_the_memory(gpu: hearth.Device) -> None:
+    values = noise(2 * INLINE)
+    x, order = gpu.zeros(2 * INLINE, np.uint8), gpu.zeros(1, np.int32)
+    with gated(gpu) as gate:
+        gate.hold(order)
+        host = pinned(values)
+        address = host.ctypes.data
+        x.set(host)  # returns, though the device is busy
+        del host
+        gc.collect()
+        others = [pinned(np.zeros(2 * INLINE, np.uint8)) for _ in range(3)]
+        assert address not in [other.ctypes.data for other in others]
+        gate.open()
+        same(x.get(), values)
+    gpu.synchronize()
+    again = hearth.empty_pinned(2 * INLINE, np.uint8)
+    wait_until(lambda: known.find(address, 1) is None or pool.cached or again.ctypes.data == address)
+
+
+def test_an_upload_that_blocks_waits_until_the_memory_was_read(gpu: hearth.Device) -> None:
+    host = pinned(noise(2 * INLINE))
+    x, order = gpu.zeros(2 * INLINE, np.uint8), gpu.zeros(1, np.int32)
+    gpu.asarray(host)  # all is open
+    gpu.synchronize()
+    with gated(gpu) as gate, ThreadPoolExecutor(1) as threads:
+        gate.hold(order)
+        setting = threads.submit(x.set, host, blocking=True)
+        under_way(gpu, setting)
+        assert not setting.done()
+        gate.open()
+        setting.result(20)
+        host.fill(0)
+        assert x.get().any()
+
+
+def test_an_ordinary_array_is_taken_when_the_upload_returns(gpu: hearth.Device) -> None:
+    for size in (
+        3 * INLINE,
+        2 * ring_buffer.SLOTS * ring_buffer.SLOT_BYTES,
+    ):  # the second one is more than the ring holds
+        host = noise(size).copy()
+        x, order = gpu.zeros(size, np.uint8), gpu.zeros(1, np.int32)
+        with gated(gpu) as gate:
+            gate.hold(order)
+            x.set(host)
+            host.fill(0)
+            gate.open()
+            same(x.get(), noise(size))
+    whole(gpu)
+
+
+def test_a_download_that_does_not_block_is_there_after_a_synchronize(gpu: hearth.Device) -> None:
+    values = noise(2 * INLINE)
+    x, order = gpu.asarray(values), gpu.zeros(1, np.int32)
+    out = hearth.zeros_pinned(values.shape, np.uint8)
+    with gated(gpu) as gate:
+        gate.hold(order)
+        assert x.get(out=out, blocking=False) is out
+        assert not out.any()
+        gate.open()
+        gpu.synchronize()
+        same(out, values)
+
+
+def test_what_fails_on_the_way_is_told_at_the_next_synchronize(gpu: hearth.Device) -> None:
+    host = pinned(noise(2 * INLINE))
+    x = gpu.asarray(host)
+    other = gpu.asarray(host)
+    gpu.synchronize()
+    x._memory.handle, real = 1 << 40, x._memory.handle  # a handle that does not exist
+    x.set(host)
+    with pytest.raises(hearth.InvalidHandleError):
+        told(gpu)
+    gpu.synchronize()
+    x.get(out=host, blocking=False)
+    with pytest.raises(hearth.InvalidHandleError):
+        told(gpu)
+    with pytest.raises(hearth.InvalidHandleError):
+        x.set(host, blocking=True)
+    with pytest.raises(hearth.InvalidHandleError):
+        x.get(out=host)
+    with pytest.raises(hearth.InvalidHandleError):
+        x.get()
+    with pytest.raises(hearth.InvalidHandleError):
+        x.set(np.zeros(60 * INLINE, np.uint8)[: x.nbytes])
+        told(gpu)
+    x._memory.handle = real
+    gpu.synchronize()
+    same(other.get(), host)
+    whole(gpu)
+
+
+def test_what_failed_before_is_told_by_a_read(gpu: hearth.Device) -> None:
+    host = pinned(noise(2 * INLINE))
+    x = gpu.asarray(host)
+    for get in (lambda: x.get(out=host), x.get):
+        gpu.empty(1 << 50, np.uint8)  # no device has so much
+        with pytest.raises(hearth.OutOfMemoryError):
+            get()
+        same(get(), host)
+
+
+def test_an_upload_into_memory_that_could_not_be_had(gpu: hearth.Device) -> None:
+    host = np.broadcast_to(np.zeros(1, np.uint8), (1 << 62,))  # more than addresses: no host overcommits so far
+    with pytest.raises(MemoryError):
+        gpu.asarray(host)
+    gpu.synchronize()

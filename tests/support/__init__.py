@@ -1,0 +1,5 @@
+"""Modules that tests share: fake peers, rigs of one layer, real daemons, programs and surroundings.
+
+`client`, `front`, `device` and `cpu` serve the unit tests of these layers; `daemon` and `collectives` the tests of
+running daemons. No module here is a test.
+"""

@@ -1,0 +1,209 @@
+"""Daemons with one device each, and groups over them by plain stubs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hearth_proto.reasons import Reason, Refusal, from_status
+from hearth_proto.v1 import commands_pb2 as c
+from hearth_proto.v1 import node_pb2
+from tests.support.collectives.ranks import FLOATS, A, B, operation
+from tests.support.daemon.durables import QUICK
+from tests.support.daemon.harness import BACKEND, DaemonProcess, wait_until
+from tests.support.daemon.kernels import GATE
+from tests.support.daemon.lent import LentDaemon
+from tests.support.daemon.raw import TIMEOUT, Raw
+
+
+def on_device(number: int, **config: Any) -> dict[str, Any]:
+    """The configuration of a daemon that has only the device of this number: NCCL wants each rank on a GPU of its
+    own."""
+    visible = {"visible": [number]} if BACKEND == "cuda" else {}
+    return {**config, "devices": {**visible, **config.get("devices", {})}}
+
+
+@contextlib.contextmanager
+def nodes(cache: Path, count: int = 2, killed: Sequence[int] = (), **config: Any) -> Iterator[list[DaemonProcess]]:
+    """Daemons of one device each, which leave nothing behind. `killed`: those that the test ends itself."""
+    started: list[DaemonProcess] = []
+    try:
+        with _enough_of_them(count):
+            for number in range(count):
+                started.append(DaemonProcess(cache, on_device(number, **config), 1))
+        yield started
+    finally:
+        codes = [process.stop() for process in started]
+        left = [process.left_behind() for process in started]
+        logs = [process.log() for process in started]
+        for process in started:
+            process.remove()
+    assert not any(left), left
+    for number, (code, log) in enumerate(zip(codes, logs, strict=True)):
+        assert number in killed or code == 0, log[-4000:]
+
+
+@contextlib.contextmanager
+def _enough_of_them(count: int) -> Iterator[None]:
+    try:
+        yield
+    except AssertionError as error:
+        if BACKEND == "cuda" and "devices.visible" in str(error):
+            pytest.skip(f"needs {count} GPUs")
+        raise
+
+
+class LentNodes:
+    """Daemons of one device each, lent to one test after the other. Tests may lose their devices and end them."""
+
+    def __init__(self, cache: Path) -> None:
+        self._cache = cache
+        self._lent: list[LentDaemon] = []
+
+    def lend(self, count: int) -> list[DaemonProcess]:
+        """The first ones, at rest."""
+        return [self.one(number) for number in range(count)]
+
+    def one(self, number: int) -> DaemonProcess:
+        """At rest, whatever the others do; another one in the place of one that has ended."""
+        while len(self._lent) <= number:
+            self._lent.append(LentDaemon(self._cache, on_device(len(self._lent), devices=QUICK), 1))
+        with _enough_of_them(number + 1):
+            return self._lent[number].lend()
+
+    def close(self) -> None:
+        for each in self._lent:
+            each.close()
+
+
+class Rank:
+    """A session on one daemon with an Execute stream on its device 0 and the buffers A (rank + 1 in every element) and
+    B (-1)."""
+
+    def __init__(self, daemon: DaemonProcess, rank: int, bearer: str = "") -> None:
+        self._open = ExitStack()
+        self.daemon, self.rank = daemon, rank
+        self.raw = self._open.enter_context(Raw(daemon.unix, bearer))
+        self.attach()
+
+    def attach(self) -> None:
+        """A new stream, and new buffers: at first, and after the loss of a process."""
+        self.stream = self.raw.execute(0)
+        self.stream.batch(
+            c.Command(allocate=c.Allocate(buffer=A, size=4 * FLOATS)),
+            c.Command(allocate=c.Allocate(buffer=B, size=4 * FLOATS)),
+            *self.filled(),
+        )
+
+    def filled(self) -> list[Any]:
+        return [
+            c.Command(fill=c.Fill(buffer=buffer, size=4 * FLOATS, pattern=np.float32(value).tobytes()))
+            for buffer, value in ((A, self.rank + 1), (B, -1))
+        ]
+
+    def call(self, method: str, **fields: Any) -> Any:
+        """A method of NodeService that wants the session."""
+        request = getattr(node_pb2, f"{method}Request")(session_token=self.raw.token, **fields)
+        return getattr(self.raw.node, method)(request, timeout=TIMEOUT, metadata=self.raw.metadata)
+
+    def present(self, group: bytes, sequence: int, *operations: Any, timeout: float = 60) -> None:
+        self.stream.batch(self.part(group, sequence, *operations, timeout=timeout))
+
+    @staticmethod
+    def part(group: bytes, sequence: int, *operations: Any, timeout: float = 60) -> Any:
+        """An all_reduce of A into B, or these operations."""
+        operations = operations or (operation("all_reduce", A, B),)
+        timeout_ns = int(timeout * 1e9)
+        return c.Command(
+            collective=c.Collective(group=group, sequence=sequence, operations=operations, timeout_ns=timeout_ns)
+        )
+
+    def hold(self) -> None:
+        """Its stream does not get on from here, until its device process is killed."""
+        function, one = self.raw.function(GATE, "hold"), c.Dim3(x=1)
+        launch = c.Launch(function=function, grid=one, block=one, arguments=[c.Argument(uint64=0)])
+        self.stream.batch(c.Command(launch=launch))
+
+    def state(self, group: bytes, sequence: int) -> str:
+        """What its daemon knows of an operation: the coordinator of all ranks, the others of their own."""
+        for found in self.call("DescribeGroups").groups:
+            if found.group == group:
+                return "".join(each.state for each in found.operations if each.sequence == sequence)
+        return ""
+
+    def data(self, buffer: int = B) -> list[float]:
+        result = self.stream.ask(c.Command(read=c.Read(buffer=buffer, size=4 * FLOATS)))
+        assert not result.HasField("error"), from_status(result.error)
+        return list(np.frombuffer(result.read.data, np.float32))
+
+    def failure(self) -> Refusal:
+        """The only failure of the stream."""
+        entries = self.stream.failures()
+        assert len(entries) == 1 and entries[0].command.startswith("collective"), entries
+        return from_status(entries[0].status)
+
+    def close(self) -> None:
+        self.stream.cancel()
+        self._open.close()
+
+    def abandon(self) -> None:
+        """Its daemon is no more."""
+        self.stream.cancel()
+        self._open.pop_all()
+        self.raw.channel.close()
+
+    def __enter__(self) -> Rank:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@contextlib.contextmanager
+def ranks(*daemons: DaemonProcess) -> Iterator[list[Rank]]:
+    """One on each."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(Rank(daemon, number)) for number, daemon in enumerate(daemons)]
+
+
+def members(count: int) -> list[node_pb2.GroupMember]:
+    """Device 0 of so many nodes."""
+    return [node_pb2.GroupMember(node=number, device=0) for number in range(count)]
+
+
+def form(all_ranks: Sequence[Rank]) -> bytes:
+    """A group of them, which the first one's daemon coordinates."""
+    each = members(len(all_ranks))
+    created = all_ranks[0].call("CreateGroup", members=each)
+    for rank in all_ranks[1:]:
+        rank.call("JoinGroup", group=created.group, node=rank.rank, members=each, ticket=created.ticket)
+    return bytes(created.group)
+
+
+def work(all_ranks: Sequence[Rank], group: bytes, sequence: int) -> None:
+    """An operation that has to go well, whatever went wrong before."""
+    for rank in all_ranks:
+        rank.stream.batch(*rank.filled(), rank.part(group, sequence))
+    expected = sum(rank.rank + 1 for rank in all_ranks)
+    for rank in all_ranks:
+        assert set(rank.data()) == {expected}
+        assert rank.stream.failures() == []
+
+
+def under_way(all_ranks: Sequence[Rank], group: bytes, sequence: int, stuck: Rank) -> None:
+    """All ranks have launched an operation, and wait inside it for one whose device does not get to it."""
+    stuck.hold()
+    for rank in all_ranks:
+        rank.present(group, sequence, timeout=30)
+    wait_until(lambda: all_ranks[0].state(group, sequence) == "launched", "the launch")
+
+
+def over(refusal: Refusal) -> bool:
+    """Whether it says that the group is no more, and what to do."""
+    return refusal.reason == Reason.COMMUNICATOR_FAILED and "rebuild" in refusal.fix

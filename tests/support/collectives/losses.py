@@ -1,0 +1,117 @@
+"""Ranks that are lost in the middle of a collective: how they are, and what has to hold for the others all the same."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+import hearth
+from tests.support.timing import LATE
+
+SEED = int(os.environ.get("HEARTH_TEST_SEED", "1"))
+HEALED_S = 30.0
+DEVICES = {"max_faults": 100_000, "max_restarts": 100_000}
+"""Settings of daemons whose devices are lost again and again."""
+
+Kind = TypeVar("Kind")
+
+
+def in_turn(kinds: Sequence[Kind], rounds: int) -> Iterator[tuple[Kind, random.Random]]:
+    """Each kind as often as any other; at first in this order, then in any."""
+    rng = random.Random(SEED)
+    left = [*kinds[::-1]]
+    for _ in range(rounds):
+        if not left:
+            left = rng.sample(kinds, len(kinds))
+        yield left.pop(), rng
+
+
+def strike(pid: int, what: signal.Signals, stack: contextlib.ExitStack) -> None:
+    """A process that is stopped goes on when the stack is closed."""
+    os.kill(pid, what)
+    if what == signal.SIGSTOP:
+        stack.callback(_continue, pid)
+
+
+def _continue(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
+
+
+def works(group: hearth.Group) -> None:
+    """It computes what it should, and is closed."""
+    with group:
+        devices, n = group.devices, len(group)
+        arrays = [gpu.full(1000, rank + 1, np.int32) for rank, gpu in enumerate(devices)]
+        group.all_reduce(arrays, timeout=HEALED_S)
+        gathered = group.all_gather([gpu.full(7, rank, np.int8) for rank, gpu in enumerate(devices)], timeout=HEALED_S)
+        for array, row in zip(arrays, gathered, strict=True):
+            assert set(array.get()) == {n * (n + 1) // 2}
+            np.testing.assert_array_equal(row.get(), np.repeat(np.arange(n), 7).reshape(n, 7))
+
+
+def recovers(work: Callable[[], None], what: str) -> None:
+    """Until it works: a process that is being replaced may fail it a few times, none of them for long."""
+    deadline = time.monotonic() + HEALED_S
+    while True:
+        try:
+            return work()
+        except hearth.HearthError as error:
+            assert time.monotonic() < deadline, f"{what} does not work again: {error}"
+            time.sleep(0.02)
+
+
+def reduced_once(group: hearth.Group, elements: int) -> list[hearth.DeviceArray]:
+    """Arrays of float32 that the group has reduced: what it needs for that is there, and nothing is under way."""
+    arrays = [gpu.ones(elements, np.float32) for gpu in group.devices]
+    group.all_reduce(arrays, timeout=HEALED_S)
+    for gpu in group.devices:
+        gpu.synchronize()
+    return arrays
+
+
+class Kept:
+    """A survivor's data, which no trouble may change."""
+
+    def __init__(self, gpu: hearth.Device, seed: int) -> None:
+        self._host = np.random.default_rng(seed).integers(0, 1 << 30, 50_000)
+        self._array = gpu.asarray(self._host)
+        gpu.synchronize()
+
+    def check(self) -> None:
+        np.testing.assert_array_equal(self._array.get(), self._host)
+
+
+def told(gpu: hearth.Device, began: float, timeout: float) -> str:
+    """What the rank is told of the operation that it began then, in time."""
+    try:
+        gpu.synchronize(timeout=30)
+    except hearth.CommunicatorError as error:
+        late = time.monotonic() - began - timeout
+        assert late < LATE, f"told {late:.2f} s after the timeout: {error}"
+        return error.reason
+    raise AssertionError(f"{gpu!r} was told nothing")
+
+
+class Survivors:
+    """All ranks of a group but the victim, each with data of its own."""
+
+    def __init__(self, group: hearth.Group, victim: int) -> None:
+        self._group, self._victim = group, victim
+        self._gpus = [gpu for rank, gpu in enumerate(group.devices) if rank != victim]
+        self._kept = [Kept(gpu, seed) for seed, gpu in enumerate(self._gpus)]
+
+    def go_on(self, began: float, timeout: float) -> None:
+        """They are told of the operation that began then, in time; have their data; and work without the victim."""
+        for gpu in self._gpus:
+            told(gpu, began, timeout)
+        for each in self._kept:
+            each.check()
+        works(self._group.rebuild(without=self._victim))

@@ -1,0 +1,68 @@
+"""Two daemons of one device each that may be killed, and are started again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import hearth
+from tests.support.collectives.group_nodes import on_device
+from tests.support.collectives.losses import DEVICES
+from tests.support.daemon.harness import STOP_S, DaemonProcess
+
+
+class TwoDaemons:
+    """And a session of each. They leave nothing behind."""
+
+    def __init__(self, cache: Path) -> None:
+        self._cache = cache
+        self.daemons: list[DaemonProcess] = []
+        self.nodes: list[hearth.Node] = []
+        try:
+            for index in range(2):
+                self.daemons.append(self._start(index))
+                self.nodes.append(self.daemons[-1].connect())
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def gpus(self) -> list[hearth.Device]:
+        return [node.device(0) for node in self.nodes]
+
+    def group(self, order: Sequence[int]) -> hearth.Group:
+        """Of their devices; both are running."""
+        for daemon in self.daemons:
+            assert daemon.process.poll() is None, f"it ended by itself: {daemon.log()[-4000:]}"
+        return hearth.Group([self.gpus[index] for index in order])
+
+    def mend(self, killed: int | None = None) -> None:
+        """One that was `killed` is started again, on its old addresses."""
+        if killed is not None:  # its sockets are closed, and others know, some time before it can be waited for
+            self.daemons[killed].process.wait(STOP_S)
+        for index, daemon in enumerate(self.daemons):
+            if daemon.process.poll() is not None:
+                self.nodes[index].close()
+                daemon.stop()
+                assert not daemon.left_behind()
+                self.daemons[index] = self._start(index, daemon)
+                self.nodes[index] = self.daemons[index].connect()
+
+    def close(self) -> None:
+        left: list[str] = []
+        for node in self.nodes:
+            node.close()
+        for daemon in self.daemons:
+            daemon.stop()
+            left += daemon.left_behind()
+            daemon.remove()
+        assert not left
+
+    def _start(self, index: int, after: DaemonProcess | None = None) -> DaemonProcess:
+        return DaemonProcess(self._cache, on_device(index, devices=DEVICES), 1, after)
+
+    def __enter__(self) -> TwoDaemons:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,336 @@
+"""Generator of one random kernel: scopes, steps, and the choice among what a scope allows.
+
+A step is CUDA text that changes the variable `x` of each thread, together with the function that does the same to the
+reference machine. Every body that a form of call defines has the signature `unsigned (unsigned x, Env e)`.
+
+A scope says which threads are known to execute a statement together, and a step is drawn only where its threads meet:
+
+- BLOCK: all threads of the block that have not returned from the kernel; barriers are allowed.
+- WARP: all such threads of a warp, or those of the mask `Scope.mask`; collectives of a warp are allowed.
+- LANE: any thread on its own.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, TypeVar
+
+from tests.support.cpu.differential import expressions
+from tests.support.cpu.differential.expressions import Expr, Expressions
+from tests.support.cpu.differential.machine import CELLS, Machine, Values
+
+Item = TypeVar("Item")
+
+LANE, WARP, BLOCK = range(3)
+MAX_THREADS = 128
+"""Threads of a block at most, and the length of the shared arrays."""
+REGION = 8
+"""Words of global memory that one atomic step has to itself."""
+
+
+class Step(NamedTuple):
+    """Statements and their meaning."""
+
+    text: str
+    run: Callable[[Machine, Values], None]
+
+
+class Capture(NamedTuple):
+    """A value that a body gets from outside under a name: a member, a captured variable, a parameter."""
+
+    name: str
+    value: Expr
+    uniform: bool
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The place of a step in the program."""
+
+    level: int = BLOCK
+    mask: str = ""
+    """At WARP: the variable with the mask of the lanes that are here, if these are not all that have not returned."""
+    names: tuple[str, ...] = ()
+    """Variables that can be read, besides `x`."""
+    uniform: frozenset[str] = frozenset()
+    """The variables among `names` with one value in the block."""
+    returned: bool = False
+    """Threads may have returned from the kernel; rank 0 has not."""
+    depth: int = 0
+    """Calls around this place."""
+    loops: int = 0
+
+
+class Bag:
+    """Draws without replacement, and begins again when it is empty: each item comes up before any comes twice."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._order: dict[str, float] = {}
+        self._round = 0.0
+
+    def draw(self, items: Sequence[str]) -> str:
+        for item in items:
+            self._order.setdefault(item, self._rng.random())
+        chosen = min(items, key=lambda item: self._order[item])
+        self._order[chosen] = self._order[chosen] // 1 + 1 + self._rng.random()
+        return chosen
+
+
+@dataclass
+class Kind:
+    """A kind of step or of call that can be drawn."""
+
+    make: Callable[[Generator, Scope], Step]
+    level: int
+    shared: int = 0
+    """Shared arrays of MAX_THREADS words that it declares."""
+    after_return: bool = True
+    """Whether it is defined where threads may have returned."""
+    whole_warps: bool = False
+    """Whether the block must consist of whole warps."""
+    header: str = ""
+    """The header that it needs."""
+    bodies: int = 0
+    """Bodies that it draws itself."""
+
+
+STEPS: dict[str, Kind] = {}
+FORMS: dict[str, Kind] = {}
+
+
+def step(level: int, **needs: object) -> Callable[[Callable[[Generator, Scope], Step]], Callable[..., Step]]:
+    """Registers a kind of step under its function's name."""
+    return _register(STEPS, level, needs)
+
+
+def form(bodies: int = 1, **needs: object) -> Callable[[Callable[[Generator, Scope], Step]], Callable[..., Step]]:
+    """Registers a form of call under its function's name."""
+    return _register(FORMS, LANE, {"bodies": bodies, **needs})
+
+
+def _register(kinds: dict[str, Kind], level: int, needs: dict[str, object]) -> Callable[..., Callable[..., Step]]:
+    def register(make: Callable[[Generator, Scope], Step]) -> Callable[[Generator, Scope], Step]:
+        kinds[make.__name__.strip("_")] = Kind(make, level, **needs)  # type: ignore[arg-type]
+        return make
+
+    return register
+
+
+@dataclass
+class Generator:
+    """The kernel being drawn: its declarations, and what it may still use."""
+
+    rng: random.Random
+    bag: Bag
+    number: int
+    """The kernel's number in its program."""
+    whole_warps: bool = False
+    """Its blocks consist of whole warps."""
+    fuel: int = 12
+    """Steps that may still be drawn."""
+    shared_left: int = 32
+    allow_groups: bool = True
+    declarations: list[str] = field(default_factory=list)
+    late: list[str] = field(default_factory=list)
+    """Definitions that follow the kernel."""
+    headers: dict[str, str] = field(default_factory=dict)
+    includes: set[str] = field(default_factory=set)
+    """Headers of the toolkit that it needs."""
+    zeroed: list[tuple[int, int]] = field(default_factory=list)
+    """Ranges of global memory that are 0 before the launch."""
+    tags: list[str] = field(default_factory=list)
+    """Kinds of steps and calls that were drawn."""
+    dynamic_shared: bool = False
+    cooperative: bool = False
+    _names: int = 0
+    _cells: int = 0
+
+    def __post_init__(self) -> None:
+        self.expressions = Expressions(self.rng)
+
+    # ---- names and memory ----
+
+    def name(self, stem: str) -> str:
+        """A name that no other declaration of the program has."""
+        self._names += 1
+        return f"{stem}_{self.number}_{self._names}"
+
+    def declare(self, text: str) -> None:
+        self.declarations.append(text)
+
+    def region(self) -> int | None:
+        """The first of REGION words of global memory for one atomic step."""
+        if self._cells + REGION > CELLS:
+            return None
+        self._cells += REGION
+        return self._cells - REGION
+
+    def flip(self, chance: float = 0.5) -> bool:
+        return self.rng.random() < chance
+
+    def pick(self, what: str, items: Sequence[Item]) -> Item:
+        """One of the variants of a step; all of them come up in turn."""
+        names = [f"{what} {at}" for at in range(len(items))]
+        return items[names.index(self.bag.draw(names))]
+
+    # ---- expressions ----
+
+    def expr(self, scope: Scope, depth: int = 2, with_x: bool = True) -> Expr:
+        """An expression of all that can be read in the scope, or of all but `x`."""
+        names = [expressions.variable(name) for name in scope.names]
+        fixed = [expressions.index(name) for name in self.rng.sample(expressions.INDICES, 3)]
+        fixed += [expressions.index("threadIdx.x"), expressions.RANK, expressions.LANE, expressions.HERE]
+        fixed += [expressions.X, expressions.X, expressions.SCALAR] if with_x else [expressions.SCALAR]
+        atoms = [*names, *names, *fixed]
+        if self.flip(0.2):
+            atoms.append(expressions.read_input(self.expressions.draw(fixed, 1)))
+        if self.flip(0.2):
+            atoms.append(self.table(self.expressions.draw(fixed, 1)))
+        return self.expressions.draw(atoms, depth)
+
+    def mixed(self, scope: Scope) -> Expr:
+        """An expression that differs from thread to thread, for what threads exchange."""
+        return expressions.binary(
+            self.rng.choice(("xor", "add")), expressions.X, self.expr(scope, self.rng.randint(1, 2), with_x=False)
+        )
+
+    def index_expr(self, depth: int = 2) -> Expr:
+        """An expression of built-in variables and constants alone."""
+        atoms = [expressions.index(name) for name in self.rng.sample(expressions.INDICES, 4)]
+        return self.expressions.draw([*atoms, expressions.index("threadIdx.x"), expressions.RANK], depth)
+
+    def uniform(self, scope: Scope, depth: int = 2) -> Expr:
+        """An expression with one value in the block."""
+        atoms = [expressions.index(name) for name in self.rng.sample(expressions.UNIFORM, 3)]
+        atoms += [expressions.index("blockIdx.x"), expressions.BLOCK_RANK, expressions.THREADS, expressions.SCALAR]
+        atoms += [expressions.variable(name) for name in scope.names if name in scope.uniform]
+        return self.expressions.draw(atoms, depth)
+
+    def table(self, at: Expr) -> Expr:
+        """A read of a constant table."""
+        name, entries = self.name("table"), [self.rng.getrandbits(32) for _ in range(8)]
+        words = ", ".join(f"{entry}u" for entry in entries)
+        if self.flip(0.03):
+            self.tags.append("constant_template")
+            first = entries[0] & 0xFFFF
+            entries = [(first + 5 * at) & 0xFFFFFFFF for at in range(8)]
+            words = ", ".join(f"{first + 5 * at}u + (N - 5u)" for at in range(8))
+            self.declare(f"template <unsigned N> __constant__ unsigned {name}_of[8] = {{{words}}};")
+            return expressions.table(f"{name}_of<5>", entries, at)
+        qualifier = self.rng.choice(("__constant__", "__device__ const", "static __constant__", "__device__"))
+        self.declare(f"{qualifier} unsigned {name}[8] = {{{words}}};")
+        return expressions.table(name, entries, at)
+
+    # ---- steps ----
+
+    def assign(self, scope: Scope, depth: int = 2) -> Step:
+        """`x` is combined with an expression, mostly so that no value of it is lost."""
+        value = self.expr(scope, depth, with_x=self.flip(0.15))
+        name, sign = self.rng.choice((("add", "+="), ("xor", "^="), ("sub", "-=")))
+        combined = expressions.binary(name, expressions.X, value)
+        return Step(f"x {sign} {value.text};", lambda m, v: m.assign(v, "x", combined.value(m, v)))
+
+    def body(self, scope: Scope, steps: int | None = None) -> Step:
+        """Some steps. Begins with one that reads the indices, so that a body that is not executed right shows."""
+        drawn = [self.assign(scope)]
+        for _ in range(self.rng.randint(1, 3) if steps is None else steps):
+            made = self.one(scope)
+            drawn.append(made)
+        return sequence(drawn)
+
+    def one(self, scope: Scope) -> Step:
+        """One step, call or control structure that the scope allows."""
+        self.fuel -= 1
+        if self.fuel <= 0:
+            return self.assign(scope)
+        if scope.depth < 4 and self.flip(0.55):
+            return self.call(scope)
+        allowed = [name for name, kind in STEPS.items() if self._allows(scope, kind)]
+        return self._make(STEPS, self.bag.draw(allowed), scope)
+
+    def call(self, scope: Scope) -> Step:
+        """A call in one of the forms."""
+        allowed = [name for name, kind in FORMS.items() if self._allows(scope, kind)]
+        return self._make(FORMS, self.bag.draw(allowed), scope)
+
+    def _make(self, kinds: dict[str, Kind], name: str, scope: Scope) -> Step:
+        kind = kinds[name]
+        self.tags.append(name)
+        self.shared_left -= kind.shared
+        if kind.header:
+            self.includes.add(kind.header)
+        return kind.make(self, scope)
+
+    def _allows(self, scope: Scope, kind: Kind) -> bool:
+        return (
+            kind.level <= scope.level
+            and kind.shared <= self.shared_left
+            and (kind.after_return or not scope.returned)
+            and (not kind.whole_warps or self.whole_warps)
+            and (not kind.header or self.allow_groups)
+            and kind.bodies <= max(1, self.fuel)
+        )
+
+    # ---- bodies of calls ----
+
+    def capture(self, scope: Scope, uniform: bool | None = None) -> Capture:
+        """A value for a body to be called from the scope."""
+        even = self.flip() if uniform is None else uniform
+        return Capture(self.name("k"), self.uniform(scope) if even else self.expr(scope), even)
+
+    def captures(self, scope: Scope, at_most: int = 2) -> list[Capture]:
+        """Values for a body, and the mask of the scope, so that the body can meet the lanes that are here."""
+        made = [self.capture(scope) for _ in range(self.rng.randint(1, at_most))]
+        if scope.mask and self.flip(0.8):
+            made.append(Capture(self.name("mask"), expressions.variable(scope.mask), False))
+        return made
+
+    @staticmethod
+    def inside(scope: Scope, captures: Sequence[Capture] = ()) -> Scope:
+        """The scope of a body that sees nothing but its captures."""
+        mask = next((c.name for c in captures if c.name.startswith("mask")), "")
+        level = LANE if scope.mask and not mask else scope.level
+        return replace(
+            scope,
+            level=level,
+            mask=mask,
+            names=tuple(c.name for c in captures),
+            uniform=frozenset(c.name for c in captures if c.uniform),
+            depth=scope.depth + 1,
+        )
+
+
+def called(text: str, body: Step, captures: Sequence[Capture] = ()) -> Step:
+    """The call of a body that sees nothing but its captures, evaluated before it."""
+
+    def run(m: Machine, v: Values) -> None:
+        own = {"x": v["x"], **{c.name: c.value.value(m, v) for c in captures}}
+        body.run(m, own)
+        m.assign(v, "x", own["x"])
+
+    return Step(text, run)
+
+
+def nested(text: str, body: Step) -> Step:
+    """A body that sees the variables around it; those that it declares end with it."""
+
+    def run(m: Machine, v: Values) -> None:
+        own = dict(v)
+        body.run(m, own)
+        for name in v:
+            v[name] = own[name]
+
+    return Step(text, run)
+
+
+def sequence(steps: Sequence[Step]) -> Step:
+    """Steps one after the other in one block of statements."""
+
+    def run(m: Machine, v: Values) -> None:
+        for each in steps:
+            each.run(m, v)
+
+    return Step("\n".join(each.text for each in steps), run)

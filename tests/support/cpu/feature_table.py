@@ -1,0 +1,168 @@
+"""CUDA C++ by feature: what the CPU backend runs, what it refuses, and what differs from a GPU.
+
+The lists (`feature_runs`, `feature_refusals`, `feature_differences`) are the source of the tables in
+docs/cpu-backend.md, and test_cpu_features.py holds the backend to them: every snippet of RUNS is compiled and run and
+its results compared, every one of REFUSALS is refused under its name.
+
+    python tests/support/cpu/feature_table.py            # writes the tables into the page
+    python tests/support/cpu/feature_table.py --pending  # tries the rows of PENDING, one by one
+
+To add a row, add an entry to one of the lists and write the page again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from tests.support.folders import ROOT
+
+PAGE = ROOT / "docs" / "cpu-backend.md"
+SLOTS = 64
+"""Doubles that a snippet can write to `out`."""
+
+PENDING: frozenset[str] = frozenset()
+"""Names of rows for what the backend does not do yet: neither tested nor shown."""
+
+
+@dataclass(frozen=True)
+class Runs:
+    """A feature that runs: `body` is a kernel's body that writes doubles to `out`, `expected` its first values."""
+
+    section: str
+    name: str
+    text: str
+    """The table's description; Markdown."""
+
+    body: str
+    expected: Sequence[float]
+    declarations: str = ""
+    """What stands before the kernel, in a namespace of the feature's own."""
+
+    includes: tuple[str, ...] = ()
+    block: int = 32
+    grid: int = 1
+    shared: int = 0
+    cooperative: bool = False
+    options: tuple[str, ...] = ()
+    expression: str = ""
+    """The kernel to launch where it is a template among the declarations; `body` is empty then."""
+
+    global_names: bool = False
+    """The declarations are about names at global scope: such rows have a source of their own, with few includes."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A feature that is refused: `source` is a source whose compile fails with UNSUPPORTED and the feature's name."""
+
+    name: str
+    """How the refusal names it: part of `details["feature"]`."""
+
+    text: str
+    """Names that programs use for it; Markdown."""
+
+    instead: str
+    source: str
+    more: tuple[str, ...] = ()
+    """Further sources that are refused under the same name."""
+
+
+@dataclass(frozen=True)
+class Differs:
+    """A difference from a GPU; where a program can observe it, `body` and `expected` as in `Runs`."""
+
+    name: str
+    gpu: str
+    here: str
+    advice: str
+    body: str = ""
+    expected: Sequence[float] = ()
+    declarations: str = ""
+    includes: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    block: int = 32
+    grid: int = 1
+    shared: int = 0
+    cooperative: bool = False
+    expression: str = ""
+    global_names: bool = False
+
+
+Snippet = Runs | Differs
+
+
+Row = TypeVar("Row", Runs, Refused, Differs)
+
+
+def joined(snippets: Sequence[Snippet]) -> str:
+    """One source of many snippets: the kernel of the n-th is `feature_n`. Errors name the feature as the file."""
+    includes = sorted({include for snippet in snippets for include in snippet.includes})
+    lines = [f"#include <{include}>" for include in includes]
+    for number, snippet in enumerate(snippets):
+        lines.append(f'#line 1 "{snippet.name}"'.replace("`", "").replace("\\", ""))
+        if snippet.global_names:
+            lines.append(snippet.declarations)
+        elif snippet.declarations:
+            lines += [f"namespace of_{number} {{", snippet.declarations, "}", f"using namespace of_{number};"]
+        if snippet.body:
+            lines.append(f'extern "C" __global__ void feature_{number}(double* out) {{\n{snippet.body}\n}}')
+    return "\n".join(lines) + "\n"
+
+
+def active(rows: Iterable[Row]) -> list[Row]:
+    """Rows that hold today."""
+    return [row for row in rows if row.name not in PENDING]
+
+
+# ---- the page ----
+
+
+def tables() -> Mapping[str, str]:
+    """The page's tables by the names of their places."""
+    from tests.support.cpu.feature_differences import DIFFERENCES
+    from tests.support.cpu.feature_refusals import REFUSALS
+    from tests.support.cpu.feature_runs import RUNS
+
+    runs: list[str] = []
+    section = ""
+    for row in active(RUNS):
+        if row.section != section:
+            section = row.section
+            runs += [*([""] if runs else []), f"### {section}", "", "| feature | |", "|---|---|"]
+        runs.append(f"| {row.name} | {row.text} |")
+    refused = ["| refused as | names that programs use | instead |", "|---|---|---|"]
+    refused += [f"| {r.name} | {r.text} | {r.instead} |" for r in active(REFUSALS)]
+    differs = ["| | on a GPU | on the CPU backend | in a program for both |", "|---|---|---|---|"]
+    differs += [f"| {d.name} | {d.gpu} | {d.here} | {d.advice} |" for d in active(DIFFERENCES)]
+    return {"runs": "\n".join(runs), "refused": "\n".join(refused), "differs": "\n".join(differs)}
+
+
+def written(page: str) -> str:
+    """The page with its tables as the lists have them."""
+    for name, table in tables().items():
+        place = re.compile(rf"(<!-- table {name}: [^>]*-->\n).*?(<!-- end of {name} -->)", re.DOTALL)
+        assert len(place.findall(page)) == 1, f"the page has no place for the table {name!r}"
+        page = place.sub(lambda found, table=table: f"{found[1]}\n{table}\n\n{found[2]}", page)  # type: ignore[misc]
+    return page
+
+
+def main() -> None:
+    """Writes the page, or tries what is pending."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pending", action="store_true", help="tries the pending rows and says which of them hold")
+    if parser.parse_args().pending:
+        import test_cpu_features
+
+        test_cpu_features.try_pending()
+    else:
+        PAGE.write_text(written(PAGE.read_text()))
+
+
+if __name__ == "__main__":
+    import feature_table  # under the name by which the lists import it
+
+    feature_table.main()

@@ -1,0 +1,18 @@
+"""Event loops and connections in which asynchronous clients run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hearth import aio
+from tests.support.daemon.harness import DaemonProcess
+
+WAYS = ("lanes", "grpc", "tcp")
+
+
+LARGE = 400_000
+"""Elements of eight bytes: more than go inside a batch."""
+
+
+def connect(daemon: DaemonProcess, way: str = "lanes", **options: Any) -> Any:
+    return aio.connect(daemon.grpc if way == "tcp" else daemon.unix, lanes=way != "grpc", **options)

@@ -1,0 +1,84 @@
+"""What tests of durable arrays share: ways to lose a device, and what the daemon keeps for them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+import hearth
+from tests.support.daemon.harness import DaemonProcess, wait_until
+
+FAULTS = """
+extern "C" __global__ void wild(int* x, long long far) { x[far] = 1; }
+extern "C" __global__ void endless(volatile int* x) { while (x[0] == 0) {} }
+extern "C" __global__ void set_all(int* x, int n, int value) {
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) x[i] = value;
+}
+"""
+FAR = np.int64(1 << 45)
+MIB = 1 << 20
+QUICK = {"max_restarts": 1000, "restart_window": "1ms", "max_faults": 1000}
+"""A device that is lost again and again is started again at once, whoever loses it."""
+
+
+def kill(daemon: DaemonProcess, ordinal: int = 0) -> None:
+    """Ends a device's process; returns when the daemon has seen it."""
+
+    def pid() -> int:
+        return int(daemon.status()["devices"][ordinal]["pid"])
+
+    killed = wait_until(pid, "a device process")
+    os.kill(killed, signal.SIGKILL)
+    wait_until(lambda: pid() != killed, "the end of the device process")
+
+
+def lose(daemon: DaemonProcess, gpu: hearth.Device) -> None:
+    """Ends the device's process; returns when the next one serves."""
+    kill(daemon, gpu.ordinal)
+    back(gpu)
+
+
+def back(gpu: hearth.Device) -> None:
+    """Waits for the device. The loss is told here, unless nothing was lost with it that anybody has to be told of."""
+    wait_until(lambda: gpu.state == "serving", "the device's return")
+    with contextlib.suppress(hearth.DeviceLostError):
+        gpu.synchronize()
+
+
+class Kept(NamedTuple):
+    """Files of durable arrays that a process has open, and the memory in them."""
+
+    files: int
+    bytes: int
+
+
+def open_files(pid: int) -> int:
+    return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+
+
+def kept(pid: int) -> Kept:
+    files = list(_files(pid))
+    return Kept(len(files), sum(path.stat().st_blocks * 512 for path in files))
+
+
+def _files(pid: int) -> Iterator[Path]:
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if str(entry.readlink()).startswith("/memfd:hearth-durable"):
+                yield entry
+
+
+def damage(pid: int) -> None:
+    """Cuts off whatever the process keeps for durable arrays."""
+    for path in _files(pid):
+        os.truncate(path, 0)
+
+
+def noise(size: int, seed: int = 0) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    return np.random.default_rng(seed).integers(0, 256, size, np.uint8)

@@ -1,0 +1,353 @@
+"""A daemon in a process of its own, and what tests need to know of it from outside."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import pytest
+
+import hearth
+from hearthd.confinement.support import support
+from tests.support.daemon.forked import Forked, ForkServer
+from tests.support.daemon.tenants import new_token, token_hash
+from tests.support.folders import short_folder
+
+BACKEND = os.environ.get("HEARTH_TEST_BACKEND", "cpu")
+"""The backend of every daemon here: "cpu", or "cuda" on a machine with GPUs."""
+
+on_cpu = pytest.mark.skipif(BACKEND != "cpu", reason="only the CPU backend has this (HEARTH_TEST_BACKEND)")
+on_gpu = pytest.mark.skipif(BACKEND != "cuda", reason="only the CUDA backend has this (HEARTH_TEST_BACKEND)")
+
+OBSERVER = "tests-observer"
+OPEN = {"HEARTH_DEBUGGABLE": "1"} if os.geteuid() else {}
+"""Tests look into /proc, where only the superuser sees processes that are closed to others."""
+
+MARK = "DAEMON_TEST_MARK"
+"""A variable in the environment of every process that a daemon here starts: finds those that stayed behind."""
+
+MOST_DEVICES = int(os.environ.get("HEARTH_TEST_DEVICES", "64"))
+"""Devices of a daemon here on the CPU backend: 1 runs the tests as on a host with one GPU."""
+
+UNRETRIEVED = ("never retrieved", "was destroyed but it is pending", "was never awaited")
+"""What a daemon's log must not hold."""
+
+START_S = 120.0
+STOP_S = 20.0
+
+
+class Page(NamedTuple):
+    """An answer over HTTP."""
+
+    status: int
+    body: str
+    content_type: str
+
+
+def environment(**more: str) -> dict[str, str]:
+    """This process's environment without what would configure a daemon or a client."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HEARTH_")}
+    return {**kept, **more}
+
+
+def toml(config: Mapping[str, Any]) -> str:
+    """Sections as TOML; keys without a section first."""
+    lines = [f"{key} = {_value(value)}" for key, value in config.items() if not isinstance(value, Mapping)]
+    for name, section in config.items():
+        if isinstance(section, Mapping):
+            lines += [f"[{name}]", *(f"{key} = {_value(value)}" for key, value in section.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {_value(inner)}" for key, inner in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    return json.dumps(value)
+
+
+_ENVIRONMENT = environment(**OPEN)
+
+
+@functools.cache
+def fork_server() -> ForkServer:
+    """The fork server of this process, started at the first call."""
+    server = ForkServer(_ENVIRONMENT, (MARK, "XDG_STATE_HOME", "PYTEST_CURRENT_TEST"))
+    atexit.register(server.close)
+    return server
+
+
+def started(arguments: list[str], env: Mapping[str, str], stderr: IO[str] | int) -> subprocess.Popen[str]:
+    """`python -m` with these arguments: forked where that comes to the same as a fresh interpreter."""
+    if BACKEND == "cpu" and fork_server().suits(env):
+        return Forked(fork_server(), arguments, env, stderr)
+    command = [sys.executable, "-m", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=env)
+
+
+def hearthd(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Runs a command of `hearthd` to its end."""
+    with started(["hearthd", *arguments], env or environment(**OPEN), subprocess.PIPE) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+
+def alive(pid: int) -> bool:
+    """Whether the process exists and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
+
+
+def marked(mark: str) -> list[int]:
+    """Processes that carry the mark."""
+    wanted = f"{MARK}={mark}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                if wanted in (entry / "environ").read_bytes().split(b"\0") and alive(int(entry.name)):
+                    found.append(int(entry.name))
+    return found
+
+
+def needs_devices(daemon: DaemonProcess, count: int) -> None:
+    """Skips the test where the daemon has fewer devices than that."""
+    found = len(daemon.status()["devices"])
+    if found < count:
+        pytest.skip(f"needs {count} devices; the daemon has {found}")
+
+
+def wait_until(condition: Callable[[], Any], what: str = "it", seconds: float = 20.0) -> Any:
+    """Polls until `condition` says something true, and returns that; for what no event announces. What has not come
+    soon is asked for less often: a page of status costs the daemon milliseconds."""
+    began = time.monotonic()
+    while not (value := condition()):
+        waited = time.monotonic() - began
+        assert waited < seconds, f"{what} did not come about within {seconds:g} s"
+        time.sleep(0.005 if waited < 0.5 else 0.02)
+    return value
+
+
+_LIMIT = """
+import os, resource, sys
+most = int(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def _limited(open_files: int) -> list[str]:
+    """Stands before a command: its process lowers its limit of descriptors. The one that starts it, which may have more
+    of them open, cannot do so for it."""
+    return [sys.executable, "-I", "-S", "-c", _LIMIT, str(open_files)] if open_files else []
+
+
+class DaemonProcess:
+    """`hearthd serve` on free ports and a socket of its own, or on those of one that has ended (`after`). `config`
+    holds sections of settings."""
+
+    def __init__(
+        self,
+        cache: Path,
+        config: Mapping[str, Any] | None = None,
+        cpu_count: int = 2,
+        after: DaemonProcess | None = None,
+        open_files: int = 0,
+        fresh: bool = False,
+    ) -> None:
+        """`open_files`: its limit of descriptors, soft and hard; 0: as it comes. `fresh`: in a fresh interpreter, as
+        users start it, where processes, memory or start are looked at; else it may be forked (`fork_server.py`)."""
+        self.mark = uuid.uuid4().hex
+        self.token = ""
+        """Shown over HTTP where a call names no other; an operator's, for `status` and what uses it."""
+        self.folder = short_folder() if after is None else after.folder
+        self.socket = self.folder / "hearth.sock"
+        self.log_path = self.folder / "log"
+        self.observer = new_token() if after is None else after.observer
+        """The token of a tenant that only looks; for `status`, where there are tenants."""
+        self._tenants = bool((config or {}).get("tenants"))
+        self.config_path = self.folder / "hearth.toml"
+        self.config_path.write_text(toml(self.settings(cache, config or {})))
+        arguments = ["--config", str(self.config_path), "--backend", BACKEND]
+        arguments += ["--cpu-count", str(min(cpu_count, MOST_DEVICES))]
+        grpc, http = ("127.0.0.1:0",) * 2 if after is None else (after.grpc, after.http)
+        arguments += ["--grpc", grpc, "--http", http, "--unix", str(self.socket)]
+        with self.log_path.open("w") as log:
+            self.process = self._begin(["hearthd", "serve", *arguments], log, open_files, fresh)
+        overdue = threading.Timer(START_S, self.process.kill)
+        overdue.start()
+        try:
+            assert self.process.stdout is not None
+            line = self.process.stdout.readline()
+        finally:
+            overdue.cancel()
+        if not line.startswith("hearthd ready"):
+            log_text = self.log()
+            self.stop()
+            raise AssertionError(f"the daemon did not start: {line!r}\n{log_text}")
+        addresses = dict(part.split("=", 1) for part in line.split()[2:])
+        self.grpc, self.http, self.unix = addresses["grpc"], addresses["http"], f"unix:{addresses['unix']}"
+        self.lanes = addresses.get("lanes", "")
+
+    def _begin(self, arguments: list[str], log: IO[str], open_files: int, fresh: bool) -> subprocess.Popen[str]:
+        env = environment(**OPEN, **{MARK: self.mark, "XDG_STATE_HOME": str(self.folder / "state")})
+        if not (fresh or open_files):
+            return started(arguments, env, log)
+        command = [*_limited(open_files), sys.executable, "-m", *arguments]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=env)
+
+    def settings(self, cache: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The sections of the file: those of `config`, and what every daemon here has."""
+        # Tenants find what others have compiled, so that each kernel is compiled once for all tests.
+        settings = {"cache": {"dir": str(cache), "shared": True}, "drain_timeout": "0s", **config}
+        shared = settings.get("devices", {}).get("isolation") == "shared"
+        if "tenants" in settings and (support().lacking or shared):  # they would be refused on the CPU backend
+            settings["devices"] = {"cpu_tenants": "trusted", **settings.get("devices", {})}
+        if "tenants" in settings and support().lacking:
+            settings["compile"] = {"tenants": "trusted", **settings.get("compile", {})}
+        settings["http"] = {"metrics_max_age": "0s", **settings.get("http", {})}  # tests look at what they just did
+        settings["listen"] = {"lanes": "127.0.0.1:0", **settings.get("listen", {})}
+        if settings.get("tenants"):
+            observer = {"name": OBSERVER, "tokens": [token_hash(self.observer)], "rights": ["observe"]}
+            settings["tenants"] = [*settings["tenants"], observer]
+        return settings
+
+    # ---- what it says ----
+
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    def get(self, path: str, token: str = "") -> Page:
+        """One page over HTTP, whatever its status."""
+        token = token or self.token
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        request = urllib.request.Request(f"http://{self.http}{path}", headers=headers)
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(request, timeout=10) as answer:
+                return Page(answer.status, answer.read().decode(), answer.headers.get("Content-Type", ""))
+        except urllib.error.HTTPError as error:
+            with error:
+                return Page(error.code, error.read().decode(), error.headers.get("Content-Type", ""))
+
+    def status(self) -> Any:
+        page = self.get("/status", self.token or (self.observer if self._tenants else ""))
+        assert page.status == 200, page
+        return json.loads(page.body)
+
+    def device_pid(self, ordinal: int = 0) -> int:
+        """Of a device that is up: never 0, which would mean this very process group to `os.kill`."""
+        pid: int = self.status()["devices"][ordinal]["pid"]
+        assert pid > 0, f"device {ordinal} has no process"
+        return pid
+
+    def generation(self, ordinal: int = 0) -> int:
+        """Of a device."""
+        found: int = self.status()["devices"][ordinal]["generation"]
+        return found
+
+    def gauge(self, name: str, ordinal: int = 0) -> float:
+        """A gauge of a device process; -1 where nothing is known of it. One that serves and is too busy to answer is
+        asked again for a while."""
+        deadline = time.monotonic() + 5
+        while True:
+            device = self.status()["devices"][ordinal]
+            if device["gauges"] or device["state"] != "serving" or time.monotonic() > deadline:
+                value: float = device["gauges"].get(name, -1)
+                return value
+
+    def counter(self, name: str, ordinal: int | None = None) -> float:
+        """A counter of one device process, or of all together."""
+        devices = self.status()["devices"]
+        chosen = devices if ordinal is None else [devices[ordinal]]
+        return sum(device["counters"].get(name, 0) for device in chosen)
+
+    def connect(self, **options: Any) -> hearth.Node:
+        return hearth.connect(self.unix, **options)
+
+    # ---- its end ----
+
+    def stop(self) -> int:
+        """SIGTERM, then SIGKILL where that does not end it; its exit code. A second call does nothing more."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        return self.process.returncode
+
+    def left_behind(self) -> list[str]:
+        """What should not be there after `stop`: processes, sockets, and errors in its log that nobody took."""
+        deadline = time.monotonic() + STOP_S
+        while (pids := marked(self.mark)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        found = [f"process {pid}: {command_of(pid)}" for pid in pids]
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if self.process.returncode == 0:  # one that was killed cannot remove its socket; the next one does
+            found += [str(path) for path in (self.socket, Path(f"{self.socket}.lock")) if path.exists()]
+        return found + self.unretrieved()
+
+    def unretrieved(self) -> list[str]:
+        """What asyncio says of exceptions that were left to the garbage collector: futures and tasks that the daemon
+        has lost track of."""
+        if not self.log_path.exists():
+            return []
+        return [line for line in self.log().splitlines() if any(phrase in line for phrase in UNRETRIEVED)]
+
+    def remove(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+StartDaemon = Callable[..., DaemonProcess]
+"""Starts a private daemon; sections of its configuration are keywords (the fixture `start_daemon`)."""
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return "gone"
+
+
+def processor_seconds(pid: int) -> float:
+    """User and system time of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def shared_memory() -> set[str]:
+    """Names in /dev/shm that a daemon could have left."""
+    try:
+        return {
+            entry.name for entry in Path("/dev/shm").iterdir() if entry.name.startswith(("hearth", "psm_", "sem.mp-"))
+        }
+    except OSError:
+        return set()

@@ -1,0 +1,79 @@
+"""What a daemon's processes hold, to be compared with what they held before."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.support.daemon.harness import DaemonProcess, marked
+
+
+@dataclass(frozen=True)
+class Held:
+    """Of one process."""
+
+    fds: dict[str, int]
+    """Its open files by kind."""
+    threads: int
+    private_kib: int
+    """Memory that belongs to it alone."""
+    maps: int
+
+
+def held_by(pid: int) -> Held:
+    """Raises OSError where it has ended."""
+    folder = Path(f"/proc/{pid}")
+    kinds: Counter[str] = Counter()
+    for entry in (folder / "fd").iterdir():
+        with contextlib.suppress(OSError):
+            kinds[_kind(str(entry.readlink()))] += 1
+    rollup = (folder / "smaps_rollup").read_text()
+    private = sum(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Private_"))
+    threads = sum(1 for _ in (folder / "task").iterdir())
+    return Held(dict(kinds), threads, private, len((folder / "maps").read_text().splitlines()))
+
+
+def _kind(link: str) -> str:
+    kind, bracket, _ = link.partition("[")  # "socket:[123]"
+    if bracket:
+        return kind
+    return link if link.startswith(("/memfd", "anon_inode")) else "file"
+
+
+@dataclass(frozen=True)
+class State:
+    """Of a whole daemon."""
+
+    front: Held
+    devices: list[Held]
+    gauges: list[dict[str, float]]
+    streams: list[int]
+    """Of each device, kept for whoever needs one."""
+    processes: int
+    sessions: int
+
+
+GAUGES = (
+    "sessions", "buffers", "modules", "graphs", "prepared_lists", "commands_waiting", "memory_in_use_bytes",
+    "staging_bytes", "durable_bytes", "profiles_open", "traces_running", "buffers_published", "buffers_attached",
+)  # fmt: skip
+"""What belongs to sessions: all of it is 0 when there are none."""
+
+
+def state_of(daemon: DaemonProcess, token: str = "") -> State:
+    """Devices by their shared process; everything that has a gauge and belongs to sessions. `token`: an operator's,
+    where the daemon has tenants."""
+    status: Any = json.loads(daemon.get("/status", token).body)
+    devices = status["devices"]
+    return State(
+        held_by(daemon.process.pid),
+        [held_by(device["pid"]) for device in devices],
+        [{name: device["gauges"][name] for name in GAUGES if name in device["gauges"]} for device in devices],
+        [int(device["gauges"].get("streams", 0)) for device in devices],
+        len(marked(daemon.mark)),
+        len(status["sessions"]),
+    )

@@ -1,0 +1,60 @@
+"""A daemon that is lent to one test after the other, among them such as lose its device processes."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.support.daemon.harness import DaemonProcess
+from tests.support.daemon.held import GAUGES
+
+REST_S = 5.0
+"""What a session holds that was left open stays longer, as a rule: then the next test is lent another daemon."""
+_HELD = (*GAUGES, "stripes", "segments", "sessions_leaving")
+
+
+class LentDaemon:
+    """Starts it when it is first asked for, and again where a test has ended it or left something in it."""
+
+    def __init__(self, cache: Path, config: Mapping[str, Any], cpu_count: int = 2) -> None:
+        self._cache = cache
+        self._config = config
+        self._cpu_count = cpu_count
+        self._daemon: DaemonProcess | None = None
+
+    def lend(self) -> DaemonProcess:
+        """The daemon, at rest: all that tells it from a new one is its log, its counters and its generations."""
+        if self._daemon is not None and not _comes_to_rest(self._daemon):
+            self.close()
+        if self._daemon is None:
+            self._daemon = DaemonProcess(self._cache, self._config, self._cpu_count)
+        return self._daemon
+
+    def close(self) -> None:
+        """Ends it; nothing of it may be left."""
+        daemon, self._daemon = self._daemon, None
+        if daemon is not None:
+            code, left, said = daemon.stop(), daemon.left_behind(), daemon.log()[-2000:]
+            daemon.remove()
+            assert not left, (code, said)
+
+
+def _comes_to_rest(daemon: DaemonProcess) -> bool:
+    deadline = time.monotonic() + REST_S
+    while daemon.process.poll() is None and time.monotonic() < deadline:
+        with contextlib.suppress(OSError, http.client.HTTPException):  # it is about to end
+            status = daemon.status()
+            if not status["sessions"] and not status["draining"] and all(map(_rests, status["devices"])):
+                return True
+        time.sleep(0.01)
+    return False
+
+
+def _rests(device: Mapping[str, Any]) -> bool:
+    if any(each["state"] != "serving" or each["session"] for each in device["processes"]):
+        return False
+    return device["state"] == "serving" and not any(device["gauges"].get(name, 0) for name in _HELD)

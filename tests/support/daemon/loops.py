@@ -1,0 +1,82 @@
+"""Event loops for tests of `hearth.aio`: nothing may be left in them, nor of them."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import numpy as np
+
+import hearth
+from hearth import aio
+from hearth.aio import thread_pool
+from tests.support.daemon.harness import wait_until
+from tests.support.daemon.kernels import GATE
+
+T = TypeVar("T")
+
+thread_pool.IDLE_S = 0.1  # tests wait for the end of all threads
+
+LOOPS = ("asyncio", "uvloop")
+
+
+def run(work: Callable[[], Coroutine[Any, Any, T]], loop: str = "asyncio", seconds: float = 60.0) -> T:
+    """The result of `work()` in a loop of its own. No task is left at its end that does not end by itself, nobody
+    complains to the loop, and the client's threads end."""
+    before = threads()
+    complaints: list[str] = []
+
+    async def watched() -> T:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(str(context)))
+        result = await asyncio.wait_for(work(), seconds)
+        gc.collect()  # what was "never retrieved" says so now
+        await asyncio.sleep(0)
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        if left:  # a cancelled dispatch goes on: its task ends when a thread has seen to that, with no help
+            _, left = await asyncio.wait(left, timeout=10)
+        assert not left, left
+        return result
+
+    if loop == "uvloop":
+        import uvloop
+
+        result: T = uvloop.run(watched())
+    else:
+        result = asyncio.run(watched())
+    gc.collect()
+    assert not complaints, complaints
+    wait_until(lambda: not (threads() - before), f"the end of {sorted(t.name for t in threads() - before)}")
+    return result
+
+
+def threads() -> set[threading.Thread]:
+    """The client's, but those that stay for the process."""
+    found = {each for each in threading.enumerate() if each.name.startswith("hearth")}
+    return {each for each in found if not each.name.startswith("hearth-copy")}
+
+
+class Gate:
+    """As `kernels.Gate`, for asyncio."""
+
+    def __init__(self, gpu: aio.Device) -> None:
+        self._side = gpu.stream()
+        self._module = gpu.RawModule(code=GATE)
+        self._kernel = self._module.get_function("hold")
+
+    async def made(self) -> Gate:
+        """What is made at the first use is made before a kernel runs."""
+        self._gate = await self._module.get_global("gate", np.int32)
+        self._gate.set(np.zeros(1, np.int32), stream=self._side)
+        await self._side.synchronize()
+        return self
+
+    def hold(self, after: hearth.DeviceArray | None = None, stream: hearth.Stream | None = None) -> None:
+        """Launches the kernel; it adds one to `after` at its end."""
+        self._kernel((1,), (1,), (np.uint64(0) if after is None else after,), stream=stream, timeout=60)
+
+    async def open(self) -> None:
+        self._gate.set(np.ones(1, np.int32), stream=self._side)
+        await self._side.synchronize()

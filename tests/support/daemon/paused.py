@@ -1,0 +1,158 @@
+"""Clients that continue amid pauses: `python -m tests.support.daemon.paused TARGET SEED` performs the action that each
+line of its input names.
+
+It says "ok" behind each, or what was wrong. Every result is checked bit for bit, every launch is counted, and the order
+of launches shows in what they leave. `Walker` is such a process, as tests know it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import hearth
+from tests.support.daemon.harness import environment
+
+SOURCE = r"""
+extern "C" __global__ void step(unsigned int* x, unsigned int* launches, unsigned int k) {
+    x[threadIdx.x] = x[threadIdx.x] * 1664525u + k + threadIdx.x;  // in another order, or twice, it is another result
+    if (threadIdx.x == 0) launches[0] += 1;
+}
+"""
+WIDTH = 64
+PATIENCE_S = 60.0
+"""How long a phase may take: pauses are seconds, and the machine may have other things to do."""
+
+
+class Session:
+    """One session and all that it has done."""
+
+    def __init__(self, target: str, rng: random.Random) -> None:
+        self.target, self.rng = target, rng
+        self.node: hearth.Node | None = None
+
+    def open(self, **options: Any) -> None:
+        self.node = hearth.connect(self.target, timeout=PATIENCE_S, **options)
+        self.gpu = self.node.devices[-1]
+        self.kernel = self.gpu.RawModule(code=SOURCE).get_function("step")
+        self.x, self.launches = self.gpu.zeros(WIDTH, np.uint32), self.gpu.zeros(1, np.uint32)
+        self.expected, self.launched = np.zeros(WIDTH, np.uint32), 0
+        self.step(1)
+        self.check()
+
+    def dedicated(self) -> None:
+        self.open(isolation="dedicated")
+
+    def step(self, n: int) -> None:
+        for _ in range(n):
+            k = self.rng.randrange(1 << 32)
+            self.kernel((1,), (WIDTH,), (self.x, self.launches, np.uint32(k)))
+            self.expected = self.expected * np.uint32(1664525) + np.uint32(k) + np.arange(WIDTH, dtype=np.uint32)
+        self.launched += n
+
+    def check(self) -> None:
+        ran = int(self.launches.get()[0])
+        assert ran == self.launched, f"{self.launched} launches were asked for, {ran} have run"
+        assert (self.x.get() == self.expected).all(), "launches ran in another order"
+
+    def launch(self) -> None:
+        for _ in range(100):
+            self.step(1)
+            self.gpu.synchronize()
+        self.step(300)
+        self.check()
+
+    def copy(self) -> None:
+        """Large ones: by segments of shared memory on the Unix socket, by stripes over TCP."""
+        noise = np.random.default_rng(self.rng.randrange(1 << 32))
+        hosts = [noise.integers(0, 256, size, np.uint8) for size in (9 << 20, (2 << 20) + 7)]
+        arrays = [self.gpu.asarray(host) for host in hosts]
+        self.step(1)
+        for host, array in zip(hosts, arrays, strict=True):
+            assert (array.get() == host).all(), f"{host.size} bytes came back as others"
+        self.check()
+
+    def read(self) -> None:
+        for _ in range(40):
+            host = np.full(self.rng.randrange(1, 5000), self.rng.randrange(1 << 32), np.uint32)
+            assert (self.gpu.asarray(host).get() == host).all(), "a small array came back as another"
+            self.step(1)
+        self.check()
+
+    def close(self) -> None:
+        assert self.node is not None
+        self.node.close()
+        self.node = None
+
+
+PHASES: dict[str, Callable[[Session], None]] = {
+    name: getattr(Session, name) for name in ("open", "dedicated", "launch", "copy", "read", "close")
+}
+
+
+class Walker:
+    """One such process. `first` is what it does before `ready` returns."""
+
+    def __init__(self, target: str, seed: int) -> None:
+        command = [sys.executable, "-m", "tests.support.daemon.paused", target, str(seed)]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env=environment(),
+        )  # fmt: skip
+        self.pid = self.process.pid
+
+    def start(self, phase: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{phase}\n")
+        self.process.stdin.flush()
+
+    def done(self, phase: str) -> None:
+        """Waits until it has done that; fails with where its threads are where it does not."""
+        stdout = self.process.stdout
+        assert stdout is not None
+        if not select.select([stdout], [], [], 2 * PATIENCE_S)[0]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGUSR1)
+            self.process.stdin.close()  # type: ignore[union-attr]
+            select.select([stdout], [], [], 2.0)
+            self.process.kill()
+            raise AssertionError(f"{phase} hangs:\n{stdout.read()}")
+        line = stdout.readline()
+        if line != f"ok {phase}\n":
+            self.process.kill()
+            raise AssertionError(f"{phase}: {line}{stdout.read()}")
+
+    def end(self) -> None:
+        """Nothing more is to be done; kills it where that does not end it."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGCONT)
+        self.process.stdin.close()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+
+
+def main() -> None:
+    faulthandler.register(signal.SIGUSR1, file=sys.stdout)
+    session = Session(sys.argv[1], random.Random(int(sys.argv[2])))
+    for line in sys.stdin:
+        PHASES[line.strip()](session)
+        print("ok", line.strip(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

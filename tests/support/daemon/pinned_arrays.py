@@ -1,0 +1,72 @@
+"""Pinned and ordinary arrays, and what a client shares with a device at the moment."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+
+import hearth
+from hearth.transfer import ring_buffer, shared_memory
+from tests.support.daemon.harness import wait_until
+
+INLINE = 1 << 20
+"""The daemon's default for what travels inside a batch."""
+KIB64 = 64 << 10
+
+
+def noise(size: int, seed: int = 0) -> np.ndarray:
+    return np.frombuffer(np.random.default_rng(seed).bytes(size), np.uint8)
+
+
+def same(got: np.ndarray, expected: np.ndarray) -> None:
+    """Fails where they differ; NumPy's own takes seconds for what is large."""
+    assert got.shape == expected.shape and got.dtype.newbyteorder("=") == expected.dtype.newbyteorder("=")
+    assert np.array_equal(got, expected), f"first at {np.argwhere(got != expected)[:3].tolist()}"
+
+
+def pinned(values: np.ndarray, order: Any = "C") -> np.ndarray:
+    """A copy in pinned memory."""
+    array = hearth.empty_pinned(values.shape, values.dtype, order)
+    array[...] = values
+    return array
+
+
+def shared(gpu: hearth.Device) -> shared_memory.Shared | None:
+    """What is shared with the device now."""
+    return gpu._connection.part(shared_memory.SharedMemory)._shared
+
+
+def ring_of(gpu: hearth.Device) -> ring_buffer.Ring:
+    live = shared(gpu)
+    assert live is not None
+    return live.ring
+
+
+def whole(gpu: hearth.Device) -> None:
+    """Every slot of the ring comes back."""
+    wait_until(lambda: ring_of(gpu).idle == ring_of(gpu).made > 0, "an idle ring")
+
+
+def under_way(gpu: hearth.Device, moving: Future[Any]) -> None:
+    """Waits until the daemon has been asked for something, or the copy is done."""
+    session = gpu._connection.attachment().session
+    wait_until(lambda: session.outstanding or moving.done(), "a request")
+
+
+@contextlib.contextmanager
+def moved(gpu: hearth.Device, name: str) -> Iterator[list[int]]:
+    """The bytes of each command of that name in the block."""
+    sizes: list[int] = []
+    with gpu.trace() as trace:
+        yield sizes
+    sizes += [event.bytes for event in trace.events if event.name == name]
+
+
+def told(gpu: hearth.Device) -> None:
+    """Whatever has failed is raised: an answer that comes after a synchronize's is told by the next one."""
+    for _ in range(2):
+        gpu.synchronize()

@@ -1,0 +1,55 @@
+"""A daemon whose configuration is changed while it runs.
+
+>>> reloaded = daemon_of(cache, tenants=[...])
+>>> reloaded.change(tenants=[...])["changed"]
+'tenants'
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+from tests.support.daemon.harness import DaemonProcess, toml, wait_until
+
+OUTCOMES = ("reloaded", "reload_refused", "reload_failed")
+
+
+class Reloaded:
+    """`config`: sections as they are now."""
+
+    def __init__(self, cache: Path, cpu_count: int = 1, **config: Any) -> None:
+        self._cache = cache
+        self.config = config
+        self.daemon = DaemonProcess(cache, config, cpu_count)
+
+    def events(self, *names: str) -> list[dict[str, Any]]:
+        """What the log has of them."""
+        lines = [line for line in self.daemon.log().splitlines() if line.startswith("{")]
+        return [entry for entry in map(json.loads, lines) if entry["event"] in names]
+
+    def hang_up(self) -> dict[str, Any]:
+        """Has it reload; what it says of that."""
+        before = len(self.events(*OUTCOMES))
+        self.daemon.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: len(self.events(*OUTCOMES)) > before, "the reload")
+        return self.events(*OUTCOMES)[-1]
+
+    def write(self, **config: Any) -> None:
+        """Writes the file with these sections in the place of those that it had."""
+        self.config = {**self.config, **config}
+        fresh = self.daemon.config_path.with_suffix(".new")
+        fresh.write_text(toml(self.daemon.settings(self._cache, self.config)))
+        fresh.replace(self.daemon.config_path)
+
+    def change(self, **config: Any) -> dict[str, Any]:
+        self.write(**config)
+        return self.hang_up()
+
+    def end(self) -> None:
+        self.daemon.stop()
+        left = self.daemon.left_behind()
+        self.daemon.remove()
+        assert not left

@@ -1,0 +1,39 @@
+"""A source that compiles for minutes, and the processes that compile it."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from tests.support.daemon.harness import BACKEND
+
+SLOW = """
+    DEVICE constexpr unsigned turns(unsigned n) {
+        unsigned s = 0;
+        for (int i = 0; i < 400; ++i) for (int j = 0; j < STEPS; ++j) s += i ^ j ^ n;
+        return s;
+    }
+    template <int N> struct F { static constexpr unsigned v = turns(N) + F<N - 1>::v; };
+    template <> struct F<0> { static constexpr unsigned v = 1; };
+    extern "C" __global__ void f(int* x) { *x = F<DEEP>::v; }
+    """
+
+
+for name, values in {"DEVICE": ("", "__device__"), "STEPS": ("4000", "500"), "DEEP": ("500", "190")}.items():
+    SLOW = SLOW.replace(name, values[BACKEND != "cpu"])  # NVRTC counts steps and depth more strictly
+
+
+def processes(parent: int) -> dict[int, str]:
+    """The children of a process, and what they descend to, by their programs' names."""
+    table: dict[int, tuple[int, str]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                name, _, rest = (entry / "stat").read_text().partition("(")[2].rpartition(")")
+                state, above = rest.split()[:2]
+                if state != "Z":
+                    table[int(entry.name)] = int(above), name
+    found: dict[int, str] = {}
+    while more := {pid: name for pid, (above, name) in table.items() if above in (parent, *found) and pid not in found}:
+        found.update(more)
+    return found

@@ -1,0 +1,94 @@
+"""A client's end of a stripe, frame by frame, for what the client would not send."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+from hearth_proto import frames, reasons
+from hearth_proto.frames import HEADER, STRIPE_OFFSET, Frame, Kind
+from hearth_proto.reasons import Refusal
+from hearth_proto.stripes import announce, chunk_head, taken
+from hearth_proto.v1 import device_pb2, status_pb2
+from tests.support.daemon.raw import TIMEOUT, Execute, Raw
+
+CHUNK = 1 << 20
+
+
+def open_bulk(raw: Raw, stream: Execute, count: int = 1) -> device_pb2.OpenBulkResponse:
+    request = device_pb2.OpenBulkRequest(
+        session_token=raw.token, device=0, generation=stream.attached.generation, stripes=count
+    )
+    answer: device_pb2.OpenBulkResponse = raw.device.OpenBulk(request, timeout=TIMEOUT)
+    return answer
+
+
+class StripeEnd:
+    """Connected, its ticket shown."""
+
+    def __init__(self, offer: device_pb2.OpenBulkResponse, ticket: bytes | None = None) -> None:
+        self.socket = socket.create_connection((offer.host or "127.0.0.1", offer.port), timeout=20)
+        self._kept: list[Frame] = []
+        self.send(frames.encode(Kind.TICKET, offer.tickets[0] if ticket is None else ticket))
+
+    def live(self) -> StripeEnd:
+        assert self.receive().kind == Kind.LIVE
+        return self
+
+    def send(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def announce(self, kind: Kind, transfer: int, chunk: int = CHUNK) -> None:
+        self.send(announce(kind, transfer, chunk))
+
+    def chunk(self, transfer: int, offset: int, data: bytes) -> None:
+        self.send(chunk_head(transfer, offset, len(data)) + data)
+
+    def taken(self, transfer: int, offset: int) -> None:
+        self.send(taken(transfer, offset))
+
+    def receive(self) -> Frame:
+        """The next frame. Raises EOFError where there is none."""
+        length, kind, flags, channel, ident = HEADER.unpack(self._exactly(HEADER.size))
+        return Frame(kind, flags, channel, ident, self._exactly(length))
+
+    def until(self, kind: Kind) -> Frame:
+        """The next one of this kind; others stay for later."""
+        for index, kept in enumerate(self._kept):
+            if kept.kind == kind:
+                return self._kept.pop(index)
+        while (frame := self.receive()).kind != kind:
+            self._kept.append(frame)
+        return frame
+
+    def refusal(self) -> Refusal:
+        """What the next ABORT says."""
+        return reasons.from_status(status_pb2.Status.FromString(self.until(Kind.ABORT).payload))
+
+    def offset(self) -> int:
+        """What the next TAKEN names."""
+        offset: int = STRIPE_OFFSET.unpack(self.until(Kind.TAKEN).payload)[0]
+        return offset
+
+    def ended(self) -> bool:
+        """Reads to the end, which has to come."""
+        try:
+            while True:
+                self.receive()
+        except (EOFError, ConnectionError):
+            return True
+
+    def _exactly(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            piece = self.socket.recv(size - len(data))
+            if not piece:
+                raise EOFError("the stripe has ended")
+            data += piece
+        return data
+
+    def __enter__(self) -> StripeEnd:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.socket.close()

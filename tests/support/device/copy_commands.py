@@ -1,0 +1,136 @@
+"""Copies on the inline path and their answers."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import threading
+from typing import Any
+
+import pytest
+
+from hearth_proto.frames import Kind
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.v1 import commands_pb2 as c
+from hearthd.device.cpu.server import CpuServer
+from tests.support.device import segment_client
+from tests.support.device.lane_rig import Client, sync
+from tests.support.device.passing import Passing, Polled
+from tests.support.device.rig import Command
+
+SIZE = 256
+"""Bytes of the buffer; the segment has twice as many."""
+
+
+class Refusing:
+    """A driver that takes so many copies, and then refuses one."""
+
+    takes = -1
+
+    def _drive(self) -> None:
+        self.takes -= 1
+        if self.takes == -1:
+            raise Refusal(Reason.INTERNAL, "the driver refuses this copy", fix="none")
+
+    def upload(self, *args: Any) -> None:
+        self._drive()
+        super().upload(*args)  # type: ignore[misc]
+
+    def download(self, *args: Any) -> None:
+        self._drive()
+        super().download(*args)  # type: ignore[misc]
+
+
+class Told(Refusing, CpuServer):
+    pass
+
+
+class Asked(Refusing, Polled):
+    pass
+
+
+class Sharing(Passing):
+    """`given`: copies that went straight through; `signalled`: requests that a signal was found for, in `run`."""
+
+    server: Any
+
+    def _started(self) -> None:
+        super()._started()
+        self.given = self.signalled = 0
+        self.connections: list[segment_client.Client] = []
+        self.memories: list[mmap.mmap] = []
+        copies = self.process._executor.straight._copies
+        real = copies.give
+
+        def give(*what: Any) -> Any:
+            copy = real(*what)
+            self.given += copy is not None
+            return copy
+
+        copies.give = give  # type: ignore[method-assign]
+
+    def share(self, channel: int = 1, size: int = 2 * SIZE) -> tuple[segment_client.Client, mmap.mmap]:
+        connection = segment_client.hand_over(self.files, channel)
+        assert connection.next().kind == Kind.LIVE
+        self.connections.append(connection)
+        self.memories.append(connection.share(1, size))
+        return connection, self.memories[-1]
+
+    def stop(self) -> None:
+        for connection, memory in zip(self.connections, self.memories, strict=True):
+            connection.end.close()
+            memory.close()
+        self.settled()
+        super().stop()
+
+    def settled(self) -> None:
+        """Returns when nothing is shared any more."""
+        for _ in range(2000):
+            if not self.gauges()["segments"]:
+                return
+            threading.Event().wait(0.005)
+        raise AssertionError("a segment is still there")
+
+    def all_counters(self) -> dict[str, Any]:
+        self.send(Kind.STATS, id=79)
+        stats: dict[str, Any] = json.loads(self.until(Kind.STATS, 79).payload)
+        return stats
+
+
+def write(size: int = 8, offset: int = 0, start: int = 0, **more: Any) -> Command:
+    where = {"buffer": more.pop("buffer", 1), "segment": more.pop("segment", 1)}
+    shared = c.Shared(segment=where["segment"], offset=start)
+    return Command(write=c.Write(buffer=where["buffer"], size=size, offset=offset, shared=shared), **more)
+
+
+def read(size: int = 8, offset: int = 0, start: int = SIZE, **more: Any) -> Command:
+    where = {"buffer": more.pop("buffer", 1), "segment": more.pop("segment", 1)}
+    shared = c.Shared(segment=where["segment"], offset=start)
+    return Command(read=c.Read(buffer=where["buffer"], size=size, offset=offset, shared=shared), **more)
+
+
+def begin(rig: Sharing) -> tuple[Client, segment_client.Client, mmap.mmap]:
+    """A lane and a segment; buffer 2 is as large as half of it."""
+    client = rig.lane()
+    connection, memory = rig.share()
+    client.batch(Command(allocate=c.Allocate(buffer=2, size=SIZE)), sync(1))
+    client.response()
+    return client, connection, memory
+
+
+def shut(rig: Sharing, stream: int = 0) -> threading.Event:
+    """What the stream is given from now on waits for the gate that is returned."""
+    gate = threading.Event()
+    session = rig.process._executor.session(1)
+    assert session is not None
+    session.streams.items[stream].track.stream.submit(gate.wait)
+    return gate
+
+
+def unanswered(client: Client) -> None:
+    """Nothing but acks has come."""
+    client.end.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        while client.next().kind == Kind.ACK:
+            pass
+    client.end.settimeout(30)

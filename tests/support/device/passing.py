@@ -1,0 +1,48 @@
+"""A device process with lanes, some of whose batches go straight through, or none."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from hearthd.device.cpu.server import CpuServer
+from tests.support.device.lane_rig import Laned
+
+
+class Polled(CpuServer):
+    """Does not say when something is done, as CUDA does not."""
+
+    def on_progress(self, wake: Any) -> bool:
+        super().on_progress(None)
+        return False
+
+
+class Passing(Laned):
+    """`straight` False: everything goes the long way."""
+
+    def __init__(self, server: type[CpuServer], straight: bool = True) -> None:
+        self._taken = self.offered = 0
+        self.straight = straight
+        self.channels = itertools.count(2)
+        super().__init__(server)
+
+    @property
+    def taken(self) -> int:
+        """How many batches have gone straight through: they are answered before that is counted."""
+        self.barrier()
+        return self._taken
+
+    def _started(self) -> None:
+        straight = self.process._executor.straight
+        straight.take = self._counting(straight.take)  # type: ignore[method-assign]
+        straight.take_linked = self._counting(straight.take_linked)  # type: ignore[method-assign]
+
+    def _counting(self, real: Callable[..., bool]) -> Callable[..., bool]:
+        def take(*what: Any) -> bool:
+            self.offered += 1
+            taken = self.straight and real(*what)
+            self._taken += taken
+            return taken
+
+        return take

@@ -1,0 +1,216 @@
+"""A device process whose communicators are the test's own, and the front's side of its COLLECTIVE frames."""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import json
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from hearth_proto.frames import Kind
+from hearth_proto.reasons import Reason, Refusal, from_status
+from hearth_proto.v1 import commands_pb2 as c
+from hearthd.device.backend.communicator import Exchange
+from hearthd.device.cpu.server import CpuServer
+from hearthd.device.cpu.streams import CpuStream
+from hearthd.shared.device_spec import DeviceSpec
+from tests.support.device.rig import Rig
+
+WRITTEN = 0x77
+"""What an exchange leaves in its destinations, whatever it is."""
+
+
+class FakeCommunicator:
+    """Its exchanges take until `release`, or until it is aborted: then they leave half of the bytes."""
+
+    def __init__(self, rank: int, ranks: int) -> None:
+        self.rank, self.ranks = rank, ranks
+        self.given: list[list[Exchange]] = []
+        self.streams: list[CpuStream] = []
+        self.failure = ""
+        self.refuses = ""
+        self.abort_blocks = threading.Event()
+        self.abort_blocks.set()
+        self.aborting = threading.Event()
+        self.stopped = threading.Event()
+        self._free = threading.Semaphore(0)
+        self._aborted = False
+
+    def enqueue(self, operations: Sequence[Exchange], stream: CpuStream) -> None:
+        if self.refuses:
+            raise Refusal(Reason.COMMUNICATOR_FAILED, self.refuses)
+        self.given.append(list(operations))
+        self.streams.append(stream)
+
+        def work() -> None:
+            self._free.acquire()
+            for each in operations:
+                if each.destination:
+                    size = each.count * {"float32": 4}.get(each.dtype, 1)
+                    ctypes.memset(each.destination, WRITTEN, size // 2 if self._aborted or self.failure else size)
+
+        stream.submit(work)
+
+    def release(self, count: int = 1) -> None:
+        """So many exchanges more come to their end."""
+        self._free.release(count)
+
+    def failed(self) -> str:
+        return self.failure
+
+    stops = False
+    """Whether it can be stopped first, as NCCL's since 2.28.7."""
+
+    def stop(self) -> None:
+        assert self.stops
+        self._aborted = True
+        self.failure = self.failure or "stopped"
+        self.stopped.set()
+        self._free.release(1000)
+
+    def abort(self) -> None:
+        self.aborting.set()
+        self._aborted = True
+        self.failure = self.failure or "aborted"
+        self.abort_blocks.wait(30)
+        self._free.release(1000)
+
+
+class FakeCommunicators:
+    def __init__(self) -> None:
+        self.joined: list[FakeCommunicator] = []
+        self.forgotten: list[bytes] = []
+        self.join_blocks = threading.Event()
+        self.join_blocks.set()
+
+    def check(self, kind: str, dtype: str, op: str) -> None:
+        if dtype == "uint16":
+            raise Refusal(Reason.UNSUPPORTED, f"{kind} of {dtype} with {op}")
+
+    def unique_id(self, ranks: int) -> bytes:
+        return b"id of %d" % ranks
+
+    def forget(self, unique_id: bytes) -> None:
+        self.forgotten.append(unique_id)
+
+    def join(self, unique_id: bytes, rank: int, ranks: int) -> FakeCommunicator:
+        self.join_blocks.wait(30)
+        if unique_id == b"bad":
+            raise Refusal(Reason.COMMUNICATOR_FAILED, "no such id")
+        self.joined.append(FakeCommunicator(rank, ranks))
+        return self.joined[-1]
+
+
+class PeerServer(CpuServer):
+    def __init__(self, spec: DeviceSpec) -> None:
+        super().__init__(spec)
+        self.peers = FakeCommunicators()
+
+    @property
+    def communicators(self) -> Any:
+        return self.peers
+
+
+class PeerRig(Rig[PeerServer]):
+    """Device 0 of two. Buffers 1, 2 and 3 have 64 bytes of 1, 2 and 3."""
+
+    def __init__(self, server: Any = PeerServer, **spec: Any) -> None:
+        super().__init__(DeviceSpec(0, "cpu", 0, **spec), server)
+        self._heard: list[dict[str, Any]] = []
+        self._sequences: dict[Any, int] = {}
+        for buffer in (1, 2, 3):
+            self.batch(
+                c.Command(allocate=c.Allocate(buffer=buffer, size=64)),
+                c.Command(fill=c.Fill(buffer=buffer, size=64, pattern=bytes([buffer]))),
+            )
+
+    def close(self) -> None:
+        for peer in self.server.peers.joined:
+            peer.abort_blocks.set()
+            peer.release(1000)
+        self.server.peers.join_blocks.set()
+        super().close()
+
+    # ---- the front ----
+
+    def hear(self, op: str) -> dict[str, Any]:
+        """The next COLLECTIVE frame of this kind; others stay for later."""
+        while True:
+            for index, message in enumerate(self._heard):
+                if message["op"] == op:
+                    return self._heard.pop(index)
+            self._heard += _each(json.loads(self.until(Kind.COLLECTIVE).payload))
+
+    def heard(self, op: str) -> list[dict[str, Any]]:
+        """Those of this kind that have come by now; the device process has seen all that it was sent."""
+        self.gauges()
+        for frame in self._frames:
+            if frame.kind == Kind.COLLECTIVE:
+                self._heard += _each(json.loads(frame.payload))
+        self._frames = [frame for frame in self._frames if frame.kind != Kind.COLLECTIVE]
+        return [message for message in self._heard if message["op"] == op]
+
+    def tell(self, op: str, **body: Any) -> None:
+        self.send(Kind.COLLECTIVE, json.dumps({"op": op, **body}).encode())
+
+    def join(self, comm: str = "a-1", group: str = "", rank: int = 0, ranks: int = 2) -> FakeCommunicator:
+        before = len(self.server.peers.joined)
+        self.tell("join", comm=comm, unique_id=encode(b"x"), rank=rank, ranks=ranks, group=group)
+        assert self.hear("joined")["comm"] == comm
+        return self.server.peers.joined[before]
+
+    def go(self, presented: dict[str, Any], index: int, comm: str = "a-1") -> None:
+        address = {name: presented[name] for name in ("channel", "group", "devices", "sequence")}
+        row = {"count": presented["count"]} if "count" in presented else {}
+        self.tell("go", **address, **row, comm=comm, rank=0, ranks=2, index=index)
+
+    def abort(self, refusal: Refusal | None = None, comm: str = "a-1") -> None:
+        status = encode(refusal.to_status().SerializeToString()) if refusal is not None else ""
+        self.tell("abort", comm=comm, reason="a peer is gone", status=status)
+
+    # ---- what a client sees ----
+
+    def reason(self, ident: int) -> str:
+        """What the answer's error says; empty where there is none."""
+        result = self.answer(ident)
+        return str(from_status(result.error).reason) if result.HasField("error") else ""
+
+    def read(self, buffer: int, stream: int = 0, size: int = 4) -> int:
+        return self.start(stream=stream, read=c.Read(buffer=buffer, size=size))
+
+    def sync(self, stream: int = 0) -> int:
+        return self.start(stream=stream, sync=c.Sync())
+
+    def bytes_of(self, buffer: int, size: int = 4) -> bytes:
+        result = self.call(read=c.Read(buffer=buffer, size=size))
+        assert not result.HasField("error"), result.error
+        return bytes(result.read.data)
+
+
+def _each(message: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row's operations as if each had been presented by itself."""
+    count = message.pop("count", 1)
+    found = [message]
+    for step in range(1, count):
+        behind = [[message["devices"], message["sequence"] + step - 1]]
+        found.append({**message, "sequence": message["sequence"] + step, "behind": behind})
+    return found
+
+
+def encode(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def operation(kind: int = c.COLLECTIVE_KIND_ALL_REDUCE, source: int = 1, destination: int = 1, **more: Any) -> Any:
+    fields = {"count": 16, "dtype": "float32", "op": c.REDUCE_OP_SUM, **more}
+    return c.CollectiveOperation(kind=kind, source=source, destination=destination, **fields)
+
+
+def collective(sequence: int = 1, *operations: Any, stream: int = 0, timeout: float = 20, **more: Any) -> c.Command:
+    whose = more or {"devices": (0, 1)}
+    command = c.Collective(
+        sequence=sequence, operations=operations or (operation(),), timeout_ns=int(timeout * 1e9), **whose
+    )
+    return c.Command(stream=stream, collective=command)

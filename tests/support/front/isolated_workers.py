@@ -1,0 +1,75 @@
+"""A front whose device processes are separate for each tenant."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator
+
+from hearthd.front.sessions.session import Session
+from hearthd.front.sessions.session_table import SessionTable
+from hearthd.front.supervisor.device import Device, Policy
+from hearthd.front.supervisor.supervisor import Supervisor
+from hearthd.front.tenancy.tenants import Tenant
+from hearthd.shared.device_spec import DeviceSpec
+from tests.support.front.fake_device import FakeDevice, FakeLauncher
+
+PATIENT = Policy(idle_timeout=0, ping_interval=0.05)
+
+
+BY_TENANT = dataclasses.replace(PATIENT, by_tenant=True)
+
+
+X, Y = Tenant("x"), Tenant("y")
+
+
+class Node:
+    """A supervisor over fake device processes, and sessions of any tenant."""
+
+    def __init__(self, policy: Policy, launcher: FakeLauncher, devices: int) -> None:
+        specs = [DeviceSpec(ordinal, "cpu", ordinal) for ordinal in range(devices)]
+        self.launcher = launcher
+        self.lost: list[tuple[int, int]] = []
+        self.supervisor = Supervisor(
+            specs, launcher, policy, on_lost=lambda link, why: self.lost.append((link.ordinal, link.generation))
+        )
+        self.sessions = SessionTable(on_closed=self.supervisor.release)
+        self.supervisor.sessions = self.sessions
+
+    @property
+    def device(self) -> Device:
+        return self.supervisor.find(0)
+
+    def session(self, tenant: Tenant | None = None, dedicated: bool = False) -> Session:
+        session, _ = self.sessions.open("test", "0")
+        session.dedicated = dedicated
+        if tenant is not None:
+            session.tenant = tenant
+        return session
+
+    async def generation(self, session: Session) -> int:
+        """Of the process that serves a session."""
+        return (await self.device.channel(session)).link.generation
+
+    def process(self, generation: int) -> FakeDevice:
+        return next(each for each in self.launcher.started if each.spec.generation == generation)
+
+    @property
+    def running(self) -> list[int]:
+        return sorted(worker.generation for worker in self.device.workers if worker.pid)
+
+
+@contextlib.asynccontextmanager
+async def node(policy: Policy = PATIENT, launcher: FakeLauncher | None = None, devices: int = 1) -> AsyncIterator[Node]:
+    launcher = launcher or FakeLauncher()
+    made = Node(policy, launcher, devices)
+    made.supervisor.start()
+    try:
+        await made.supervisor.settled()
+        yield made
+    finally:
+        for session in made.sessions:
+            await made.sessions.close(session, "the test is over", patience=1.0)
+        await made.supervisor.stop()
+    assert all(each.exit_code in (0, -9, -11) for each in launcher.started)
+    assert not made.running, "a process stayed behind"

@@ -1,0 +1,116 @@
+"""Calls without a session: who shows what, what is made again, and what a daemon of another version answers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import pytest
+
+from hearth import errors
+from hearth.endpoint.admin import Asker
+from hearth.endpoint.credentials import Credentials
+from hearth.endpoint.target import resolve
+from hearth_proto.v1 import node_pb2
+from tests.support.client.fake_daemon import FakeDaemon
+
+
+def asker(daemon: FakeDaemon, **options: Any) -> Asker:
+    return Asker(resolve(daemon.target), Credentials(**options), 5.0)
+
+
+@contextlib.contextmanager
+def answering(monkeypatch: pytest.MonkeyPatch, **methods: Any) -> Iterator[FakeDaemon]:
+    """A daemon with these methods in the place of its own: functions of request and context."""
+    for name, answer in methods.items():
+        monkeypatch.setattr(FakeDaemon, name, staticmethod(answer))
+    daemon = FakeDaemon()
+    try:
+        yield daemon
+    finally:
+        daemon.stop()
+
+
+def test_no_session_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Any] = []
+    with answering(monkeypatch, OpenSession=lambda request, context: opened.append(request)) as daemon:
+        with asker(daemon) as asking:
+            assert asking.describe().name == "fake" and asking.sessions()[0].client_name == "c"
+        assert not opened
+
+
+def test_every_call_shows_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def describe(request: Any, context: Any) -> node_pb2.DescribeResponse:
+        seen.append(dict(context.invocation_metadata()).get("authorization"))
+        return node_pb2.DescribeResponse()
+
+    with answering(monkeypatch, Describe=describe) as daemon, asker(daemon, token="secret") as asking:
+        asking.describe()
+        asking.describe()
+    assert seen == ["Bearer secret"] * 2
+
+
+def test_a_daemon_that_is_too_old(daemon: FakeDaemon) -> None:
+    """It has no GetStatus."""
+    with asker(daemon) as asking, pytest.raises(errors.UnsupportedError, match="is hearthd 0, which has no GetStatus"):
+        asking.status()
+
+
+def test_a_server_that_is_no_hearthd() -> None:
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        with (
+            Asker(resolve(f"127.0.0.1:{port}"), Credentials(), 5.0) as asking,
+            pytest.raises(errors.UnsupportedError, match=r"does not speak hearth\.v1"),
+        ):
+            asking.status()
+    finally:
+        server.stop(None)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{"])
+def test_a_document_that_is_none(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    with (
+        answering(monkeypatch, GetStatus=lambda request, context: node_pb2.GetStatusResponse(json=text)) as daemon,
+        asker(daemon) as asking,
+        pytest.raises(errors.HearthError, match="no status document"),
+    ):
+        asking.status()
+
+
+def test_only_what_reads_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def breaking(name: str) -> Any:
+        def answer(request: Any, context: Any) -> None:
+            asked.append(name)
+            context.abort(grpc.StatusCode.UNAVAILABLE, "Connection reset by peer")
+
+        return answer
+
+    methods = {name: breaking(name) for name in ("GetStatus", "RestartDevice")}
+    with answering(monkeypatch, **methods) as daemon, asker(daemon) as asking:
+        with pytest.raises(errors.ConnectError, match=r"no daemon answers .* connection reset by peer"):
+            asking.status()
+        with pytest.raises(errors.ConnectError):
+            asking.restart_device(0)
+    assert asked == ["GetStatus", "GetStatus", "RestartDevice"]
+
+
+def test_closed_it_asks_nobody(daemon: FakeDaemon) -> None:
+    asking = asker(daemon)
+    asking.describe()
+    asking.close()
+    with pytest.raises(errors.ClosedError):
+        asking.describe()
+    unused = asker(daemon)
+    unused.close()
+    with pytest.raises(errors.ClosedError):
+        unused.describe()

@@ -1,0 +1,155 @@
+"""How the thread that sends on an Execute stream is called, and by whom it is not."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from hearth.errors import ClosedError
+from hearth.session import attachment as attachments
+from hearth.session.attachment import Attachment
+from hearth.session.memory import Graveyard
+from hearth.session.send_queue import Limits
+from hearth_proto.v1 import commands_pb2, device_pb2
+from tests.support.client.waits import wait_for
+
+
+class Sender(threading.Thread):
+    """Takes what there is to send on one stream, until there is none any more."""
+
+    def __init__(self, work: Attachment) -> None:
+        super().__init__(daemon=True)
+        self.work = work
+        self.stream = work.begin()
+        self.sent: list[device_pb2.ExecuteRequest] = []
+        self.start()
+
+    def run(self) -> None:
+        while (request := self.work.take(self.stream)) is not None:
+            self.sent.append(device_pb2.ExecuteRequest.FromString(request))
+
+
+def attach(work: Attachment, last_seq: int = 0, resumed: bool = False) -> None:
+    work.deliver(
+        device_pb2.ExecuteResponse(
+            attached=device_pb2.Attached(
+                generation=1, last_seq=last_seq, max_batches_in_flight=8, max_batch_bytes=1 << 20, resumed=resumed
+            )
+        )
+    )
+
+
+def note() -> commands_pb2.Command:
+    return commands_pb2.Command(create_stream=commands_pb2.CreateStream())
+
+
+@pytest.fixture
+def work(monkeypatch: pytest.MonkeyPatch) -> Attachment:
+    """Whose sender looks by itself after a minute only."""
+    monkeypatch.setattr(attachments, "_IDLE_S", 60.0)
+    monkeypatch.setattr(attachments, "HELD_S", 60.0)
+    return Attachment(Limits(), lambda *_: None, lambda error: None)
+
+
+def end(work: Attachment, *senders: Sender) -> None:
+    work.end(ClosedError("over.", reason="CANCELLED"))
+    for sender in senders:
+        sender.join(10)
+        assert not sender.is_alive()
+
+
+def test_each_kind_of_work_calls_it(work: Attachment) -> None:
+    sender = Sender(work)
+    assert wait_for(lambda: work._sender_waits)
+    attach(work)
+    for number, submit in enumerate(
+        (
+            lambda: work.submit(note()),
+            lambda: work.launch(b"x" * 64),
+            lambda: work.request(note()),
+            lambda: work.count_up("key", 1, lambda n: note().SerializeToString()),
+        ),
+        1,
+    ):
+        assert wait_for(lambda: work._sender_waits)
+        submit()
+        assert wait_for(lambda number=number: len(sender.sent) == number)
+        work.deliver(device_pb2.ExecuteResponse(ack=device_pb2.Ack(seq=number)))
+    assert [request.batch.seq for request in sender.sent] == [1, 2, 3, 4]
+    end(work, sender)
+
+
+def test_it_is_called_once_while_it_does_not_look(work: Attachment) -> None:
+    attach(work)
+    for _ in range(100):
+        work.submit(note())
+    assert work._calls.empty(), "nobody waits"
+    sender = Sender(work)
+    assert wait_for(lambda: sum(len(request.batch.commands) for request in sender.sent) == 100)
+    end(work, sender)
+
+
+def test_a_stream_that_was_left_sends_nothing_more(work: Attachment) -> None:
+    first = Sender(work)
+    attach(work)
+    assert wait_for(lambda: work._sender_waits)
+    second = Sender(work)
+    first.join(10)
+    assert not first.is_alive(), "it was called, though there was nothing to send"
+    for number in range(1, 20):
+        assert wait_for(lambda: work._sender_waits)
+        work.submit(note())
+        assert wait_for(lambda number=number: len(second.sent) == number), "no call went to the first one"
+        work.deliver(device_pb2.ExecuteResponse(ack=device_pb2.Ack(seq=number)))
+    assert not first.sent
+    end(work, second)
+
+
+def test_what_was_not_sent_before_a_break_is_sent_after_it(work: Attachment) -> None:
+    first = Sender(work)
+    attach(work)
+    assert wait_for(lambda: work._sender_waits)
+    work.submit(note())
+    assert wait_for(lambda: len(first.sent) == 1)
+    work.suspend(ClosedError("broke.", reason="CANCELLED"))
+    reply = work.request(note())
+    second = Sender(work)
+    assert wait_for(lambda: work._sender_waits) and not second.sent
+    attach(work, last_seq=0, resumed=True)
+    assert wait_for(lambda: len(second.sent) == 2)
+    assert [request.batch.seq for request in second.sent] == [1, 2]
+    assert second.sent[1].batch.commands[0].request and not reply.answered
+    end(work, second)
+
+
+def test_work_that_waits_for_a_lane_goes_when_none_comes(work: Attachment) -> None:
+    sender = Sender(work)
+    assert wait_for(lambda: work._sender_waits)
+    work.hold()
+    attach(work)
+    work.submit(note())
+    assert work.quiet(), "a lane is being opened"
+    assert not wait_for(lambda: sender.sent, 0.05)
+    work.carry(None, lambda: None, "lane")
+    assert wait_for(lambda: len(sender.sent) == 1)
+    end(work, sender)
+
+
+def test_what_is_freed_calls_it(work: Attachment) -> None:
+    sender, graveyard = Sender(work), Graveyard()
+    attach(work)
+    work.adopt(cast(Any, SimpleNamespace(graveyard=graveyard)))
+    assert wait_for(lambda: work._sender_waits)
+    graveyard.bury("buffer", 7)
+    assert wait_for(lambda: len(sender.sent) == 1)
+    assert wait_for(lambda: work._sender_waits)
+    with work._lock:
+        graveyard.bury("buffer", 8)  # as by the garbage collector, in a thread that has the lock
+    graveyard.bury("buffer", 9)
+    assert wait_for(lambda: len(sender.sent) == 2)
+    freed = [list(command.free.buffers) for request in sender.sent for command in request.batch.commands]
+    assert freed == [[7], [8, 9]]
+    end(work, sender)

@@ -1,0 +1,193 @@
+"""Who waits for a copy goes on when the device has said that it is done, whatever the daemon says later."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hearth
+from hearth.codec.decode import DONE
+from hearth.session import attachment as attachments
+from hearth.session.attachment import Attachment
+from hearth.session.reply import Reply
+from hearth.transport.copy_signals import Signals
+from hearth.transport.memory_segments import Segment
+from hearth.transport.spin_wait import CORES, LEAST_BYTES, UP, Lookout
+from hearth_proto import reasons
+from hearth_proto.v1 import commands_pb2
+from tests.support.client.fake_daemon import Response
+from tests.support.client.lane_daemon import LaneDaemon, serving
+from tests.support.client.waits import wait_for
+
+
+@pytest.fixture
+def daemon() -> Iterator[LaneDaemon]:
+    with serving() as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def work(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> Attachment:
+    """With many cores, and where the device may signal; who waits looks for as long as it takes."""
+    monkeypatch.setattr(attachments, "cores", lambda: 64)
+    gpu.synchronize()
+    attachment = gpu._connection.attachment()
+    attachment.lookout.most = attachment.lookout.patience = 20.0
+    attachment.signals = Signals(Segment(4096))
+    return attachment
+
+
+def ask(daemon: LaneDaemon, work: Attachment) -> Reply:
+    """What the daemon has got, and does not answer. Who waits for it receives: the background does while an ack is to
+    come, and goes by the answer."""
+    daemon.never_answer.add("memory_usage")
+    count = daemon.count("memory_usage")
+    reply = work.request(commands_pb2.Command(memory_usage=commands_pb2.MemoryUsage()), reports=True)
+    reply.foretold = DONE
+    assert wait_for(lambda: daemon.count("memory_usage") > count)
+    laned, session = work._laned, work.session
+    assert laned is not None
+    assert wait_for(lambda: session.acked == session.next_seq - 1 and not laned._role.holder)
+    return reply
+
+
+def answer(daemon: LaneDaemon, reply: Reply, error: reasons.Refusal | None = None) -> None:
+    result = commands_pb2.Result(request=reply.request)
+    if error is None:
+        result.done.SetInParent()
+    else:
+        result.error.CopyFrom(error.to_status())
+    with daemon.working:
+        daemon.say(Response(result=result))
+
+
+def signal(work: Attachment, reply: Reply) -> None:
+    assert work.signals is not None
+    work.signals.word[0] = reply.request
+
+
+def wait(reply: Reply) -> tuple[threading.Thread, list[object]]:
+    """A thread that waits, and what came of it."""
+    found: list[object] = []
+
+    def run() -> None:
+        try:
+            found.append(reply.wait(20))
+        except hearth.HearthError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, found
+
+
+def test_it_goes_on_before_the_answer_has_come(daemon: LaneDaemon, work: Attachment) -> None:
+    late: list[hearth.HearthError] = []
+    work._on_late_error = late.append
+    for _ in range(20):
+        reply = ask(daemon, work)
+        thread, found = wait(reply)
+        signal(work, reply)
+        thread.join(20)
+        assert found == [DONE] and work.session.outstanding
+        answer(daemon, reply)
+        daemon.never_answer.clear()
+        work.request(commands_pb2.Command(memory_usage=commands_pb2.MemoryUsage())).wait(20)
+        assert wait_for(lambda: work.session.idle) and not late
+    assert work.session.error is None
+
+
+def test_one_that_was_there_before_is_seen(daemon: LaneDaemon, work: Attachment) -> None:
+    reply = ask(daemon, work)
+    signal(work, reply)
+    assert reply.wait(20) is DONE
+
+
+def test_another_number_is_none_of_its(daemon: LaneDaemon, work: Attachment) -> None:
+    first, second = ask(daemon, work), ask(daemon, work)
+    signal(work, second)
+    work.lookout.patience = 0.1
+    with pytest.raises(hearth.TimeoutError):
+        first.wait(0.1)
+    work.lookout.patience = 20.0
+    assert second.wait(20) is DONE
+
+
+def test_who_does_not_go_by_signals_waits_for_the_answer(daemon: LaneDaemon, work: Attachment) -> None:
+    reply = ask(daemon, work)
+    reply.foretold = None
+    signal(work, reply)
+    work.lookout.patience = 0.1
+    with pytest.raises(hearth.TimeoutError):
+        reply.wait(0.1)
+
+
+def test_what_was_said_before_has_come(daemon: LaneDaemon, work: Attachment) -> None:
+    """A failure that the daemon told of before the device was given the work is known when that is done."""
+    before, reply = ask(daemon, work), ask(daemon, work)
+    refused = reasons.Refusal(reasons.Reason.INVALID_HANDLE, "there is no such buffer", fix="none")
+    answer(daemon, before, refused)
+    signal(work, reply)
+    assert reply.wait(20) is DONE
+    assert before.answered and before.error is not None
+
+
+def test_an_error_that_comes_behind_it_is_told_as_a_late_one(daemon: LaneDaemon, work: Attachment) -> None:
+    late: list[hearth.HearthError] = []
+    reply = ask(daemon, work)
+    reply.on_late_error = late.append
+    signal(work, reply)
+    assert reply.wait(20) is DONE
+    answer(daemon, reply, reasons.Refusal(reasons.Reason.INTERNAL, "all was in vain", fix="none"))
+    daemon.never_answer.clear()
+    work.request(commands_pb2.Command(memory_usage=commands_pb2.MemoryUsage())).wait(20)
+    assert wait_for(lambda: len(late) == 1)
+
+
+def test_a_lane_that_breaks_behind_it(daemon: LaneDaemon, work: Attachment) -> None:
+    """The batch goes again over the next one, and is answered there."""
+    reply = ask(daemon, work)
+    signal(work, reply)
+    assert reply.wait(20) is DONE
+    lane = daemon.lane
+    assert lane is not None
+    lane.close()
+    answer(daemon, reply)
+    daemon.never_answer.clear()
+    work.request(commands_pb2.Command(memory_usage=commands_pb2.MemoryUsage())).wait(20)
+    assert wait_for(lambda: work.session.idle) and work.session.error is None
+
+
+def test_what_follows_one_does_not_wait_for_its_ack(daemon: LaneDaemon, work: Attachment) -> None:
+    """A launch behind a copy that is done goes as it would behind its answer."""
+    laned = work._laned
+    assert laned is not None
+    reply = ask(daemon, work)
+    signal(work, reply)
+    assert reply.wait(20) is DONE
+    assert laned._done == work.session.next_seq - 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.floats(1e-4, 1e-2)), max_size=60))
+def test_copies_are_due_no_later_for_signals(program: list[tuple[int, float]]) -> None:
+    """They end one after the other, each by a signal or by its answer, which may come behind the next one's begin."""
+    lookout, now, size = Lookout(CORES), 1.0, LEAST_BYTES
+    untold: list[float] = []
+    for kind, took in program:
+        begun = now
+        lookout.begin(UP, size, begun)
+        for each in untold:
+            lookout.end(UP, size, each, begun + 1e-5)
+        untold.clear()
+        now = begun + took
+        if kind:
+            lookout.signalled(now)
+            untold.append(begun)
+        else:
+            lookout.end(UP, size, begun, now)
+        assert lookout._copies == 0 and lookout._due <= now
+        now += 1e-4

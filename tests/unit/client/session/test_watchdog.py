@@ -1,0 +1,202 @@
+"""The watchdog of an attachment: when it asks, what it makes of the answer, and that what was lost comes again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+import hearth
+from hearth.errors import broken
+from hearth.session import attachment as attachments
+from hearth.session import watchdog
+from hearth.session.watchdog import AGAIN_S, ASK_S, MOST_S, Point, Watchdog, missing
+from hearth_proto.v1 import commands_pb2, device_pb2
+from tests.support.client.fake_daemon import Response
+from tests.support.client.lane_daemon import LaneDaemon
+
+HERE = Point(acked=3, sent=5, responses=7, laned=False)
+SAME = {"known": True, "last_seq": 5, "responses": 7}
+
+
+def status(**fields: Any) -> device_pb2.AttachmentStatusResponse:
+    return device_pb2.AttachmentStatusResponse(**{**SAME, **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({}, ""),
+        ({"last_seq": None}, ""),
+        ({"last_seq": 6}, ""),
+        ({"responses": 6}, ""),  # the client has more than the front has heard of
+        ({"known": False}, "no stream"),
+        ({"lane": True}, "by a lane"),
+        ({"responses": 8}, "8 answers, and 7"),
+        ({"last_seq": 4}, "batch 5 was sent, and 4"),
+    ],
+)
+def test_what_is_missing(fields: dict[str, Any], why: str) -> None:
+    found = missing(HERE, status(**fields))
+    assert why in found and bool(found) == bool(why)
+
+
+class Watched:
+    """An attachment, a daemon and a clock; `check` runs at once instead of in a thread."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        self.point: Point | None = HERE
+        self.says: device_pb2.AttachmentStatusResponse | hearth.HearthError = status()
+        self.asked: list[float] = []
+        self.given_up: list[str] = []
+        self.watchdog = Watchdog(lambda: self.point, self.ask, self.given_up.append, lambda: self.now)
+        monkeypatch.setattr(watchdog.threading, "Thread", AtOnce)
+
+    def ask(self) -> device_pb2.AttachmentStatusResponse:
+        self.asked.append(self.now)
+        if isinstance(self.says, hearth.HearthError):
+            raise self.says
+        return self.says
+
+    def pass_(self, seconds: float) -> None:
+        until = self.now + seconds
+        while self.now < until:
+            self.now += 0.25
+            self.watchdog.tick()
+
+
+class AtOnce:
+    def __init__(self, target: Any, args: tuple[Any, ...], **_: Any) -> None:
+        self.start = lambda: target(*args)
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
+    return Watched(monkeypatch)
+
+
+def test_it_asks_now_and_then_while_nothing_comes(watched: Watched) -> None:
+    watched.pass_(200)
+    pauses = [round(b - a) for a, b in zip([100.0, *watched.asked], watched.asked, strict=False)]
+    assert pauses[:4] == [ASK_S, 2 * ASK_S, 4 * ASK_S, 8 * ASK_S] and set(pauses[4:]) == {MOST_S}
+    assert not watched.given_up
+
+
+def test_it_asks_nothing_while_answers_come_or_nothing_is_waited_for(watched: Watched) -> None:
+    for number in range(100):
+        watched.point = HERE._replace(responses=number)
+        watched.pass_(ASK_S / 2)
+    watched.point = None
+    watched.pass_(100)
+    assert not watched.asked
+
+
+def test_what_is_missing_twice_is_taken_up_again(watched: Watched) -> None:
+    watched.says = status(responses=8)
+    watched.pass_(ASK_S + 0.5)
+    assert len(watched.asked) == 1 and not watched.given_up, "it may be on its way"
+    watched.pass_(AGAIN_S)
+    assert len(watched.asked) == 2 and len(watched.given_up) == 1
+
+
+def test_an_answer_on_its_way_is_not_missing(watched: Watched) -> None:
+    watched.says = status(responses=8)
+    watched.pass_(ASK_S + 0.5)
+    watched.point = HERE._replace(responses=8)
+    watched.pass_(100)
+    assert watched.asked and not watched.given_up
+
+
+def test_a_daemon_that_stands_still_is_asked_again(watched: Watched) -> None:
+    watched.says = hearth.TimeoutError("late", reason="DEADLINE_EXCEEDED")
+    watched.pass_(40)
+    watched.says = broken("it is gone")
+    watched.pass_(40)
+    assert len(watched.asked) > 3 and not watched.given_up
+    watched.says = status(known=False)
+    while not watched.given_up:
+        watched.pass_(1)
+    assert watched.now < 100 + 80 + MOST_S + 3
+
+
+def test_a_session_that_has_ended_is_heard_of_by_attaching_again(watched: Watched) -> None:
+    watched.says = hearth.SessionExpiredError("it has ended", reason="SESSION_EXPIRED")
+    watched.pass_(2 * ASK_S)
+    assert watched.given_up == ["it has ended"]
+
+
+def test_an_older_daemon_is_asked_once(watched: Watched) -> None:
+    watched.says = hearth.UnsupportedError("no such call", reason="UNSUPPORTED")
+    watched.pass_(200)
+    assert len(watched.asked) == 1 and not watched.given_up
+
+
+# ---- with an attachment ----
+
+
+class Forgetful(LaneDaemon):
+    """Does what it is asked, and may forget to say so."""
+
+    silent_from = 1 << 60
+    """The first response that does not go out."""
+
+    def answer(self, response: Response) -> None:
+        if self.kept and len(self.kept) >= self.silent_from:
+            self.silent_from = 1 << 60 if response.HasField("ack") else self.silent_from  # that batch's alone
+            return
+        super().answer(response)
+
+    def AttachmentStatus(self, request: Any, context: Any) -> device_pb2.AttachmentStatusResponse:
+        with self.working:
+            assert (request.session_token, request.generation) == ("t", 1)
+            lane = self.lane is not None
+            last = None if lane else self.last
+            return device_pb2.AttachmentStatusResponse(known=True, lane=lane, last_seq=last, responses=len(self.kept))
+
+
+@pytest.fixture
+def forgetful(monkeypatch: pytest.MonkeyPatch) -> Iterator[Forgetful]:
+    monkeypatch.setattr(watchdog, "ASK_S", 0.1)
+    monkeypatch.setattr(watchdog, "AGAIN_S", 0.05)
+    for name in ("_IDLE_S", "HELD_S"):
+        monkeypatch.setattr(attachments, name, 0.05)
+    with TemporaryDirectory() as directory:
+        daemon = Forgetful(Path(directory))
+        try:
+            yield daemon
+        finally:
+            daemon.stop()
+
+
+@pytest.mark.parametrize("lanes", [True, False])
+def test_an_answer_that_was_lost_comes_again(forgetful: Forgetful, lanes: bool) -> None:
+    forgetful.offers = lanes
+    with hearth.connect(forgetful.target) as node:
+        connection = node.device(0)._connection
+        ask = commands_pb2.Command(memory_usage=commands_pb2.MemoryUsage())
+        connection.call(ask)
+        assert (connection.attachment()._laned is not None) is lanes
+        forgetful.silent_from = 2
+        connection.call(ask, timeout=20)
+        assert connection.outages == 1
+        connection.call(ask, timeout=20)
+    assert forgetful.count("memory_usage") == 3, "each once"
+
+
+def test_long_work_is_waited_for_on_the_same_stream(forgetful: Forgetful) -> None:
+    with hearth.connect(forgetful.target) as node:
+        connection = node.device(0)._connection
+        asked: list[int] = []
+        forgetful.gate.clear()
+        reply = connection.attachment().request(commands_pb2.Command(memory_usage=commands_pb2.MemoryUsage()))
+        original = connection.transport.call_device
+        connection.transport.call_device = lambda *args: asked.append(1) or original(*args)  # type: ignore[method-assign,func-returns-value]
+        while len(asked) < 3:
+            assert not reply.answers_within(0.05)
+        forgetful.gate.set()
+        reply.wait(20)
+        assert connection.outages == 0

@@ -1,0 +1,180 @@
+"""Who is shown what moves: who asked, where a person watches, and what takes long."""
+
+from __future__ import annotations
+
+import gc
+import io
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hearth
+from hearth import progress
+from tests.support.client.fake_daemon import FakeDaemon
+
+BIG = 64 << 20
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    terminal = Terminal()
+    monkeypatch.setattr(progress, "sys", types.SimpleNamespace(stderr=terminal))  # pytest has its own
+    return terminal
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(progress, "time", clock)
+    return clock
+
+
+@pytest.fixture(autouse=True)
+def nobody_asked() -> Iterator[None]:
+    yield
+    assert not progress._Asked.always, "show_progress was left on"
+
+
+def move(report: progress.Progress | None, clock: Clock, seconds: float, total: int = BIG) -> None:
+    assert report is not None
+    for part in range(1, 101):
+        clock.now += seconds / 100
+        report(total * part // 100, total)
+
+
+def test_nothing_is_shown_unasked(terminal: Terminal, clock: Clock) -> None:
+    assert progress.reporter(None, "upload") is None
+    assert progress.reporter(False, "upload") is None
+    with hearth.show_progress():
+        assert progress.reporter(False, "upload") is None, "the call itself says no"
+        assert progress.reporter(None, "upload") is not None
+    assert progress.reporter(None, "upload") is None
+    assert terminal.getvalue() == ""
+
+
+def test_nothing_is_shown_where_nobody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = io.StringIO()
+    closed.close()
+    for stderr in (io.StringIO(), closed, None):
+        monkeypatch.setattr(progress, "sys", types.SimpleNamespace(stderr=stderr))
+        with hearth.show_progress():
+            assert progress.reporter(None, "upload") is None
+            assert progress.reporter(True, "upload") is None
+            with progress.waiting("compile"):
+                pass
+
+
+def test_what_was_asked_for_is_shown(terminal: Terminal, clock: Clock) -> None:
+    move(progress.reporter(True, "upload"), clock, 1.0, 1000)
+    lines = terminal.getvalue().split("\r")
+    assert terminal.getvalue().endswith("1000 B, 1000 B/s \n") and lines[1].startswith("upload [..."), lines
+    assert 8 <= len(lines) <= 13, "ten times a second"
+
+
+def test_of_all_transfers_those_that_are_long(terminal: Terminal, clock: Clock) -> None:
+    with hearth.show_progress():
+        move(progress.reporter(None, "upload"), clock, 0.4)  # soon over
+        move(progress.reporter(None, "upload"), clock, 9.0, 1 << 20)  # small
+        assert terminal.getvalue() == ""
+        move(progress.reporter(None, "download"), clock, 2.0)
+    lines = terminal.getvalue().split("\r")
+    assert lines[1].startswith("download [#######") and lines[-1].endswith("64 MiB of 64 MiB, 32 MiB/s \n")
+
+
+def test_on_and_off(terminal: Terminal) -> None:
+    hearth.show_progress()
+    assert progress._Asked.always
+    with hearth.show_progress(False):
+        assert not progress._Asked.always
+    assert progress._Asked.always
+    hearth.show_progress(False)
+
+
+def test_what_breaks_off_ends_its_line(terminal: Terminal, clock: Clock) -> None:
+    report = progress.reporter(True, "upload")
+    assert report is not None
+    report(1, 4)
+    del report
+    gc.collect()
+    assert terminal.getvalue().endswith("(broken off)\n")
+
+
+def test_a_terminal_that_is_gone_stops_nothing(terminal: Terminal, clock: Clock) -> None:
+    report = progress.reporter(True, "upload")
+    terminal.close()
+    move(report, clock, 1.0)
+
+
+def test_a_wait_is_shown_once_it_lasts(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = threading.Event()
+    monkeypatch.setattr(progress, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(progress, "_INTERVAL_S", 0.01)
+    write = terminal.write
+    monkeypatch.setattr(terminal, "write", lambda text: (drawn.set(), write(text))[1])
+    with progress.waiting("compile"):
+        assert not drawn.wait(0.05), "nobody asked"
+    with hearth.show_progress(), pytest.raises(KeyError), progress.waiting("compile"):
+        assert drawn.wait(10)
+        raise KeyError
+    assert terminal.getvalue().startswith("\rcompile: 0.0 s") and terminal.getvalue().endswith("s\n")
+    assert not any(thread.name == "hearth-progress" for thread in threading.enumerate())
+
+
+def test_a_notebook_has_one_output(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    shown: list[Any] = []
+
+    class Handle:
+        def update(self, said: Any, raw: bool) -> None:
+            shown.append(said["text/plain"])
+
+    def display(said: Any, raw: bool, display_id: bool) -> Handle:
+        assert not shown and raw and display_id
+        shown.append(said["text/plain"])
+        return Handle()
+
+    class OutStream:
+        pass
+
+    OutStream.__module__ = "ipykernel.iostream"
+    ipython = types.ModuleType("IPython")
+    ipython.display = types.SimpleNamespace(display=display)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "IPython.display", ipython.display)  # type: ignore[arg-type]
+    monkeypatch.setattr(progress, "sys", types.SimpleNamespace(stderr=OutStream()))
+    with hearth.show_progress():
+        move(progress.reporter(None, "download"), clock, 2.0)
+    assert len(shown) > 10 and "100%" in shown[-1] and "\r" not in "".join(shown)
+
+
+def test_transfers_of_a_session(
+    gpu: hearth.Device, daemon: FakeDaemon, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(progress, "_LEAST_BYTES", 1 << 20)
+    host = np.ones(4 << 20, np.uint8)
+    gpu.asarray(host).get()
+    gpu.asarray(host, progress=False)
+    assert terminal.getvalue() == ""
+    with hearth.show_progress():
+        x = gpu.asarray(host)
+        np.testing.assert_array_equal(x.get(), host)
+        x[:10].get()
+    said = terminal.getvalue()
+    assert said.count("\n") == 2 and "upload" in said and "download" in said

@@ -1,0 +1,173 @@
+"""Copies of shared memory as they are sent: once, whenever a Ctrl-C comes; and what holds the memory meanwhile."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+import hearth
+from hearth.transfer.pinned_copy import PinnedCopy
+from hearth.transfer.plan import Part
+from hearth.transport import memory_segments
+from hearth.transport.memory_segments import Place, Segment
+from hearth.transport.spin_wait import DOWN, UP
+from hearth_proto import reasons
+from tests.support.client import waits
+from tests.support.client.interrupts import interrupting
+from tests.support.client.lane_daemon import LaneDaemon
+
+pytestmark = pytest.mark.skipif(not memory_segments.possible(), reason="needs memfd")
+
+wait_for = partial(waits.wait_for, seconds=5.0)
+SIZE = 1 << 16
+
+
+class Daemon(LaneDaemon):
+    """Takes copies of shared memory as done."""
+
+    short = 0
+
+    def _do_write(self, command: Any, part: Any, result: Any) -> None:
+        if not part.HasField("shared"):
+            super()._do_write(command, part, result)
+
+    def _do_read(self, command: Any, part: Any, result: Any) -> None:
+        if not part.HasField("shared"):
+            return super()._do_read(command, part, result)
+        self._raise_errors(command.stream)
+        result.read.size = part.size - self.short
+
+
+class Shared:
+    """What is shared, and is never lost."""
+
+    open = alive_lately = True
+
+    def __init__(self, gpu: hearth.Device) -> None:
+        self.attachment = gpu._connection.attachment()
+
+    def lost(self, error: hearth.HearthError) -> bool:
+        return False
+
+    def tell(self) -> None:
+        """The device writes no signals."""
+
+
+class Memory:
+    """What a copy keeps."""
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    with TemporaryDirectory() as directory:
+        daemon = Daemon(Path(directory))
+        yield daemon
+        daemon.stop()
+
+
+@pytest.fixture
+def segment() -> Segment:
+    return Segment(SIZE)
+
+
+def copies(gpu: hearth.Device, segment: Segment, way: int, handle: int = 0) -> PinnedCopy:
+    part, place = Part(0, handle or gpu.zeros(SIZE, "u1")._memory.handle, 0), Place(segment, 0)
+    return PinnedCopy(way, gpu._connection, Shared(gpu), part, place, 7, SIZE)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("way", [UP, DOWN], ids=["up", "down"])
+@pytest.mark.parametrize("awaited", [False, True], ids=["begun", "waited for"])
+def test_ctrl_c_at_any_line(daemon: Daemon, gpu: hearth.Device, segment: Segment, way: int, awaited: bool) -> None:
+    copy = copies(gpu, segment, way)
+    name = "write" if way == UP else "read"
+    step, hit = 0, True
+    while hit:
+        step += 1
+        gpu.synchronize()
+        before, memory = daemon.count(name), Memory()
+        gone = weakref.ref(memory)
+        hit = interrupting(partial(copy.run if awaited else copy.begin, memory), step)
+        del memory
+        gpu.synchronize()
+        assert daemon.count(name) - before in ((0, 1) if hit else (1,))
+        session = gpu._connection.attachment().session
+        assert wait_for(lambda session=session: session.idle and not session.outstanding)
+        gc.collect()
+        assert gone() is None, "all that was sent is answered"
+    assert step > 40 and not segment.spoiled
+
+
+def test_the_memory_is_kept_until_the_answer_has_come(daemon: Daemon, gpu: hearth.Device, segment: Segment) -> None:
+    for way, name in ((UP, "write"), (DOWN, "read")):
+        daemon.never_answer.add(name)
+        for awaited in (False, True):
+            copy, memory = copies(gpu, segment, way), Memory()
+            gone = weakref.ref(memory)
+            if awaited:
+                with pytest.raises(hearth.TimeoutError):
+                    copy.run(memory, 0.05)
+            else:
+                copy.begin(memory)
+            del memory, copy
+            gc.collect()
+            assert gone() is not None
+    daemon.lose_on = "sync"
+    with pytest.raises(hearth.DeviceLostError):
+        gpu.synchronize()
+    assert segment.spoiled, "the device process may still be at it"
+
+
+def test_what_is_answered_otherwise(daemon: Daemon, gpu: hearth.Device, segment: Segment) -> None:
+    read, write = copies(gpu, segment, DOWN), copies(gpu, segment, UP)
+    assert read.run(None) and write.run(None)
+    daemon.short = 1
+    with pytest.raises(hearth.TransferError, match=f"{SIZE - 1} of {SIZE}"):
+        read.run(None)
+    read.begin(None)
+    with pytest.raises(hearth.TransferError, match=f"{SIZE - 1} of {SIZE}"):
+        gpu.synchronize()
+    daemon.short = 0
+    for copy, name in ((read, "read"), (write, "write")):
+        refusal = reasons.Refusal(reasons.Reason.OUT_OF_BOUNDS, "no")
+        daemon.fail_next[name] = refusal
+        with pytest.raises(hearth.HearthError, match="no"):
+            copy.run(None)
+        daemon.fail_next[name] = refusal
+        copy.begin(None)
+        with pytest.raises(hearth.HearthError, match="no"):
+            gpu.synchronize()
+    assert read.run(None) and write.run(None) and not segment.spoiled
+
+
+def test_it_is_not_made_again_where_something_else_comes_first(
+    gpu: hearth.Device, segment: Segment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who asks finds out then the long way what that is."""
+    x, y, connection = gpu.zeros(SIZE, "u1"), gpu.zeros(SIZE, "u1"), gpu._connection
+    copy = copies(gpu, segment, UP, x._memory.handle)
+    assert copy.again(x._memory, None, True) and not copy.again(y._memory, None, True)
+    stream = gpu.stream()
+    assert not copy.again(x._memory, stream, True) and copy.again(x._memory, gpu.default_stream, True)
+    with gpu.graph():
+        assert not copy.again(x._memory, gpu.current_stream, True)
+    error = hearth.TransferError("lost", reason="TRANSFER_ABORTED")
+    connection.defer(error)
+    assert not copy.again(x._memory, None, True)
+    with pytest.raises(hearth.TransferError):
+        connection.raise_deferred()
+    with monkeypatch.context() as patched:
+        patched.setattr(connection, "refusal", error)
+        assert not copy.again(x._memory, None, True)
+    for name, blocking in (("open", True), ("alive_lately", False)):
+        with monkeypatch.context() as patched:
+            patched.setattr(Shared, name, False)
+            assert not copy.again(x._memory, None, blocking) and copy.again(x._memory, None, not blocking)
+    x.free()
+    assert not copy.again(x._memory, None, True)

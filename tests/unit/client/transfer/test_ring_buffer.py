@@ -1,0 +1,214 @@
+"""The ring's slots: nobody has another's, none is lost, and nobody waits for one that does not come."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hearth.transfer.ring_buffer import PIECE_LEAST, SLOT_BYTES, Cut, Ring, Slot, piece_bytes
+from tests.support.timing import LATE
+
+STALL = 0.05
+
+
+def ring_of(count: int, most: int | None = None) -> Ring:
+    """A ring of up to `count` slots, of which there can be only `most`."""
+    made: list[Slot] = []
+
+    def make() -> Slot | None:
+        if most is not None and len(made) >= most:
+            return None
+        made.append(Slot(None, len(made) + 1))  # type: ignore[arg-type]
+        return made[-1]
+
+    return Ring(make, count, STALL)
+
+
+# ---- pieces ----
+
+
+@given(st.integers(1, 1 << 20), st.integers(1, 1 << 16), st.integers(1, 1 << 12))
+def test_pieces_are_whole_rows_and_make_the_whole(rows: int, most: int, width: int) -> None:
+    size = rows * width
+    cut = Cut(size, most, width)
+    count = len(cut)
+    assert cut.each % width == 0 and (cut.each <= most or cut.each == width)
+    for index in {0, count // 2, count - 1}:
+        piece = cut[index]
+        assert piece.start == index * cut.each
+        assert piece.start + piece.size == (size if index == count - 1 else (index + 1) * cut.each)
+        assert piece.size > 0 and piece.size % width == 0
+    for index in (-1, count):
+        with pytest.raises(IndexError):
+            cut[index]
+
+
+@given(st.integers(1, 1 << 40), st.integers(1, 4))
+def test_pieces_fit_slots_and_are_worth_a_command(size: int, threads: int) -> None:
+    each = piece_bytes(size, threads)
+    assert PIECE_LEAST <= each <= SLOT_BYTES
+    assert each in (SLOT_BYTES, PIECE_LEAST) or size / each > 2 * threads
+
+
+# ---- slots ----
+
+steps = st.lists(st.tuples(st.sampled_from(["take", "send", "give", "reclaim", "give up"]), st.integers(0, 2)))
+
+
+@given(steps, st.integers(1, 4))
+def test_whatever_transfers_do_no_slot_has_two_holders_and_none_is_lost(
+    steps: list[tuple[str, int]], count: int
+) -> None:
+    ring = ring_of(count)
+    transfers = [object(), object(), object()]
+    held: list[list[Slot]] = [[], [], []]
+    sent: list[Slot] = []
+    for what, who in steps:
+        mine = held[who]
+        if what == "take":
+            slot = ring.take(transfers[who])
+            free = count - sum(map(len, held)) - len(sent)
+            assert (slot is not None) == (free > 0)
+            if slot is not None:
+                assert not any(slot is each for each in [*held[0], *held[1], *held[2], *sent])
+                mine.append(slot)
+        elif what == "send" and mine:
+            mine[-1].sent = True
+            sent.append(mine.pop())
+        elif what == "give" and (mine or sent):
+            slot = sent.pop(0) if sent else mine.pop()
+            ring.give(slot)
+            ring.give(slot)  # again: nothing
+        elif what == "reclaim":
+            ring.reclaim(transfers[who])
+            mine.clear()
+        elif what == "give up" and sent:
+            slot = sent.pop()
+            ring.give_up(slot)
+            ring.give(slot)  # its answer comes after all
+    for slot in sent:
+        ring.give(slot)
+    for transfer in transfers:
+        ring.reclaim(transfer)
+    assert ring.idle == ring.made <= count
+    assert all(ring.take(None) is not None for _ in range(count))
+    assert ring.take(None) is None
+
+
+def test_slots_are_made_when_they_are_needed() -> None:
+    ring = ring_of(4)
+    for _ in range(3):
+        slot = ring.take(self := object())
+        assert slot is not None and slot.holder is self
+        ring.give(slot)
+    assert ring.made == 1
+
+
+def test_fewer_slots_than_wanted_are_made_do_with() -> None:
+    ring = ring_of(4, most=2)
+    taken = [ring.take(1), ring.take(1)]
+    assert None not in taken and ring.take(1) is None
+    ring.give(taken[0])  # type: ignore[arg-type]
+    assert ring.take(1, wait=lambda: True) is taken[0]
+    assert ring_of(4, most=0).take(1, wait=lambda: True) is None
+
+
+def test_a_slot_is_waited_for_while_others_come_back() -> None:
+    ring = ring_of(1)
+    slot = ring.take(1)
+    assert slot is not None
+    timer = threading.Timer(STALL / 2, ring.give, (slot,))
+    timer.start()
+    assert ring.take(2, wait=lambda: True) is slot
+    timer.join()
+
+
+def test_a_ring_that_is_held_up_is_not_waited_for() -> None:
+    ring = ring_of(1)
+    ring.take(1)
+    began = time.monotonic()
+    assert ring.take(2, wait=lambda: True) is None
+    assert STALL / 2 < time.monotonic() - began < LATE
+
+
+def test_who_waits_stops_when_it_is_not_wanted_any_more() -> None:
+    ring = Ring(lambda: Slot(None, 1), 1, stall=60.0)  # type: ignore[arg-type]
+    ring.take(1)
+    stopped = threading.Event()
+    taken: list[Slot | None] = []
+    waiter = threading.Thread(target=lambda: taken.append(ring.take(2, wait=lambda: not stopped.is_set())))
+    waiter.start()
+    stopped.set()
+    ring.wake()
+    waiter.join(20)
+    assert taken == [None]
+
+
+def test_an_interruption_while_a_slot_is_made_leaves_room_for_another() -> None:
+    def interrupted() -> Slot:
+        if not tries:
+            tries.append(1)
+            raise KeyboardInterrupt
+        return Slot(None, 1)  # type: ignore[arg-type]
+
+    tries: list[int] = []
+    ring = Ring(interrupted, 1)
+    with pytest.raises(KeyboardInterrupt):
+        ring.take(1)
+    assert ring.take(1) is not None
+
+
+def test_an_ended_ring_has_no_slots_and_takes_none_back() -> None:
+    ring = ring_of(4)
+    slot, waits = ring.take(1), ring.take(1)
+    assert slot is not None and waits is not None
+    ring.give(waits)
+    ring.end()
+    ring.give(slot)
+    assert ring.take(1, wait=lambda: True) is None
+    assert ring.idle == ring.made == 0
+
+
+def in_threads(count: int, work: Callable[[int], None]) -> None:
+    failures: list[BaseException] = []
+
+    def run(number: int) -> None:
+        try:
+            work(number)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failures and not any(thread.is_alive() for thread in threads)
+
+
+def test_many_threads_on_few_slots() -> None:
+    ring = Ring(ring_of(3)._make, 3, stall=30.0)
+    users: dict[int, int] = {}
+
+    def work(number: int) -> None:
+        drawn = random.Random(number)
+        for _ in range(200):
+            slot = ring.take(number, wait=lambda: True)
+            assert slot is not None
+            assert users.setdefault(id(slot), number) == number
+            if drawn.random() < 0.1:
+                time.sleep(0)
+            del users[id(slot)]
+            if drawn.random() < 0.2:
+                ring.reclaim(number)
+            else:
+                ring.give(slot)
+
+    in_threads(8, work)
+    assert ring.idle == ring.made == 3

@@ -1,0 +1,469 @@
+"""Lanes of one device process, with the test as its front and as its clients."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import random
+import select
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hearth_proto import descriptors
+from hearth_proto.frames import HEADER, Flag, Kind, encode
+from hearth_proto.v1 import commands_pb2 as c
+from hearth_proto.v1 import device_pb2
+from hearthd.device.channels import lanes
+from tests.support.device.lane_rig import KIB, LIMITS, Laned, add, batch, summed, sync
+from tests.support.device.rig import Command
+
+
+@pytest.fixture
+def rig() -> Iterator[Laned]:
+    made = Laned()
+    yield made
+    made.stop()
+
+
+def test_launches_and_syncs_go_over_a_lane_and_copies_to_the_front(rig: Laned) -> None:
+    rig.prepare()
+    client = rig.lane()
+    for number in range(1, 41):
+        assert client.batch(add(number), sync(number)) == number
+        assert client.response().result.request == number
+    assert rig.end_lane() == 40
+    assert rig.sum() == summed(*range(1, 41))
+    copies = rig.copies()
+    assert all(frame.flags == Flag.LANED and frame.channel == 1 for frame in copies)
+    responses = [device_pb2.ExecuteResponse.FromString(each.payload) for each in copies if each.kind == Kind.RESPONSE]
+    assert [response.result.request for response in responses] == list(range(1, 41))
+    acks = [frame.id for frame in copies if frame.kind == Kind.ACK]
+    assert acks == sorted(acks) and acks[-1] == 40
+
+
+def test_what_a_lane_says_is_what_its_copies_say(rig: Laned) -> None:
+    client = rig.lane()
+    for number in range(1, 11):
+        client.batch(Command(request=number, query_event=c.QueryEvent(event=number)), sync(number))
+    said = [client.until(Kind.RESPONSE).payload for _ in range(20)]
+    rig.end_lane()
+    assert said == [frame.payload for frame in rig.copies() if frame.kind == Kind.RESPONSE]
+
+
+def test_acks_without_a_response_come_as_well(rig: Laned) -> None:
+    client = rig.lane()
+    client.batch(Command(allocate=c.Allocate(buffer=9, size=8)))
+    assert client.until(Kind.ACK).id == 1
+    assert rig.until(Kind.ACK).flags == Flag.LANED
+
+
+def test_what_the_client_has_received_is_passed_on_behind_what_it_received(rig: Laned) -> None:
+    client = rig.lane()
+    client.batch(sync(1))
+    client.response()
+    message = device_pb2.ExecuteRequest(received=device_pb2.Received(responses=1)).SerializeToString()
+    client.send(Kind.BATCH, message)
+    frame = rig.until(Kind.RECEIVED)
+    assert (frame.channel, frame.payload) == (1, message)
+    assert [copy.kind for copy in rig.copies() if copy.kind == Kind.RESPONSE]
+
+
+def test_batches_may_be_longer_than_what_is_read_at_once(rig: Laned) -> None:
+    client = rig.lane(max_batch_bytes=4 << 20)
+    data = random.Random(0).randbytes(1 << 20)
+    client.batch(
+        Command(allocate=c.Allocate(buffer=3, size=len(data))),
+        Command(write=c.Write(buffer=3, data=data)),
+        Command(request=1, read=c.Read(buffer=3, size=len(data))),
+    )
+    assert client.response().result.read.data == data
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        random.Random(1).randbytes(256),
+        encode(Kind.TICKET, b"ticket"),
+        encode(Kind.CLOSE),
+        encode(Kind.BATCH, b"", channel=1, id=1),
+        encode(Kind.BATCH, b"", flags=2, id=1),
+        encode(Kind.BATCH, bytes(65 * KIB), id=1),
+        HEADER.pack(1 << 31, Kind.BATCH, 0, 0, 1),
+        batch(3, sync(3)),
+        batch(1 << 63, sync(3)),
+        encode(Kind.BATCH, bytes(300 * KIB)),
+    ],
+)  # fmt: skip
+def test_what_is_no_lane_s_closes_that_lane_alone(rig: Laned, garbage: bytes) -> None:
+    rig.send(Kind.OPEN, b"{}", channel=2)
+    broken, whole = rig.lane(), rig.lane(2)
+    broken.batch(sync(1))
+    broken.response()
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is closed before all of it has been sent
+        broken.end.sendall(garbage)
+    broken.rest()
+    assert rig.end_lane() == 1
+    whole.batch(sync(1))
+    assert whole.response().result.request == 1
+    rig.batch(sync(7))  # its first number is 1 again: the session lives, and goes on over the link
+    rig.until(Kind.ACK, 0)
+
+
+@pytest.mark.parametrize("claimed", [1, 2])
+def test_a_batch_that_is_none_is_answered_and_ends_the_lane(rig: Laned, claimed: int) -> None:
+    client = rig.lane()
+    client.batch(sync(1))
+    client.response()
+    client.end.sendall(batch(7, sync(2), claimed=claimed))
+    assert client.response().event.HasField("protocol_error")
+    client.rest()
+    assert rig.end_lane() == 1
+    again = rig.lane()
+    again.seq = 1
+    again.batch(sync(2))
+    assert again.response().result.request == 2
+
+
+def test_a_client_that_does_not_read_is_not_read_from(rig: Laned) -> None:
+    """Its answers wait, so that its batches do, until it reads."""
+    client = rig.lane(max_unread_bytes=64 * KIB)
+    rig.call(allocate=c.Allocate(buffer=3, size=32 * KIB))
+    reads = [Command(request=request, read=c.Read(buffer=3, size=32 * KIB)) for request in range(1, 5)]
+    rig.sock.settimeout(2)
+    with pytest.raises(TimeoutError):
+        while client.seq < 50:
+            client.batch(*reads)
+            for _ in reads:
+                rig.until(Kind.RESPONSE)
+    assert 1 < client.seq < 20  # what the socket itself holds, and little more
+    rig.sock.settimeout(60)
+    assert [client.response().result.request for _ in range(4 * client.seq)] == [1, 2, 3, 4] * client.seq
+    assert rig.end_lane() == client.seq
+
+
+def test_reading_goes_on_when_the_client_has_read(rig: Laned) -> None:
+    client = rig.lane(max_unread_bytes=64 * KIB)
+    rig.call(allocate=c.Allocate(buffer=3, size=32 * KIB))
+    reads = [batch(n, Command(request=n, read=c.Read(buffer=3, size=32 * KIB))) for n in range(1, 200)]
+    client.end.sendall(b"".join(reads))
+    assert [client.response().result.request for _ in reads] == list(range(1, 200))
+
+
+def test_a_client_that_leaves_too_much_unread_loses_its_lane(rig: Laned) -> None:
+    client = rig.lane(max_unread_hard=300 * KIB)
+    rig.call(allocate=c.Allocate(buffer=3, size=256 * KIB))
+    client.batch(*[Command(request=n, read=c.Read(buffer=3, size=256 * KIB)) for n in range(1, 9)])
+    for _ in range(8):
+        rig.until(Kind.RESPONSE)
+    assert len([frame for frame in client.rest() if frame.kind == Kind.RESPONSE]) < 8
+    assert rig.end_lane() == 1
+
+
+def test_no_more_is_taken_than_may_be_unacknowledged(rig: Laned) -> None:
+    """Batches behind one that waits for its data."""
+    client = rig.lane(max_batches=4)
+    client.batch(
+        Command(allocate=c.Allocate(buffer=3, size=8)),
+        Command(write=c.Write(buffer=3, size=8, transfer=5)),
+    )
+    rig.barrier()
+    for _ in range(20):
+        client.batch(Command(fill=c.Fill(buffer=3, size=8, pattern=b"\1")))
+        rig.barrier()
+    assert rig.end_lane() < 21
+    rig.upload(5, bytes(8), 8)
+
+
+def test_a_window_that_was_full_is_used_again(rig: Laned) -> None:
+    client = rig.lane(max_batches=2)
+    client.batch(
+        Command(allocate=c.Allocate(buffer=3, size=8)),
+        Command(write=c.Write(buffer=3, size=8, transfer=5)),
+    )
+    for number in range(2, 31):
+        client.batch(Command(fill=c.Fill(buffer=3, size=8, pattern=b"\1")), sync(number))
+        rig.barrier()
+    rig.upload(5, bytes(8), 8)
+    assert [client.response().result.request for _ in range(2, 31)] == list(range(2, 31))
+
+
+def test_batches_that_come_again_hold_no_place(rig: Laned) -> None:
+    rig.prepare()
+    client = rig.lane(max_batches=2, max_unacked_bytes=1 * KIB)
+    client.batch(add(5))
+    for _ in range(200):
+        client.end.sendall(batch(1, add(5)))
+    client.batch(sync(2))
+    assert client.response().result.request == 2
+    rig.end_lane()
+    assert all(
+        frame.id for frame in rig.copies() if frame.kind == Kind.ACK
+    )  # the front counts those that it has passed on, and no others
+    assert rig.sum() == summed(5)
+
+
+def test_batches_of_before_are_looked_at_before_those_of_the_lane(rig: Laned) -> None:
+    rig.prepare()
+    for number in (1, 2, 3):
+        rig.batch(add(number))
+    client = rig.hand_over()
+    client.seq = 1
+    for number in (2, 3, 4, 5):  # the first two again
+        client.batch(add(number))
+    client.batch(sync(6))
+    assert client.next().kind == Kind.LIVE and client.response().result.request == 6
+    assert rig.end_lane() == 6
+    assert rig.sum() == summed(1, 2, 3, 4, 5)
+
+
+def test_a_client_that_vanishes_in_the_middle_of_a_batch_goes_on_over_the_link(rig: Laned) -> None:
+    rig.prepare()
+    client = rig.lane()
+    whole = [batch(number, add(number)) for number in range(1, 6)]
+    client.end.sendall(b"".join(whole[:4]) + whole[4][:-3])
+    client.end.close()
+    rig.until(Kind.ACK, 4)
+    assert rig.end_lane() == 4
+    for number in range(1, 8):  # all of them again, as after a connection that broke
+        rig.batch(add(number))
+    assert rig.sum() == summed(*range(1, 8))
+
+
+def test_the_front_hears_of_a_lane_that_ends_unused(rig: Laned) -> None:
+    """And of none that was used: its client knows, and attaches again."""
+    client = rig.lane()
+    client.batch(sync(1))
+    client.response()
+    client.end.close()
+    rig.end_lane()
+    rig.lane().end.close()
+    told = rig.until(Kind.LANE_ENDED)  # the first that nobody asked for
+    assert (told.id, told.channel, json.loads(told.payload)) == (0, 1, {"unused": True, "why": ""})
+
+
+def test_batches_that_nobody_has_looked_at_count_as_well(rig: Laned) -> None:
+    rig.prepare()
+    rig.send(Kind.TURN)  # others are on the device: launches wait
+    client = rig.lane()
+    for number in range(1, 6):
+        client.batch(add(number))
+    rig.barrier()
+    client.end.sendall(batch(4, add(4)))
+    rig.barrier()
+    assert rig.end_lane() == 5
+    client.rest()
+    for number in range(1, 8):
+        rig.batch(add(number))
+    again = rig.lane()
+    again.seq = 7
+    again.batch(add(8), sync(8))
+    rig.barrier()
+    rig.send(Kind.TURN, flags=3)
+    assert again.response().result.request == 8
+    assert rig.end_lane() == 8
+    assert rig.sum() == summed(*range(1, 9))
+    repeated = [frame for frame in rig.copies() if frame.kind == Kind.ACK and not frame.id]
+    assert len(repeated) == 5  # those that came over the link
+
+
+def test_what_comes_after_a_break_is_not_flagged(rig: Laned) -> None:
+    client = rig.lane()
+    client.batch(
+        Command(allocate=c.Allocate(buffer=3, size=8)),
+        Command(write=c.Write(buffer=3, size=8, transfer=5)),
+        sync(1),
+    )
+    rig.barrier()
+    assert rig.end_lane() == 1  # it waits, and counts
+    client.rest()
+    rig.upload(5, bytes(8), 8)
+    frame = rig.until(Kind.RESPONSE)
+    assert not frame.flags
+    assert not rig.until(Kind.ACK, 1).flags
+
+
+def test_nothing_is_taken_of_a_lane_that_has_ended(rig: Laned) -> None:
+    rig.prepare()
+    client = rig.lane()
+    client.batch(add(1), sync(1))
+    client.response()
+    assert rig.end_lane() == 1
+    with pytest.raises((BrokenPipeError, ConnectionResetError)):
+        while True:
+            client.batch(add(2))
+    assert rig.end_lane() == 1 and rig.sum() == summed(1)
+
+
+def test_a_lane_that_was_handed_over_before_its_end_is_ended(rig: Laned) -> None:
+    """The two sockets keep no order: whichever the process looks at first, the lane is over behind the answer."""
+    for _ in range(50):
+        client = rig.hand_over()
+        rig.end_lane()
+        assert [frame.kind for frame in client.rest()] in ([Kind.LIVE], [])
+
+
+def test_a_channel_may_be_opened_behind_its_lane(rig: Laned) -> None:
+    client = rig.hand_over(7)
+    client.batch(sync(1))
+    rig.barrier()
+    rig.send(Kind.OPEN, b"{}", channel=7)
+    assert client.next().kind == Kind.LIVE
+    assert client.response().result.request == 1
+    assert rig.end_lane(7) == 1
+
+
+def test_a_lane_whose_channel_is_never_opened_is_closed(monkeypatch: pytest.MonkeyPatch, rig: Laned) -> None:
+    monkeypatch.setattr(rig.process._lanes, "_patience", 0.05)
+    assert rig.hand_over(7).rest() == []
+    rig.send(Kind.OPEN, b"{}", channel=7)
+    assert rig.end_lane(7) == 0
+    assert lanes.PATIENCE_S > 1  # of a front that is busy
+
+
+def test_the_end_of_the_session_is_that_of_its_lane(rig: Laned) -> None:
+    rig.send(Kind.OPEN, b"{}", channel=2)
+    client = rig.lane(2)
+    client.batch(sync(1))
+    client.response()
+    rig.send(Kind.CLOSE, channel=2)
+    rig.until(Kind.CLOSED)
+    client.rest()
+    late = rig.hand_over(2)
+    assert rig.end_lane(2) == 0
+    assert late.rest() == []
+
+
+def test_a_channel_has_one_lane(rig: Laned) -> None:
+    first = rig.lane()
+    assert rig.hand_over().rest() == []
+    first.batch(sync(1))
+    assert first.response().result.request == 1
+
+
+@pytest.mark.parametrize(
+    "body", [{"channel": "x"}, {}, {"channel": 1}, {"channel": 1, **LIMITS, "max_batches": 0}], ids=repr
+)
+def test_a_message_that_cannot_be_read_closes_what_it_brought(rig: Laned, body: dict[str, Any]) -> None:
+    ours, theirs = socket.socketpair()
+    with ours:
+        descriptors.send(rig.files, {"kind": "lane", **body}, [theirs.fileno()])
+        theirs.close()
+        ours.settimeout(30)
+        assert ours.recv(1) == b""
+    rig.lane()
+
+
+def test_a_front_that_does_not_listen_holds_lanes_up(rig: Laned) -> None:
+    """Their copies must not pile up; what the client says to have received is passed on to it as well."""
+    client = rig.lane()
+    message = encode(Kind.BATCH, device_pb2.ExecuteRequest(received={"responses": 1}).SerializeToString())
+    client.end.settimeout(1.0)
+    with pytest.raises(TimeoutError):
+        while client.sent < 1 << 28:
+            client.sent += client.end.send(1000 * message)
+    rig.until(Kind.RECEIVED)
+    client.end.settimeout(30)
+    client.end.sendall(message[client.sent % len(message) :])  # the front listens again: so does the process
+    client.batch(sync(1))
+    while not select.select([client.end], [], [], 0.0)[0]:  # nothing but that the front hears stirs it
+        rig.until(Kind.RECEIVED)
+    assert client.response().result.request == 1
+
+
+def test_a_lane_that_waits_takes_no_processor(rig: Laned) -> None:
+    """Neither one that may not be read from nor one whose client has hung up while it may not."""
+    client = rig.lane(max_batches=1)
+    client.batch(
+        Command(allocate=c.Allocate(buffer=3, size=8)),
+        Command(write=c.Write(buffer=3, size=8, transfer=5)),
+    )
+    for _ in range(4):
+        client.batch(Command(fill=c.Fill(buffer=3, size=8, pattern=b"\1")))
+    rig.barrier()
+    turns = 0
+
+    def count(_nanoseconds: int) -> None:
+        nonlocal turns
+        turns += 1
+
+    rig.process.loop.on_turn = count
+    select.select([rig.sock], [], [], 0.3)  # nothing comes
+    assert turns < 20
+    client.end.close()
+    select.select([rig.sock], [], [], 0.3)
+    assert turns < 30
+    rig.upload(5, bytes(8), 8)
+
+
+Step = tuple[str, int]
+STEPS: st.SearchStrategy[Step] = st.one_of(
+    st.tuples(st.just("batch"), st.integers(1, 9)),
+    st.tuples(st.just("again"), st.integers(1, 5)),
+    st.tuples(st.just("sync"), st.just(0)),
+    st.tuples(st.just("received"), st.just(0)),
+)
+Make = Callable[[], Laned]
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Laned]:
+    made = Laned()
+    made.prepare()
+    yield made
+    made.stop()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(STEPS, min_size=1, max_size=30), st.integers(0, 1000), st.lists(st.integers(1, 200), min_size=1))
+def test_however_the_bytes_are_cut_each_batch_runs_once(
+    shared: Laned, steps: list[Step], sent: int, sizes: list[int]
+) -> None:
+    """A lane in pieces of any size, cut off anywhere, when `sent` thousandths have come; all is sent again over the
+    link."""
+    base = shared.end_lane()
+    shared.call(fill=c.Fill(buffer=1, size=8, pattern=b"\0"))
+    shared.copies()
+    client = shared.lane(max_batches=64)
+    batches: dict[int, list[c.Command]] = {}
+    values: list[int] = []
+    stream, ends = b"", {}
+    for what, value in steps:
+        if what == "again":
+            seq = max(base + 1, base + len(batches) - value)
+            stream += batch(seq, *batches[seq]) if seq in batches else b""
+        elif what == "received":
+            stream += encode(Kind.BATCH, device_pb2.ExecuteRequest(received={"responses": 1}).SerializeToString())
+        else:
+            seq = base + len(batches) + 1
+            batches[seq] = [sync(seq)] if what == "sync" else [add(value)]
+            values += [value] if what == "batch" else []
+            stream += batch(seq, *batches[seq])
+            ends[seq] = len(stream)
+    cut = len(stream) * sent // 1000
+    at = 0
+    for size in itertools.cycle(sizes):
+        if at >= cut:
+            break
+        client.end.sendall(stream[at : min(at + size, cut)])
+        at += size
+    client.end.shutdown(socket.SHUT_WR)
+    answers = client.rest()
+    last = shared.end_lane()
+    assert last == max([seq for seq, end in ends.items() if end <= cut], default=base)
+    over_lane = [frame.payload for frame in answers if frame.kind == Kind.RESPONSE]
+    copies = shared.copies()
+    flagged = [frame.payload for frame in copies if frame.kind == Kind.RESPONSE and frame.flags]
+    assert flagged[: len(over_lane)] == over_lane
+    for seq, commands in batches.items():
+        message = device_pb2.ExecuteRequest(batch=c.Batch(seq=seq, commands=commands))
+        shared.send(Kind.BATCH, message.SerializeToString(), channel=1)
+    assert shared.sum() == summed(*values)
+    answered = [frame.payload for frame in (*copies, *shared.copies()) if frame.kind == Kind.RESPONSE]
+    asked = [seq for seq, commands in batches.items() if commands[0].request]
+    assert [device_pb2.ExecuteResponse.FromString(payload).result.request for payload in answered] == asked

@@ -1,0 +1,204 @@
+"""Stripes of a device process, without a front: memory that cannot be locked, little of it, connections that break."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from hearth_proto.frames import HEADER, STRIPE_OFFSET, Kind
+from hearth_proto.stripes import Cut, announce, chunk_head, taken
+from hearth_proto.v1 import commands_pb2 as c
+from hearthd.shared.device_spec import DeviceSpec
+from tests.support.device.host_memory import Host, LockingServer
+from tests.support.device.rig import Rig
+
+CHUNK = 64 << 10
+SIZE = 20 * CHUNK + 333
+CUT = Cut(SIZE, CHUNK)
+BUFFER = 5
+
+
+class Client:
+    """Answers as a client would, on a thread of its own."""
+
+    def __init__(self, rig: Rig[LockingServer], data: bytearray) -> None:
+        self.data = data
+        self.came: set[int] = set()
+        self.order = list(reversed(range(CUT.count)))
+        self.end, theirs = socket.socketpair()
+        self.ended = threading.Event()
+        body = {"channel": 1, "max_chunk_bytes": CHUNK, "tls": None}
+        files = [theirs.detach()]
+        rig.process.loop.post(lambda: rig.process._stripes._handed_over(body, files))
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                length, kind, flags, _, ident = HEADER.unpack(self._exactly(HEADER.size))
+                payload = self._exactly(length)
+                if kind == Kind.CREDIT:
+                    for _ in range(min(flags, len(self.order))):
+                        offset, size = CUT.span(self.order.pop())
+                        self.end.sendall(chunk_head(ident, offset, size) + self.data[offset : offset + size])
+                elif kind == Kind.STRIPE:
+                    (offset,) = STRIPE_OFFSET.unpack(payload[:8])
+                    self.data[offset : offset + length - 8] = payload[8:]
+                    self.came.add(offset)
+                    self.end.sendall(taken(ident, offset))
+        except OSError:
+            self.ended.set()
+
+    def announce(self, kind: Kind, transfer: int) -> None:
+        self.end.sendall(announce(kind, transfer, CHUNK))
+
+    def _exactly(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            piece = self.end.recv(size - len(data))
+            if not piece:
+                raise ConnectionError("the stripe has ended")
+            data += piece
+        return data
+
+    def close(self) -> None:
+        self.end.shutdown(socket.SHUT_RDWR)
+        self.thread.join(10)
+        self.end.close()
+
+
+Make = Callable[[int, int], Rig[LockingServer]]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    rigs: list[Rig[LockingServer]] = []
+
+    def start(lockable: int, staging: int) -> Rig[LockingServer]:
+        spec = DeviceSpec(0, "cpu", 0, staging_bytes=staging)
+        rigs.append(Rig(spec, lambda each: LockingServer(each, Host(lockable), slab=4 * CHUNK)))
+        rigs[-1].call(allocate=c.Allocate(buffer=BUFFER, size=SIZE))
+        return rigs[-1]
+
+    yield start
+    for rig in rigs:
+        rig.close()
+
+
+@pytest.mark.parametrize(
+    ("lockable", "staging"),
+    [(64 << 20, 64 << 20), (4 * CHUNK, 64 << 20), (64 << 20, 2 * CHUNK), (0, 64 << 20)],
+    ids=["plenty", "little to lock", "little staging", "nothing to lock"],
+)
+def test_there_and_back(make: Make, lockable: int, staging: int) -> None:
+    rig = make(lockable, staging)
+    data = bytearray(os.urandom(SIZE))
+    client = Client(rig, data)
+    client.announce(Kind.UPLOAD, 1)
+    rig.call(write=c.Write(buffer=BUFFER, transfer=1, size=SIZE))
+    back = Client(rig, bytearray(SIZE))
+    other = Client(rig, back.data)
+    back.announce(Kind.DOWNLOAD, 2)
+    other.announce(Kind.DOWNLOAD, 2)
+    rig.call(read=c.Read(buffer=BUFFER, transfer=2, size=SIZE))
+    assert back.data == data and len(back.came | other.came) == CUT.count
+    for each in (client, back, other):
+        each.close()
+    while rig.gauges()["staging_bytes"]:  # until it has come to their ends
+        pass
+
+
+def test_a_session_that_closes_ends_its_stripes(make: Make) -> None:
+    rig = make(64 << 20, 64 << 20)
+    client = Client(rig, bytearray(SIZE))
+    client.order = []  # it never sends: credits are out when the session is closed
+    client.announce(Kind.UPLOAD, 1)
+    rig.start(write=c.Write(buffer=BUFFER, transfer=1, size=SIZE))
+    while rig.gauges()["staging_bytes"] == 0:
+        pass
+    rig.send(Kind.CLOSE, channel=1)
+    rig.until(Kind.CLOSED)
+    assert client.ended.wait(10)
+    while (gauges := rig.gauges())["staging_bytes"] or gauges["stripes"]:
+        pass
+    rig.send(Kind.OPEN, b"{}", channel=1)
+    client.end.close()
+
+
+def test_a_client_that_stands_still(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory that waits for it is taken back, and its transfer goes on over another stripe."""
+    monkeypatch.setattr("hearthd.device.channels.stripe.STALL_S", 0.2)
+    rig = make(64 << 20, 64 << 20)
+    data = bytearray(os.urandom(SIZE))
+    still = Client(rig, bytearray(SIZE))
+    still.order = []
+    still.announce(Kind.UPLOAD, 1)
+    call = rig.start(write=c.Write(buffer=BUFFER, transfer=1, size=SIZE))
+    assert still.ended.wait(10)
+    while rig.gauges()["staging_bytes"]:
+        pass
+    monkeypatch.undo()
+    client = Client(rig, data)
+    client.announce(Kind.UPLOAD, 1)
+    rig.answer(call)
+    back = Client(rig, bytearray(SIZE))
+    back.announce(Kind.DOWNLOAD, 2)
+    rig.call(read=c.Read(buffer=BUFFER, transfer=2, size=SIZE))
+    assert back.data == data
+    still.end.close()
+    for each in (client, back):
+        each.close()
+
+
+def test_a_stripe_that_comes_before_its_session(make: Make) -> None:
+    rig = make(64 << 20, 64 << 20)
+    ours, theirs = socket.socketpair()
+    files = [theirs.detach()]
+    body = {"channel": 9, "max_chunk_bytes": CHUNK, "tls": None}
+    rig.process.loop.post(lambda: rig.process._stripes._handed_over(body, files))
+    rig.gauges()
+    rig.send(Kind.OPEN, b"{}", channel=9)
+    ours.settimeout(10)
+    assert HEADER.unpack(ours.recv(HEADER.size))[1] == Kind.LIVE
+    ours.close()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"channel": 1},
+        {"channel": "x", "max_chunk_bytes": CHUNK},
+        {"channel": 1, "max_chunk_bytes": 0},
+        {"channel": 1, "max_chunk_bytes": 1 << 40},
+        {"channel": 1, "max_chunk_bytes": CHUNK, "tls": {}},
+        {"channel": 1, "max_chunk_bytes": CHUNK, "tls": {"certificate": "", "key": "", "secret": "zz"}},
+        {"channel": 1, "max_chunk_bytes": CHUNK, "tls": {"certificate": "x", "key": "y", "secret": "00" * 32}},
+    ],
+)
+def test_what_the_front_does_not_say(make: Make, body: dict[str, object]) -> None:
+    """The connection is closed, and the process lives."""
+    rig = make(64 << 20, 64 << 20)
+    ours, theirs = socket.socketpair()
+    files = [theirs.detach()]
+    rig.process.loop.post(lambda: rig.process._stripes._handed_over(body, files))
+    ours.settimeout(10)
+    assert ours.recv(1) == b""
+    ours.close()
+    rig.process.loop.post(lambda: rig.process._stripes._handed_over(body, []))
+    assert rig.gauges()["stripes"] == 0
+
+
+def test_numbers_of_any_size(make: Make) -> None:
+    rig = make(64 << 20, 64 << 20)
+    client = Client(rig, bytearray(SIZE))
+    client.end.sendall(struct.pack("<IHHIQQ", 8, Kind.TAKEN, 0, 0, (1 << 64) - 1, (1 << 64) - 1))
+    client.end.sendall(announce(Kind.UPLOAD, (1 << 64) - 1, CHUNK))
+    rig.gauges()
+    client.close()

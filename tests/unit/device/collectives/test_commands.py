@@ -1,0 +1,413 @@
+"""Collectives up to their launch: what the front is told, and what of its answers counts."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from hearth_proto.frames import Kind
+from hearth_proto.reasons import Reason, Refusal, from_status, from_text
+from hearth_proto.v1 import commands_pb2 as c
+from hearthd.device.collectives.launch_order import MOST_LAUNCHED
+from hearthd.device.collectives.negotiation import REFILL
+from tests.support.device.peers import WRITTEN, PeerRig, collective, encode, operation
+
+ALL_GATHER = c.COLLECTIVE_KIND_ALL_GATHER
+BARRIER = c.COLLECTIVE_KIND_BARRIER
+
+
+@pytest.fixture
+def rig() -> Iterator[PeerRig]:
+    made = PeerRig()
+    yield made
+    made.close()
+
+
+def test_presented_told_to_go_and_done(rig: PeerRig) -> None:
+    gather = operation(ALL_GATHER, 1, 3, count=4, dtype="complex64")
+    rig.batch(collective(4, gather, devices=(1, 0), timeout=7))
+    presented = rig.hear("present")
+    assert presented == {
+        "op": "present", "channel": 1, "group": "", "devices": [1, 0], "sequence": 4, "timeout": 7.0,
+        "signature": [
+            {"kind": "all_gather", "count": 4, "dtype": "complex64", "reduce": "", "root": 0, "peer": 0}
+        ],
+    }  # fmt: skip
+    sync = rig.sync()
+    peer = rig.join(rank=1)
+    rig.go(presented, 1)
+    peer.release()
+    assert rig.reason(sync) == ""
+    ((exchange,),) = peer.given
+    assert (exchange.kind, exchange.count, exchange.dtype) == ("all_gather", 32, "uint8")
+    assert rig.bytes_of(3) == bytes([WRITTEN]) * 4
+    assert rig.hear("progress") == {"op": "progress", "comm": "a-1", "done": 1}
+
+
+def test_all_reduce_is_one_operation_of_the_sorted_devices(rig: PeerRig) -> None:
+    rig.batch(
+        c.Command(
+            all_reduce=c.AllReduce(
+                devices=(1, 0), sequence=2, source=1, destination=2, count=3, dtype="float32", op=c.REDUCE_OP_MAX
+            )
+        )
+    )
+    presented = rig.hear("present")
+    assert presented["devices"] == [0, 1] and presented["timeout"] == 30.0
+    assert presented["signature"] == [
+        {"kind": "all_reduce", "count": 3, "dtype": "float32", "reduce": "max", "root": 0, "peer": 0}
+    ]
+    peer = rig.join()
+    rig.go(presented, 1)
+    peer.release()
+    assert rig.bytes_of(2, 16) == bytes([WRITTEN]) * 12 + b"\2\2\2\2"
+    assert peer.given[0][0].op == "max"
+
+
+@pytest.mark.parametrize(
+    ("whose", "reason"),
+    [
+        ({"devices": ()}, Reason.INVALID_ARGUMENT),
+        ({"devices": (1,)}, Reason.INVALID_ARGUMENT),
+        ({"devices": (0, 1, 1)}, Reason.INVALID_ARGUMENT),
+        ({"devices": (0, 1), "group": b"g"}, Reason.INVALID_ARGUMENT),
+        ({"group": b"nobody's"}, Reason.INVALID_HANDLE),
+    ],
+    ids=str,
+)
+def test_groups_that_are_none(rig: PeerRig, whose: dict[str, Any], reason: Reason) -> None:
+    call = rig.start(collective=collective(1, **whose).collective)
+    assert rig.reason(call) == reason
+    assert rig.heard("present") == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"count": 17}, Reason.OUT_OF_BOUNDS),
+        ({"destination": 9}, Reason.INVALID_HANDLE),
+        ({"dtype": "uint16"}, Reason.UNSUPPORTED),
+        ({"kind": 0}, Reason.INVALID_ARGUMENT),
+    ],
+    ids=str,
+)
+def test_what_is_refused_is_never_presented(rig: PeerRig, fields: dict[str, Any], reason: Reason) -> None:
+    rig.batch(collective(1, operation(**fields)))
+    assert rig.reason(rig.sync()) == reason
+    assert rig.heard("present") == []
+    rig.batch(collective(1))  # the number has not been used
+    assert rig.hear("present")["sequence"] == 1
+
+
+def test_the_same_number_twice(rig: PeerRig) -> None:
+    rig.batch(collective(1), collective(1))
+    presented = rig.hear("present")
+    peer = rig.join()
+    rig.go(presented, 1)
+    peer.release()
+    assert rig.reason(rig.sync()) == Reason.INVALID_ARGUMENT
+    rig.batch(collective(1))  # it has been launched
+    assert rig.reason(rig.sync()) == Reason.INVALID_ARGUMENT
+    rig.batch(collective(1, devices=(1, 0)))  # of another group
+    assert rig.hear("present")["devices"] == [1, 0]
+
+
+def test_nothing_to_do_is_matched_all_the_same(rig: PeerRig) -> None:
+    peer = rig.join()
+    nothing = c.Collective(devices=(0, 1), sequence=1)
+    rig.batch(c.Command(collective=nothing), collective(2, operation(count=0)))
+    first, second = rig.hear("present"), rig.hear("present")
+    assert first["signature"] == [] and second["signature"][0]["count"] == 0
+    sync = rig.sync()
+    rig.go(first, 1)
+    rig.go(second, 2)
+    assert rig.reason(sync) == ""
+    assert peer.given == []
+    done = 0
+    while done < 2:
+        done = rig.hear("progress")["done"]
+
+
+def test_the_work_behind_a_barrier_waits_for_it(rig: PeerRig) -> None:
+    peer = rig.join()
+    rig.batch(c.Command(create_stream=c.CreateStream(stream=5)))
+    assert rig.reason(rig.read(2, stream=5)) == ""  # ordered behind what made the buffer, once and for all
+    rig.batch(collective(1, operation(BARRIER, 0, 0)))
+    rig.go(rig.hear("present"), 1)
+    read = rig.read(1)
+    assert rig.reason(rig.read(2, stream=5)) == ""  # another stream's does not
+    assert not [frame for frame in rig._frames if frame.id == read and frame.kind == Kind.RESULT]
+    peer.release()
+    assert rig.reason(read) == ""
+    assert peer.given[0][0].kind == "barrier"
+
+
+def test_a_row_is_presented_at_once_and_what_stands_behind_other_work_is_not(rig: PeerRig) -> None:
+    rig.batch(collective(1), collective(2), c.Command(write=c.Write(buffer=1, transfer=9, size=64)), collective(3))
+    first, second = rig.hear("present"), rig.hear("present")
+    assert [first["sequence"], second["sequence"]] == [1, 2]
+    peer = rig.join()
+    rig.go(first, 1)
+    rig.go(second, 2)
+    peer.release(3)
+    rig.batch(c.Command(create_stream=c.CreateStream(stream=5)))
+    assert rig.reason(rig.sync(5)) == ""
+    assert rig.heard("present") == []  # its turn has not come
+    rig.upload(9, b"\5" * 64, 64)
+    third = rig.hear("present")
+    rig.go(third, 3)
+    assert rig.reason(rig.sync()) == "" and len(peer.given) == 3
+
+
+def test_never_launched_out_of_order(rig: PeerRig) -> None:
+    peer = rig.join()
+    rig.batch(collective(1, timeout=0.3), collective(2, timeout=0.3))
+    first, second = rig.hear("present"), rig.hear("present")
+    sync = rig.sync()
+    rig.go(second, 1)
+    rig.go(first, 2)  # it stands before the other here, and the other before it on the communicator
+    failed = rig.hear("failed")
+    assert failed["timed_out"] and failed["comm"] == "a-1"
+    rig.abort(Refusal(Reason.COLLECTIVE_TIMEOUT, "crossed"))
+    assert rig.reason(sync) == Reason.COLLECTIVE_TIMEOUT
+    assert peer.given == [] and peer.aborting.wait(10)
+
+
+def test_the_fronts_refusal(rig: PeerRig) -> None:
+    rig.batch(collective(1))
+    presented = rig.hear("present")
+    refusal = Refusal(Reason.COLLECTIVE_MISMATCH, "odd", details={"field": "count"})
+    status = encode(refusal.to_status().SerializeToString())
+    rig.tell("fail", **{key: presented[key] for key in ("channel", "group", "devices", "sequence")}, status=status)
+    result = rig.answer(rig.sync())
+    assert from_status(result.error).details["field"] == "count"
+    rig.batch(collective(2))
+    presented = rig.hear("present")
+    rig.tell("fail", **{key: presented[key] for key in ("channel", "group", "devices", "sequence")}, status="%%")
+    assert rig.reason(rig.sync()) == Reason.COMMUNICATOR_FAILED
+
+
+def test_frames_that_are_nobodys(rig: PeerRig) -> None:
+    peer = rig.join()
+    rig.batch(collective(1))
+    presented = rig.hear("present")
+    for body in (b"{", b"[]", b"7", b'{"op": 5}', b'{"op": "go"}', b'{"op": "join", "comm": "x"}', b'{"no": "op"}',
+                 b'{"op": "join", "comm": "x", "unique_id": "%%", "rank": 0, "ranks": 2}', b"\xff\xfe",
+                 b'{"op": "group", "channel": "x", "group": "aa", "rank": 0, "ranks": 2}',
+                 b'{"op": "go", "channel": 1, "devices": 7, "sequence": 1, "comm": "a-1"}'):  # fmt: skip
+        rig.send(Kind.COLLECTIVE, body)
+    rig.tell("fail", channel=3, group="", devices=[0, 1], sequence=1, status="")  # another session's
+    rig.tell("fail", channel=1, group="", devices=[1, 0], sequence=1, status="")
+    rig.tell("fail", channel=1, group="aa", devices=[0, 1], sequence=1, status="")
+    rig.tell("ungroup", channel=1, group="aa")
+    rig.tell("abort", comm="unheard of", reason="", status="")
+    rig.tell("join", comm="a-1", unique_id=encode(b"x"), rank=1, ranks=2)  # joined already
+    rig.tell("create_id", comm="a-1", ranks=2)
+    rig.go(presented, 1)
+    rig.go(presented, 1)
+    rig.tell("fail", **{key: presented[key] for key in ("channel", "group", "devices", "sequence")}, status="")
+    rig.go(presented, 1, comm="a-2")
+    peer.release()
+    assert rig.reason(rig.sync()) == ""
+    assert len(peer.given) == 1 and rig.server.peers.joined == [peer]
+    assert rig.heard("failed") == rig.heard("id") == rig.heard("joined") == []
+
+
+def test_ids_and_joins_that_fail(rig: PeerRig) -> None:
+    rig.tell("create_id", comm="a-1", ranks=2)
+    assert rig.hear("id") == {"op": "id", "comm": "a-1", "unique_id": encode(b"id of 2")}
+    rig.abort()
+    rig.tell("join", comm="a-2", unique_id=encode(b"bad"), rank=0, ranks=2)
+    failed = rig.hear("join_failed")
+    assert failed["comm"] == "a-2" and failed["status"]
+    assert rig.server.peers.forgotten == [b"id of 2"]
+
+
+# ---- groups over daemons ----
+
+GROUP = bytes(range(16))
+
+
+def test_a_group_has_its_own_rank_and_its_own_track(rig: PeerRig) -> None:
+    rig.tell("group", channel=1, group=GROUP.hex(), rank=2, ranks=3)
+    shared = rig.join("a-1")
+    other = rig.join("b-1", group=GROUP.hex(), rank=2, ranks=3)
+    gather = operation(ALL_GATHER, 1, 2, count=5)  # in place at rank 2 of 3
+    gather.source, gather.source_offset = 2, 40
+    rig.batch(collective(1), collective(1, gather, group=GROUP))
+    presented = {message["group"]: message for message in (rig.hear("present"), rig.hear("present"))}
+    assert presented[GROUP.hex()]["devices"] == []
+    rig.go(presented[""], 1)
+    rig.go(presented[GROUP.hex()], 1, comm="b-1")
+    sync = rig.sync()
+    other.release()
+    assert rig.hear("progress")["comm"] == "b-1"  # though what was told to go before it is under way
+    assert rig.bytes_of(2, 60) == bytes([WRITTEN]) * 20 + b"\2" * 40
+    shared.release()
+    assert rig.reason(sync) == ""
+    assert shared.streams[0] is not other.streams[0]
+
+
+def test_leaving_a_group_ends_what_waits_in_it(rig: PeerRig) -> None:
+    rig.tell("group", channel=1, group=GROUP.hex(), rank=0, ranks=2)
+    rig.batch(collective(1, group=GROUP))
+    rig.hear("present")
+    sync = rig.sync()
+    rig.tell("ungroup", channel=1, group=GROUP.hex())
+    assert rig.reason(sync) == Reason.COMMUNICATOR_FAILED
+    rig.batch(collective(2, group=GROUP))
+    assert rig.reason(rig.sync()) == Reason.INVALID_HANDLE
+
+
+def test_anothers_group_is_none(rig: PeerRig) -> None:
+    rig.tell("group", channel=2, group=GROUP.hex(), rank=0, ranks=2)
+    rig.batch(collective(1, group=GROUP))
+    assert rig.reason(rig.sync()) == Reason.INVALID_HANDLE
+
+
+# ---- many ----
+
+
+def test_no_more_is_presented_than_the_driver_takes(rig: PeerRig) -> None:
+    many = [operation(c.COLLECTIVE_KIND_SEND, 1, 0, peer=1, count=1)] * 500
+    peer = rig.join()
+    rig.batch(collective(1, *many), collective(2, *many), collective(3))
+    first = rig.hear("present")
+    assert len(first["signature"]) == 500
+    sync = rig.sync()
+    assert rig.heard("present") == []
+    rig.go(first, 1)
+    second = rig.hear("present")  # its turn has come: that others wait for it must not depend on room
+    assert second["sequence"] == 2
+    rig.go(second, 2)
+    assert rig.heard("present") == [] and len(peer.given) == 1  # but it is not launched before there is room
+    peer.release()
+    third = rig.hear("present")
+    assert len(peer.given) == 2
+    rig.go(third, 3)
+    peer.release(2)
+    assert rig.reason(sync) == "" and len(peer.given) == 3
+
+
+def test_a_row_of_the_same_is_one_message_and_goes_as_one(rig: PeerRig) -> None:
+    peer = rig.join()
+    other = collective(4, operation(count=8))
+    rig.batch(collective(1), collective(2), collective(3), other, collective(5), collective(6, timeout=9))
+    messages = [json.loads(rig.until(Kind.COLLECTIVE).payload) for _ in range(5)]
+    assert [(each["sequence"], each.get("count", 1)) for each in messages] == [(1, 1), (2, 2), (4, 1), (5, 1), (6, 1)]
+    assert messages[1]["behind"] == [[[0, 1], 1]], "the first goes at once, the others when the turn is over"
+    rig.go({**messages[0], "count": 3}, 1)
+    rig.go({**messages[2], "count": 3}, 4)
+    peer.release(6)
+    assert rig.reason(rig.sync()) == "" and len(peer.given) == 6
+
+
+def test_a_row_that_finds_no_room_is_presented_in_order_as_it_empties(rig: PeerRig) -> None:
+    peer = rig.join()
+    rig.batch(*(collective(number) for number in range(1, 521)))
+    presented = [rig.hear("present") for _ in range(512)]
+    assert [each["sequence"] for each in presented] == list(range(1, 513)) and rig.heard("present") == []
+    assert "behind" not in presented[0] and presented[9]["behind"] == [[[0, 1], 9]]
+    sync = rig.sync()
+    for index, each in enumerate(presented, 1):
+        rig.go(each, index)
+    peer.release(REFILL - 1)
+    while sum(each["done"] for each in rig.heard("progress")[-1:]) < REFILL - 1:
+        threading.Event().wait(0.01)
+    assert rig.heard("present") == []
+    peer.release()
+    assert [rig.hear("present")["sequence"] for _ in range(8)] == list(range(513, 521))
+    assert not [frame for frame in rig._frames if frame.id == sync and frame.kind == Kind.RESULT]
+
+
+def test_of_many_streams_no_more_is_presented_than_others_take(rig: PeerRig) -> None:
+    many = [operation(c.COLLECTIVE_KIND_SEND, 1, 0, peer=1, count=1)] * 1000
+    streams = range(5, 11)
+    rig.batch(*(c.Command(create_stream=c.CreateStream(stream=stream)) for stream in streams))
+    rig.batch(*(collective(number, *many, stream=stream) for number, stream in enumerate(streams, 1)))
+    presented = [rig.hear("present") for _ in range(4)]
+    assert rig.heard("present") == [], "4096, those of batches counted one by one"
+    peer = rig.join()
+    rig.go(presented[0], 1)
+    peer.release()
+    assert rig.hear("present")["sequence"] == 5
+
+
+def test_no_more_is_launched_than_the_driver_takes(rig: PeerRig) -> None:
+    peer = rig.join()
+    rig.batch(*(collective(number) for number in range(1, 301)))
+    for index in range(1, 301):
+        rig.go(rig.hear("present"), index)
+    sync = rig.sync()
+    rig.gauges()
+    assert len(peer.given) == MOST_LAUNCHED
+    peer.release(300)
+    assert rig.reason(sync) == "" and len(peer.given) == 300
+
+
+def test_the_devices_own_groups_are_launched_in_the_order_in_which_they_are_told(rig: PeerRig) -> None:
+    """Whatever communicators they are of: they have one track, and their peers launch them in this order."""
+    ours, others = rig.join("a-1"), rig.join("a-2")
+    rig.batch(c.Command(create_stream=c.CreateStream(stream=5)))
+    second = collective(1, operation(source=2, destination=2), devices=(1, 0), stream=5)
+    rig.batch(collective(1), collective(2), second)
+    presented = {(tuple(each["devices"]), each["sequence"]): each for each in (rig.hear("present") for _ in range(3))}
+    rig.go(presented[(0, 1), 2], 1)  # stands behind what has not been told to go
+    rig.go(presented[(1, 0), 1], 1, "a-2")
+    rig.gauges()
+    assert ours.given == others.given == []
+    rig.tell("abort", comm="a-1", reason="crossed", status="")
+    others.release()
+    assert rig.reason(rig.sync(5)) == "" and len(others.given) == 1
+
+
+def test_behind_a_group_over_daemons_nothing_of_the_devices_own_is_presented(rig: PeerRig) -> None:
+    rig.tell("group", channel=1, group=GROUP.hex(), rank=0, ranks=2)
+    other = rig.join("b-1", group=GROUP.hex())
+    rig.batch(collective(1, group=GROUP), collective(2, group=GROUP), collective(1), collective(3, group=GROUP))
+    presented = [rig.hear("present") for _ in range(2)]
+    assert [each["group"] for each in presented] == [GROUP.hex()] * 2 and rig.heard("present") == []
+    assert presented[1]["behind"] == [[[], 1]]
+    rig.go(presented[0], 1, "b-1")
+    rig.go(presented[1], 2, "b-1")
+    assert rig.hear("present")["group"] == ""
+    other.release(2)
+
+
+@pytest.mark.parametrize("whose", [{}, {"group": bytes(range(16))}], ids=["devices", "group"])
+def test_a_rank_that_will_not_come_says_so(rig: PeerRig, whose: dict[str, Any]) -> None:
+    rig.tell("group", channel=1, group=GROUP.hex(), rank=0, ranks=2)
+    rig.batch(collective(1, operation(destination=9), **whose), collective(2, operation(count=17), **whose))
+    first, second = rig.hear("withdraw"), rig.hear("withdraw")
+    assert (first["sequence"], second["sequence"]) == (1, 2)
+    assert first["devices"] == ([] if whose else [0, 1]) and first["group"] == (GROUP.hex() if whose else "")
+    reasons = [from_text(each["status"]).reason for each in (first, second)]
+    assert reasons == [Reason.INVALID_HANDLE, Reason.OUT_OF_BOUNDS]
+    assert rig.reason(rig.sync()) == Reason.INVALID_HANDLE
+
+
+def test_one_whose_source_has_failed_is_withdrawn(rig: PeerRig) -> None:
+    rig.batch(c.Command(fill=c.Fill(buffer=2, size=4, pattern=b"\1", offset=64)), collective(1, operation(source=2)))
+    assert rig.hear("withdraw")["sequence"] == 1 and rig.heard("present") == []
+    assert rig.reason(rig.sync()) == Reason.OUT_OF_BOUNDS
+
+
+def test_nobody_waits_for_a_join(rig: PeerRig) -> None:
+    rig.server.peers.join_blocks.clear()
+    rig.tell("join", comm="a-1", unique_id=encode(b"x"), rank=0, ranks=2)
+    assert rig.bytes_of(1) == b"\1" * 4  # it serves meanwhile
+    assert sum(thread.name == "communicator" for thread in threading.enumerate()) == 1
+    rig.abort()
+    assert rig.heard("wedged") == []
+    rig.server.peers.join_blocks.set()
+    rig.batch(c.Command(fill=c.Fill(buffer=1, size=64, pattern=b"\7")))
+    assert rig.bytes_of(1) == b"\7" * 4
+    while not rig.server.peers.joined:
+        rig.call(flush=c.Flush())
+    assert rig.server.peers.joined[0].aborting.wait(10)  # it came too late to be of use
+    assert rig.heard("joined") == []
+    assert rig.process._device.telemetry.joins_abandoned == 1

@@ -1,0 +1,209 @@
+"""What ends an exchange: mismatches, ranks that never come or die, and aborts."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.backend.communicator import Exchange
+from hearthd.device.cpu.collective.shared_exchange import SharedExchange
+from tests.support.cpu.ranks import Ranks, address, communicator
+
+BARRIER = Exchange("barrier")
+MANY = 2_000_000
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Ranks]:
+    with communicator(3) as made:
+        yield made
+
+
+@pytest.fixture
+def three(processes: Ranks) -> Ranks:
+    """A communicator of its own for each test: also what is to be had after a failure."""
+    processes.clear()
+    processes.join()
+    return processes
+
+
+def summing(ranks: Ranks, rank: int, **changes: Any) -> Exchange:
+    both = address(ranks.array(rank, 4096))
+    return replace(Exchange("reduce", both, both, 100, "int32", "sum"), **changes)
+
+
+@pytest.mark.parametrize(
+    ("change", "theirs"),
+    [
+        ({"count": 101}, "reduce of 101 int32 with sum at rank 0"),
+        ({"dtype": "float32"}, "reduce of 100 float32 with sum at rank 0"),
+        ({"op": "max"}, "reduce of 100 int32 with max at rank 0"),
+        ({"root": 2}, "reduce of 100 int32 with sum at rank 2"),
+        ({"kind": "all_reduce"}, "all_reduce of 100 int32 with sum"),
+        ({"kind": "barrier", "count": 0, "dtype": "uint8"}, "barrier"),
+        ({"count": 1_000_000, "kind": "broadcast", "root": 1}, "broadcast of 1000000 int32 at rank 1"),
+    ],
+)
+def test_a_mismatch_is_an_error_on_every_rank(three: Ranks, change: dict[str, Any], theirs: str) -> None:
+    if change.get("count", 0) > 1000:
+        change = {**change, "source": address(three.array(1, 4_000_000))}
+    lists = [[BARRIER, summing(three, 0)], [BARRIER, summing(three, 1, **change)], [BARRIER, summing(three, 2)]]
+    outcomes = three.run(lists)
+    assert {reason for reason, _ in outcomes} <= {Reason.COLLECTIVE_MISMATCH, Reason.COMMUNICATOR_FAILED}
+    mismatches = [text for reason, text in outcomes if reason is Reason.COLLECTIVE_MISMATCH]
+    assert mismatches
+    for text in mismatches:
+        assert "reduce of 100 int32 with sum at rank 0" in text and theirs in text and re.search("[Rr]ank 1", text)
+    for rank in range(3):  # for good
+        three.start(rank, [BARRIER])
+        assert three.outcome(rank)[0] is Reason.COMMUNICATOR_FAILED
+
+
+@pytest.mark.parametrize("change", [{"count": 801}, {"dtype": "int8", "count": 800}])
+def test_a_message_that_is_not_what_was_expected(three: Ranks, change: dict[str, Any]) -> None:
+    send = Exchange("send", address(three.array(0, 800)), 0, 800, peer=1)
+    receive = replace(Exchange("recv", 0, address(three.array(1, 801)), 800, peer=0), **change)
+    three.start(2, [])
+    assert three.outcome(2) == (None, "")
+    outcomes = three.run([[send], [receive], [BARRIER]])
+    assert outcomes[1][0] is Reason.COLLECTIVE_MISMATCH
+    assert f"recv of {receive.count} {receive.dtype} from rank 0" in outcomes[1][1]
+    assert "rank 0 for send of 800 uint8 to rank 1" in outcomes[1][1]
+    assert outcomes[2][0] is Reason.COMMUNICATOR_FAILED
+
+
+def test_a_rank_that_never_comes_is_named(three: Ranks) -> None:
+    three.start(1, [BARRIER, summing(three, 1)])
+    three.start(0, [summing(three, 0)], 0.3)
+    reason, message = three.outcome(0)
+    # Rank 1 has asked for another thing, but that shows only when all have come.
+    assert reason is Reason.COLLECTIVE_TIMEOUT and "reduce" in message and "rank 2 of 3" in message
+    assert three.outcome(1)[0] is Reason.COMMUNICATOR_FAILED  # told at once, not after its own 60 s
+    three.start(2, [BARRIER])
+    assert three.outcome(2)[0] is Reason.COMMUNICATOR_FAILED
+
+
+@pytest.mark.parametrize("kind", ["send", "recv"])
+def test_a_peer_that_never_comes_is_named(three: Ranks, kind: str) -> None:
+    data = address(three.array(0, MANY))
+    three.start(0, [Exchange(kind, data, data, MANY, peer=2)], 0.3)
+    reason, message = three.outcome(0)
+    assert reason is Reason.COLLECTIVE_TIMEOUT and f"{kind} waited 0.3 s for rank 2 of 3" in message
+
+
+def never_sent(rank: int) -> Exchange:
+    return Exchange("recv", 0, 1, 1, peer=(rank + 1) % 3)
+
+
+def endless(three: Ranks, rank: int, kind: str) -> list[Exchange]:
+    """A good while of work, and then a message that never comes."""
+    one, two = address(three.array(rank, MANY)), address(three.array(rank, 3 * MANY))
+    if kind == "messages":
+        peers = [peer for peer in range(3) if peer != rank]
+        each = [Exchange("send", one, 0, MANY, peer=peer) for peer in peers]
+        each += [Exchange("recv", 0, two + peer * MANY, MANY, peer=peer) for peer in peers]
+    else:
+        each = [Exchange(kind, one, two, MANY // 12, "float32", "sum")]
+    return [*each * 100, never_sent(rank)]
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "all_to_all", "messages"])
+def test_an_abort_ends_every_rank_at_once(three: Ranks, kind: str) -> None:
+    for rank in range(3):
+        three.start(rank, endless(three, rank, kind))
+    three.pipes[1].send(("abort",))
+    for rank in range(3):
+        assert three.outcome(rank) == (
+            Reason.COMMUNICATOR_FAILED, f"The communicator of rank {rank} was aborted."
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "messages"])
+def test_a_killed_rank_and_an_abort(kind: str) -> None:
+    with communicator(3) as ranks:
+        for rank in range(3):
+            ranks.start(rank, endless(ranks, rank, kind))
+        os.kill(ranks.processes[2].pid, signal.SIGKILL)
+        ranks.processes[2].join()
+        for rank in (0, 1):  # they wait for it, until they are told
+            assert not ranks.pipes[rank].poll(0.05)
+        ranks.pipes[0].send(("abort",))
+        assert {ranks.outcome(rank)[0] for rank in (0, 1)} == {Reason.COMMUNICATOR_FAILED}
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(who=st.integers(0, 2), coming=st.sets(st.integers(0, 2), max_size=2), big=st.booleans())
+def test_an_abort_at_any_time(processes: Ranks, who: int, coming: set[int], big: bool) -> None:
+    """Of those that wait, those that are busy, and those that come later."""
+    processes.clear()
+    processes.join()
+    lists = [[*[summing(processes, rank, count=1000 if big else 1)] * 50, never_sent(rank)] for rank in range(3)]
+    for rank in coming:
+        processes.start(rank, lists[rank])
+    processes.pipes[who].send(("abort",))
+    for rank in {0, 1, 2} - coming:
+        processes.start(rank, lists[rank])
+    reasons = {processes.outcome(rank)[0] for rank in range(3)}
+    assert reasons == {Reason.COMMUNICATOR_FAILED}
+
+
+@pytest.fixture
+def alone() -> Iterator[SharedExchange]:
+    """Rank 0 of two, in this process; nobody else comes."""
+    end = SharedExchange.attach(SharedExchange.create(2), 0, 2)
+    yield end
+    end.close()
+
+
+@pytest.mark.parametrize("ending", ["abort", "close"])
+@pytest.mark.parametrize("operation", [BARRIER, Exchange("recv", 0, 1, 5, peer=1)])
+def test_another_thread_ends_what_waits(alone: SharedExchange, ending: str, operation: Exchange) -> None:
+    outcomes: list[Refusal] = []
+
+    def wait() -> None:
+        with pytest.raises(Refusal) as caught:
+            alone.exchange([operation], 60.0)
+        outcomes.append(caught.value)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    end: Callable[[], None] = getattr(alone, ending)
+    end()
+    waiting.join(20.0)
+    assert [each.reason for each in outcomes] == [Reason.COMMUNICATOR_FAILED]
+    end()  # once more does no harm
+    with pytest.raises(Refusal, match="closed" if ending == "close" else "aborted"):
+        alone.exchange([BARRIER], 60.0)
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        Exchange("all_reduce", 0, 0, 1, "complex64", "sum"),
+        Exchange("all_reduce", 0, 0, 1, "int8", ""),
+        Exchange("reduce_scatter", 0, 0, 1, "int8", "xor"),
+        Exchange("all_gather", 0, 0, 1 << 62),
+        Exchange("all_gather", 0, 0, -1),
+        Exchange("broadcast", 0, 0, 1, root=2),
+        Exchange("send", 0, 0, 1, peer=2),
+        Exchange("recv", 0, 0, 1, peer=-1),
+        Exchange("gossip", 0, 0, 1),
+    ],
+)
+def test_an_operation_that_cannot_be_is_refused(alone: SharedExchange, operation: Exchange) -> None:
+    with pytest.raises(Refusal) as caught:
+        alone.exchange([operation], 60.0)
+    assert caught.value.reason is Reason.INVALID_ARGUMENT and operation.kind in caught.value.message
+    with pytest.raises(Refusal) as caught:  # and has changed nothing: one that can be waits for rank 1
+        alone.exchange([BARRIER], 0.0)
+    assert caught.value.reason is Reason.COLLECTIVE_TIMEOUT

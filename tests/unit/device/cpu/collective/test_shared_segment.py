@@ -1,0 +1,144 @@
+"""SegmentExchange: opened by other processes, refused where they are another's, and gone when nobody has them."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.backend.communicator import Exchange
+from hearthd.device.cpu.collective import shared_segment
+from hearthd.device.cpu.collective.shared_exchange import SharedExchange
+from hearthd.device.platform.segment_exchange import SegmentExchange
+from tests.support.cpu.ranks import address
+
+
+def test_nothing_stays_open() -> None:
+    def open_here() -> list[str]:
+        return [link for link in map(_target, Path("/proc/self/fd").iterdir()) if "hearth-exchange" in link]
+
+    before = open_here()
+    descriptor = SharedExchange.create(2)
+    ends = [SharedExchange.attach(descriptor, rank, 2) for rank in range(2)]
+    assert len(open_here()) > len(before)
+    for end in ends:
+        end.close()
+    assert open_here() == before and "hearth-exchange" not in Path("/proc/self/maps").read_text()
+
+
+def _target(link: Path) -> str:
+    try:
+        return str(link.readlink())
+    except OSError:
+        return ""  # the one that the directory itself was read by
+
+
+def test_a_process_that_is_no_relative_joins() -> None:
+    """As the device process of another daemon does."""
+    descriptor = SharedExchange.create(2)
+    program = """
+        import sys, numpy
+        from hearthd.device.cpu.collective.shared_exchange import SharedExchange
+        from hearthd.device.backend.communicator import Exchange
+        end = SharedExchange.attach(sys.argv[1].encode(), 1, 2)
+        x = numpy.full(300_000, 2, numpy.int64)
+        end.exchange([Exchange("all_reduce", x.ctypes.data, x.ctypes.data, x.size, "int64", "prod")], 60.0)
+        assert (x == 42).all()
+    """
+    other = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program), descriptor.decode()])
+    try:
+        end = SharedExchange.attach(descriptor, 0, 2)
+        x = np.full(300_000, 21, np.int64)
+        end.exchange([Exchange("all_reduce", address(x), address(x), x.size, "int64", "prod")], 60.0)
+        assert (x == 42).all()
+        assert other.wait(30) == 0
+        end.close()
+    finally:
+        other.kill()
+        other.wait()
+
+
+def refusal(descriptor: bytes, rank: int = 1, ranks: int = 2) -> Refusal:
+    with pytest.raises(Refusal) as caught:
+        SharedExchange.attach(descriptor, rank, ranks)
+    return caught.value
+
+
+def test_a_rank_on_another_machine_is_refused() -> None:
+    descriptor = SharedExchange.create(2)
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip().encode()
+    assert descriptor.startswith(boot)
+    other = refusal(descriptor.replace(boot, b"12345678-1234-1234-1234-123456789abc"))
+    assert other.reason is Reason.UNSUPPORTED and "CPU backend's groups stay on one machine" in other.message
+    other = refusal(re.sub(rb"/\d+:", b"/1:", descriptor, count=1))  # a container on this one
+    assert other.reason is Reason.UNSUPPORTED
+    SharedExchange.release(descriptor)
+
+
+def test_a_segment_that_is_gone_is_refused() -> None:
+    descriptor = SharedExchange.create(2)
+    SharedExchange.release(descriptor)
+    SharedExchange.release(descriptor)
+    gone = refusal(descriptor)
+    assert gone.reason is Reason.COMMUNICATOR_FAILED and "cannot be opened" in gone.message
+    number = int(descriptor.split(b":")[2])
+    later = SharedExchange.create(2)  # takes the number, and is as large
+    assert int(later.split(b":")[2]) == number
+    assert refusal(descriptor).reason is Reason.COMMUNICATOR_FAILED
+    SharedExchange.release(later)
+    plain = os.memfd_create("as large, too")
+    os.ftruncate(plain, int(shared_segment.library(None).hearth_segment_bytes(2)))
+    nonce = bytes.fromhex(descriptor.split(b":")[3].decode())
+    hand_over = SegmentExchange()
+    hand_over.keep(nonce, plain)
+    taken = refusal(descriptor)
+    hand_over.drop(nonce)
+    os.close(plain)
+    assert taken.reason is Reason.COMMUNICATOR_FAILED and "another file" in taken.message
+    assert "cannot be opened" in refusal(descriptor).message
+
+
+def test_a_segment_of_another_build_is_refused() -> None:
+    descriptor = SharedExchange.create(2)
+    with mmap.mmap(int(descriptor.split(b":")[2]), 4096) as memory:
+        memory[:8] = bytes(8)
+        assert "another build" in refusal(descriptor).message
+    SharedExchange.release(descriptor)
+
+
+def test_nobody_can_cut_a_segment_short() -> None:
+    descriptor = SharedExchange.create(2)
+    with pytest.raises(PermissionError):
+        os.ftruncate(int(descriptor.split(b":")[2]), 4096)
+    SharedExchange.release(descriptor)
+
+
+def test_mailboxes_cost_nothing_untouched() -> None:
+    """Of 128 ranks there are 16384."""
+    descriptor = SharedExchange.create(128)
+    end = SharedExchange.attach(descriptor, 127, 128)
+    status = os.fstat(int(descriptor.split(b":")[2]))
+    assert status.st_size > 1 << 32 and status.st_blocks * 512 < 1 << 20
+    end.close()
+
+
+def test_what_cannot_be_is_refused() -> None:
+    for ranks in (-1, 0, 129):
+        with pytest.raises(Refusal) as caught:
+            SharedExchange.create(ranks)
+        assert caught.value.reason is Reason.INVALID_ARGUMENT
+    descriptor = SharedExchange.create(2)
+    assert refusal(descriptor, 0, 3).reason is Reason.COMMUNICATOR_FAILED
+    for rank in (-1, 2):
+        assert refusal(descriptor, rank).reason is Reason.INVALID_ARGUMENT
+    for nonsense in (b"", b"1:2", b"\xff", descriptor[:-1], descriptor + b":1", descriptor.replace(b":", b":x", 2)):
+        assert refusal(nonsense).reason is Reason.INVALID_ARGUMENT
+    SharedExchange.release(descriptor)

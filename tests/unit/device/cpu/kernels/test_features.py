@@ -1,0 +1,124 @@
+"""The lists of features and the page made from them, against what the backend does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.cpu.compiler import compile_source, find_toolchain
+from tests.support.cpu import feature_table
+from tests.support.cpu.feature_differences import DIFFERENCES
+from tests.support.cpu.feature_refusals import REFUSALS
+from tests.support.cpu.feature_runs import RUNS
+from tests.support.cpu.feature_table import PAGE, PENDING, SLOTS, Refused, Snippet, active, joined, written
+from tests.support.cpu.kernels import Kernels
+
+
+def results(snippets: Sequence[Snippet]) -> list[str]:
+    """Which of `snippets`, compiled as one source, give other results than expected; empty where all are right."""
+    expressions = [snippet.expression for snippet in snippets if snippet.expression]
+    kernels = Kernels(joined(snippets), snippets[0].options, expressions)
+    wrong: list[str] = []
+    for number, snippet in enumerate(snippets):
+        out = np.full(SLOTS, np.nan)
+        name = snippet.expression or f"feature_{number}"
+        kernels(name, snippet.grid, snippet.block, out, shared=snippet.shared, cooperative=snippet.cooperative)
+        came, expected = out[: len(snippet.expected)], np.asarray(snippet.expected, np.float64)
+        if not np.allclose(came, expected, rtol=1e-6, atol=0):
+            wrong.append(f"{snippet.name}: {came.tolist()} instead of {expected.tolist()}")
+    return wrong
+
+
+def refusal_mistakes(row: Refused) -> list[str]:
+    """Which sources of `row` are not refused under its name."""
+    wrong: list[str] = []
+    for source in (row.source, *row.more):
+        try:
+            compile_source(find_toolchain(), source)
+            wrong.append(f"{row.name}: compiles: {source}")
+        except Refusal as refusal:
+            named = row.name in str(refusal.details.get("feature", ""))
+            if refusal.reason is not Reason.UNSUPPORTED or not named or not refusal.fix:
+                wrong.append(f"{row.name}: {refusal}: {source}")
+    return wrong
+
+
+def try_pending() -> None:
+    """Prints for each pending row whether it holds."""
+    for row in (*RUNS, *DIFFERENCES, *REFUSALS):
+        if row.name not in PENDING:
+            continue
+        child = os.fork()  # a row may abort the process
+        if child == 0:
+            try:
+                wrong = refusal_mistakes(row) if isinstance(row, Refused) else results([row])
+            except Refusal as refusal:
+                wrong = [str(refusal)]
+            print(f"{row.name}: {'; '.join(wrong) or 'holds'}", flush=True)
+            os._exit(0)
+        if status := os.waitpid(child, 0)[1]:
+            print(f"{row.name}: the process ended with {os.waitstatus_to_exitcode(status)}", flush=True)
+
+
+SNIPPETS: list[Snippet] = [*active(RUNS), *(row for row in active(DIFFERENCES) if row.body)]
+SOURCES = sorted({(snippet.options, snippet.global_names) for snippet in SNIPPETS})
+
+
+@pytest.mark.parametrize("options, global_names", SOURCES)
+def test_what_is_listed_as_running_runs(options: tuple[str, ...], global_names: bool) -> None:
+    chosen = [s for s in SNIPPETS if s.options == options and s.global_names == global_names]
+    assert results(chosen) == []
+
+
+@pytest.mark.parametrize("row", active(REFUSALS), ids=lambda row: row.name)
+def test_what_is_listed_as_refused_is_refused_by_name(row: Refused) -> None:
+    assert refusal_mistakes(row) == []
+
+
+@pytest.mark.gpu
+def test_a_gpu_gives_the_results_of_the_list() -> None:
+    cupy = pytest.importorskip("cupy")
+    try:
+        cupy.cuda.runtime.getDeviceCount()
+    except Exception as error:
+        pytest.skip(f"CUDA cannot be used: {error}")
+    wrong: list[str] = []
+    for row in RUNS:  # pending ones too
+        options = [option for option in row.options if not option.startswith("-arch")]
+        options += [] if any(option.startswith("-std") for option in options) else ["-std=c++17"]
+        expressions = [row.expression] if row.expression else None
+        try:
+            module = cupy.RawModule(
+                code=joined([row]),
+                options=(*options, "-default-device"),
+                name_expressions=expressions,
+                enable_cooperative_groups=row.cooperative,
+            )
+            kernel = module.get_function(row.expression or "feature_0")
+        except Exception as error:
+            if "cannot open source file" not in str(error):  # a header that this machine does not have
+                wrong.append(f"{row.name}: {error}")
+            continue
+        out = cupy.full(SLOTS, cupy.nan)
+        kernel((row.grid,), (row.block,), (out,), shared_mem=row.shared)
+        came = out.get()[: len(row.expected)]
+        if not np.allclose(came, row.expected, rtol=1e-6, atol=0):
+            wrong.append(f"{row.name}: {came.tolist()} instead of {list(row.expected)}")
+    assert wrong == []
+
+
+def test_the_page_has_the_tables_of_the_lists() -> None:
+    page = PAGE.read_text()
+    assert written(page) == page, f"run python {feature_table.__file__}"
+
+
+def test_names_are_unique_and_cells_fit_into_a_table() -> None:
+    rows = [*RUNS, *REFUSALS, *DIFFERENCES]
+    names = [row.name for row in rows]
+    assert len(set(names)) == len(names) and set(names) >= PENDING
+    table = "\n".join(feature_table.tables().values())
+    assert all(line.count("|") in (3, 4, 5) for line in table.splitlines() if line.startswith("|"))

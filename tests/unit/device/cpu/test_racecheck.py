@@ -1,0 +1,633 @@
+"""Races in shared memory (HEARTH_CPU_RACECHECK): those there are are found, with line and threads, and no others."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from hearth_proto.reasons import Reason
+from hearthd.device.cpu import libraries
+from hearthd.device.cpu.compiler import compile_source, find_toolchain
+from hearthd.device.cpu.module import CpuModule
+from hearthd.device.cpu.racecheck import MARK, Race, plain_name, refusal, text
+from hearthd.device.cpu.toolchain import Toolchain
+from tests.support.cpu.kernels import pack
+
+HEADER = r"""
+__device__ inline void put(int* place, int value) {
+    place[0] = value;  // header line 3
+}
+"""
+
+SOURCE = r"""
+#include <cooperative_groups.h>
+#include <cuda/barrier>
+#include "put.h"
+namespace cg = cooperative_groups;
+#define FULL 0xffffffffu
+
+extern "C" __global__ void volatile_reduction(float* x) {
+    __shared__ float s[64];
+    int t = threadIdx.x;
+    s[t] = x[t];
+    __syncthreads();
+    if (t < 32) {
+        volatile float* v = s;
+        v[t] += v[t + 32]; v[t] += v[t + 16]; v[t] += v[t + 8];  // [reduces]
+        v[t] += v[t + 4]; v[t] += v[t + 2]; v[t] += v[t + 1];
+    }
+    if (t == 0) x[0] = s[0];
+}
+extern "C" __global__ void mended_reduction(float* x) {
+    __shared__ float s[64];
+    int t = threadIdx.x;
+    s[t] = x[t];
+    __syncthreads();
+    if (t < 32) {
+        float mine = s[t] + s[t + 32];
+        for (int step = 16; step > 0; step /= 2) {
+            s[t] = mine;
+            __syncwarp();
+            mine += s[t ^ step];
+            __syncwarp();
+        }
+        if (t == 0) x[0] = mine;
+    }
+}
+template <bool Waits> __device__ void block_reduction(float* x) {
+    __shared__ float s[256];
+    int t = threadIdx.x;
+    s[t] = x[t];  // [fills]
+    if (Waits) __syncthreads();
+    for (int step = blockDim.x / 2; step > 0; step /= 2) {
+        if (t < step) s[t] += s[t + step];  // [adds]
+        __syncthreads();
+    }
+    if (t == 0) x[0] = s[0];
+}
+extern "C" __global__ void good_block_reduction(float* x) { block_reduction<true>(x); }
+extern "C" __global__ void bad_block_reduction(float* x) { block_reduction<false>(x); }
+
+template <bool Waits> __device__ void rotate(int* x, int rounds) {
+    extern __shared__ int line[];
+    int t = threadIdx.x, n = blockDim.x;
+    for (int i = 0; i < rounds; ++i) {
+        line[t] = x[t] + i;  // [writes]
+        __syncthreads();
+        x[t] = line[(t + 1) % n];  // [reads]
+        if (Waits) __syncthreads();
+    }
+}
+extern "C" __global__ void good_rotation(int* x, int rounds) { rotate<true>(x, rounds); }
+extern "C" __global__ void bad_rotation(int* x, int rounds) { rotate<false>(x, rounds); }
+
+#define TILE 8
+template <bool Waits> __device__ void product(const float* a, const float* b, float* c, int n) {
+    __shared__ float as[TILE][TILE], bs[TILE][TILE];
+    int x = threadIdx.x, y = threadIdx.y, row = blockIdx.y * TILE + y, column = blockIdx.x * TILE + x;
+    float sum = 0;
+    for (int t = 0; t < n; t += TILE) {
+        as[y][x] = a[row * n + t + x];  // [loads a]
+        bs[y][x] = b[(t + y) * n + column];  // [loads b]
+        __syncthreads();
+        for (int k = 0; k < TILE; ++k) sum += as[y][k] * bs[k][x];  // [multiplies]
+        if (Waits) __syncthreads();
+    }
+    c[row * n + column] = sum;
+}
+extern "C" __global__ void good_product(const float* a, const float* b, float* c, int n) { product<true>(a, b, c, n); }
+extern "C" __global__ void bad_product(const float* a, const float* b, float* c, int n) { product<false>(a, b, c, n); }
+
+extern "C" __global__ void histogram(const int* x, int* out) {
+    __shared__ int bins[16];
+    int t = threadIdx.x;
+    if (t < 16) bins[t] = 0;
+    __syncthreads();
+    atomicAdd(&bins[x[t] % 16], 1);
+    atomicMax(&bins[x[t] % 16], 0);
+    __syncthreads();
+    if (t < 16) atomicAdd(&out[t], bins[t]);
+}
+extern "C" __global__ void uncleared_histogram(const int* x, int* out) {
+    __shared__ int bins[16];
+    int t = threadIdx.x;
+    if (t < 16) bins[t] = 0;  // [clears]
+    atomicAdd(&bins[x[t] % 16], 1);  // [counts]
+    __syncthreads();
+    if (t < 16) out[t] = bins[t];
+}
+extern "C" __global__ void plain_histogram(const int* x, int* out) {
+    __shared__ int bins[16];
+    int t = threadIdx.x;
+    if (t < 16) bins[t] = 0;
+    __syncthreads();
+    bins[x[t] % 16]++;  // [increments]
+    __syncthreads();
+    if (t < 16) out[t] = bins[t];
+}
+extern "C" __global__ void same_flag(const int* x, int* out) {
+    __shared__ bool found;
+    __shared__ float4 wide;
+    int t = threadIdx.x;
+    if (t == 0) found = false;
+    __syncthreads();
+    if (x[t] > 2) found = true;
+    wide = make_float4(1, 2, 3, 4);
+    __syncthreads();
+    out[t] = found + int(wide.w);
+}
+extern "C" __global__ void other_flag(int* out) {
+    __shared__ int last;
+    last = threadIdx.x / 2;  // [differs]
+    __syncthreads();
+    out[threadIdx.x] = last;
+}
+extern "C" __global__ void shuffled(float* x) {
+    __shared__ float partial[32];
+    int t = threadIdx.x, lane = t % 32;
+    float v = x[t];
+    for (int d = 16; d > 0; d /= 2) v += __shfl_down_sync(FULL, v, d);
+    if (lane == 0) partial[t / 32] = v;
+    __syncthreads();
+    if (t < 32) {
+        v = t < blockDim.x / 32 ? partial[t] : 0;
+        for (int d = 16; d > 0; d /= 2) v += __shfl_down_sync(FULL, v, d);
+        if (t == 0) x[0] = v;
+    }
+}
+// Neither shuffles nor votes order memory.
+extern "C" __global__ void shuffle_is_no_barrier(int* x) {
+    __shared__ int s[32];
+    int t = threadIdx.x;
+    s[t] = x[t];  // [before the vote]
+    if (__any_sync(FULL, 1)) x[t] = __shfl_xor_sync(FULL, s[t ^ 1], 1);  // [behind the vote]
+}
+extern "C" __global__ void early_return(int* x, int n) {
+    __shared__ int s[128];
+    int t = threadIdx.x;
+    s[t] = x[t];
+    if (t >= n) return;
+    __syncthreads();
+    x[t] = s[127 - t];
+}
+extern "C" __global__ void late_return(int* x, int n) {
+    __shared__ int s[128];
+    int t = threadIdx.x;
+    s[t] = x[t];  // [left before]
+    if (t >= n) return;
+    x[t] = s[127 - t];  // [read behind]
+}
+template <bool Whole> __device__ void tiles(int* x) {
+    __shared__ int s[64];
+    int t = threadIdx.x;
+    auto tile = cg::tiled_partition<8>(cg::this_thread_block());
+    s[t] = x[t];  // [tile writes]
+    tile.sync();
+    int v = s[t ^ 4];
+    tile.sync();
+    s[t ^ 4] = v + 1;
+    unsigned half = t % 32 < 16 ? 0xffffu : 0xffff0000u;
+    if (Whole) __syncwarp(half);
+    x[t] = s[t ^ 8];  // [half reads]
+    if (t % 32 < 16) {
+        __syncwarp(0xffffu);
+        s[t] = 7;
+    }
+}
+extern "C" __global__ void nested_tiles(int* x) { tiles<true>(x); }
+extern "C" __global__ void narrow_tiles(int* x) { tiles<false>(x); }
+extern "C" __global__ void bytes(unsigned char* x, unsigned char* out) {
+    __shared__ unsigned char s[256];
+    __shared__ short halves[64];
+    int t = threadIdx.x;
+    s[t] = x[t];
+    halves[t] = t;
+    __syncthreads();
+    if (t < 32) out[t] = reinterpret_cast<uchar4*>(s)[t].y + halves[t ^ 1];
+    else s[128 + t] = t;
+}
+extern "C" __global__ void bad_bytes(unsigned char* out) {
+    __shared__ __align__(16) unsigned char s[256];
+    int t = threadIdx.x;
+    s[t] = t;  // [one byte]
+    out[t] = s[t];
+    if (t == 9) reinterpret_cast<int4*>(s)[1] = make_int4(1, 2, 3, 4);  // [sixteen bytes]
+}
+extern "C" __global__ void copies(int* x) {
+    struct Six { int v[6]; };
+    __shared__ Six a[32], b[32];
+    int t = threadIdx.x;
+    for (int i = 0; i < 6; ++i) a[t].v[i] = t;
+    b[t] = a[t ^ 1];  // [copies a struct]
+    __syncthreads();
+    memcpy(&a[t], &b[t], x[0]);  // [copies bytes]
+    x[t] = a[(t + 1) % 32].v[3];  // [reads a copy]
+}
+extern "C" __global__ void global_only(int* x) {
+    x[0] = threadIdx.x;
+    x[1] += threadIdx.x;
+}
+extern "C" __global__ void handed_over(int* out, int fences) {
+    __shared__ int data, ready;
+    int t = threadIdx.x;
+    if (t == 0) ready = 0;
+    __syncthreads();
+    if (t == 33) {
+        if (fences == 2) __threadfence_block();
+        data = 5;  // [gives]
+        if (fences == 1) __threadfence_block();
+        atomicExch(&ready, 1);
+    }
+    if (t == 1) {
+        while (atomicAdd(&ready, 0) == 0) {}
+        __threadfence_block();
+        *out = data;  // [takes]
+        if (fences == 1) *out += ready - 1;
+    }
+}
+extern "C" __global__ void locked(int* out) {
+    __shared__ int lock, sum;
+    if (threadIdx.x == 0) lock = sum = 0;
+    __syncthreads();
+    for (bool done = false; !done;) {
+        if (atomicCAS(&lock, 0, 1) == 0) {
+            sum = sum + threadIdx.x;
+            __threadfence_block();
+            atomicExch(&lock, 0);
+            done = true;
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) *out = sum;
+}
+extern "C" __global__ void from_header(int* out) {
+    __shared__ int s;
+    put(&s, threadIdx.x);
+    __syncthreads();
+    out[threadIdx.x] = s;
+}
+extern "C" __global__ void arrivals(int* x, int waits) {
+    __shared__ cuda::barrier<cuda::thread_scope_block> pair[2];
+    auto& barrier = pair[1];
+    __shared__ int s[96];
+    int t = threadIdx.x;
+    if (t == 0) init(&barrier, blockDim.x);
+    __syncthreads();
+    for (int round = 0; round < 3; ++round) {
+        s[t] = x[t] + round;  // [before the arrival]
+        auto token = barrier.arrive();
+        if (!waits) x[t] = s[95 - t];  // [ahead of the wait]
+        barrier.wait(std::move(token));
+        if (waits) x[t] = s[95 - t];
+        barrier.arrive_and_wait();
+    }
+}
+extern "C" __global__ void wide_tiles(int* x, int across) {
+    __shared__ cg::block_tile_memory<256> room;
+    __shared__ int s[256];
+    int t = threadIdx.x;
+    auto tile = cg::tiled_partition<64>(cg::this_thread_block(room));
+    s[t] = x[t];  // [wide writes]
+    tile.sync();
+    int v = s[t ^ 63];
+    tile.sync();
+    s[t] = v;
+    tile.sync();
+    if (tile.any(t == 5)) x[t] = 1;
+    if (across) x[t] = s[t ^ 64];  // [across tiles]
+}
+extern "C" __global__ void grid_wide(int* x) {
+    __shared__ int s[64];
+    int t = threadIdx.x;
+    s[t] = t;
+    cg::this_grid().sync();
+    x[blockIdx.x * 64 + t] = s[63 - t];
+}
+// Runs a program, an operation a thread and phase: 4 numbers (what, place, value, mask).
+extern "C" __global__ void interpret(const unsigned* program, int phases, int* out) {
+    extern __shared__ int memory[];
+    unsigned char* small = reinterpret_cast<unsigned char*>(memory);
+    unsigned t = threadIdx.x, seen = 0;
+    for (int p = 0; p < phases; ++p) {
+        const unsigned* op = program + 4 * (p * blockDim.x + t);
+        switch (op[0]) {
+            case 1: seen += memory[op[1]]; break;
+            case 2: memory[op[1]] = op[2]; break;
+            case 3: atomicAdd(&memory[op[1]], op[2]); break;
+            case 4: seen += small[op[1]]; break;
+            case 5: small[op[1]] = op[2]; break;
+            case 6: seen += reinterpret_cast<int2*>(memory)[op[1]].y; break;
+            case 7: __syncwarp(op[3]); break;
+            case 8: __syncthreads(); break;
+            case 9: seen += __shfl_sync(op[3], seen, 0); break;
+            case 10: return;
+            case 11: hearth::yield(); break;  // orders nothing
+        }
+    }
+    out[t] = seen;
+}
+"""
+
+
+class Checked:
+    """The source compiled with checks; a call returns the races of the launch."""
+
+    def __init__(self) -> None:
+        toolchain = dataclasses.replace(find_toolchain(), racecheck=True)
+        self.module = CpuModule(compile_source(toolchain, SOURCE, headers={"put.h": HEADER}), toolchain)
+
+    def __call__(
+        self, name: str, block: int | tuple[int, int, int], *args: object, grid: int = 1, shared: int = 0,
+        cooperative: bool = False,
+    ) -> Sequence[Race]:  # fmt: skip
+        sizes = (block, 1, 1) if isinstance(block, int) else block
+        return self.module.function(name).launch((grid, 1, 1), sizes, shared, pack(*args), cooperative)
+
+
+@pytest.fixture(scope="module")
+def run() -> Checked:
+    return Checked()
+
+
+def line(mark: str) -> str:
+    number = next(i for i, text in enumerate(SOURCE.split("\n"), 1) if f"[{mark}]" in text)
+    return f"kernel.cu({number})"
+
+
+def lines(races: Sequence[Race]) -> set[tuple[str, ...]]:
+    return {tuple(sorted((race.first.place, race.second.place))) for race in races}
+
+
+def pair(first: str, second: str) -> tuple[str, ...]:
+    return tuple(sorted((line(first), line(second))))
+
+
+def ints(count: int) -> np.ndarray:
+    return np.arange(count, dtype=np.int32)
+
+
+def floats(count: int) -> np.ndarray:
+    return np.ones(count, np.float32)
+
+
+def test_a_reduction_that_relies_on_lockstep_is_reported_with_its_line_and_two_lanes(run: Checked) -> None:
+    races = run("volatile_reduction", 64, floats(64))
+    assert pair("reduces", "reduces") in lines(races)
+    found = next(race for race in races if race.second.place == line("reduces"))
+    (a, _, _), (b, _, _) = found.first.thread, found.second.thread
+    assert a != b and a < 32 and b < 32 and found.one_warp
+    assert {found.first.kind, found.second.kind} == {0, 1} and found.memory.startswith("s + ")
+    assert re.match(
+        r"hearth racecheck: kernel volatile_reduction, block \(0,0,0\): read/write race in shared memory "
+        r"\(s \+ \d+ bytes\): thread \(\d+,0,0\) read at kernel.cu\(\d+\), "
+        r"thread \(\d+,0,0\) wrote at kernel.cu\(\d+\); add __syncwarp\(\) between them",
+        str(found),
+    )
+    assert not run("mended_reduction", 64, floats(64))
+
+
+def test_a_missing_barrier_is_reported_in_its_block_and_with_the_fix_for_it(run: Checked) -> None:
+    assert not run("good_block_reduction", 256, floats(256), grid=3)
+    races = run("bad_block_reduction", 256, floats(256))
+    assert lines(races) == {pair("fills", "adds")}
+    assert all("__syncthreads()" in race.fix and not race.one_warp for race in races)
+    assert not run("good_rotation", 96, ints(96), np.int32(3), shared=96 * 4)
+    races = run("bad_rotation", 96, ints(96), np.int32(3), shared=96 * 4)
+    assert lines(races) == {pair("reads", "writes")}
+    assert races[0].memory.startswith("dynamic shared memory + ") and races[0].count > 1
+    assert not run("bad_rotation", 96, ints(96), np.int32(1), shared=96 * 4)
+
+
+def test_a_tiled_product_without_its_second_barrier(run: Checked) -> None:
+    a, b, c = (np.random.default_rng(i).random((16, 16), np.float32) for i in range(3))
+    assert not run("good_product", (8, 8, 1), a[:8], b, c, np.int32(16), grid=1)
+    races = run("bad_product", (8, 8, 1), a, b, c, np.int32(16))
+    assert lines(races) == {pair("loads a", "multiplies"), pair("loads b", "multiplies")}
+    assert {race.memory.split(" ")[0] for race in races} == {"as", "bs"}
+    assert any(side.thread[1] != 0 for race in races for side in (race.first, race.second))
+
+
+def test_atomic_functions_race_with_plain_accesses_only(run: Checked) -> None:
+    data, out = ints(200), np.zeros(16, np.int32)
+    assert not run("histogram", 200, data, out, grid=4)
+    assert out.sum() == 800
+    races = run("uncleared_histogram", 200, data, out)
+    assert lines(races) == {pair("clears", "counts")} and "or make both atomic" in races[0].fix
+    assert pair("increments", "increments") in lines(run("plain_histogram", 200, data, out))
+
+
+def test_threads_may_write_the_same_value(run: Checked) -> None:
+    out = np.zeros(64, np.int32)
+    assert not run("same_flag", 64, ints(64), out)
+    assert out.tolist() == [5] * 64
+    (race,) = run("other_flag", 64, out)
+    assert lines([race]) == {pair("differs", "differs")} and race.first.kind == race.second.kind == 1
+    assert race.memory == "last"
+
+
+def test_shuffles_and_votes_order_no_memory(run: Checked) -> None:
+    x = floats(128)
+    assert not run("shuffled", 128, x) and x[0] == 128
+    races = run("shuffle_is_no_barrier", 32, ints(32))
+    assert lines(races) == {pair("before the vote", "behind the vote")} and races[0].fix.startswith("add __syncwarp()")
+
+
+def test_threads_that_return_and_parts_of_warps(run: Checked) -> None:
+    assert not run("early_return", 128, ints(128), np.int32(70))
+    assert pair("left before", "read behind") in lines(run("late_return", 128, ints(128), np.int32(70)))
+    assert not run("nested_tiles", 64, ints(64))
+    assert line("half reads") in {place for places in lines(run("narrow_tiles", 64, ints(64))) for place in places}
+    x = np.zeros(128, np.int32)
+    assert not run("grid_wide", 64, x, grid=2, cooperative=True) and x[:64].tolist() == list(range(63, -1, -1))
+
+
+def test_accesses_of_every_size(run: Checked) -> None:
+    data, out = np.arange(256, dtype=np.uint8), np.zeros(256, np.uint8)
+    assert not run("bytes", 64, data, out)
+    races = run("bad_bytes", 128, out)
+    assert lines(races) == {pair("one byte", "sixteen bytes")}
+    x = ints(32)
+    x[0] = 24
+    races = run("copies", 32, x)
+    assert pair("copies bytes", "reads a copy") in lines(races)
+    assert line("copies a struct") in {place for places in lines(races) for place in places}
+    assert not run("global_only", 64, ints(64))
+
+
+def test_order_by_fences_and_atomic_functions(run: Checked) -> None:
+    out = np.zeros(1, np.int32)
+    assert not run("handed_over", 64, out, np.int32(1)) and out[0] == 5
+    for fences in (0, 2):
+        assert lines(run("handed_over", 64, out, np.int32(fences))) == {pair("gives", "takes")}
+    assert not run("locked", 40, out) and out[0] == sum(range(40))
+
+
+def test_barriers_with_arrivals_and_wide_tiles(run: Checked) -> None:
+    assert not run("arrivals", 96, ints(96), np.int32(1))
+    assert lines(run("arrivals", 96, ints(96), np.int32(0))) == {pair("before the arrival", "ahead of the wait")}
+    assert not run("wide_tiles", 256, ints(256), np.int32(0), grid=2)
+    assert line("across tiles") in lines(run("wide_tiles", 256, ints(256), np.int32(1))).pop()
+
+
+def test_lines_of_headers_and_what_is_said(run: Checked) -> None:
+    races = run("from_header", 64, ints(64))
+    assert lines(races) == {("put.h(3)", "put.h(3)")}
+    error = refusal(races)
+    assert error.reason is Reason.DATA_RACE and error.details["first_line"] == "put.h(3)"
+    assert error.details["kernel"] == "from_header" and "__syncthreads()" in error.fix
+    assert text(list(races) * 20).splitlines()[16:] == ["hearth racecheck: 4 more races of this launch are not listed"]
+    assert [plain_name(name) for name in ("_ZZ6reducePfE1s", "_ZN2ns5tableE", "_ZZ1kvE5tiles_0", "s.1")] == [
+        "s", "table", "tiles", "s"
+    ]  # fmt: skip
+
+
+def test_images_of_both_kinds_are_told_apart_and_run_in_one_process(
+    run: Checked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HEARTH_CPU_RACECHECK", raising=False)
+    plain = find_toolchain()
+    monkeypatch.setenv("HEARTH_CPU_RACECHECK", "1")
+    checked = find_toolchain()
+    assert (plain.racecheck, checked.racecheck) == (False, True)
+    assert plain.identity() != checked.identity() and libraries.runtime(plain) == libraries.runtime(checked)
+    assert Toolchain.made_from(checked.recipe()) == checked
+    source = 'extern "C" __global__ void add(int* x) { __shared__ int s; s = threadIdx.x; atomicAdd(x, s); }'
+    image = compile_source(plain, source)
+    assert MARK not in image
+    x = np.zeros(1, np.int32)
+    assert not CpuModule(image, plain).functions["add"].launch((1, 1, 1), (64, 1, 1), 0, pack(x))
+    assert x[0] == sum(range(64))
+    assert run("other_flag", 64, np.zeros(64, np.int32))
+
+
+# ---- random programs against happens-before by definition ----
+
+READ, WRITE, UPDATE, READ_BYTE, WRITE_BYTE, READ_SECOND, SYNC, BARRIER, SHUFFLE, RETURN, YIELD = range(1, 12)
+THREADS, WORDS = 40, 4
+CONFLICTS = {(0, 1), (1, 0), (1, 1), (0, 3), (3, 0), (1, 3), (3, 1)}
+"""Kinds of accesses that race: reads 0, writes 1, atomic updates 3."""
+
+Op = tuple[int, int, int, int]
+
+
+def random_program(rng: random.Random) -> list[list[Op]]:
+    """An operation for each phase and thread. Values differ, so that no write is without effect."""
+    alive = set(range(THREADS))
+    density = rng.choice((0.02, 0.05, 0.3))
+    yields = rng.choice((0, 0.1, 0.5))
+    program: list[list[Op]] = []
+    values = iter(range(1, 10**6))
+    for _ in range(rng.randrange(4, 14)):
+        phase: list[Op] = [(YIELD if rng.random() < yields else 0, 0, 0, 0) for _ in range(THREADS)]
+        phase = [op if t in alive else (0, 0, 0, 0) for t, op in enumerate(phase)]
+        what = rng.random()
+        if what < 0.2:
+            for t in alive:
+                phase[t] = (BARRIER, 0, 0, 0)
+        elif what < 0.6:  # groups of lanes meet, the others of the block go on
+            for warp in range(0, THREADS, 32):
+                lanes = [t for t in alive if warp <= t < warp + 32]
+                rng.shuffle(lanes)
+                while lanes:
+                    size = rng.choice((1, 2, 4, 8, 32))
+                    group, lanes = lanes[:size], lanes[size:]
+                    mask = sum(1 << t % 32 for t in group)
+                    kind = rng.choice((SYNC, SYNC, SYNC, SHUFFLE, 0))
+                    for t in group:
+                        phase[t] = (kind, 0, 0, mask)
+        else:
+            for t in alive:
+                if rng.random() < density:
+                    n = next(values)
+                    kind = rng.choice((READ, READ, READ, WRITE, WRITE, UPDATE, READ_BYTE, WRITE_BYTE, READ_SECOND))
+                    place = rng.randrange(WORDS * {READ_BYTE: 4, WRITE_BYTE: 4}.get(kind, 1))
+                    if kind == READ_SECOND:
+                        place //= 2
+                    whole = 0x80808080 | (n & 0x7F) | (n >> 7 & 0x7F) << 8 | (n >> 14 & 0x7F) << 16
+                    phase[t] = (kind, place, 1 + n % 127 if kind == WRITE_BYTE else whole, 0)
+        program.append(phase)
+        if rng.random() < 0.1:
+            gone = set(rng.sample(sorted(alive), rng.randrange(len(alive))))
+            program.append([(RETURN if t in gone else 0, 0, 0, 0) for t in range(THREADS)])
+            alive -= gone
+    return program
+
+
+def expected_races(program: list[list[Op]]) -> set[frozenset[tuple[int, int]]]:
+    """Pairs of (thread, kind) of accesses that no barrier orders: each thread's vector clock, by definition."""
+    clocks = [[0] * THREADS for _ in range(THREADS)]
+    alive = set(range(THREADS))
+    seen: list[tuple[int, int, list[int], set[int]]] = []  # thread, kind, its clock, bytes
+    races = set()
+    for phase in program:
+        for t, (what, place, _, _) in enumerate(phase):
+            kind = {WRITE: 1, WRITE_BYTE: 1, UPDATE: 3}.get(what, 0)
+            if what in (READ, WRITE, UPDATE):
+                touched = set(range(4 * place, 4 * place + 4))
+            elif what in (READ_BYTE, WRITE_BYTE):
+                touched = {place}
+            elif what == READ_SECOND:
+                touched = set(range(8 * place + 4, 8 * place + 8))
+            else:
+                continue
+            clocks[t][t] += 1
+            for other, other_kind, clock, others in seen:
+                ordered = clocks[t][other] >= clock[other]
+                if other != t and not ordered and others & touched and (other_kind, kind) in CONFLICTS:
+                    races.add(frozenset({(other, other_kind), (t, kind)}))
+            seen.append((t, kind, list(clocks[t]), touched))
+        alive -= {t for t, op in enumerate(phase) if op[0] == RETURN}
+        if any(op[0] == BARRIER for op in phase):  # who has returned takes no part, and was before it
+            groups = [list(range(THREADS))]
+        else:
+            masks = {(t // 32, op[3]) for t, op in enumerate(phase) if op[0] == SYNC}
+            groups = [[t for t in range(THREADS) if t // 32 == w and mask >> t % 32 & 1] for w, mask in masks]
+        for group in groups:
+            together = [max(clocks[t][i] for t in group) for i in range(THREADS)]
+            for t in group:
+                clocks[t] = list(together)
+    return races
+
+
+def directed_program(*phases: dict[int, Op]) -> list[list[Op]]:
+    return [[phase.get(t, (0, 0, 0, 0)) for t in range(THREADS)] for phase in phases]
+
+
+def sync(*threads: int) -> dict[int, Op]:
+    return {t: (SYNC, 0, 0, sum(1 << other % 32 for other in threads)) for t in threads}
+
+
+def test_each_of_several_unordered_readers_races_with_a_later_write(run: Checked) -> None:
+    read, write = (READ, 0, 0, 0), (WRITE, 0, 5, 0)
+    warp = sync(*range(32))
+    assert races_of(run, directed_program({0: read, 1: read}, warp, {0: write})) == set()
+    last_reader = directed_program({0: read, 1: read}, {2: read}, sync(0, 1, 3), {3: write})
+    assert races_of(run, last_reader) == {frozenset({(2, 0), (3, 1)})}
+    turn = dict.fromkeys(range(THREADS), (YIELD, 0, 0, 0))  # the phases before come first for all
+    other_warp = directed_program({0: read, 1: read}, turn, {33: read}, turn, warp, {0: write})
+    assert races_of(run, other_warp) == {frozenset({(33, 0), (0, 1)})}
+    first_warp = directed_program({33: read}, turn, {0: read, 1: read}, turn, sync(*range(32, 40)), {34: write})
+    assert races_of(run, first_warp) in ({frozenset({(t, 0), (34, 1)})} for t in (0, 1))
+
+
+def races_of(run: Checked, program: list[list[Op]]) -> set[frozenset[tuple[int, int]]]:
+    flat = np.array(program, np.uint32).reshape(-1)
+    races = run("interpret", THREADS, flat, np.int32(len(program)), np.zeros(THREADS, np.int32), shared=4 * WORDS)
+    return {frozenset((side.thread[0], side.kind) for side in (race.first, race.second)) for race in races}
+
+
+def test_random_programs_have_the_races_that_their_order_allows(run: Checked) -> None:
+    rng = random.Random(22)
+    with_races = 0
+    for _ in range(400):
+        program = random_program(rng)
+        expected = expected_races(program)
+        found = races_of(run, program)
+        assert found <= expected and bool(found) == bool(expected), program
+        with_races += bool(expected)
+    assert 100 < with_races < 300

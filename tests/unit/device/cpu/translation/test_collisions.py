@@ -1,0 +1,249 @@
+"""A program's names next to those of the prelude and of headers; CUDA's atomic overloads and no others."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+
+import numpy as np
+import pytest
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.cpu.compiler import compile_source, find_toolchain
+from hearthd.device.cpu.toolchain import INCLUDE
+from hearthd.device.cpu.translation.collisions import CUDA_LIBRARY_FUNCTIONS
+from tests.support.cpu.differential import nvrtc
+from tests.support.cpu.kernels import Kernels
+
+with_nvrtc = pytest.mark.skipif(nvrtc.library() is None, reason="nvidia-cuda-nvrtc is not installed")
+
+
+def run(source: str, *options: str, count: int = 8, block: int = 1, **headers: str) -> list[int]:
+    out = np.full(count, -77, np.int32)
+    Kernels(source, options, **headers)("k", 1, block, out)
+    return out.tolist()
+
+
+def test_globals_and_name_expressions_keep_their_names() -> None:
+    names = ["app::fill<int, 4>", "::app::fill<char, 2>", "&index", "pi<float>", "read", "app::time"]
+    kernels = Kernels(
+        """
+        __device__ int time = 5; __constant__ int index[3] = {1, 2, 3};
+        template <class T> __constant__ T pi = T(3.5);
+        namespace app {
+        __device__ int time = 6;
+        template <class T, int N> __global__ void fill(T* p) { *p = N + ::time + time; }
+        }
+        __global__ void read(int* p) { *p = index[1]; }
+        """,
+        names=names,
+    )
+    for name, value in (("time", 5), ("app::time", 6), ("index", 1), ("&index", 1)):
+        address, size = kernels.module.global_(name)
+        assert ctypes.c_int.from_address(address).value == value and size == (12 if "index" in name else 4)
+    assert ctypes.c_float.from_address(kernels.module.global_("pi<float>")[0]).value == 3.5
+    out = np.zeros(1, np.int32)
+    results = []
+    for name in ("app::fill<int, 4>", "::app::fill<char, 2>", "read"):
+        kernels(name, 1, 1, out)
+        results.append(int(out[0]))
+    assert results == [15, 13, 2]
+
+
+def test_headers_of_the_library_and_of_the_program_between_declarations() -> None:
+    source = """
+    struct Mine {}; struct Other {};
+    __device__ int time = 3;
+    __device__ int __hadd(Mine, int v) { return v; }
+    __device__ int mean(int a, int b) { return __hadd(a, b); }
+    #include <cuda_fp16.h>
+    #include "ops.cuh"
+    #include <cfloat>
+    #include <limits>
+    #if FLT_RADIX != 2 || !defined(DBL_MAX)
+    #error a header's macros are gone
+    #endif
+    __device__ __half __hadd(__half a, __half b, __half c) { return __hadd(a, __hadd(b, c)); }
+    namespace std { template <> struct numeric_limits<Mine> { static constexpr int v = 7; }; }
+    template <> struct std::numeric_limits<Other> { static constexpr int v = 8; };
+    extern "C" __global__ void k(int* out) {
+        out[0] = __hadd(Mine(), 1) + mean(2, 4) + __hadd(1, 3) - 5;
+        out[1] = __half2float(__hadd(__half(1.0f), __half(1.0f), __half(2.0f)));
+        out[2] = std::numeric_limits<Mine>::v; out[3] = ::std::numeric_limits<Other>::v;
+        out[4] = ::time; out[5] = select(9);
+        out[6] = FLT_MAX > 1e38f; out[7] = std::numeric_limits<int>::max() == 2147483647;
+    }
+    """
+    ops = "#pragma once\n#include <cuda_runtime.h>\n__device__ inline int select(int v) { return v + time; }\n"
+    assert run(source, **{"ops.cuh": ops}) == [1, 4, 7, 8, 3, 12, 1, 1]
+
+
+def test_own_std_ahead_of_the_backends_headers() -> None:
+    source = """
+    #ifdef __CUDACC_RTC__
+    namespace std {
+    template <class T> struct remove_const { typedef T type; };
+    template <bool B> struct conditional { enum { v = B }; };
+    }
+    #else
+    #include <type_traits>
+    #endif
+    #include <cuda_fp16.h>
+    #include <cooperative_groups.h>
+    namespace cg = cooperative_groups;
+    extern "C" __global__ void k(int* out) {
+        std::remove_const<int>::type v = std::conditional<true>::v; float std = 2;
+        out[0] = v + (int)__half2float(__float2half(std)); out[1] = cg::this_thread_block().size();
+    }
+    """
+    assert run(source)[:2] == [3, 1]
+
+
+def test_numbers_of_the_c_library_stay_without_their_headers() -> None:
+    source = """
+    #ifndef M_PI
+    #define M_PI 4
+    #endif
+    extern "C" __global__ void k(int* out) {
+        out[0] = INT_MAX == 2147483647 && INT_MIN == -INT_MAX - 1; out[1] = FLT_MAX > 3e38f; out[2] = isinf(INFINITY);
+        out[3] = M_PI; out[4] = isnan(NAN); out[5] = UINT64_MAX == ~0ull;
+    }
+    """
+    assert run(source)[:6] == [1, 1, 1, 4, 1, 1]
+
+
+def test_errors_do_not_name_the_programs_namespace() -> None:
+    source = "namespace std { struct thing {}; }\nstruct time {};\n__device__ void f(std::thing t) { time x; x = t; }\n"
+    with pytest.raises(Refusal) as caught:
+        compile_source(find_toolchain(), source)
+    log = caught.value.details["log"]
+    assert caught.value.reason is Reason.COMPILE_FAILED and "kernel.cu(3)" in log and "std::thing" in log
+    assert "hearth_program" not in log and "hearth_program" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        'asm volatile("" : "+r"(x))',
+        'asm("" : : "r"(x) : "memory")',
+        'asm("nop")',
+        'asm volatile("" ::: "memory", "r0")',
+    ],
+)
+def test_asm_with_operands_or_instructions_stays_refused(statement: str) -> None:
+    with pytest.raises(Refusal) as caught:
+        compile_source(find_toolchain(), f"__device__ void f(int x) {{ {statement}; }}")
+    assert caught.value.reason is Reason.UNSUPPORTED and "PTX" in caught.value.message
+
+
+TYPES = ("int", "unsigned", "long", "unsigned long", "long long", "unsigned long long", "float", "double", "short",
+         "unsigned short", "char", "bool", "float2", "float4", "double2", "wide")  # fmt: skip
+FUNCTIONS = ("Add", "Sub", "Exch", "Min", "Max", "Inc", "Dec", "And", "Or", "Xor", "CAS")
+INT, WIDE = {"int", "unsigned"}, {"long long", "unsigned long long"}
+OVERLOADS = {
+    "Add": INT | {"unsigned long long", "float", "double"}, "Sub": INT, "Exch": INT | {"unsigned long long", "float"},
+    "Min": INT | WIDE, "Max": INT | WIDE, "Inc": {"unsigned"}, "Dec": {"unsigned"}, "And": INT | WIDE, "Or": INT | WIDE,
+    "Xor": INT | WIDE, "CAS": INT | {"unsigned long long", "unsigned short"},
+}  # fmt: skip
+
+
+def overload_probe() -> str:
+    """A kernel that stores, for every function, scope and type, whether there is such an overload."""
+    lines = ["template <class...> using void_t = void; struct alignas(16) wide { long long a, b; };"]
+    stores = []
+    for scope in ("", "_block", "_system"):
+        for function in FUNCTIONS:
+            name, values = f"atomic{function}{scope}", "T(), T()" if function == "CAS" else "T()"
+            lines.append(f"template <class T, class = void> struct has_{name} {{ enum {{ v = 0 }}; }};")
+            call = f"{name}((T*)0, {values})"
+            lines.append(f"template <class T> struct has_{name}<T, void_t<decltype({call})>> {{ enum {{ v = 1 }}; }};")
+            stores += [f"out[{len(stores) + i}] = has_{name}<{kind}>::v;" for i, kind in enumerate(TYPES)]
+    return "\n".join(lines) + 'extern "C" __global__ void k(int* out) {\n' + "\n".join(stores) + "\n}"
+
+
+def test_atomic_overloads_are_cudas_and_no_others() -> None:
+    source = overload_probe()
+    combinations = [(s, f, t) for s in ("", "_block", "_system") for f in FUNCTIONS for t in TYPES]
+    expected = [
+        kind in OVERLOADS[function] and (function, kind, scope != "") != ("CAS", "unsigned short", True)
+        for scope, function, kind in combinations
+    ]
+    out = run(source, count=len(combinations))
+    found = {combination for combination, have in zip(combinations, out, strict=True) if have}
+    assert found == {combination for combination, want in zip(combinations, expected, strict=True) if want}
+    if nvrtc.library() is not None:
+        stores = [line for line in source.split("\n") if line.startswith("out[")]
+        pairs = zip(stores, expected, strict=True)
+        checks = [f'static_assert({store[store.index("=") + 1 : -1]} == {int(want)}, "");' for store, want in pairs]
+        complaint = nvrtc.compile_source("\n".join([source, *checks]), ["-arch=sm_80", "-std=c++17"])
+        assert not complaint
+
+
+def test_a_program_may_add_vectors_atomically() -> None:
+    own = """
+    __device__ float2 atomicAdd(float2* p, float2 v) { atomicAdd(&p->x, v.x); atomicAdd(&p->y, 2 * v.y); return *p; }
+    extern "C" __global__ void k(int* out) { float2 f = make_float2(1, 1); atomicAdd(&f, f); out[0] = f.x;
+        out[1] = f.y; }
+    """
+    assert run(own)[:2] == [2, 3]
+
+
+POLLS = ["atomicAdd(&flag, 0)", "atomicSub(&flag, 0)", "atomicOr(&flag, 0)", "atomicXor(&flag, 0)",
+         "atomicAnd(&flag, ~0)", "atomicCAS(&flag, 5, 5)", "atomicMax(&flag, (int)0x80000000)",
+         "atomicMin(&flag, 0x7fffffff)", "atomicCAS(&flag, 1, 1)", "(int)atomicAdd(&real, 0.0f)"]  # fmt: skip
+
+
+def test_polling_by_atomic_lets_other_threads_run() -> None:
+    """Two threads hand over to each other; each polls with an operation that changes nothing."""
+    kernels = "\n".join(
+        f"""
+        __device__ bool reached{number}(int& flag, float& real) {{
+            for (int tries = 0; tries < 2000; ++tries) if ({poll} == 1) return true;
+            return false;
+        }}
+        extern "C" __global__ void poll{number}(int* out) {{
+            __shared__ int ping, pong; __shared__ float real_ping, real_pong;
+            ping = pong = 0; real_ping = real_pong = 0;
+            __syncthreads();
+            if (threadIdx.x == 0) {{ real_ping = 1; ping = 1; out[0] = reached{number}(pong, real_pong); }}
+            if (threadIdx.x == 32) {{ out[1] = reached{number}(ping, real_ping); real_pong = 1; pong = 1; }}
+            __syncthreads();
+        }}"""
+        for number, poll in enumerate(POLLS)
+    )
+    compiled = Kernels(kernels)
+    found = {}
+    for number, poll in enumerate(POLLS):
+        out = np.zeros(2, np.int32)
+        compiled(f"poll{number}", 1, 33, out)
+        found[poll] = out.tolist()
+    assert found == {poll: [1, 1] for poll in POLLS}
+
+
+_NO_FUNCTIONS = frozenset(
+    """alignas alignof asm bool catch char char16_t char32_t const const_cast constexpr decltype declval defined delete
+    dim3 double enum
+    explicit float for if int long new noexcept operator ptrdiff_t return short signed size_t sizeof static_assert
+    static_cast switch template throw typeid typename uint3 unsigned using void wchar_t while""".split()  # noqa: SIM905
+)
+
+
+@with_nvrtc
+def test_list_of_library_functions_is_nvrtcs() -> None:
+    """A function of the C library that the prelude declares is on the list exactly if NVRTC knows it."""
+    toolchain = find_toolchain()
+    toolchain.prelude("gnu++17")
+    names = toolchain.prelude_names("gnu++17")
+    assert names.functions >= {"atomicAdd", "rsqrtf", "__shfl_sync", "make_float4"} and "INT_MAX" in names.macros
+    shim = str(INCLUDE / "hearth" / "shim.h")
+    expanded = toolchain.run([*toolchain.compile_options("gnu++17"), "-E", shim], INCLUDE).output.decode()
+    declared = set(re.findall(r"\b([a-z]\w*) *\(", expanded)) - names.functions | CUDA_LIBRARY_FUNCTIONS
+    candidates = sorted(declared - {"clock", "min", "max"})
+    known = set()
+    for start in range(0, len(candidates), 90):  # it stops after 100 errors
+        group = candidates[start : start + 90]
+        log = nvrtc.compile_source(
+            "".join(f"__device__ auto f{i} = +{x};\n" for i, x in enumerate(group)), ["-arch=sm_90"]
+        )
+        known |= {name for name in group if f'identifier "{name}" is undefined' not in log}
+    assert known - _NO_FUNCTIONS == CUDA_LIBRARY_FUNCTIONS

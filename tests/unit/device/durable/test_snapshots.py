@@ -1,0 +1,311 @@
+"""Snapshots and restores of one device process, with the test as its front: what memory and the front may refuse."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import random
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from hearth_proto import descriptors
+from hearth_proto.frames import Frame, Kind
+from hearth_proto.reasons import Reason, Refusal, from_status, to_text
+from hearth_proto.v1 import commands_pb2 as c
+from hearthd.device.process.device_process import DeviceProcess
+from hearthd.front.durable.store_index import Shelf
+from hearthd.shared.device_spec import DeviceSpec
+from tests.support.device.host_memory import Host, LockingServer
+from tests.support.device.rig import Rig
+
+MIB = 1 << 20
+F_ADD_SEALS = 1033
+F_SEAL_GROW = 0x0004
+
+
+class Fronted(Rig[LockingServer]):
+    """A device process whose front is the test: its file, its books, and its answers."""
+
+    def __init__(self, spec: DeviceSpec, host: Host) -> None:
+        self.files, self._their_files = descriptors.pair()
+        self.file = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.shelf = Shelf()
+        super().__init__(spec, lambda spec: LockingServer(spec, host))
+        descriptors.send(self.files, {"kind": "snapshot", "channel": 1}, [self.file])
+
+    def _main(self) -> None:
+        self.server = self._make(self._spec)
+        self.process = DeviceProcess(self._theirs, self._spec, self.server, None, self._their_files)
+        self.process.run()
+
+    def said(self) -> tuple[Frame, dict[str, Any]]:
+        """What the process says next of its snapshots."""
+        frame = self.until(Kind.SNAPSHOT)
+        return frame, json.loads(frame.payload)
+
+    def say(self, frame: Frame, answer: dict[str, Any] | Refusal) -> None:
+        if isinstance(answer, Refusal):
+            answer = {"error": to_text(answer)}
+        self.send(Kind.SNAPSHOT, json.dumps(answer).encode(), channel=1, id=frame.id)
+
+    def grant(self) -> None:
+        """Hears a request for places, and gives them."""
+        frame, body = self.said()
+        copies = [self.shelf.reserve(*each) for each in body["reserve"]]
+        self.say(frame, {"places": [[copy.offset, copy.span] for copy in copies]})
+
+    def hear(self) -> list[list[int]]:
+        """Hears that copies are complete, and counts on them."""
+        frame, body = self.said()
+        self.shelf.commit(body["commit"])
+        self.say(frame, {})
+        parts: list[list[int]] = body["commit"]
+        return parts
+
+    def forgotten(self) -> list[int]:
+        _, body = self.said()
+        keys: list[int] = body["forget"]
+        self.shelf.forget(keys)
+        return keys
+
+    def copy(self, handle: int) -> bytes:
+        """What the file holds for a buffer."""
+        found = next(copy for copy in self.shelf.copies.values() if copy.handle == handle)
+        assert found.committed is not None
+        return os.pread(self.file, found.size, found.offset + found.committed * found.span)
+
+    def contents(self, handle: int, size: int, channel: int = 2) -> bytes:
+        """What a buffer of another session holds."""
+        data = b""
+        while True:
+            part = min(size - len(data), MIB)
+            command = c.Command(request=1, read=c.Read(buffer=handle, offset=len(data), size=part))
+            self.send(Kind.CALL, command.SerializeToString(), channel=channel, id=1000)
+            data += c.Result.FromString(self.until(Kind.RESULT, 1000).payload).read.data
+            if len(data) == size:
+                return data
+
+    def close_session(self) -> None:
+        self.send(Kind.CLOSE, channel=1)
+        self.until(Kind.CLOSED)
+
+    def error(self, ident: int) -> Refusal:
+        return from_status(self.answer(ident).error)
+
+    def stop(self) -> None:
+        super().stop()
+        self.files.close()
+        self._their_files.close()
+        os.close(self.file)
+
+
+Make = Callable[..., Fronted]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    made: list[Fronted] = []
+
+    def start(locked: int = 64 * MIB, staging: int = 16 * MIB, generation: int = 1) -> Fronted:
+        spec = DeviceSpec(0, "cpu", 0, generation=generation, memory_limit=64 * MIB, staging_bytes=staging)
+        made.append(Fronted(spec, Host(locked)))
+        return made[-1]
+
+    yield start
+    for rig in made:
+        rig.stop()
+
+
+def data_of(size: int, seed: int = 0) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+def written(rig: Fronted, handle: int, data: bytes) -> None:
+    rig.batch(c.Command(allocate=c.Allocate(buffer=handle, size=len(data))))
+    for at in range(0, len(data), MIB // 2):
+        rig.batch(c.Command(write=c.Write(buffer=handle, offset=at, data=data[at : at + MIB // 2])))
+
+
+def test_a_copy_counts_when_the_front_has_said_so(make: Make) -> None:
+    rig = make()
+    data = data_of(3 * MIB)
+    written(rig, 5, data)
+    first = rig.start(set_durable=c.SetDurable(buffers=[5], durable=True))
+    rig.grant()
+    sync = rig.start(sync=c.Sync())
+    frame, body = rig.said()
+    assert [which for _, which in body["commit"]] == [0]
+    again = rig.start(checkpoint=c.Checkpoint(buffers=[5]))
+    rig.send(Kind.PING, id=3)
+    rig.until(Kind.PONG, 3)
+    assert not [each for each in rig._frames if each.kind in (Kind.RESULT, Kind.SNAPSHOT)]  # all of them wait
+    rig.shelf.commit(body["commit"])
+    rig.say(frame, {})
+    assert not rig.answer(first).HasField("error") and not rig.answer(sync).HasField("error")
+    assert rig.copy(5) == data
+    assert [which for _, which in rig.hear()] == [1]  # beside the one that counts
+    assert not rig.answer(again).HasField("error") and rig.copy(5) == data
+    assert rig.gauges()["durable_bytes"] == 6 * MIB
+    rig.batch(c.Command(free=c.Free(buffers=[5])))
+    assert len(rig.forgotten()) == 1 and rig.gauges()["durable_bytes"] == 0
+
+
+def test_a_checkpoint_keeps_its_place_behind_what_its_stream_waits_for(make: Make) -> None:
+    rig = make()
+    written(rig, 5, data_of(100))
+    rig.start(set_durable=c.SetDurable(buffers=[5], durable=True))
+    rig.grant()
+    rig.hear()
+    rig.batch(c.Command(write=c.Write(buffer=5, offset=50, size=50, transfer=9)))  # its bytes have not come
+    asked = rig.start(checkpoint=c.Checkpoint(buffers=[5]))
+    rig.batch(c.Command(fill=c.Fill(buffer=5, size=100, pattern=b"\1")))
+    rig.upload(9, bytes(50), 50)
+    rig.hear()
+    assert not rig.answer(asked).HasField("error")
+    assert rig.copy(5) == data_of(100)[:50] + bytes(50)
+    assert rig.call(read=c.Read(buffer=5, size=100)).read.data == b"\1" * 100
+
+
+def test_a_copy_that_waits_holds_up_no_stream_and_takes_no_track(make: Make) -> None:
+    """Behind a write that has not arrived: as many as one likes, and others of the session go on."""
+    rig = make()
+    rig.batch(c.Command(create_stream=c.CreateStream(stream=1)))
+    written(rig, 5, data_of(100))
+    rig.start(set_durable=c.SetDurable(buffers=[5], durable=True))
+    rig.grant()
+    rig.hear()
+    streams = rig.gauges()["streams"]
+    rig.batch(c.Command(write=c.Write(buffer=5, size=100, transfer=9)))
+    for _ in range(50):
+        rig.batch(c.Command(checkpoint=c.Checkpoint()))
+    rig.batch(
+        c.Command(allocate=c.Allocate(buffer=6, size=3)),
+        c.Command(stream=1, write=c.Write(buffer=6, data=b"abc")),
+    )
+    assert rig.call(stream=1, read=c.Read(buffer=6, size=3)).read.data == b"abc"
+    rig.upload(9, bytes(100), 100)
+    for _ in range(50):
+        rig.hear()
+    assert not rig.call(sync=c.Sync()).HasField("error")
+    assert rig.copy(5) == bytes(100) and rig.gauges()["streams"] <= streams + 5
+
+
+def test_what_the_front_refuses(make: Make) -> None:
+    rig = make()
+    written(rig, 5, data_of(100))
+    refusal = Refusal(Reason.QUOTA_EXCEEDED, "too much", fix="less", details={"allowed": 1})
+    asked = rig.start(set_durable=c.SetDurable(buffers=[5], durable=True))
+    frame, _ = rig.said()
+    rig.say(frame, refusal)
+    assert rig.error(asked).reason == Reason.QUOTA_EXCEEDED
+    behind = rig.error(rig.start(checkpoint=c.Checkpoint(buffers=[5])))
+    assert behind.reason == Reason.DEPENDENCY_FAILED and behind.details["cause"] == "QUOTA_EXCEEDED"
+    again = rig.start(set_durable=c.SetDurable(buffers=[5], durable=True))  # one may try again
+    rig.grant()
+    frame, _ = rig.said()
+    rig.say(frame, Refusal(Reason.SESSION_EXPIRED, "gone"))
+    assert rig.error(again).reason == Reason.SESSION_EXPIRED
+    third = rig.start(checkpoint=c.Checkpoint())
+    rig.hear()
+    assert not rig.answer(third).HasField("error") and rig.copy(5) == data_of(100)
+
+
+def test_memory_that_takes_no_more_leaves_the_copy_before(make: Make) -> None:
+    rig = make()
+    written(rig, 5, data_of(MIB))
+    rig.start(set_durable=c.SetDurable(buffers=[5], durable=True))
+    rig.grant()
+    rig.hear()
+    fcntl.fcntl(rig.file, F_ADD_SEALS, F_SEAL_GROW)
+    rig.batch(c.Command(fill=c.Fill(buffer=5, size=MIB, pattern=b"\1")))
+    refused = rig.error(rig.start(checkpoint=c.Checkpoint()))
+    assert refused.reason == Reason.OUT_OF_MEMORY and refused.fix
+    assert rig.copy(5) == data_of(MIB)
+    rig.batch(c.Command(checkpoint=c.Checkpoint()))  # one way: a later sync tells
+    assert rig.error(rig.start(sync=c.Sync())).reason == Reason.OUT_OF_MEMORY
+
+
+def test_a_copy_that_the_driver_refuses(make: Make) -> None:
+    rig = make()
+    written(rig, 5, data_of(8 * MIB))
+    first = rig.start(set_durable=c.SetDurable(buffers=[5], durable=True))
+    rig.grant()
+    rig.hear()
+    rig.answer(first)
+    rig.server.refuse = 1
+    assert rig.error(rig.start(checkpoint=c.Checkpoint())).reason == Reason.INTERNAL
+    last = rig.start(checkpoint=c.Checkpoint())
+    rig.hear()
+    assert not rig.answer(last).HasField("error") and rig.copy(5) == data_of(8 * MIB)
+    assert rig.gauges()["staging_bytes"] == 0
+
+
+@pytest.mark.parametrize("locked", [64 * MIB, 0])
+def test_there_and_back(make: Make, locked: int) -> None:
+    """With page-locked memory, of which there is less than one buffer takes, and without any."""
+    rig = make(locked)
+    contents = {5: data_of(9 * MIB + 1), 6: b"", 7: data_of(3)}
+    for handle, data in contents.items():
+        written(rig, handle, data)
+    done = rig.start(set_durable=c.SetDurable(buffers=list(contents), durable=True))
+    rig.grant()
+    rig.hear()
+    assert not rig.answer(done).HasField("error")
+    assert all(rig.copy(handle) == data for handle, data in contents.items())
+    assert bool(rig.server.direct) == (not locked)
+
+    after = make(locked, generation=2)
+    descriptors.send(after.files, {"kind": "snapshot", "channel": 2}, [rig.file])
+    after.send(Kind.OPEN, b"{}", channel=2)
+    copies = [[each.key, each.handle, each.size, each.offset, each.span, each.committed]
+              for each in rig.shelf.copies.values()]  # fmt: skip
+    after.send(Kind.RESTORE, json.dumps({"copies": copies}).encode(), channel=2, id=9)
+    answer = json.loads(after.until(Kind.RESTORED, 9).payload)
+    assert answer == {"failed": []}
+    for handle, data in contents.items():
+        assert after.contents(handle, len(data)) == data
+    gauges = after.gauges()
+    assert gauges["durable_bytes"] == rig.gauges()["durable_bytes"] and gauges["staging_bytes"] == 0
+
+
+def test_what_does_not_fit_any_more_says_so_and_the_rest_is_back(make: Make) -> None:
+    rig = make()
+    os.pwrite(rig.file, b"abc", 0)
+    far = 1 << 40
+    copies = [[1, 5, 3, 0, 4096, 0], [2, 6, 128 * MIB, 8192, 128 * MIB, 0], [3, 7, 10, far, 4096, 1]]
+    rig.send(Kind.RESTORE, json.dumps({"copies": copies}).encode(), channel=1, id=9)
+    failed = dict(json.loads(rig.until(Kind.RESTORED, 9).payload)["failed"])
+    assert set(failed) == {2, 3} and "never fit" in failed[2] and "cannot be read" in failed[3]
+    assert rig.call(read=c.Read(buffer=5, size=3)).read.data == b"abc"
+    for handle in (6, 7):
+        refusal = from_status(rig.call(read=c.Read(buffer=handle, size=1)).error)
+        assert refusal.reason == Reason.BUFFER_LOST and refusal.fix
+    assert rig.gauges()["memory_in_use_bytes"] == 3
+    rig.close_session()
+
+
+def test_a_session_that_closes_in_the_middle(make: Make) -> None:
+    rig = make()
+    written(rig, 5, data_of(9 * MIB))
+    rig.start(set_durable=c.SetDurable(buffers=[5], durable=True))
+    rig.grant()
+    rig.close_session()
+    gauges = rig.gauges()
+    assert gauges["durable_bytes"] == 0 and gauges["staging_bytes"] == 0 and gauges["memory_in_use_bytes"] == 0
+
+
+def test_a_file_for_a_session_that_has_been_closed_is_closed(make: Make) -> None:
+    rig = make()
+    rig.send(Kind.OPEN, b"{}", channel=3)
+    rig.send(Kind.CLOSE, channel=3)
+    rig.until(Kind.CLOSED)
+    ours, theirs = socket.socketpair()
+    descriptors.send(rig.files, {"kind": "snapshot", "channel": 3}, [theirs.fileno()])
+    theirs.close()
+    ours.settimeout(30)
+    assert ours.recv(1) == b""  # nobody has the other end any more
+    ours.close()

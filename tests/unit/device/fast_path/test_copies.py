@@ -1,0 +1,421 @@
+"""Copies from and to shared memory that go straight through end as on the long way."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hearth_proto.frames import Kind
+from hearth_proto.reasons import Reason, Refusal, from_status
+from hearth_proto.v1 import commands_pb2 as c
+from hearth_proto.v1 import device_pb2
+from hearthd.device.fast_path import copies as straight_copies
+from hearthd.device.flows import segment_policy as segments_policy
+from hearthd.device.session.buffer import ReadOnly
+from hearthd.device.transfers import registered
+from tests.support.device.copy_commands import SIZE, Asked, Sharing, Told, begin, read, shut, unanswered, write
+from tests.support.device.lane_rig import add, sync
+from tests.support.device.rig import Command
+
+PART = 96
+"""Bytes of a part of a segment here, so that copies have several."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_parts() -> Iterator[None]:
+    def step(offset: int, left: int) -> int:
+        return segments_policy.step(offset, left, PART)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(straight_copies, "PART", PART)
+        patch.setattr(straight_copies, "step", step)
+        patch.setattr(registered, "step", step)
+        yield
+
+
+@pytest.fixture(params=[Told, Asked])
+def rig(request: pytest.FixtureRequest) -> Iterator[Sharing]:
+    made = Sharing(request.param)
+    made.prepare()
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module", params=[Told, Asked])
+def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Sharing, Sharing]]:
+    both = Sharing(request.param), Sharing(request.param, straight=False)
+    yield both
+    for each in both:
+        each.stop()
+
+
+# ---- the same programs on both ways ----
+
+PLACE = {"size": st.integers(1, SIZE // 2), "offset": st.integers(0, SIZE // 2)}
+UP = st.builds(write, start=st.integers(0, SIZE // 2), stream=st.sampled_from([0, 0, 5]), **PLACE)
+DOWN = st.builds(
+    read, start=st.integers(SIZE, SIZE + SIZE // 2), stream=st.sampled_from([0, 0, 5]), request=st.just(1), **PLACE
+)
+WRONG = st.sampled_from(
+    [
+        {"size": 0},
+        {"size": SIZE + 1},
+        {"offset": SIZE},
+        {"start": 2 * SIZE - 4},
+        {"start": 1 << 63},
+        {"buffer": 9},
+        {"segment": 9},
+        {"stream": 9},
+    ]
+)
+ROWS = c.Rows(width=4, rows=4, pitch=16)
+SHARED = c.Shared(segment=1, offset=8)
+OTHERS = [
+    add(3),
+    Command(fill=c.Fill(buffer=1, size=SIZE, pattern=b"\7")),
+    Command(write=c.Write(buffer=1, data=b"12345678")),
+    Command(write=c.Write(buffer=1, size=16, rows=ROWS, shared=SHARED)),
+    Command(write=c.Write(buffer=1, data=b"1", size=1, shared=SHARED)),
+    Command(write=c.Write(buffer=1, size=8, transfer=7, shared=SHARED)),
+    Command(request=1, read=c.Read(buffer=1, size=16, rows=ROWS, shared=SHARED)),
+    Command(request=1, read=c.Read(buffer=1, size=16)),
+    Command(request=1, sync=c.Sync()),
+    Command(request=1, sync=c.Sync(all_streams=True)),
+    Command(launches=add(1, buffer=9).launches),
+]
+
+
+class Step(NamedTuple):
+    """A batch, sent when those before it have been answered. `refuses`, unless negative: so many copies the driver
+    takes before it refuses one. `apart`: each command in a batch of its own, one right behind the other."""
+
+    commands: tuple[Command, ...]
+    refuses: int
+    apart: bool = False
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> Step:
+    kind = draw(st.integers(0, 7))
+    if kind < 4:
+        command = draw(st.one_of(UP, DOWN))
+    elif kind == 4:
+        make = draw(st.sampled_from([write, read]))
+        command = make(**draw(WRONG))
+    else:
+        command = draw(st.sampled_from(OTHERS))
+    asked = Command()
+    asked.CopyFrom(command)
+    if draw(st.integers(0, 7)) and command.WhichOneof("kind") != "launches":
+        asked.request = 1
+    behind = []
+    if not asked.request or draw(st.integers(0, 2)) == 2:
+        # Where nothing else tells of its end, the stream's own: another's commands would race the next step's.
+        stream = draw(st.sampled_from([0, asked.stream])) if asked.request else asked.stream
+        behind.append(Command(request=1, stream=stream, sync=c.Sync()))
+    return Step((asked, *behind), draw(st.sampled_from([-1] * 9 + [0, 1])), draw(st.booleans()))
+
+
+def counted(rig: Sharing) -> dict[str, Any]:
+    """What has been counted that does not hang on time."""
+    stats = rig.all_counters()
+    times = ("_ns", "slices")
+    counters = {name: value for name, value in stats["counters"].items() if not name.endswith(times)}
+    transfers = sum(stats["histograms"]["transfer"]["counts"])
+    return {**counters, **stats["operations"], "transfers": transfers, **stats["reasons"]}
+
+
+def run(rig: Sharing, program: Sequence[Step]) -> tuple[list[bytes], bytes, dict[str, int]]:
+    """What was answered, what the memory holds, and what has been counted."""
+    channel = next(rig.channels)
+    rig.send(Kind.OPEN, b'{"session": "me", "tenant": "t"}', channel=channel)
+    client = rig.lane(channel)
+    connection, memory = rig.share(channel)
+    signals = connection.share(7, 64, signals=True)
+    memory[:] = bytes(index % 251 for index in range(2 * SIZE))
+    client.batch(
+        Command(load_module=c.LoadModule(module=1, kind=c.CODE_KIND_CUDA_CPP, code=rig.source)),
+        Command(get_function=c.GetFunction(function=1, module=1, name="add")),
+        Command(allocate=c.Allocate(buffer=1, size=SIZE)),
+        Command(fill=c.Fill(buffer=1, size=SIZE, pattern=b"\0")),
+        Command(create_stream=c.CreateStream(stream=5)),
+        sync(1),
+    )
+    requests = itertools.count(3)
+    answers = [client.response().SerializeToString()]
+    client.batch(Command(request=2, describe_module=c.DescribeModule(module=1)))
+    client.response()  # it is compiled: that is counted as well
+    before = counted(rig)
+    for step in [*program, Step((Command(request=1, sync=c.Sync(all_streams=True)),), -1)]:
+        rig.server.takes = step.refuses
+        commands = []
+        for each in step.commands:
+            command = Command()
+            command.CopyFrom(each)
+            if command.request:
+                command.request = next(requests)
+            commands.append(command)
+        for batch in [[each] for each in commands] if step.apart else [commands]:
+            client.batch(*batch)
+        given = [client.until(Kind.RESPONSE).payload for each in commands if each.request]
+        if len({each.stream for each in commands}) > 1 or any(each.sync.all_streams for each in commands):
+            # streams owe each other no order
+            given.sort(key=lambda payload: device_pb2.ExecuteResponse.FromString(payload).result.request)
+        answers += given
+        rig.server.takes = -1
+        ended = [device_pb2.ExecuteResponse.FromString(payload).result for payload in given]
+        signalled = int.from_bytes(signals[:8], "little")
+        for result in ended:
+            rig.signalled += result.request == signalled
+            assert result.request != signalled or not result.HasField("error")
+    after = counted(rig)
+    client.batch(read(SIZE, request=next(requests)))
+    answers.append(client.until(Kind.RESPONSE).payload)
+    held = memory[:]
+    assert rig.end_lane(channel) == client.seq
+    acks = [frame.id for frame in rig.copies() if frame.channel == channel and frame.kind == Kind.ACK]
+    assert acks == sorted(set(acks)) and acks[-1] == client.seq
+    rig.send(Kind.CLOSE, channel=channel)
+    rig.until(Kind.CLOSED)
+    rig.settled()
+    client.end.close()
+    connection.end.close()
+    memory.close()
+    signals.close()
+    return answers, held, {name: value - before.get(name, 0) for name, value in after.items()}
+
+
+@given(st.lists(steps(), min_size=1, max_size=8))
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_both_ways_come_to_the_same(pair: tuple[Sharing, Sharing], program: list[Step]) -> None:
+    short, long = pair
+    found, other = run(short, program), run(long, program)
+    assert found[0] == other[0]
+    assert found[1] == other[1]
+    assert found[2] == other[2]
+
+
+def test_most_of_it_went_straight_through(pair: tuple[Sharing, Sharing]) -> None:
+    """Else the comparison says nothing."""
+    short, long = pair
+    program = [Step((write(200, 8, 16, request=1),), -1), Step((read(200, 8, request=1),), -1)] * 10
+    before = short.given
+    assert run(short, program) == run(long, program)
+    assert short.given - before == 21 and not long.given
+    assert short.signalled >= 20 and not long.signalled
+
+
+# ---- what goes straight through, and what becomes of it ----
+
+
+def error(response: device_pb2.ExecuteResponse) -> Refusal:
+    return from_status(response.result.error)
+
+
+def test_bytes_go_there_and_back(rig: Sharing) -> None:
+    client, _, memory = begin(rig)
+    for number in range(1, 100):
+        memory[:SIZE] = bytes((index * number) % 251 for index in range(SIZE))
+        size = 1 + number % (SIZE // 2)
+        client.batch(write(size, number, number, buffer=2, request=2 * number))
+        assert client.response().result.HasField("done")
+        client.batch(read(size, number, SIZE, buffer=2, request=2 * number + 1))
+        result = client.response().result
+        assert result.request == 2 * number + 1 and result.read == c.ReadResult(size=size)
+        assert memory[SIZE : SIZE + size] == memory[number : number + size]
+    assert rig.given == 198
+
+
+def test_one_that_takes_its_time_is_answered_with_who_waits_behind_it(rig: Sharing) -> None:
+    client, _, memory = begin(rig)
+    memory[:8] = b"12345678"
+    for number in range(2, 20, 2):
+        gate = shut(rig)
+        client.batch(write(request=number, buffer=2))
+        client.batch(Command(request=number + 1, sync=c.Sync(all_streams=bool(number % 4))))
+        rig.barrier()
+        unanswered(client)
+        gate.set()
+        assert [client.response().result.request for _ in range(2)] == [number, number + 1]
+    assert rig.given == 9
+
+
+def test_who_waits_for_a_copy_alone_waits_for_its_end(rig: Sharing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One event says both."""
+    client, _, _ = begin(rig)
+    events = 0
+    real = rig.server.record
+
+    def record(*what: Any, **how: Any) -> Any:
+        nonlocal events
+        events += 1
+        return real(*what, **how)
+
+    monkeypatch.setattr(rig.server, "record", record)
+    gate = shut(rig)
+    client.batch(write(request=2, buffer=2))
+    rig.barrier()
+    assert events == 1
+    client.batch(Command(request=3, sync=c.Sync()))
+    rig.barrier()
+    assert events == 1
+    client.batch(Command(request=4, sync=c.Sync()))
+    rig.barrier()
+    assert events == 2, "one has followed it already"
+    unanswered(client)
+    gate.set()
+    assert [client.response().result.request for _ in range(3)] == [2, 3, 4]
+
+
+def test_who_waits_for_more_than_a_copy_is_not_answered_with_it(rig: Sharing) -> None:
+    client, _, _ = begin(rig)
+    gate = shut(rig)
+    client.batch(write(request=2, buffer=2))
+    client.batch(Command(fill=c.Fill(buffer=2, size=SIZE, pattern=b"\7")))
+    rig.barrier()
+    behind = shut(rig)
+    client.batch(Command(request=3, sync=c.Sync()))
+    rig.barrier()
+    gate.set()
+    assert client.response().result.request == 2
+    rig.barrier()
+    unanswered(client)
+    behind.set()
+    assert client.response().result.request == 3
+
+
+def test_a_session_that_ends_while_somebody_waits_for_its_copy(rig: Sharing) -> None:
+    client, _, _ = begin(rig)
+    gate = shut(rig)
+    client.batch(write(request=2, buffer=2))
+    client.batch(Command(request=3, sync=c.Sync()))
+    rig.barrier()
+    rig.send(Kind.CLOSE, channel=1)
+    rig.barrier()
+    gate.set()
+    rig.until(Kind.CLOSED)
+    rig.settled()
+    rig.send(Kind.OPEN, b'{"session": "other", "tenant": "t"}', channel=90)
+    other = rig.lane(90)
+    other.batch(sync(1))
+    assert other.response().result.request == 1
+
+
+def test_a_failure_before_it_is_told_by_a_read(rig: Sharing) -> None:
+    client, _, _ = begin(rig)
+    client.batch(Command(write=c.Write(buffer=9, data=b"1")))
+    client.batch(write(request=2, buffer=2))
+    assert client.response().result.HasField("done"), "a write has nothing to do with it"
+    client.batch(read(request=3, buffer=2))
+    assert "buffer 9" in error(client.response()).message
+    client.batch(read(request=4, buffer=2))
+    assert client.response().result.HasField("read")
+
+
+def test_a_buffer_that_cannot_be_written_to(rig: Sharing) -> None:
+    client, _, _ = begin(rig)
+    session = rig.process._executor.session(1)
+    assert session is not None
+    session.buffers.items[2].read_only = ReadOnly("is published", "make a copy")
+    client.batch(write(request=2, buffer=2))
+    assert error(client.response()).reason == Reason.READ_ONLY
+    client.batch(read(request=3, buffer=2))
+    assert client.response().result.HasField("read") and rig.given == 1
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+@pytest.mark.parametrize("make", [write, read])
+def test_a_copy_that_the_driver_refuses_keeps_nothing(rig: Sharing, make: Any, taken: int) -> None:
+    client, connection, _ = begin(rig)
+    rig.server.takes = taken
+    client.batch(make(SIZE, request=2, buffer=2))
+    response = client.response()
+    assert "the driver refuses this copy" in error(response).message and response.result.request == 2
+    client.batch(make(SIZE, request=3, buffer=2))
+    assert not client.response().result.HasField("error")
+    assert rig.given == 2
+    connection.release(1)
+    rig.settled()
+    assert rig.end_lane() == client.seq
+
+
+def test_a_segment_that_goes_while_it_is_copied_from(rig: Sharing) -> None:
+    client, connection, memory = begin(rig)
+    memory[:8] = b"12345678"
+    gate = shut(rig)
+    client.batch(write(request=2, buffer=2))
+    connection.release(1)
+    connection.share(2, SIZE).close()  # answered when what came before has been looked at
+    client.batch(write(request=3, buffer=2))
+    assert error(client.response()).reason == Reason.INVALID_HANDLE
+    assert rig.gauges()["segments"] == 2 and rig.given == 1
+    connection.release(2)
+    gate.set()
+    assert client.response().result.request == 2
+    rig.settled()
+    assert rig.call(read=c.Read(buffer=2, size=8)).read.data == b"12345678"
+
+
+@pytest.mark.parametrize("gone", ["client", "session"])
+def test_who_is_gone_takes_nobody_with_it(rig: Sharing, gone: str) -> None:
+    client, connection, _ = begin(rig)
+    gate = shut(rig)
+    client.batch(write(request=2, buffer=2))
+    rig.barrier()
+    if gone == "client":
+        client.end.close()
+        connection.end.close()
+    else:
+        rig.send(Kind.CLOSE, channel=1)
+    rig.barrier()
+    gate.set()
+    if gone == "session":
+        rig.until(Kind.CLOSED)
+    rig.settled()
+    assert rig.given == 1
+    rig.send(Kind.OPEN, b'{"session": "other", "tenant": "t"}', channel=90)
+    other = rig.lane(90)
+    other.batch(sync(1))
+    assert other.response().result.request == 1
+
+
+def test_what_the_front_passes_on_goes_straight_through_as_well(rig: Sharing) -> None:
+    _, memory = rig.share()
+    memory[:8] = b"12345678"
+    for number in range(1, 21):
+        rig.batch(write(request=number) if number % 2 else read(request=number))
+        answer = rig.until(Kind.RESPONSE)
+        assert device_pb2.ExecuteResponse.FromString(answer.payload).result.request == number
+        assert answer.id in (number, 0) and not answer.flags, "0: it took its time, so that the ack went before"
+    assert rig.given == 20 and memory[SIZE : SIZE + 8] == b"12345678"
+    assert rig.counters()["batches"] == 20
+
+
+def test_a_number_that_is_written_twice_counts_the_second_time(rig: Sharing) -> None:
+    """As in protobuf, whatever is known of the rest."""
+    client, _, _ = begin(rig)
+    for second in (90, 91):
+        client.batch(write(request=2, buffer=2))
+        client.response()
+        client.seq += 1
+        command = write(request=3, buffer=2).SerializeToString() + bytes((0x08, second))
+        written = bytes((0x08, client.seq, 0x12, len(command))) + command
+        client.send(Kind.BATCH, bytes((0x12, len(written))) + written, id=client.seq)
+        assert client.response().result.request == second
+    assert rig.given == 2
+
+
+def test_no_more_is_known_than_so_many(rig: Sharing, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(straight_copies, "MOST", 4)
+    client, _, _ = begin(rig)
+    known = rig.process._executor.straight._copies._known
+    for number in range(2, 40):
+        client.batch(write(1, number, request=number, buffer=2))
+        client.response()
+        assert len(known) <= 4
+    assert rig.given == 38

@@ -1,0 +1,499 @@
+"""What goes straight through ends as on the long way, and does so where nothing else is going on."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hearth_proto.frames import Kind, encode
+from hearth_proto.reasons import from_status
+from hearth_proto.v1 import commands_pb2 as c
+from hearth_proto.v1 import device_pb2
+from hearthd.device.cpu.server import CpuServer
+from hearthd.device.fast_path import inline_batch as straight
+from hearthd.device.fast_path.inline_batch import Straight
+from hearthd.device.platform import event_loop
+from hearthd.device.platform.spin_policy import Spinning
+from hearthd.device.process import device_process, idle_policy
+from tests.support.device.inline_programs import BROKEN, FRESH, LAUNCH, Step, launch, run
+from tests.support.device.lane_rig import Client, add, batch, summed, sync
+from tests.support.device.passing import Passing, Polled
+from tests.support.device.rig import Command
+
+
+@pytest.fixture(params=[CpuServer, Polled])
+def rig(request: pytest.FixtureRequest) -> Iterator[Passing]:
+    made = Passing(request.param)
+    made.prepare()
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module", params=[CpuServer, Polled])
+def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Passing, Passing]]:
+    both = Passing(request.param), Passing(request.param, straight=False)
+    yield both
+    for each in both:
+        each.stop()
+
+
+def reason(client: Client) -> str:
+    """Why what was asked last was refused."""
+    return from_status(client.response().result.error).reason
+
+
+# ---- the same programs on both ways ----
+
+OTHERS: list[dict[str, Any]] = [
+    {"flush": c.Flush()},
+    {"record_event": c.RecordEvent(event=1)},
+    {"wait_event": c.WaitEvent(event=1)},
+    {"query_event": c.QueryEvent(event=1, wait=True)},
+    {"fill": c.Fill(buffer=1, size=8, pattern=b"\1")},
+    {"write": c.Write(buffer=1, data=b"12345678")},
+    {"read": c.Read(buffer=1, size=8)},
+    {"create_stream": c.CreateStream(stream=6)},
+    {"destroy_stream": c.DestroyStream(stream=6)},
+    {"begin_capture": c.BeginCapture(graph=1)},
+    {"end_capture": c.EndCapture(graph=1)},
+]
+
+
+@st.composite
+def steps(draw: st.DrawFn, wrong: bool) -> Step:
+    """`wrong`: with failures, each batch waited for: of what is under way at once, time decides who tells of them."""
+    if wrong and draw(st.integers(0, 5)) == 5:
+        return Step((Command(request=1, **draw(st.sampled_from(OTHERS))),), True)
+    records = st.one_of(LAUNCH, LAUNCH, FRESH, BROKEN) if wrong else st.one_of(LAUNCH, LAUNCH, FRESH)
+    runs = draw(st.lists(st.lists(records, min_size=1, max_size=5), max_size=2))
+    stream = draw(st.sampled_from([0, 0, 0, 5, 9] if wrong else [0, 0, 5]))
+    wait = Command(request=1, stream=stream, sync=c.Sync(all_streams=draw(st.booleans())))
+    waits = [wait] * draw(st.sampled_from([1, 1, 1, 1, 0, 2]))
+    others = [Command(**draw(st.sampled_from(OTHERS)))] if wrong and draw(st.integers(0, 5)) == 5 else []
+    commands = [*others, *[Command(launches=b"".join(each)) for each in runs], *waits]
+    return Step(tuple(commands), wrong or draw(st.booleans()))
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+@given(st.data())
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_both_ways_come_to_the_same(pair: tuple[Passing, Passing], wrong: bool, data: st.DataObject) -> None:
+    short, long = pair
+    program = data.draw(st.lists(steps(wrong), min_size=1, max_size=8))
+    assert run(short, program) == run(long, program)
+
+
+def test_most_of_it_went_straight_through(pair: tuple[Passing, Passing]) -> None:
+    """Else the comparison says nothing."""
+    short, long = pair
+    step = Step((Command(launches=launch(1)), sync(1)), True)
+    before = short.taken
+    assert run(short, [step] * 20) == run(long, [step] * 20)
+    assert short.taken - before >= 19 and not long.taken
+
+
+# ---- what goes straight through, and what does not ----
+
+
+def test_launches_and_their_sync_go_straight_through(rig: Passing) -> None:
+    client = rig.lane()
+    for number in range(1, 300):
+        every = number % 3 == 0
+        client.batch(
+            *[Command(launches=launch(number % 5) * (number % 4))] * bool(number % 4),
+            Command(request=number, sync=c.Sync(all_streams=every)),
+        )
+        assert client.response().result.request == number
+    assert rig.taken == 299
+    values = [value for number in range(1, 300) for value in [number % 5] * (number % 4)]
+    assert rig.sum() == summed(*values)
+    counters = rig.counters()
+    assert counters["kernel_launches"] == len(values) and counters["sync_points"] >= 299
+    assert counters["batches"] == 299
+    assert rig.end_lane() == 299
+    copies = rig.copies()
+    assert [frame.id for frame in copies if frame.kind == Kind.ACK] == list(range(1, 300))
+    assert len([frame for frame in copies if frame.kind == Kind.RESPONSE]) == 299
+
+
+def test_what_the_front_passes_on_goes_straight_through_as_well(rig: Passing) -> None:
+    """One frame says that it is done and that the batch has been executed: the front wakes up once."""
+    alone = 0
+    for number in range(1, 100):
+        rig.batch(Command(launches=launch(number)), Command(request=number, sync=c.Sync(all_streams=bool(number % 2))))
+        answer = rig.until(Kind.RESPONSE)
+        assert answer.id in (number, 0) and not answer.flags
+        assert device_pb2.ExecuteResponse.FromString(answer.payload).result.request == number
+        alone += not answer.id  # it took its time, as on a busy machine: the ack went before
+    assert rig.taken == 99 and alone < 50
+    assert len([frame for frame in rig.copies() if frame.kind == Kind.ACK]) == alone
+    assert rig.sum() == summed(*range(1, 100))
+    assert rig.counters()["batches"] == 99
+
+
+def test_what_the_front_passes_on_beside_a_lane_takes_the_long_way(rig: Passing) -> None:
+    client = rig.lane()
+    client.batch(add(1), sync(1))
+    assert client.response().result.request == 1
+    rig.batch()  # number 1, which the lane has brought
+    rig.barrier()
+    taken = rig.taken
+    rig.batch(add(2), sync(2))
+    assert client.response().result.request == 2
+    assert rig.taken == taken and rig.sum() == summed(1, 2)
+
+
+def test_a_copy_alone_goes_straight_through(rig: Passing) -> None:
+    """Answered or not, with a wait behind it in the same piece or not, and refused like any other."""
+    client = rig.lane()
+    for number in range(1, 40):
+        data = number.to_bytes(8, "little")
+        client.batch(Command(write=c.Write(buffer=1, data=data)))
+        client.batch(Command(request=number, read=c.Read(buffer=1, size=8)))
+        assert client.response().result.read.data == data
+    assert rig.taken == 78
+    client.batch(Command(request=100, write=c.Write(buffer=1, offset=1 << 20, data=b"x")))
+    assert reason(client) == "OUT_OF_BOUNDS"
+    client.batch(Command(request=101, read=c.Read(buffer=77, size=8)))
+    assert reason(client) == "INVALID_HANDLE"
+    client.batch(Command(write=c.Write(buffer=77, data=b"12345678")))
+    client.batch(sync(102))
+    assert reason(client) == "INVALID_HANDLE", "a failure that nobody waited for"
+    client.seq += 1
+    together = batch(client.seq, Command(write=c.Write(buffer=1, data=b"12345678")))
+    client.seq += 1
+    taken = rig.taken
+    client.end.sendall(together + batch(client.seq, sync(104)))
+    assert client.response().result.request == 104
+    assert rig.taken > taken, "the first of what came together"
+    assert rig.counters()["batches"] == client.seq
+    assert rig.end_lane() == client.seq
+
+
+def test_what_comes_together_takes_the_long_way(rig: Passing) -> None:
+    data = b""
+    for number in range(1, 4):
+        message = device_pb2.ExecuteRequest(batch=c.Batch(seq=number, commands=[add(number), sync(number)]))
+        data += encode(Kind.BATCH, message.SerializeToString(), channel=1)
+    rig.sock.sendall(data)
+    answers = [rig.until(Kind.RESPONSE) for _ in range(3)]
+    rig.barrier()
+    assert rig.taken == 0 and rig.sum() == summed(1, 2, 3)
+    acks = [frame.id for frame in (*answers, *rig.copies()) if frame.id]
+    assert max(acks) == 3
+
+
+def test_who_waits_for_all_streams_waits_for_each(rig: Passing) -> None:
+    client = rig.lane()
+    client.batch(Command(create_stream=c.CreateStream(stream=5)), add(1, stream=5), sync(1))
+    client.response()
+    gate = threading.Event()
+    for stream, row in itertools.product((0, 5), (1, 2)):
+        gate.clear()
+        session = rig.process._executor.session(1)
+        assert session is not None
+        session.streams.items[stream].track.stream.submit(gate.wait)
+        request = 10 * row + stream
+        other = launch(1, stream=5 - stream) if row == 1 else b""
+        client.batch(
+            Command(launches=other + launch(2, stream=stream)), Command(request=request, sync=c.Sync(all_streams=True))
+        )
+        rig.barrier()
+        rig.barrier()
+        client.end.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while client.next().kind == Kind.ACK:
+                pass
+            pytest.fail("it was answered before the work was done")
+        client.end.settimeout(30)
+        gate.set()
+        assert client.response().result.request == request
+
+
+def test_device_time_is_charged_for_it(rig: Passing) -> None:
+    client = rig.lane()
+    for number in range(1, 50):
+        client.batch(add(1), sync(number))
+        client.response()
+    before = rig.counters()["device_busy_ns"]
+    assert before > 0
+    client.batch(sync(50))
+    client.response()
+    assert rig.counters()["device_busy_ns"] == before, "nothing is on the device any more"
+
+
+def test_errors_of_earlier_launches_surface_at_a_sync_that_goes_straight_through(rig: Passing) -> None:
+    client = rig.lane()
+    client.batch(Command(launches=launch(1, buffer=9)))
+    client.until(Kind.ACK)
+    taken = rig.taken
+    client.batch(add(1), sync(1))
+    error = client.response().result.error
+    assert rig.taken == taken + 1
+    assert "buffer 9" in error.message
+    client.batch(sync(2))
+    assert client.response().result.HasField("done"), "it has been told"
+
+
+@pytest.mark.parametrize("other", ["permissions", "trace", "capture", "deferred", "called", "sharing", "turns"])
+def test_what_else_is_going_on_is_looked_at(rig: Passing, other: str) -> None:
+    client = rig.lane()
+    client.batch(add(1), sync(1))
+    client.response()
+    session = rig.process._executor.session(1)
+    assert session is not None and rig.taken == 1
+    sharing = rig.process._executor.sharing
+    if other == "permissions":
+        session.permissions = object()  # type: ignore[assignment]
+    elif other == "trace":
+        session.trace = object()  # type: ignore[assignment]
+    elif other == "capture":
+        client.batch(Command(begin_capture=c.BeginCapture(graph=1)))
+        client.until(Kind.ACK)
+    elif other == "deferred":
+        client.batch(Command(write=c.Write(buffer=1, size=8, transfer=5)))
+        rig.barrier()
+    elif other == "called":
+        rig.start(write=c.Write(buffer=1, size=8, transfer=5))
+        rig.barrier()
+    elif other == "sharing":
+        sharing._slicing.on = True
+    else:
+        sharing._turns.on = True
+    straight: Straight = rig.process._executor.straight
+    lane = rig.process._outbox.lanes[1]
+    payload = batch(session.last_seq + 1, sync(2))[20:]
+    assert not Straight.take(straight, lane, session.last_seq + 1, payload)
+    sharing._slicing.on = sharing._turns.on = False
+    session.permissions = session.trace = None
+
+
+def test_a_client_that_is_gone_takes_nobody_with_it(rig: Passing) -> None:
+    client = rig.lane()
+    client.batch(add(1), sync(1))
+    client.response()
+    client.batch(add(2), sync(2))
+    client.end.close()
+    rig.barrier()
+    rig.end_lane()
+    assert rig.sum() in (summed(1), summed(1, 2))
+    again = rig.lane()
+    session = rig.process._executor.session(1)
+    assert session is not None
+    again.seq = session.last_seq
+    again.batch(sync(3))
+    assert again.response().result.request == 3
+
+
+def test_a_client_that_does_not_read_is_answered_when_it_does(rig: Passing) -> None:
+    client = rig.lane(max_unread_bytes=1 << 12, max_batches=1 << 16)
+    client.end.setblocking(False)
+    number = sent = 0
+    try:
+        while number < 100_000:
+            number += 1
+            client.end.sendall(batch(number, sync(number)))
+            sent = number
+    except BlockingIOError:
+        pass
+    client.end.settimeout(30)
+    assert sent
+    assert [client.response().result.request for _ in range(sent)] == list(range(1, sent + 1))
+
+
+@pytest.fixture
+def lingering(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Passing, threading.Semaphore]]:
+    """On many cores, where a next step is looked for long; and what counts how often all has been looked after."""
+    monkeypatch.setattr(device_process, "cores", lambda: 8)
+    monkeypatch.setattr(event_loop, "EXPECTED_S", 30.0)
+    rig, rounds = Passing(Polled), threading.Semaphore(0)
+    rig.prepare()
+    quiet = rig.process._device.quiet
+    real = quiet.poll
+
+    def poll() -> float | None:
+        rounds.release()
+        return real()
+
+    quiet.poll = poll  # type: ignore[method-assign]
+    yield rig, rounds
+    rig.stop()
+
+
+def taken(rounds: threading.Semaphore) -> int:
+    count = 0
+    while rounds.acquire(blocking=False):
+        count += 1
+    return count
+
+
+def asked_for_long(rig: Passing) -> None:
+    """The device, where it is worth it at all."""
+    rig.process._device.tracks._spinning = Spinning(30.0)
+
+
+def test_the_next_step_comes_before_what_nobody_waits_for(
+    lingering: tuple[Passing, threading.Semaphore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig, rounds = lingering
+    client = rig.lane()
+    monkeypatch.setattr(idle_policy, "ROUND_S", 0.0)
+    client.batch(sync(1))
+    client.response()
+    rig.barrier()
+    monkeypatch.setattr(idle_policy, "ROUND_S", 60.0)
+    client.batch(sync(2))
+    client.response()
+    rig.barrier()  # by way of the front, which is looked after at once: a round that lasts
+    taken(rounds)
+    for number in range(3, 60):
+        client.batch(sync(number))
+        assert client.response().result.request == number
+    assert not taken(rounds)
+    monkeypatch.setattr(event_loop, "EXPECTED_S", 1e-3)
+    client.batch(sync(60))
+    client.response()
+    client.batch(sync(61))
+    client.response()
+    assert rounds.acquire(timeout=30), "nothing comes, so that it is done"
+
+
+def test_it_is_not_put_off_for_ever(
+    lingering: tuple[Passing, threading.Semaphore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig, rounds = lingering
+    monkeypatch.setattr(idle_policy, "ROUND_S", 1e-4)
+    client = rig.lane()
+    begun, number = time.perf_counter(), 0
+    while time.perf_counter() < begun + 0.2 or number < 50:
+        number += 1
+        client.batch(sync(number))
+        assert client.response().result.request == number
+    assert taken(rounds) >= min(number, 100) // 4
+
+
+def test_others_are_heard_meanwhile(
+    lingering: tuple[Passing, threading.Semaphore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The front, tasks of other threads, and another session's lane."""
+    rig, _ = lingering
+    monkeypatch.setattr(idle_policy, "ROUND_S", 60.0)
+    rig.send(Kind.OPEN, b"{}", channel=2)
+    client, other = rig.lane(), rig.lane(2)
+    for number in range(1, 60):
+        client.batch(sync(number))
+        assert client.response().result.request == number
+        if number % 4 == 0:
+            rig.barrier()
+        elif number % 4 == 1:
+            other.batch(sync(number))
+            assert other.response().result.request == number
+        elif number % 4 == 2:
+            done = threading.Event()
+            rig.process.loop.post(done.set)
+            assert done.wait(30)
+
+
+def test_what_was_done_in_between_is_in_the_books(
+    lingering: tuple[Passing, threading.Semaphore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Commands, batches and the device's time, though nobody looked after them in between."""
+    rig, _ = lingering
+    monkeypatch.setattr(straight, "HERE_S", 30.0)
+    asked_for_long(rig)  # each is waited for in the turn in which it came
+    executor = rig.process._executor
+    client = rig.lane()
+    client.batch(add(1), sync(1))
+    client.response()
+    rig.barrier()
+    telemetry = executor.straight._device.telemetry
+    session = executor.session(1)
+    assert session is not None
+    backlog = executor.sharing._backlogs[1]
+
+    def books() -> tuple[int, ...]:
+        return telemetry.batches, telemetry.operations["launch"], telemetry.operations["sync"], telemetry.sync_points
+
+    before, used, busy = books(), backlog.used, telemetry.device_busy_ns
+    counts = sum(telemetry.sync_wait.counts), sum(telemetry.batch_execution.counts)
+    begun = time.perf_counter()
+    for number in range(2, 102):
+        client.batch(add(1), sync(number))
+        assert client.response().result.request == number
+    took = time.perf_counter() - begun
+    rig.barrier()
+    assert tuple(now - then for now, then in zip(books(), before, strict=True)) == (100, 100, 100, 100)
+    assert (sum(telemetry.sync_wait.counts) - counts[0], sum(telemetry.batch_execution.counts) - counts[1]) == (
+        100,
+        100,
+    )
+    spent = backlog.used - used
+    assert 0 < spent < took
+    assert abs((telemetry.device_busy_ns - busy) / 1e9 - spent) < 1e-6
+    assert not backlog.active and not executor.sharing.meter.busy
+    assert backlog.pace.seconds > 0
+
+
+@pytest.mark.parametrize("launches", [(5, 0), (5,)])
+def test_what_is_still_under_way_beside_is_in_the_books(
+    lingering: tuple[Passing, threading.Semaphore], monkeypatch: pytest.MonkeyPatch, launches: tuple[int, ...]
+) -> None:
+    """Who is answered for one stream may have given another something in the same batch."""
+    rig, _ = lingering
+    monkeypatch.setattr(straight, "HERE_S", 30.0)
+    asked_for_long(rig)
+    executor = rig.process._executor
+    for kind in ({"create_stream": c.CreateStream(stream=5)}, {"allocate": c.Allocate(buffer=2, size=8)}):
+        assert not rig.call(**kind).HasField("error")
+    client = rig.lane()
+    backlog = executor.sharing._backlogs[1]
+    gate = threading.Event()
+    rig.server._streams[-1].submit(gate.wait)
+    records = b"".join(add(1, stream=stream, buffer=1 + bool(stream)).launches for stream in launches)
+    client.batch(Command(launches=records), Command(request=1, sync=c.Sync()))
+    assert client.response().result.request == 1
+    rig.barrier()
+    assert backlog.active and backlog.metered and executor.sharing.meter.busy
+    used = backlog.used
+    gate.set()
+    client.batch(Command(request=2, sync=c.Sync(all_streams=True)))
+    assert client.response().result.request == 2
+    rig.barrier()
+    assert backlog.used > used and not backlog.active and not executor.sharing.meter.busy
+
+
+def test_a_step_behind_one_that_took_its_time_comes_first_too(
+    lingering: tuple[Passing, threading.Semaphore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was answered in a turn of its own: the next is looked for before the rest of that is done."""
+    rig, rounds = lingering
+    monkeypatch.setattr(straight, "HERE_S", 0.0)
+    asked_for_long(rig)
+    executor, tracks = rig.process._executor, rig.process._device.tracks
+    client = rig.lane()
+    monkeypatch.setattr(idle_policy, "EXPECTED_S", 30.0)
+    monkeypatch.setattr(idle_policy, "ROUND_S", 60.0)
+    within = 0
+    for number in range(1, 20):
+        gate = threading.Event()
+        rig.server._streams[0].submit(gate.wait)
+        client.batch(add(1), sync(number))
+        while not tracks.live or rig.process._haste._expected_until:
+            time.sleep(1e-4)
+        taken(rounds)
+        gate.set()
+        assert client.response().result.request == number
+        client.batch(sync(100 + number))
+        assert client.response().result.request == 100 + number
+        within += not taken(rounds)
+    rig.barrier()
+    assert not executor.sharing.active and rig.sum() == summed(*([1] * 19))
+    assert within > 10

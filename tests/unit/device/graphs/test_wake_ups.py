@@ -1,0 +1,119 @@
+"""Who waits for room on a track is tried again when there is some, whoever has noticed it first."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from hearth_proto.frames import Kind
+from hearth_proto.launches import Place, Record, pack, pack_layout
+from hearth_proto.v1 import commands_pb2 as c
+from hearthd.device.cpu.server import CpuServer
+from hearthd.device.cpu.streams import CpuEvent
+from hearthd.device.graphs.repeat import TURN
+from hearthd.shared.device_spec import DeviceSpec
+from tests.support.device.rig import Rig
+
+CODE = b'extern "C" __global__ void add_one(int* x) { x[0] += 1; }'
+RECORD = pack(Record(1, 0, (1, 1, 1), (1, 1, 1), 0, 0, 0, pack_layout([Place(0, 8, pointer=True)]), (1,), bytes(8)))
+ROUNDS = 4
+PATIENCE_S = 10.0
+
+
+class Gated(CpuServer):
+    """Does what it has been given when it is told to, and does not say when it is done: the loop goes round only when
+    a frame comes."""
+
+    gate: threading.Event | None = None
+    launched = 0
+
+    def _progress(self) -> None:
+        if self.gate is None:
+            super()._progress()
+
+    def launch(self, *arguments: Any, **more: Any) -> None:
+        self.launched += 1
+        super().launch(*arguments, **more)
+
+    def shut(self) -> None:
+        """What is given from now on is not done."""
+        self.gate = threading.Event()
+        self._streams[0].submit(self.gate.wait)
+
+    def let_through(self) -> None:
+        """What has been given so far is done when this returns; and no more."""
+        given, before = CpuEvent(), self.gate
+        assert before is not None
+        self._streams[0].record(given)
+        self.shut()
+        before.set()
+        given.wait()
+
+    def open(self) -> None:
+        gate, self.gate = self.gate, None
+        if gate is not None:
+            gate.set()
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig[Gated]]:
+    rig = Rig(DeviceSpec(0, "cpu", 0), Gated)
+    yield rig
+    rig.server.open()
+    rig.close()
+
+
+def test_who_waits_for_room_is_not_forgotten_when_another_session_finds_it(rig: Rig[Gated]) -> None:
+    """A session that comes to have something to do looks whether the others still have. What it finds done has given
+    them their room back, and nobody else will say so."""
+    rig.send(Kind.OPEN, b"{}", channel=2)
+    prepare(rig)
+    rig.server.shut()
+    rig.batch(c.Command(launch_prepared=c.LaunchPrepared(prepared=1, count=ROUNDS * TURN)))
+    while not rig.gauges()["commands_waiting"]:
+        pass
+    number = 0
+    while (before := rig.server.launched) < ROUNDS * TURN:
+        rig.server.let_through()
+        flush_beside(rig, number := number + 1)
+        deadline = time.monotonic() + PATIENCE_S
+        while rig.server.launched == before:
+            assert time.monotonic() < deadline, f"{before} launches, and there is room for more"
+            time.sleep(1e-3)
+    rig.server.open()
+    assert int.from_bytes(rig.call(read=c.Read(buffer=1, size=4)).read.data, "little") == ROUNDS * TURN
+
+
+def test_who_has_had_its_turn_goes_on_at_the_next(rig: Rig[Gated]) -> None:
+    """As long as the track has room: nobody has to say anything, and the device nothing to be done with."""
+    prepare(rig)
+    rig.server.shut()
+    rig.batch(c.Command(launch_prepared=c.LaunchPrepared(prepared=1, count=ROUNDS * TURN)))
+    deadline = time.monotonic() + PATIENCE_S
+    while rig.server.launched <= 2 * TURN:
+        assert time.monotonic() < deadline, f"{rig.server.launched} launches, and there is room for more"
+        time.sleep(1e-3)
+    rig.server.open()
+
+
+def prepare(rig: Rig[Gated]) -> None:
+    """List 1, of one launch on buffer 1; nothing is under way."""
+    rig.batch(
+        c.Command(load_module=c.LoadModule(module=1, kind=c.CODE_KIND_CUDA_CPP, code=CODE)),
+        c.Command(get_function=c.GetFunction(function=1, module=1, name="add_one")),
+        c.Command(allocate=c.Allocate(buffer=1, size=4)),
+        c.Command(fill=c.Fill(buffer=1, size=4, pattern=b"\0")),
+    )
+    assert not rig.call(prepare=c.Prepare(prepared=1, launches=RECORD)).HasField("error")
+    assert not rig.call(sync=c.Sync()).HasField("error")
+
+
+def flush_beside(rig: Rig[Gated], number: int) -> None:
+    """Another session does something that gives the device nothing."""
+    ident = 1_000_000 + number
+    rig.send(Kind.CALL, c.Command(request=1, flush=c.Flush()).SerializeToString(), channel=2, id=ident)
+    assert c.Result.FromString(rig.until(Kind.RESULT, ident).payload).HasField("done")

@@ -1,0 +1,274 @@
+"""A load that waits for another session's kernel: refused in time, by name, with nothing left of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from hearth_proto.frames import Kind
+from hearth_proto.launches import Place, Record, pack, pack_layout
+from hearth_proto.reasons import Reason, Refusal, from_status
+from hearth_proto.v1 import commands_pb2 as c
+from hearth_proto.v1 import device_pb2
+from hearthd.device.resources import idle_work
+from hearthd.shared.device_spec import DeviceSpec
+from tests.support.device.rig import Rig, compiled
+from tests.support.device.strict import SOURCE, Strict, launch, load, prepare, ready
+
+LIMIT = 0.1
+LONG = 3600.0
+Start = Callable[[float], Rig[Strict]]
+
+
+class Choosy(Strict):
+    """The first launch of each function waits for all that runs, as that of some kernels does on a GPU."""
+
+    def __init__(self, spec: DeviceSpec) -> None:
+        super().__init__(spec)
+        self.choosy = False
+        self.made: set[Any] = set()
+
+    def first_launch_waits(self, function: Any, prints: bool) -> bool:
+        return self.choosy and function not in self.made
+
+    def first_launch_made(self, function: Any, prints: bool) -> None:
+        assert not self.running
+        self.made.add(function)
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    made: list[Rig[Strict]] = []
+
+    def begin(limit: float) -> Rig[Strict]:
+        made.append(Rig(DeviceSpec(0, "cpu", 0, load_timeout=limit, cache_dir=compiled()), Choosy))
+        return made[-1]
+
+    yield begin
+    for rig in made:
+        rig.server.gate.set()
+        rig.close()
+
+
+def other(rig: Rig[Strict], *commands: c.Command, seq: int) -> None:
+    """A batch of session "other", which is that of channel 2."""
+    message = device_pb2.ExecuteRequest(batch=c.Batch(seq=seq, commands=commands))
+    rig.send(Kind.BATCH, message.SerializeToString(), channel=2)
+
+
+def endless(rig: Rig[Strict], tenant: str = "") -> Callable[[int], int]:
+    """This session is ready to launch, and another one, of the same tenant unless given, has a kernel that does not end
+    before the gate is opened. Reads a buffer's number."""
+    value = prepare(rig)
+    rig.send(Kind.OPEN, json.dumps({"session": "other", "tenant": tenant}).encode(), channel=2)
+    other(
+        rig,
+        c.Command(load_module=c.LoadModule(module=1, kind=c.CODE_KIND_CUDA_CPP, code=SOURCE)),
+        c.Command(get_function=c.GetFunction(function=1, module=1, name="add_one")),
+        c.Command(allocate=c.Allocate(buffer=1, size=4)),
+        c.Command(request=1, describe_module=c.DescribeModule(module=1)),
+        seq=1,
+    )
+    rig.until(Kind.RESPONSE)
+    rig.server.gate.clear()
+    other(rig, launch(1, 1), seq=2)
+    while not rig.server.running:
+        rig.gauges()
+    return value
+
+
+def packed(function: int, buffer: int, stream: int) -> c.Command:
+    """A launch as clients send it: one that has been checked before is not looked at again."""
+    layout = pack_layout([Place(0, 8, pointer=True)])
+    return c.Command(
+        launches=pack(Record(function, stream, (1, 1, 1), (1, 1, 1), 0, 0, 0, layout, (buffer,), bytes(8)))
+    )
+
+
+def refused(result: c.Result) -> Refusal:
+    refusal = from_status(result.error)
+    assert refusal.reason is Reason.QUEUE_FULL, refusal
+    return refusal
+
+
+def counter(rig: Rig[Strict], name: str) -> int:
+    rig.send(Kind.STATS, id=78)
+    return int(json.loads(rig.until(Kind.STATS, 78).payload)["counters"][name])
+
+
+def test_what_needs_the_module_fails_with_the_refusal(start: Start) -> None:
+    rig = start(LIMIT)
+    value = endless(rig)
+    load(rig, 2, b"another")
+    refusal = refused(rig.answer(ready(rig, 2)))
+    assert "load of module 2" in refusal.message and "kernel add_one of session other" in refusal.message
+    assert refusal.details["sessions"] == "other" and refusal.retry_after_s
+    rig.batch(launch(2, 1))
+    asked = [
+        rig.start(get_global=c.GetGlobal(module=2, buffer=9, name="x")),
+        rig.start(describe_function=c.DescribeFunction(function=2)),
+        rig.start(occupancy=c.Occupancy(function=2, block=c.Dim3(x=1))),
+        ready(rig, 2),
+        rig.start(sync=c.Sync()),
+    ]
+    for each in asked:
+        assert "load of module 2" in refused(rig.answer(each)).message
+    assert rig.gauges()["loads_waiting"] == 0 and counter(rig, "loads_refused") == 1
+    rig.batch(launch(1, 2, stream=5))  # what is loaded runs on, beside it
+    while rig.server.running < 2:
+        rig.gauges()
+    rig.server.gate.set()
+    while (result := rig.answer(ready(rig, 2))).HasField("error"):  # until it is seen that the device has rested
+        refused(result)
+    rig.batch(launch(2, 2, stream=5))
+    assert value(2) == 2
+
+
+def test_who_asks_again_later_waits_again(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idle_work, "AGAIN_S", 2 * LIMIT)
+    rig = start(LIMIT)
+    endless(rig)
+    load(rig, 2, b"another")
+    while counter(rig, "loads_refused") < 3:
+        refused(rig.answer(ready(rig, 2)))
+    rig.process._device.quiet.limit = 0.0
+    while not rig.gauges()["loads_waiting"]:
+        answer = ready(rig, 2)
+    rig.server.gate.set()
+    assert not rig.answer(answer).HasField("error")
+
+
+def test_one_that_was_refused_and_is_unloaded_leaves_nothing(start: Start) -> None:
+    rig = start(LIMIT)
+    endless(rig)
+    load(rig, 2, b"another")
+    refused(rig.answer(ready(rig, 2)))
+    rig.call(unload_module=c.UnloadModule(module=2))
+    assert from_status(rig.answer(ready(rig, 2)).error).reason is Reason.INVALID_HANDLE
+    assert rig.gauges()["loads_waiting"] == 0
+    loaded = list(rig.server.loaded)
+    rig.server.gate.set()
+    load(rig, 2, b"another")
+    assert not rig.answer(ready(rig, 2)).HasField("error") and rig.server.loaded == [*loaded, "load"]
+
+
+def test_a_variable_that_was_not_to_be_had_is_there_later(start: Start) -> None:
+    rig = start(LIMIT)
+    endless(rig)
+    code = SOURCE + b"__device__ int number = 7;"
+    rig.batch(c.Command(load_module=c.LoadModule(module=2, kind=c.CODE_KIND_CUDA_CPP, code=code)))
+    refused(rig.call(get_global=c.GetGlobal(module=2, buffer=8, name="number")))
+    rig.server.gate.set()
+    buffer = 9
+    while (result := rig.call(get_global=c.GetGlobal(module=2, buffer=buffer, name="number"))).HasField("error"):
+        refused(result)
+        buffer += 1
+    assert rig.call(read=c.Read(buffer=8, size=4)).read.data == (7).to_bytes(4, "little"), "by the first number as well"
+
+
+@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize("tenant", ["", "stranger"])
+def test_whose_kernels_are_named(start: Start, tenant: str, closed: bool) -> None:
+    """Those of the tenant's own sessions, of one that has been closed as well."""
+    rig = start(LIMIT)
+    endless(rig, tenant)
+    if closed:
+        rig.send(Kind.CLOSE, channel=2)
+    load(rig, 2, b"another")
+    refusal = refused(rig.answer(ready(rig, 2)))
+    told = f"{refusal} {refusal.details}"
+    assert ("add_one" in told, "session other" in told) == ((False, False) if tenant else (True, True))
+    assert ("another tenant's session" in told) is bool(tenant)
+
+
+def test_a_load_that_waits_is_seen_and_one_that_nobody_wants_any_more_is_not(start: Start) -> None:
+    rig = start(LONG)
+    endless(rig)
+    for number in (2, 3):
+        load(rig, number, b"salt %d" % number)
+    while rig.gauges()["loads_waiting"] < 2:
+        pass
+    assert rig.gauges()["load_wait_longest_ns"] > 0
+    rig.batch(c.Command(unload_module=c.UnloadModule(module=2)))
+    while rig.gauges()["loads_waiting"] > 1:
+        pass
+    loaded = list(rig.server.loaded)
+    rig.send(Kind.CLOSE, channel=1)
+    rig.until(Kind.CLOSED)
+    gauges = rig.gauges()
+    assert (gauges["loads_waiting"], gauges["load_wait_longest_ns"]) == (0, 0)
+    assert not rig.process._device.tracks.held, "launches are held back for nobody"
+    rig.server.gate.set()
+    other(
+        rig,
+        c.Command(load_module=c.LoadModule(module=3, kind=c.CODE_KIND_CUDA_CPP, code=SOURCE + b"// third")),
+        c.Command(request=1, describe_module=c.DescribeModule(module=3)),
+        seq=3,
+    )
+    rig.until(Kind.RESPONSE)
+    assert rig.server.loaded == [*loaded, "unload", "load"], "of the two that waited, none came"
+    rig.send(Kind.OPEN, b"{}", channel=1)
+
+
+def test_a_shorter_limit_counts_for_those_that_wait(start: Start) -> None:
+    rig = start(0.0)
+    endless(rig)
+    load(rig, 2, b"another")
+    answer = ready(rig, 2)
+    while not rig.gauges()["loads_waiting"]:
+        pass
+    news = {"log_level": "error", "log_format": "json", "launch_timeout": 0.0, "load_timeout": LIMIT}
+    rig.send(Kind.CHANGE, json.dumps(news).encode())
+    refused(rig.answer(answer))
+
+
+def test_a_first_launch_that_has_to_wait_is_refused_and_may_be_tried_again(start: Start) -> None:
+    rig = start(LIMIT)
+    value = endless(rig)
+    rig.server.choosy = True  # type: ignore[attr-defined]
+    for _ in range(3):  # the next are no more likely than the first to get past the driver, and need not wait for that
+        rig.batch(packed(1, 2, 5))
+        refusal = refused(rig.call(stream=5, sync=c.Sync()))
+        assert "first launch of add_one" in refusal.message and "add_one of session other" in refusal.message
+        assert rig.server.running == 1
+    rig.batch(c.Command(fill=c.Fill(buffer=2, size=4, pattern=b"\0")))
+    rig.server.gate.set()
+    while True:
+        rig.batch(packed(1, 2, 5))
+        done = rig.call(stream=5, sync=c.Sync())
+        if not done.HasField("error"):
+            break
+        refused(done)  # it is not seen yet that the other kernel has ended
+    assert value(2) == 1 and counter(rig, "loads_refused") == 1
+
+
+def test_a_first_launch_that_is_given_up_leaves_the_next_one_to_wait(start: Start) -> None:
+    """Else it would keep the whole process waiting in the driver."""
+    rig = start(LONG)
+    value = endless(rig)
+    rig.server.choosy = True  # type: ignore[attr-defined]
+    given_up = rig.start(stream=5, launch=launch(1, 2).launch)
+    while not rig.gauges()["loads_waiting"]:
+        pass
+    rig.send(Kind.CANCEL, channel=1, id=given_up)
+    assert from_status(rig.answer(given_up).error).reason is Reason.CANCELLED
+    assert rig.gauges()["loads_waiting"] == 0
+    rig.batch(packed(1, 2, 5))
+    while not rig.gauges()["loads_waiting"]:
+        assert rig.server.running == 1
+    rig.server.gate.set()
+    assert value(2) == 1
+
+
+def test_who_waited_for_the_same_first_launch_goes_on_with_it(start: Start) -> None:
+    rig = start(LONG)
+    value = endless(rig)
+    rig.server.choosy = True  # type: ignore[attr-defined]
+    rig.batch(launch(1, 1), launch(1, 2, stream=5))
+    while rig.gauges()["loads_waiting"] < 2:
+        pass
+    rig.server.gate.set()
+    assert [value(1), value(2)] == [1, 1] and rig.gauges()["loads_waiting"] == 0

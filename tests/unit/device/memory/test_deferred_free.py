@@ -1,0 +1,212 @@
+"""What goes back a piece at a time: in order, by turns, and nobody waits for more than a piece of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hearth_proto.frames import Frame, Kind
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.v1 import commands_pb2 as c
+from hearthd.device.cpu.server import CpuServer
+from hearthd.device.memory.deferred_free import FEW, PIECE, STRETCH_S, Clearance
+from hearthd.shared.device_spec import DeviceSpec
+from tests.support.device.rig import Rig
+
+MANY = 5_000
+LIMIT = MANY * 512
+
+
+class Bench:
+    """A clearance whose clock goes on by `cost` with everything that is given back."""
+
+    def __init__(self, cost: float = STRETCH_S / PIECE) -> None:
+        self.now = 0.0
+        self.cost = cost
+        self.given: list[Any] = []
+        self.track: Any = None
+        self.clearance = Clearance(lambda: self.now)
+
+    def begin(self, session: Any, things: list[Any]) -> Any:
+        return self.clearance.begin(session, things, lambda _: self.track, self.give)
+
+    def give(self, thing: Any) -> None:
+        self.now += self.cost
+        self.given.append(thing)
+        if isinstance(thing, Refusal):
+            raise thing
+
+    def finish(self) -> int:
+        """Pumps until nothing is left; how often."""
+        times = 0
+        while self.clearance.more:
+            self.clearance.pump()
+            times += 1
+        return times
+
+
+def test_few_go_back_at_once_and_many_in_pieces_in_their_order() -> None:
+    bench = Bench()
+    few = bench.begin("a", list(range(FEW)))
+    assert few.over and bench.given == list(range(FEW)) and not bench.clearance.more
+    bench.given.clear()
+    many = bench.begin("a", list(range(10 * FEW)))
+    assert not many.over and not bench.given, "whoever asks for much waits for its turn"
+    assert bench.finish() >= 10 * FEW // (2 * PIECE)
+    assert many.over and bench.given == list(range(10 * FEW))
+
+
+def test_sessions_take_turns_and_each_is_told_of_its_own() -> None:
+    bench = Bench()
+    told: list[str] = []
+    for session in "ab":
+        things = [(session, number) for number in range(2 * FEW)]
+        bench.begin(session, things)
+        bench.begin(session, [(session, 2 * FEW + number) for number in range(2 * FEW)])
+        bench.clearance.after(session, lambda session=session: told.append(session))  # type: ignore[misc]
+    assert bench.clearance.after_all(lambda: told.append("all"))
+    bench.clearance.pump()
+    bench.clearance.pump()
+    assert {session for session, _ in bench.given} == {"a", "b"}, "neither waits for the whole of the other"
+    bench.finish()
+    for session in "ab":
+        assert [number for who, number in bench.given if who == session] == list(range(4 * FEW))
+    assert told[-1] == "all" and sorted(told[:-1]) == ["a", "b"]
+    assert not bench.clearance.after_all(lambda: told.append("never"))
+    bench.clearance.after("a", lambda: told.append("at once"))
+    assert told[-1] == "at once"
+
+
+def test_what_a_track_has_no_room_for_waits_and_keeps_nobody_awake() -> None:
+    bench = Bench()
+    bench.track = SimpleNamespace(budget=0)
+    clearing = bench.begin("a", list(range(2 * FEW)))
+    bench.clearance.pump()
+    assert not bench.clearance.more and not bench.given
+    bench.track.budget = 1
+    assert bench.clearance.more
+    bench.finish()
+    assert clearing.over
+
+
+def test_what_one_meets_does_not_keep_the_others_back() -> None:
+    bench = Bench()
+    refusal = Refusal(Reason.INTERNAL, "the driver says no")
+    clearing = bench.begin("a", [refusal, *range(2 * FEW)])
+    bench.finish()
+    assert clearing.over and clearing.failure is refusal and len(bench.given) == 2 * FEW + 1
+
+
+# ---- in a device process ----
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig[CpuServer]]:
+    rig = Rig(DeviceSpec(0, "cpu", 0, memory_limit=LIMIT), CpuServer)
+    yield rig
+    rig.stop()
+
+
+def fill_up(rig: Rig[CpuServer]) -> None:
+    """All of the device's memory, in many buffers."""
+    for start in range(1, MANY + 1, 500):
+        rig.batch(*(c.Command(allocate=c.Allocate(buffer=start + at, size=512)) for at in range(500)))
+    assert not rig.call(flush=c.Flush()).HasField("error")
+
+
+def usage(rig: Rig[CpuServer]) -> c.MemoryUsageResult:
+    return rig.call(memory_usage=c.MemoryUsage()).memory_usage
+
+
+def answers_beside(rig: Rig[CpuServer], over: Any) -> int:
+    """How many answers another session gets, one after the other, before `over` says yes to a frame."""
+    count = 0
+    while True:
+        ident = 1_000_000 + count
+        rig.send(Kind.CALL, c.Command(request=1, flush=c.Flush()).SerializeToString(), channel=2, id=ident)
+        rig.until(Kind.RESULT, ident)
+        if any(over(frame) for frame in rig._frames):
+            return count
+        count += 1
+
+
+def test_others_are_served_while_a_session_frees_and_ends(rig: Rig[CpuServer]) -> None:
+    rig.send(Kind.OPEN, b"{}", channel=2)
+    fill_up(rig)
+    freed = rig.start(free=c.Free(buffers=range(1, MANY)))
+    assert answers_beside(rig, lambda frame: frame.kind == Kind.RESULT and frame.id == freed) > 5
+    assert not rig.answer(freed).HasField("error")
+    assert usage(rig).allocations == 1 and usage(rig).bytes_in_use == 512
+    rig.batch(*(c.Command(allocate=c.Allocate(buffer=MANY + number, size=256)) for number in range(1, MANY // 2)))
+
+    def closed(frame: Frame) -> bool:
+        return frame.kind == Kind.CLOSED and frame.channel == 1
+
+    rig.send(Kind.CLOSE, channel=1)
+    assert answers_beside(rig, closed) > 5
+    rig.until(Kind.CLOSED)
+    assert rig.server.memory_info().in_use == 0
+
+
+def test_the_end_of_a_session_is_told_when_all_is_free(rig: Rig[CpuServer]) -> None:
+    fill_up(rig)
+    rig.send(Kind.CLOSE, channel=1)
+    rig.until(Kind.CLOSED)
+    assert rig.server.memory_info().in_use == 0
+
+
+def test_the_end_of_a_session_waits_for_what_it_was_freeing(rig: Rig[CpuServer]) -> None:
+    """Some of it is on its way, some stands behind a write whose bytes will never come."""
+    fill_up(rig)
+    rig.batch(
+        c.Command(create_stream=c.CreateStream(stream=5)),
+        c.Command(stream=5, write=c.Write(buffer=1, size=512, transfer=9)),
+        c.Command(stream=5, free=c.Free(buffers=range(1, 2000))),
+        c.Command(free=c.Free(buffers=range(2000, 4000))),
+    )
+    rig.send(Kind.CLOSE, channel=1)
+    rig.until(Kind.CLOSED)
+    assert rig.server.memory_info().in_use == 0
+
+
+def test_an_allocation_behind_a_great_free_has_its_memory(rig: Rig[CpuServer]) -> None:
+    fill_up(rig)
+    rig.batch(
+        c.Command(free=c.Free(buffers=range(1, MANY + 1))),
+        c.Command(allocate=c.Allocate(buffer=MANY + 1, size=LIMIT)),
+    )
+    assert not rig.call(sync=c.Sync(all_streams=True)).HasField("error")
+    assert usage(rig).allocations == 1 and usage(rig).bytes_in_use == LIMIT
+
+
+def test_another_session_waits_for_what_is_being_freed_before_it_is_refused(rig: Rig[CpuServer]) -> None:
+    rig.send(Kind.OPEN, b"{}", channel=2)
+    fill_up(rig)
+    rig.batch(c.Command(free=c.Free(buffers=range(1, MANY + 1))))
+    command = c.Command(request=1, allocate=c.Allocate(buffer=1, size=LIMIT))
+    rig.send(Kind.CALL, command.SerializeToString(), channel=2, id=4_000_000)
+    answer = c.Result.FromString(rig.until(Kind.RESULT, 4_000_000).payload)
+    assert not answer.HasField("error"), answer.error.message
+
+
+def test_what_is_not_a_buffer_is_told_when_the_rest_is_free(rig: Rig[CpuServer]) -> None:
+    fill_up(rig)
+    error = rig.call(free=c.Free(buffers=[*range(1, MANY + 1), MANY + 7])).error
+    assert f"buffer {MANY + 7} is not live" in error.message
+    assert usage(rig).allocations == 0
+    assert not rig.call(allocate=c.Allocate(buffer=1, size=LIMIT)).HasField("error")
+
+
+def test_kept_memory_is_given_back_with_a_clean_up_and_nobody_waits_for_it(rig: Rig[CpuServer]) -> None:
+    rig.send(Kind.OPEN, b"{}", channel=2)
+    rig.batch(c.Command(set_allocation_mode=c.SetAllocationMode(mode=c.ALLOCATION_MODE_PERSISTENT)))
+    fill_up(rig)
+    rig.batch(c.Command(free=c.Free(buffers=range(1, MANY + 1))))
+    assert usage(rig).bytes_persistent == LIMIT
+    cleaned = rig.start(memory_cleanup=c.MemoryCleanup())
+    assert answers_beside(rig, lambda frame: frame.kind == Kind.RESULT and frame.id == cleaned) > 3
+    assert not rig.answer(cleaned).HasField("error")
+    assert usage(rig).bytes_persistent == 0 and rig.server.memory_info().in_use == 0

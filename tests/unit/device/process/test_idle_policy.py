@@ -1,0 +1,186 @@
+"""A device that does not say when something is done, as CUDA does not: it is asked, at once where that is worth it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from hearth_proto.frames import Frame, FrameReader, Kind, encode
+from hearth_proto.launches import Place, Record, pack, pack_layout
+from hearth_proto.v1 import commands_pb2 as c
+from hearthd.device.cpu.server import CpuServer
+from hearthd.device.process.device_process import DeviceProcess
+from hearthd.device.process.idle_policy import HASTY
+from hearthd.shared.device_spec import DeviceSpec
+from tests.support.device.rig import Rig
+
+CODE = b'extern "C" __global__ void add_one(int* x) { x[0] += 1; }'
+RECORD = pack(Record(1, 0, (1, 1, 1), (1, 1, 1), 0, 0, 0, pack_layout([Place(0, 8, pointer=True)]), (1,), bytes(8)))
+LIMITED = pack(
+    Record(1, 0, (1, 1, 1), (1, 1, 1), 0, 0, 10**10, pack_layout([Place(0, 8, pointer=True)]), (1,), bytes(8))
+)
+
+
+class Polled(CpuServer):
+    """`asked`: how often it was asked whether something is done."""
+
+    asked = 0
+
+    def on_progress(self, wake: Any) -> bool:
+        super().on_progress(None)
+        return False
+
+    def done(self, event: Any) -> bool:
+        self.asked += 1
+        return super().done(event)
+
+    def shut(self) -> threading.Event:
+        """What is given from now on waits for the gate that is returned."""
+        gate = threading.Event()
+        self._streams[0].submit(gate.wait)
+        return gate
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig[Polled]]:
+    rig = Rig(DeviceSpec(0, "cpu", 0), Polled)
+    rig.batch(
+        c.Command(load_module=c.LoadModule(module=1, kind=c.CODE_KIND_CUDA_CPP, code=CODE)),
+        c.Command(get_function=c.GetFunction(function=1, module=1, name="add_one")),
+        c.Command(allocate=c.Allocate(buffer=1, size=4)),
+        c.Command(fill=c.Fill(buffer=1, size=4, pattern=b"\0")),
+    )
+    ok(rig.call(sync=c.Sync()))
+    yield rig
+    rig.close()
+
+
+def ok(result: c.Result) -> c.Result:
+    assert not result.HasField("error"), result.error
+    return result
+
+
+def value(rig: Rig[Polled]) -> int:
+    return int.from_bytes(ok(rig.call(read=c.Read(buffer=1, size=4))).read.data, "little")
+
+
+def test_every_sync_is_answered_when_what_it_waited_for_is_done(rig: Rig[Polled]) -> None:
+    for count in range(1, 200):
+        rig.batch(c.Command(launches=RECORD))
+        ok(rig.call(sync=c.Sync(all_streams=count % 3 == 0)))
+        if count % 20 == 0:
+            assert value(rig) == count
+
+
+def test_a_long_kernel_is_asked_for_seldom_and_an_idle_device_not_at_all(rig: Rig[Polled]) -> None:
+    gate = rig.server.shut()
+    rig.batch(c.Command(launches=RECORD))
+    sync = rig.start(sync=c.Sync())
+    rig.gauges()
+    before, cpu = rig.server.asked, time.process_time()
+    time.sleep(0.4)
+    assert rig.server.asked - before < 2000, "a spin would be some 100,000"
+    assert time.process_time() - cpu < 0.3
+    gate.set()
+    ok(rig.answer(sync))
+    time.sleep(0.05)  # nothing is awaited any more, and nothing is asked
+    before = rig.server.asked
+    time.sleep(0.2)
+    assert rig.server.asked == before
+
+
+def test_who_keeps_the_loop_in_haste_holds_up_nothing(rig: Rig[Polled]) -> None:
+    """Each sync is awaited anew, and none comes to its end; what is looked at now and then is looked at all the
+    same."""
+    polls = 0
+    quiet = rig.process._device.quiet
+    real = quiet.poll
+
+    def poll() -> float | None:
+        nonlocal polls
+        polls += 1
+        return real()
+
+    quiet.poll = poll  # type: ignore[method-assign]
+    rig.send(Kind.OPEN, b"{}", channel=2)
+    gate = rig.server.shut()
+    rig.batch(c.Command(launches=LIMITED))
+    syncs = []
+    for count in range(40 * HASTY):
+        syncs.append(rig.start(sync=c.Sync()))
+        if count % HASTY == 0:
+            rig.send(Kind.CALL, c.Command(request=1, flush=c.Flush()).SerializeToString(), channel=2, id=10**6 + count)
+            assert c.Result.FromString(rig.until(Kind.RESULT, 10**6 + count).payload).HasField("done")
+    assert polls >= 40 // 2
+    gate.set()
+    for sync in syncs:
+        ok(rig.answer(sync))
+    assert value(rig) == 1
+
+
+def test_an_answer_goes_out_before_the_rest_is_done(rig: Rig[Polled]) -> None:
+    """Whoever waits hears of it before the books are closed on what he waited for."""
+    order: list[str] = []
+    tracks, sharing, outbox = rig.process._device.tracks, rig.process._executor.sharing, rig.process._outbox
+    poll, settle, answer = tracks.poll, sharing.settle, outbox.answer
+
+    def polled() -> bool:
+        progress = poll()
+        order.extend(["done"] * progress)
+        return progress
+
+    tracks.poll = polled  # type: ignore[method-assign]
+    sharing.settle = lambda idle: (order.append("settle"), settle(idle))[1]  # type: ignore[method-assign]
+    outbox.answer = lambda: (order.append("answer"), answer())[1]  # type: ignore[method-assign]
+    gate = rig.server.shut()
+    rig.batch(c.Command(launches=RECORD))
+    sync = rig.start(sync=c.Sync())
+    gate.set()
+    ok(rig.answer(sync))
+    rig.gauges()
+    assert order[order.index("done") + 1] == "answer" and order[-1] == "settle"
+
+
+def test_who_is_answered_in_a_nap_need_not_wait_for_the_next_turn() -> None:
+    """The loop here goes round only when it is told to."""
+    link, theirs = socket.socketpair()
+    link.settimeout(30)
+    process = DeviceProcess(theirs, DeviceSpec(0, "cpu", 0, cpu_threads=1), Polled(DeviceSpec(0, "cpu", 0)))
+    loop, tracks = process.loop, process._device.tracks
+    reader = FrameReader()
+    frames: list[Frame] = []
+
+    def hear(kind: int) -> None:
+        while not any(frame.kind == kind for frame in frames):
+            frames.extend(reader.feed(link.recv(1 << 16)))
+
+    with link, theirs:
+        link.sendall(encode(Kind.OPEN, b"{}", channel=1))
+        loop.on_idle()
+        hear(Kind.READY)
+        loop._turn(None)
+        gate = process._server.shut()  # type: ignore[attr-defined]
+        flag = c.Command(request=1, record_event=c.RecordEvent(event=1))
+        sync = c.Command(request=1, sync=c.Sync())
+        for call, command in enumerate((flag, sync), 1):
+            link.sendall(encode(Kind.CALL, command.SerializeToString(), channel=1, id=call))
+            loop._turn(None)
+            loop.on_poll()
+            loop.on_idle()
+        hear(Kind.RESULT)
+        frames.clear()
+        assert not loop.on_nap(), "the gate is shut"
+        gate.set()
+        while loop.on_nap() is not True:
+            pass
+        hear(Kind.RESULT)
+        assert [frame.id for frame in frames] == [2]
+        assert tracks.poll(), "it is progress all the same"
+        process._server.close()
+        process._device.compiler.close()
+        loop.close()

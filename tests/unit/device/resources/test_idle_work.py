@@ -1,0 +1,215 @@
+"""Code is loaded and unloaded only while no kernel runs; whatever else a device does goes on meanwhile."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from hearth_proto.reasons import Reason
+from hearth_proto.v1 import commands_pb2 as c
+from hearthd.device.collectives import abort
+from hearthd.device.resources import idle_work
+from hearthd.shared.device_spec import DeviceSpec
+from tests.support.device.peers import PeerRig, PeerServer, collective, operation
+from tests.support.device.rig import Rig, compiled
+from tests.support.device.strict import Strict, launch, load, prepare, ready
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig[Strict]]:
+    made = Rig(DeviceSpec(0, "cpu", 0, cache_dir=compiled()), Strict)
+    yield made
+    made.server.gate.set()
+    made.close()
+
+
+def test_a_load_waits_for_the_kernel_and_nothing_else_waits_for_the_load(rig: Rig[Strict]) -> None:
+    value = prepare(rig)
+    rig.server.gate.clear()
+    rig.batch(launch(1, 1))
+    load(rig, 2, b"another")
+    loaded = ready(rig, 2)
+    assert rig.server.loaded == ["load"]
+    for _ in range(50):  # copies, allocations and answers go on
+        assert value(2) == 0
+    rig.batch(launch(2, 2, stream=5))  # for the module that is to come
+    rig.server.gate.set()
+    assert not rig.answer(loaded).HasField("error")
+    assert [value(1), value(2)] == [1, 1]
+    assert rig.server.loaded == ["load", "load"]
+
+
+def test_a_device_that_is_never_idle_loads_all_the_same(rig: Rig[Strict]) -> None:
+    """Launches come without an end: they are held back until what runs is done."""
+    value = prepare(rig)
+    sent = 0
+    load(rig, 2, b"in between")
+    loaded = ready(rig, 2)
+    done: list[Any] = []
+    while not done:
+        rig.batch(*(launch(1, 1) for _ in range(200)))
+        sent += 200
+        assert value(2) == 0
+        done = [frame for frame in rig._frames if frame.id == loaded]
+        assert sent < 200_000
+    assert not rig.answer(loaded).HasField("error")
+    assert value(1) == sent
+
+
+def test_an_unload_waits_and_holds_nobody_back(rig: Rig[Strict]) -> None:
+    value = prepare(rig)
+    load(rig, 2, b"to go")
+    assert not rig.answer(ready(rig, 2)).HasField("error")
+    rig.server.gate.clear()
+    rig.batch(launch(1, 1))
+    rig.batch(c.Command(unload_module=c.UnloadModule(module=2)))
+    rig.batch(launch(1, 2, stream=5))
+    assert rig.server.loaded == ["load", "load"]
+    rig.server.gate.set()
+    assert [value(1), value(2)] == [1, 1]
+    while len(rig.server.loaded) < 3:
+        value(1)
+    assert rig.server.loaded == ["load", "load", "unload"]
+
+
+class Peers(PeerServer, Strict):
+    """With communicators that no kernel may run beside while they are given up."""
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+@pytest.fixture
+def peers() -> Iterator[PeerRig]:
+    made = PeerRig(server=Peers)
+    yield made
+    made.server.gate.set()  # type: ignore[attr-defined]
+    made.close()
+
+
+def test_a_communicator_that_nobody_uses_is_given_up_at_rest(peers: PeerRig) -> None:
+    server: Any = peers.server
+    load(peers, 1)  # type: ignore[arg-type]
+    assert not peers.answer(ready(peers, 1)).HasField("error")  # type: ignore[arg-type]
+    idle, busy = peers.join("a-1"), peers.join("a-2")
+    peers.batch(c.Command(create_stream=c.CreateStream(stream=5)), collective(1, operation(destination=2)))
+    peers.go(peers.hear("present"), 1, "a-2")
+    server.gate.clear()
+    peers.batch(launch(1, 3, stream=5))
+    sync = peers.sync()
+    wait_for(lambda: server.running)  # what the front says is heard before batches that came with it
+    peers.abort(comm="a-1")
+    peers.abort(comm="a-2")  # what is under way on it would not end by itself
+    assert peers.reason(sync) == Reason.COMMUNICATOR_FAILED
+    assert busy.aborting.wait(10) and not idle.aborting.is_set()
+    idle.abort_blocks.clear()
+    server.gate.set()
+    assert idle.aborting.wait(10)
+    server.gate.clear()
+    peers.batch(launch(1, 3, stream=5))
+    peers.gauges()
+    assert server.running == 0, "no kernel beside it"
+    idle.abort_blocks.set()
+    wait_for(lambda: server.running)
+    server.gate.set()
+    assert peers.reason(peers.sync(5)) == ""
+
+
+def busy_beside_a_kernel(peers: PeerRig, **facts: Any) -> tuple[Any, int]:
+    """A communicator with an operation that does not end, and a kernel of somebody else that does not either; the Sync
+    behind the operation."""
+    load(peers, 1)  # type: ignore[arg-type]
+    assert not peers.answer(ready(peers, 1)).HasField("error")  # type: ignore[arg-type]
+    busy = peers.join("a-1")
+    vars(busy).update(facts)
+    peers.batch(c.Command(create_stream=c.CreateStream(stream=5)), collective(1, operation(destination=2)))
+    peers.go(peers.hear("present"), 1, "a-1")
+    peers.server.gate.clear()  # type: ignore[attr-defined]
+    peers.batch(launch(1, 3, stream=5))
+    return busy, peers.sync()
+
+
+def test_what_is_under_way_is_stopped_at_once_and_freed_at_rest(peers: PeerRig) -> None:
+    busy, sync = busy_beside_a_kernel(peers, stops=True)
+    peers.abort(comm="a-1")
+    assert peers.reason(sync) == Reason.COMMUNICATOR_FAILED
+    assert busy.stopped.wait(10)
+    peers.batch(launch(1, 3))  # others are let through meanwhile
+    wait_for(lambda: peers.server.running == 2)  # type: ignore[attr-defined]
+    assert not busy.aborting.is_set()
+    peers.server.gate.set()  # type: ignore[attr-defined]
+    assert busy.aborting.wait(10)
+    assert peers.reason(peers.sync(5)) == ""
+
+
+def test_one_that_cannot_be_stopped_is_aborted_beside_whatever_runs(peers: PeerRig) -> None:
+    """NCCL may wait there for all that runs: nothing new is to be among that."""
+    busy, sync = busy_beside_a_kernel(peers)
+    busy.abort_blocks.clear()
+    other = peers.join("a-2")
+    peers.abort(comm="a-1")
+    assert peers.reason(sync) == Reason.COMMUNICATOR_FAILED
+    assert busy.aborting.wait(10)
+    peers.batch(launch(1, 3), c.Command(create_stream=c.CreateStream(stream=6)))
+    peers.batch(collective(2, operation(destination=2), stream=6))
+    peers.go(peers.hear("present"), 1, "a-2")
+    peers.gauges()
+    assert peers.server.running == 1 and not other.given  # type: ignore[attr-defined]
+    busy.abort_blocks.set()
+    wait_for(lambda: peers.server.running == 2)  # type: ignore[attr-defined]
+    peers.server.gate.set()  # type: ignore[attr-defined]
+    wait_for(lambda: other.given)
+    other.release()
+    assert peers.reason(peers.sync(5)) == ""
+
+
+def test_one_that_cannot_even_be_stopped_is_aborted(peers: PeerRig, capfd: pytest.CaptureFixture[str]) -> None:
+    def stop() -> None:
+        raise RuntimeError("this NCCL cannot")
+
+    busy, sync = busy_beside_a_kernel(peers, stops=True, stop=stop)
+    peers.abort(comm="a-1")
+    assert peers.reason(sync) == Reason.COMMUNICATOR_FAILED
+    assert busy.aborting.wait(10)
+    peers.server.gate.set()  # type: ignore[attr-defined]
+    assert peers.reason(peers.sync(5)) == ""
+    assert "this NCCL cannot" in capfd.readouterr().err
+
+
+def test_a_stop_may_take_as_long_as_what_stands_before_it(peers: PeerRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(abort, "ABORT_S", 0.05)
+    gate = threading.Event()
+    busy, _ = busy_beside_a_kernel(peers, stops=True, stop=lambda: gate.wait(30))
+    peers.abort(comm="a-1")
+    time.sleep(0.3)
+    peers.gauges()
+    assert not peers.heard("wedged")
+    peers.server.gate.set()  # type: ignore[attr-defined]
+    assert peers.hear("wedged")["comm"] == "a-1"
+    gate.set()
+    busy.release()
+    assert busy.aborting.wait(10)
+
+
+def test_launches_do_not_wait_for_long_for_a_communicator_that_is_given_up(
+    peers: PeerRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(idle_work, "BESIDE_S", 0.1)
+    load(peers, 1)  # type: ignore[arg-type]
+    assert not peers.answer(ready(peers, 1)).HasField("error")  # type: ignore[arg-type]
+    idle = peers.join("a-1")
+    idle.abort_blocks.clear()
+    assert peers.reason(peers.sync()) == ""
+    peers.abort(comm="a-1")
+    assert idle.aborting.wait(10)
+    peers.batch(launch(1, 3))
+    assert peers.reason(peers.sync()) == ""
+    idle.abort_blocks.set()

@@ -1,0 +1,477 @@
+"""Sessions of one device process, side by side: shares, floods, what waits and what must not, and what is metered.
+
+The machine may be busy: what is compared with what is due is the device's own account of its time, and the number of
+kernels of equal length.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from hearth_proto.frames import Frame, Kind
+from hearth_proto.reasons import Reason, from_status
+from hearth_proto.v1 import commands_pb2 as c
+from hearth_proto.v1 import device_pb2
+from hearthd.shared.device_spec import DeviceSpec
+from tests.support.device.crowd import Crowd, Member
+from tests.support.device.link import Command
+from tests.support.timing import steady
+
+MAY, ALONE, AWAITED = 1, 2, 4
+WANTS, WORKS = 1, 2
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[Crowd]:
+    crowd = Crowd(DeviceSpec(0, "cpu", 0, cpu_threads=1))
+    yield crowd
+    crowd.close()
+
+
+@pytest.fixture
+def crowd(process: Crowd) -> Iterator[Crowd]:
+    yield process
+    process.send(Kind.TURN, flags=MAY | ALONE)
+    for member in list(process.members.values()):
+        process.leave(member)
+    process.metered.clear()
+    process.busy.clear()
+
+
+def shares(crowd: Crowd, seconds: float, *members: Member) -> tuple[list[float], list[float]]:
+    """What part each has of the device's time, and of the launches, while all flood."""
+    crowd.run(0.3, *members)
+    crowd.metered.clear()
+    before = [member.done for member in members]
+    crowd.run(seconds, *members)
+    used = [crowd.metered.get(member.session, 0.0) for member in members]
+    done = [member.done - start for member, start in zip(members, before, strict=True)]
+    return [each / sum(used) for each in used], [each / sum(done) for each in done]
+
+
+def share_time(crowd: Crowd, seconds: float, members: list[Member], expected: Any) -> None:
+    """The device's time is shared as expected (an `approx`)."""
+    used = steady(lambda: shares(crowd, seconds, *members)[0], lambda used: used == expected)
+    assert used == expected
+
+
+# ---- shares ----
+
+
+def test_time_is_shared_by_weights_however_long_the_kernels(crowd: Crowd) -> None:
+    lengths = (5_000_000, 1_000_000, 200_000)
+    members = [
+        crowd.join(tenant=str(weight), weight=weight, nanoseconds=length, launches=2_000_000 // length + 1, window=128)
+        for weight, length in zip((1.0, 2.0, 4.0), lengths, strict=True)
+    ]
+    share_time(crowd, 2.5, members, pytest.approx([weight / 7 for weight in (1, 2, 4)], rel=0.2))
+
+
+def test_kernels_of_one_length_are_run_by_weights(crowd: Crowd) -> None:
+    members = [
+        crowd.join(tenant=str(weight), weight=weight, nanoseconds=2_000_000, launches=2, window=128)
+        for weight in (1.0, 2.0, 4.0)
+    ]
+    expected = pytest.approx([weight / 7 for weight in (1, 2, 4)], rel=0.25)
+    done = steady(lambda: shares(crowd, 3.0, *members)[1], lambda done: done == expected)
+    assert done == expected
+
+
+def test_sessions_of_one_tenant_share_its_weight(crowd: Crowd) -> None:
+    members = [crowd.join(tenant=tenant, nanoseconds=500_000, launches=4, window=16) for tenant in "aab"]
+    share_time(crowd, 1.5, members, pytest.approx([0.25, 0.25, 0.5], rel=0.25))
+
+
+def test_the_more_urgent_goes_first_and_leaves_a_little(crowd: Crowd) -> None:
+    urgent, other = (
+        crowd.join(tenant=tenant, priority=priority, nanoseconds=500_000, launches=4, window=16)
+        for tenant, priority in (("a", -1), ("b", 0))
+    )
+    share_time(crowd, 1.5, [urgent, other], pytest.approx([0.89, 0.11], abs=0.09))
+
+
+# ---- floods ----
+
+
+@pytest.mark.parametrize("launches", [64, 8000])
+def test_a_flood_holds_nobody_up(crowd: Crowd, launches: int) -> None:
+    """Also where each of its batches is nearly a megabyte."""
+    light = crowd.join(tenant="light", nanoseconds=0)
+    flood = crowd.join(tenant="flood", nanoseconds=1_000_000, launches=launches, window=32)
+    crowd.run(0.3, flood)
+    launched = 0
+
+    def overtaking() -> float:
+        """Batches of the flood that are taken during a round trip, as a part of those in line: the median of 60."""
+        nonlocal launched
+        launched += 60
+        parts = []
+        for _ in range(60):
+            crowd.fill(flood)
+            before = flood.acked
+            crowd.round_trip(light)
+            parts.append((flood.acked - before) / flood.window)
+        return sorted(parts)[30]
+
+    # The flood has seconds of work in line; what stood behind it would see all of it.
+    assert steady(overtaking, lambda part: part < 0.1) < 0.25
+    assert crowd.count(light) == launched
+
+
+def test_what_waits_for_a_turn_is_not_acknowledged_and_then_runs_in_order(crowd: Crowd) -> None:
+    members = [crowd.join(tenant=tenant, nanoseconds=300_000, launches=200, window=16) for tenant in "ab"]
+    crowd.run(0.5, *members)
+    assert all(member.seq - member.acked >= 12 for member in members), "the device has taken more than it can do"
+    posted = [member.seq * member.launches for member in members]
+    crowd.leave(members[1])
+    for member in members[:1]:
+        assert crowd.count(member) == posted[0]
+        assert member.acked == member.seq
+
+
+def test_a_kernel_without_end_keeps_nobody_waiting_for_long(crowd: Crowd) -> None:
+    """What others run before it ends, of kernels of a millisecond: a thousand each are due while it runs."""
+    stuck = crowd.join(tenant="stuck", nanoseconds=1_000_000_000, launches=2, window=1)
+    other, third = (crowd.join(tenant=tenant, nanoseconds=1_000_000, launches=4, window=8) for tenant in "ab")
+    ended: list[Frame] = []
+
+    def note(frame: Frame) -> None:
+        if frame.kind == Kind.RESPONSE and frame.channel == stuck.channel:
+            ended.append(frame)
+
+    crowd.post(stuck, Command(launches=crowd.records(stuck)), Command(request=1, sync=c.Sync()))
+    while not ended:
+        crowd.run(0.05, other, third, on_frame=note)
+    assert min(other.done, third.done) > 100
+    assert crowd.count(stuck) == 2
+
+
+def test_a_kernel_that_waits_for_what_is_behind_it_gets_it(crowd: Crowd) -> None:
+    """It is charged as long as it runs, as much as it is given; what stands behind it goes on all the same."""
+    stuck = crowd.join(tenant="stuck", nanoseconds=4_000_000_000, launches=1, window=100)
+    flood = crowd.join(tenant="flood", nanoseconds=1_000_000, launches=4, window=8)
+    assert not crowd.call(channel=stuck.channel, allocate=c.Allocate(buffer=2, size=1)).HasField("error")
+    stream = c.Command(create_stream=c.CreateStream(stream=1))
+    assert not crowd.call(channel=stuck.channel, create_stream=stream.create_stream).HasField("error")
+    crowd.run(0.2, flood)
+    crowd.post(stuck)
+    crowd.run(0.5, flood)  # so much does it owe by now
+    for _ in range(20):
+        crowd.post(stuck, Command(stream=1, fill=c.Fill(buffer=2, size=1, pattern=b"1")))
+    began, before = time.perf_counter(), flood.done
+    while stuck.acked < 20 and time.perf_counter() < began + 10:
+        crowd.run(0.02, flood)
+    while flood.done == before and time.perf_counter() < began + 3.4:
+        crowd.run(0.02, flood)
+    assert time.perf_counter() - began < 3.4, "the kernel ended before"
+    assert crowd.count(stuck) == 1
+
+
+def test_copies_go_beside_the_kernels_of_others(crowd: Crowd) -> None:
+    kernels = crowd.join(tenant="kernels", nanoseconds=1_000_000, launches=4, window=16)
+    copies = crowd.join(tenant="copies", window=16)
+    size = 256 << 10
+    assert not crowd.call(channel=copies.channel, allocate=c.Allocate(buffer=2, size=size)).HasField("error")
+    write = Command(write=c.Write(buffer=2, data=bytes(range(256)) * (size // 256)))
+    crowd.run(0.2, kernels)
+    before = kernels.done
+    end = time.perf_counter() + 60.0  # a second is enough, where nobody else has the CPU
+    while copies.acked <= 20 or kernels.done - before <= 10:
+        assert time.perf_counter() < end, (copies.acked, kernels.done - before)
+        while copies.seq - copies.acked < copies.window:
+            crowd.post(copies, write)
+        crowd.run(0.005, kernels)
+    read = crowd.call(channel=copies.channel, read=c.Read(buffer=2, offset=size - 256, size=256)).read
+    assert read.data == bytes(range(256))
+
+
+def test_an_upload_stays_behind_the_write_that_it_is_for(crowd: Crowd) -> None:
+    """More uploads than a session may have without a Write, whose batch waits for its turn."""
+    flood = crowd.join(tenant="flood", nanoseconds=1_000_000, launches=16, window=16)
+    uploads = crowd.join(tenant="uploads", nanoseconds=1_000_000)
+    count = 100
+    assert not crowd.call(channel=uploads.channel, allocate=c.Allocate(buffer=2, size=count)).HasField("error")
+    crowd.run(0.2, flood)
+    crowd.post(uploads, Command(launches=crowd.records(uploads, 100)))
+    for number in range(1, count + 1):
+        crowd.post(uploads, Command(write=c.Write(buffer=2, offset=number - 1, size=1, transfer=number)))
+        crowd.upload(number, [bytes([number])], channel=uploads.channel)
+    end = time.perf_counter() + 60
+    while uploads.acked < uploads.seq:
+        assert time.perf_counter() < end
+        crowd.run(0.02, flood)
+    read = crowd.call(channel=uploads.channel, read=c.Read(buffer=2, size=count)).read
+    assert read.data == bytes(range(1, count + 1))
+
+
+# ---- what is metered ----
+
+
+@pytest.mark.parametrize("sessions", [1, 3])
+def test_what_is_metered_adds_up_to_the_time_in_which_there_was_work(crowd: Crowd, sessions: int) -> None:
+    members = [
+        crowd.join(tenant=str(number), nanoseconds=500_000 * (number + 1), launches=4, window=16)
+        for number in range(sessions)
+    ]
+    crowd.run(0.2, *members)
+    crowd.metered.clear()
+    began = time.perf_counter()
+    crowd.run(0.8, *members)
+    for member in members:
+        crowd.count(member)
+    took = time.perf_counter() - began
+    names = [member.session for member in members]
+    for member in members:
+        crowd.leave(member)  # which tells the rest
+    # Up to a report was under way when the clock began to run; an interval of at most 0.2 s.
+    assert took * 0.5 <= sum(crowd.metered[name] for name in names) <= took + 0.25
+
+
+def test_who_does_nothing_pays_nothing(crowd: Crowd) -> None:
+    crowd.join(tenant="idle")
+    member = crowd.join(tenant="some", nanoseconds=20_000_000, launches=5)
+    crowd.metered.clear()
+    began = time.perf_counter()
+    crowd.post(member)
+    assert crowd.count(member) == 5
+    took = time.perf_counter() - began
+    time.sleep(0.2)  # in which nothing happens
+    crowd.leave(member)
+    assert 0.06 < crowd.metered[member.session] < took + 0.05
+    assert crowd.metered.get("session-2", 0.0) < 0.02
+
+
+def test_a_long_kernel_is_metered_while_it_runs(crowd: Crowd) -> None:
+    member = crowd.join(tenant="long", nanoseconds=1_800_000_000, launches=1)
+    crowd.post(member)
+    crowd.metered.clear()
+    crowd.until(lambda frame: frame.kind == Kind.METER)
+    assert 0.5 < crowd.metered[member.session] < 1.8
+    assert crowd.count(member) == 1
+
+
+# ---- calls that nobody waits for any more ----
+
+
+def start(crowd: Crowd, member: Member, ident: int, **kind: Any) -> None:
+    command = Command(request=1, **kind)
+    crowd.send(Kind.CALL, command.SerializeToString(), channel=member.channel, id=ident)
+
+
+def launch(nanoseconds: int = 0) -> c.Launch:
+    arguments = [c.Argument(pointer=c.Argument.Pointer(buffer=1)), c.Argument(int64=nanoseconds)]
+    return c.Launch(function=1, grid=c.Dim3(x=1), block=c.Dim3(x=1), arguments=arguments)
+
+
+def test_a_call_that_waits_for_its_turn_is_dropped(crowd: Crowd) -> None:
+    member = crowd.join(tenant="calls")
+    crowd.send(Kind.TURN, flags=0)
+    for ident in (1001, 1002, 1003):
+        start(crowd, member, ident, launch=launch())
+    for ident in (1001, 1002):  # the one that it stands before, and one behind
+        crowd.send(Kind.CANCEL, channel=member.channel, id=ident)
+    crowd.send(Kind.CANCEL, channel=member.channel, id=9999)
+    crowd.send(Kind.TURN, flags=MAY)
+    for ident, dropped in ((1001, True), (1002, True), (1003, False)):
+        answer = crowd.until(lambda frame: frame.kind == Kind.RESULT and frame.id in (1001, 1002, 1003))
+        assert answer.id == ident
+        result = c.Result.FromString(answer.payload)
+        assert result.HasField("error") == dropped
+        assert not dropped or from_status(result.error).reason == Reason.CANCELLED
+    assert crowd.count(member) == 1
+
+
+def test_a_call_that_was_put_off_is_dropped_and_frees_what_stands_behind_it(crowd: Crowd) -> None:
+    member = crowd.join(tenant="calls")
+    assert not crowd.call(channel=member.channel, allocate=c.Allocate(buffer=2, size=8)).HasField("error")
+    crowd.post(member, Command(write=c.Write(buffer=2, size=8, transfer=7)))  # its bytes do not come yet
+    start(crowd, member, 2001, launch=launch())
+    start(crowd, member, 2002, launch=launch())
+    assert not crowd.call(channel=member.channel, memory_usage=c.MemoryUsage()).HasField("error")
+    crowd.send(Kind.CANCEL, channel=member.channel, id=2001)
+    status = c.Result.FromString(crowd.until(lambda frame: frame.id == 2001).payload).error
+    assert from_status(status).reason == Reason.CANCELLED
+    crowd.upload(7, [bytes(8)], channel=member.channel)
+    crowd.until(lambda frame: frame.kind == Kind.RESULT and frame.id == 2002)
+    assert crowd.count(member) == 1
+
+
+def test_a_call_that_has_begun_runs_on(crowd: Crowd) -> None:
+    member = crowd.join(tenant="calls")
+    start(crowd, member, 3001, launch=launch(50_000_000))
+    assert not crowd.call(channel=member.channel, memory_usage=c.MemoryUsage()).HasField("error")
+    crowd.send(Kind.CANCEL, channel=member.channel, id=3001)
+    assert crowd.count(member) == 1
+    command = launch()
+    command.iterations = 3000  # more than a track takes at once
+    start(crowd, member, 3002, launch=command)
+    assert not crowd.call(channel=member.channel, memory_usage=c.MemoryUsage()).HasField("error")
+    crowd.send(Kind.CANCEL, channel=member.channel, id=3002)
+    assert crowd.count(member) == 3001
+
+
+# ---- processes that share the device ----
+
+
+def test_without_a_turn_the_device_gets_nothing_and_the_rest_is_served(crowd: Crowd) -> None:
+    member = crowd.join(tenant="a")
+    crowd.send(Kind.TURN, flags=0)
+    start(crowd, member, 1, allocate=c.Allocate(buffer=5, size=64))
+    start(crowd, member, 2, memory_usage=c.MemoryUsage())
+    start(crowd, member, 3, create_stream=c.CreateStream(stream=4))
+    for ident in (1, 2, 3):
+        frame = crowd.until(lambda frame, ident=ident: frame.kind == Kind.RESULT and frame.id == ident)  # type: ignore[misc]
+        assert not c.Result.FromString(frame.payload).HasField("error")
+    crowd.post(member, Command(launches=crowd.records(member, 3)), Command(request=4, sync=c.Sync()))
+    crowd.until(lambda frame: frame.kind == Kind.BUSY and frame.flags == WANTS)
+    crowd.send(Kind.PING, id=5)
+    crowd.until(lambda frame: frame.kind == Kind.PONG)
+    assert member.acked < member.seq
+    crowd.send(Kind.TURN, flags=MAY)
+    crowd.until(lambda frame: frame.kind == Kind.RESPONSE)
+    crowd.until(lambda frame: frame.kind == Kind.BUSY and frame.flags == 0)
+    assert crowd.count(member) == 3
+
+
+def test_a_turn_that_ends_lets_little_work_run_on(crowd: Crowd) -> None:
+    member = crowd.join(tenant="a", nanoseconds=1_000_000, launches=32, window=8)
+
+    def lasts() -> float:
+        """Seconds for which it goes on; a quarter of a second of work is in line."""
+        crowd.send(Kind.TURN, flags=MAY | AWAITED)
+        crowd.run(0.3, member)
+        crowd.send(Kind.TURN, flags=0)
+        began = time.perf_counter()
+        crowd.until(lambda frame: frame.kind == Kind.BUSY and frame.flags == WANTS)
+        return time.perf_counter() - began
+
+    assert steady(lasts, lambda seconds: seconds < 0.08, times=10) < 0.16, "the device had more than a few slices of it"
+    held = member.acked
+    crowd.run(0.1, member)
+    assert member.acked - held <= 1
+    crowd.send(Kind.TURN, flags=MAY | ALONE)
+    total = member.seq * member.launches
+    assert crowd.count(member) == total
+
+
+def test_a_process_that_is_alone_says_nothing_of_turns(crowd: Crowd) -> None:
+    members = [crowd.join(tenant=tenant, nanoseconds=200_000, launches=4) for tenant in "ab"]
+    crowd.run(0.2, *members)
+    assert crowd.busy == []
+
+
+# ---- events, by which a client keeps so much under way ----
+
+
+def record(event: int) -> c.Command:
+    return Command(record_event=c.RecordEvent(event=event))
+
+
+def query(event: int, request: int) -> c.Command:
+    return Command(request=request, query_event=c.QueryEvent(event=event, wait=True))
+
+
+def test_who_waits_for_an_event_does_not_wait_for_later_work(crowd: Crowd) -> None:
+    member = crowd.join(tenant="a")
+    crowd.send(Kind.TURN, flags=MAY | AWAITED)
+    crowd.post(member, Command(launches=crowd.records(member, 2)), record(1), record(2))
+    while member.acked < member.seq:
+        crowd.next()
+    crowd.send(Kind.TURN, flags=0)
+    crowd.post(member, Command(launches=crowd.records(member, 3)), record(2), record(3))
+    crowd.post(member, query(1, 11), query(2, 12), query(3, 13), query(9, 19), Command(request=14, flush=c.Flush()))
+    assert response(crowd, member).result.request == 11
+    crowd.send(Kind.PING, id=5)
+    crowd.until(lambda frame: frame.kind == Kind.PONG or (frame.kind == Kind.RESPONSE and pytest.fail("out of turn")))
+    assert member.acked == 1
+    crowd.send(Kind.TURN, flags=MAY)
+    answers = [response(crowd, member).result for _ in range(4)]
+    assert sorted(answer.request for answer in answers) == [12, 13, 14, 19]
+    (unknown,) = [answer for answer in answers if answer.request == 19]
+    assert from_status(unknown.error).reason == Reason.INVALID_HANDLE
+    assert crowd.count(member) == 5
+
+
+def test_an_event_is_answered_as_soon_as_it_has_been_recorded(crowd: Crowd) -> None:
+    member = crowd.join(tenant="a", nanoseconds=1_000_000)
+    crowd.send(Kind.TURN, flags=MAY | AWAITED)
+    crowd.post(member, Command(launches=crowd.records(member, 20)), record(1))
+    crowd.post(member, Command(launches=crowd.records(member, 400)), record(2), query(1, 31), query(2, 32))
+    last = crowd.post(member, Command(launches=crowd.records(member, 100)))
+    assert response(crowd, member).result.request == 31
+    assert member.acked < last - 1
+    assert response(crowd, member).result.request == 32
+    assert member.acked < last
+    assert crowd.count(member) == 520
+
+
+def test_what_decides_about_later_commands_is_not_overtaken(crowd: Crowd) -> None:
+    member = crowd.join(tenant="a")
+    crowd.post(member, record(1))
+    crowd.send(Kind.TURN, flags=0)
+    crowd.post(member)
+    crowd.post(member, Command(destroy_event=c.DestroyEvent(event=1)))
+    crowd.post(member, query(1, 21))
+    crowd.send(Kind.BATCH, b"\xff", channel=member.channel)  # and behind what cannot be looked into, nothing is
+    crowd.post(member, query(1, 22))
+    crowd.send(Kind.PING, id=5)
+    crowd.until(lambda frame: frame.kind == Kind.PONG or (frame.kind == Kind.RESPONSE and pytest.fail("out of turn")))
+    crowd.send(Kind.TURN, flags=MAY)
+    answers = [response(crowd, member) for _ in range(3)]
+    assert answers[1].event.HasField("protocol_error")
+    for answer in (answers[0], answers[2]):
+        assert from_status(answer.result.error).reason == Reason.INVALID_HANDLE
+
+
+# ---- the end of a session ----
+
+
+def test_a_session_that_ends_while_it_waits_is_answered(crowd: Crowd) -> None:
+    member = crowd.join(tenant="a")
+    crowd.send(Kind.TURN, flags=0)
+    crowd.post(member)
+    start(crowd, member, 77, sync=c.Sync())
+    crowd.send(Kind.CLOSE, channel=member.channel)
+    status = c.Result.FromString(crowd.until(lambda frame: frame.id == 77).payload).error
+    assert from_status(status).reason == Reason.SESSION_EXPIRED
+    crowd.until(lambda frame: frame.kind == Kind.CLOSED)
+    del crowd.members[member.channel]
+
+
+def test_the_commands_before_the_end_of_a_session_alone_run(crowd: Crowd) -> None:
+    """Batches and the close that arrive together."""
+    member = crowd.join(tenant="a")
+    other = crowd.join(tenant="b")
+    crowd.run(0.5)  # until nobody shares any more
+    for _ in range(5):
+        crowd.post(member)
+    crowd.send(Kind.CLOSE, channel=member.channel)
+    crowd.until(lambda frame: frame.kind == Kind.CLOSED)
+    assert member.acked == 5
+    del crowd.members[member.channel]
+    assert crowd.count(other) == 0
+
+
+def test_batches_that_are_no_batches_are_told_of_in_their_turn(crowd: Crowd) -> None:
+    member = crowd.join(tenant="a")
+    flood = crowd.join(tenant="b", nanoseconds=500_000, launches=8, window=8)
+    crowd.run(0.2, flood)
+    crowd.send(Kind.BATCH, b"\xff\xff", channel=member.channel)
+    crowd.post(member)
+    records = crowd.records(member, 2)[:-4]
+    crowd.post(member, Command(launches=records), Command(request=1, flush=c.Flush()))
+    answers = [response(crowd, member) for _ in range(2)]
+    assert answers[0].event.HasField("protocol_error")
+    assert "no launch record" in answers[1].result.error.message, answers[1]
+    assert crowd.count(member) == member.launches + 1
+
+
+def response(crowd: Crowd, member: Member) -> device_pb2.ExecuteResponse:
+    def mine(frame: Frame) -> bool:
+        return frame.kind == Kind.RESPONSE and frame.channel == member.channel
+
+    return device_pb2.ExecuteResponse.FromString(crowd.until(mine).payload)

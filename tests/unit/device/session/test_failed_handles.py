@@ -1,0 +1,124 @@
+"""Handles whose creation was refused say why, whenever they are used, and can be destroyed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from hearth_proto.reasons import Reason, Refusal, from_status
+from hearth_proto.v1 import commands_pb2 as c
+from hearthd.device.cpu.server import CpuServer
+from hearthd.device.session.handle_table import REFUSED, Table
+from hearthd.device.session.replay_cache import Recall
+from hearthd.shared.device_spec import DeviceSpec
+from tests.support.device.rig import Rig
+
+FULL = "no more streams"
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig[CpuServer]]:
+    rig = Rig(DeviceSpec(0, "cpu", 0), CpuServer)
+    yield rig
+    rig.close()
+
+
+def refuse_streams(rig: Rig[CpuServer]) -> None:
+    """From now on, as where all are kept back."""
+    assert fine(rig.call(sync=c.Sync()))  # the session has its own by now
+
+    def acquire(priority: int = 0, *, bounded: bool = False) -> object:
+        raise Refusal(Reason.QUEUE_FULL, FULL, fix="wait", details={"streams": 2}, retry_after_s=1.0)
+
+    rig.process._device.tracks.acquire = acquire  # type: ignore[assignment]
+
+
+def refused(result: c.Result) -> Refusal:
+    assert result.HasField("error")
+    return from_status(result.error)
+
+
+def fine(result: c.Result) -> bool:
+    return not result.HasField("error")
+
+
+def test_every_use_of_a_stream_says_why_there_is_none(rig: Rig[CpuServer]) -> None:
+    refuse_streams(rig)
+    rig.batch(c.Command(create_stream=c.CreateStream(stream=5)))
+    first = refused(rig.call(sync=c.Sync()))
+    assert (first.reason, first.message, first.retry_after_s) == (Reason.QUEUE_FULL, f"create_stream: {FULL}", 1.0)
+    for _ in range(2):
+        error = refused(rig.call(stream=5, sync=c.Sync()))
+        assert error.reason is Reason.QUEUE_FULL and error.message == f"stream 5 was not made: {FULL}"
+        assert error.fix == "wait" and error.details["streams"] == "2" and error.retry_after_s is None
+    assert refused(rig.call(stream=6, sync=c.Sync())).reason is Reason.INVALID_HANDLE
+    assert fine(rig.call(sync=c.Sync()))  # nothing of that was the default stream's
+
+
+def test_so_do_its_one_way_commands_and_what_they_were_to_make(rig: Rig[CpuServer]) -> None:
+    refuse_streams(rig)
+    rig.batch(
+        c.Command(create_stream=c.CreateStream(stream=5)),
+        c.Command(stream=5, allocate=c.Allocate(buffer=1, size=64)),
+        c.Command(stream=5, record_event=c.RecordEvent(event=2)),
+        c.Command(fill=c.Fill(buffer=1, size=64, pattern=b"\1")),
+        c.Command(wait_event=c.WaitEvent(event=2)),
+    )
+    error = rig.call(sync=c.Sync()).error
+    assert from_status(error).reason is Reason.QUEUE_FULL and "(and 4 more failed after it)" in error.message
+    said = refused(rig.call(read=c.Read(buffer=1, size=64)))
+    assert said.reason is Reason.QUEUE_FULL
+    assert said.message == f"buffer 1 was not made: stream 5 was not made: {FULL}"
+    rig.batch(
+        c.Command(free=c.Free(buffers=[1])),
+        c.Command(destroy_event=c.DestroyEvent(event=2)),
+        c.Command(destroy_stream=c.DestroyStream(stream=5)),
+    )
+    assert fine(rig.call(sync=c.Sync())), "the end of what was never made is no failure"
+    assert refused(rig.call(stream=5, sync=c.Sync())).reason is Reason.INVALID_HANDLE
+    assert refused(rig.call(free=c.Free(buffers=[1]))).reason is Reason.INVALID_HANDLE
+
+
+def test_its_destroy_is_fine_once(rig: Rig[CpuServer]) -> None:
+    refuse_streams(rig)
+    rig.batch(c.Command(create_stream=c.CreateStream(stream=5)))
+    assert fine(rig.call(destroy_stream=c.DestroyStream(stream=5)))
+    assert refused(rig.call(destroy_stream=c.DestroyStream(stream=5))).reason is Reason.INVALID_HANDLE
+
+
+def test_the_handle_may_still_be_made(rig: Rig[CpuServer]) -> None:
+    acquire = rig.process._device.tracks.acquire
+    refuse_streams(rig)
+    rig.batch(c.Command(create_stream=c.CreateStream(stream=5)))
+    assert refused(rig.call(stream=5, sync=c.Sync())).reason is Reason.QUEUE_FULL
+    rig.process._device.tracks.acquire = acquire  # type: ignore[method-assign]
+    assert fine(rig.call(create_stream=c.CreateStream(stream=5)))
+    assert fine(rig.call(stream=5, sync=c.Sync()))
+    assert refused(rig.call(create_stream=c.CreateStream(stream=5))).reason is Reason.HANDLE_IN_USE
+    assert fine(rig.call(stream=5, sync=c.Sync())), "it is there, and the refusal was that of another"
+    assert fine(rig.call(destroy_stream=c.DestroyStream(stream=5)))
+    assert refused(rig.call(stream=5, sync=c.Sync())).reason is Reason.INVALID_HANDLE
+
+
+def test_functions_of_a_module_that_is_not_there(rig: Rig[CpuServer]) -> None:
+    rig.batch(c.Command(get_function=c.GetFunction(function=3, module=9, name="f")))
+    assert "module 9 is not live" in rig.call(sync=c.Sync()).error.message
+    error = refused(rig.call(launch=c.Launch(function=3, grid=c.Dim3(x=1), block=c.Dim3(x=1))))
+    assert error.reason is Reason.INVALID_HANDLE and error.message.startswith("function 3 was not made: module 9 is")
+
+
+def test_no_more_of_them_are_remembered_than_is_good() -> None:
+    table: Table[object] = Table("stream", Recall())
+    for handle in range(REFUSED + 10):
+        table.never_made(handle, Refusal(Reason.QUEUE_FULL, FULL))
+    assert not table.forget(0), "which is no handle"
+    assert len(table._refused) == REFUSED
+    assert "is not live" in table.unknown(1).message and FULL in table.unknown(REFUSED).message
+
+
+def test_who_waited_for_the_creation_knows_that_there_is_nothing(rig: Rig[CpuServer]) -> None:
+    refuse_streams(rig)
+    said = refused(rig.call(create_stream=c.CreateStream(stream=5)))
+    assert (said.reason, said.message, said.retry_after_s) == (Reason.QUEUE_FULL, FULL, 1.0)
+    assert refused(rig.call(stream=5, sync=c.Sync())).reason is Reason.INVALID_HANDLE

@@ -1,0 +1,125 @@
+"""A session with many streams pays for those that it uses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.v1 import commands_pb2 as c
+from hearthd.device.cpu.server import CpuServer
+from hearthd.device.session.replay_cache import Recall
+from hearthd.device.session.stream import LogicalStream
+from hearthd.device.session.stream_table import StreamTable
+from hearthd.device.streams.stream_errors import Failure
+from hearthd.shared.device_spec import DeviceSpec
+from tests.support.device.rig import Rig
+
+STREAMS = 300
+
+
+class Counting(CpuServer):
+    """Counts the events that are recorded."""
+
+    recorded = 0
+
+    def record(self, stream: Any, *, timing: bool = False) -> Any:
+        self.recorded += 1
+        return super().record(stream, timing=timing)
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig[Counting]]:
+    rig = Rig(DeviceSpec(0, "cpu", 0), Counting)
+    yield rig
+    rig.close()
+
+
+def with_streams(rig: Rig[Counting]) -> None:
+    rig.batch(*(c.Command(create_stream=c.CreateStream(stream=number)) for number in range(1, STREAMS)))
+    rig.batch(
+        c.Command(allocate=c.Allocate(buffer=1, size=64)),
+        *(c.Command(stream=number, fill=c.Fill(buffer=1, size=64, pattern=b"\1")) for number in range(STREAMS)),
+    )
+    sync(rig)
+
+
+def sync(rig: Rig[Counting]) -> None:
+    result = rig.call(sync=c.Sync(all_streams=True))
+    assert not result.HasField("error"), result.error.message
+
+
+def test_who_waits_for_all_streams_asks_those_that_have_something_to_do(rig: Rig[Counting]) -> None:
+    with_streams(rig)
+    sync(rig)
+    before = rig.server.recorded
+    sync(rig)
+    assert rig.server.recorded == before
+    rig.batch(c.Command(stream=7, fill=c.Fill(buffer=1, size=64, pattern=b"\2")))
+    sync(rig)
+    assert 0 < rig.server.recorded - before <= 4
+
+
+def test_the_failure_of_one_stream_of_many_is_told_once(rig: Rig[Counting]) -> None:
+    with_streams(rig)
+    rig.batch(c.Command(stream=9, fill=c.Fill(buffer=1, offset=60, size=8, pattern=b"\2")))
+    error = rig.call(sync=c.Sync(all_streams=True)).error
+    assert "fill" in error.message and "[60..68)" in error.message
+    sync(rig)
+
+
+def test_so_is_that_of_a_stream_that_has_been_destroyed(rig: Rig[Counting]) -> None:
+    with_streams(rig)
+    rig.batch(
+        c.Command(stream=9, fill=c.Fill(buffer=1, offset=60, size=8, pattern=b"\2")),
+        c.Command(destroy_stream=c.DestroyStream(stream=9)),
+    )
+    assert "[60..68)" in rig.call(sync=c.Sync(all_streams=True)).error.message
+    sync(rig)
+
+
+# ---- the table ----
+
+Change = tuple[str, int, int]
+changes = st.lists(
+    st.tuples(st.sampled_from(["put", "pop", "join", "leave", "fail", "tell"]), st.integers(1, 5), st.integers(0, 2)),
+    max_size=40,
+)
+
+
+@given(changes)
+def test_the_table_knows_what_a_look_at_every_stream_would_find(program: list[Change]) -> None:
+    tracks: list[Any] = [Track(index) for index in range(3)]
+    table = StreamTable(Recall())
+    for what, handle, number in program:
+        stream = table.get(handle)
+        if what == "put" and stream is None:
+            table.put(handle, LogicalStream(handle, tracks[number]))
+        elif stream is None:
+            continue
+        elif what == "pop":
+            table.pop(handle)
+        elif what in ("join", "leave"):
+            stream.collectives = (tracks[number],) if what == "join" else ()
+        elif what == "fail":
+            stream.failed(Failure("fill", handle, 1, 1, Refusal(Reason.INTERNAL, "no")))
+        else:
+            stream.errors.take()
+        live = list(table.items.values())
+        assert {each.index for each in table.tracks} == {each.track.index for each in live}
+        assert len(table.tracks) == len({each.track.index for each in live})
+        assert set(table.collectives) == {track for each in live for track in each.collectives}
+        assert {each for each in live if each.errors or each.collectives} <= set(table.marked)
+
+
+class Track(SimpleNamespace):
+    def __init__(self, index: int) -> None:
+        super().__init__(index=index)
+
+    def __hash__(self) -> int:
+        return hash(self.index)

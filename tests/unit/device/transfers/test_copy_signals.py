@@ -1,0 +1,186 @@
+"""What the device writes for who waits for a copy: when it is done, not before, and never where something failed."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from hearth_proto.frames import Kind
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.v1 import commands_pb2 as c
+from hearthd.device.cpu.server import CpuServer
+from hearthd.device.flows.segment import WORD
+from tests.support.device import segment_client
+from tests.support.device.copy_commands import SIZE, Asked, Sharing, Told, begin, read, shut, unanswered, write
+from tests.support.device.lane_rig import Client, add, sync
+from tests.support.device.rig import Command
+
+Ends = tuple[Client, segment_client.Client, mmap.mmap]
+
+
+@pytest.fixture(params=[Told, Asked])
+def rig(request: pytest.FixtureRequest) -> Iterator[Sharing]:
+    made = Sharing(request.param)
+    made.prepare()
+    yield made
+    made.stop()
+
+
+def told(rig: Sharing, ends: Ends, **more: object) -> mmap.mmap:
+    """A segment for signals."""
+    memory = ends[1].share(7, 64, **({"signals": True} | more))
+    rig.memories.append(memory)
+    rig.connections.append(ends[1])
+    return memory
+
+
+def given(rig: Sharing, copies: int) -> None:
+    """Returns when the device has so many: the lane and the link keep no order between them."""
+    until(lambda: rig.given == copies, f"{copies} copies")
+
+
+def until(found: Callable[[], bool], what: str) -> None:
+    for _ in range(2000):
+        if found():
+            return
+        threading.Event().wait(0.005)
+    raise AssertionError(f"not there: {what}")
+
+
+def word(memory: mmap.mmap) -> int:
+    return int.from_bytes(memory[:8], "little")
+
+
+def test_it_comes_when_the_copy_is_done_and_before_the_answer(rig: Sharing) -> None:
+    ends = client, _, memory = begin(rig)
+    found = told(rig, ends)
+    for number in range(2, 40, 2):
+        memory[:8] = number.to_bytes(8, "little")
+        gate = shut(rig)
+        client.batch(write(request=number, buffer=2))
+        given(rig, number - 1)
+        assert word(found) < number
+        gate.set()
+        assert client.response().result.request == number == word(found)
+        gate = shut(rig)
+        client.batch(read(request=number + 1, buffer=2))
+        given(rig, number)
+        assert word(found) == number
+        gate.set()
+        assert client.response().result.request == number + 1 == word(found)
+        assert memory[SIZE : SIZE + 8] == memory[:8]
+
+
+def test_who_waits_behind_a_copy_is_told_and_who_waits_for_a_launch_is_not(rig: Sharing) -> None:
+    ends = client, _, _ = begin(rig)
+    found = told(rig, ends)
+    gate = shut(rig)
+    client.batch(write(request=2, buffer=2))
+    given(rig, 1)
+    telemetry = rig.process._executor.straight._device.telemetry
+    before = telemetry.sync_points
+    client.batch(Command(request=300, sync=c.Sync(all_streams=True)))
+    until(lambda: telemetry.sync_points > before, "somebody who waits")  # else the copy may be done by then
+    unanswered(client)
+    gate.set()
+    assert [client.response().result.request for _ in range(2)] == [2, 300] and word(found) == 300
+    client.batch(add(1), sync(301))
+    assert client.response().result.request == 301 and word(found) == 300
+
+
+def test_what_failed_is_not_told(rig: Sharing) -> None:
+    """Neither of itself, nor of who waits behind it, nor where the answer is to name another failure."""
+    ends = client, _, _ = begin(rig)
+    found = told(rig, ends)
+    rig.server.takes = 0
+    client.batch(write(request=2, buffer=2))
+    assert client.response().result.HasField("error")
+    rig.server.takes = -1
+    client.batch(write(buffer=9))  # of which the stream tells
+    client.batch(write(request=3, buffer=2))
+    assert not client.response().result.HasField("error")
+    client.batch(write(request=4, buffer=2))
+    client.batch(sync(5))
+    results = [client.response().result for _ in range(2)]
+    assert results[1].HasField("error")
+    assert word(found) == 0
+    client.batch(write(request=6, buffer=2))
+    assert client.response().result.request == 6 == word(found)
+
+
+@pytest.mark.parametrize("more", [{"signals": False}, {"signals": 1}, {"signals": "yes"}, {"signals": None}])
+def test_nobody_is_told_who_has_not_asked_for_it(rig: Sharing, more: dict[str, object]) -> None:
+    ends = client, _, _ = begin(rig)
+    found = told(rig, ends, **more)
+    client.batch(write(request=2, buffer=2))
+    assert client.response().result.request == 2
+    assert word(found) == 0
+
+
+def test_a_segment_that_is_too_short_is_none_for_signals(rig: Sharing) -> None:
+    client, connection, _ = begin(rig)
+    short = connection.share(7, WORD - 1, signals=True)
+    client.batch(write(request=2, buffer=2))
+    assert client.response().result.request == 2
+    assert not any(short[:])
+    short.close()
+
+
+def test_a_device_that_writes_none(rig: Sharing, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CpuServer, "signal_address", lambda self, address: 0)
+    ends = client, _, _ = begin(rig)
+    found = told(rig, ends)
+    client.batch(write(request=2, buffer=2))
+    assert client.response().result.request == 2
+    assert word(found) == 0
+
+
+def test_they_end_with_the_segment(rig: Sharing) -> None:
+    ends = client, connection, _ = begin(rig)
+    found = told(rig, ends)
+    client.batch(write(request=2, buffer=2))
+    assert client.response().result.request == 2 == word(found)
+    gate = shut(rig)
+    client.batch(write(request=3, buffer=2))
+    given(rig, 2)
+    connection.release(7)
+    connection.share(8, 64).close()  # it has heard of the release
+    gate.set()
+    assert client.response().result.request == 3
+    client.batch(write(request=4, buffer=2))
+    assert client.response().result.request == 4
+    assert word(found) == 3, "one that was under way has been written, and none since"
+
+
+def test_a_session_that_ends_with_one_under_way(rig: Sharing) -> None:
+    ends = client, _, _ = begin(rig)
+    told(rig, ends)
+    gate = shut(rig)
+    client.batch(write(request=2, buffer=2))
+    given(rig, 1)
+    rig.send(Kind.CLOSE, channel=1)
+    rig.barrier()
+    gate.set()
+    rig.until(Kind.CLOSED)
+    rig.settled()
+
+
+def test_a_driver_that_refuses_one(rig: Sharing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy is answered as without; no other is tried."""
+    ends = client, _, _ = begin(rig)
+    found = told(rig, ends)
+    tried: list[int] = []
+
+    def refuse(self: CpuServer, address: int, value: int, stream: object) -> None:
+        tried.append(value)
+        raise Refusal(Reason.INTERNAL, "the driver refuses this signal", fix="none")
+
+    monkeypatch.setattr(CpuServer, "signal", refuse)
+    for number in (2, 3):
+        client.batch(write(request=number, buffer=2))
+        result = client.response().result
+        assert result.request == number and result.HasField("done")
+    assert tried == [2] and word(found) == 0

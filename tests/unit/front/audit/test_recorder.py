@@ -1,0 +1,220 @@
+"""The audit log: a chain that shows what was changed; a disk that is full costs lines and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.front.audit import log_file
+from hearthd.front.audit.recorder import GENESIS, Audit, AuditError
+from hearthd.front.audit.verify import verify
+from hearthd.front.config.audit import AuditLog
+from hearthd.front.sessions.session_table import SessionTable
+from hearthd.front.tenancy.tenants import Caller, Tenant
+from tests.support.front.fixture import run
+
+CALLER = Caller(Tenant("alice"), "token ci", "ipv4:10.0.0.1:5", uid=7)
+
+
+def unsigned(path: Path) -> Audit:
+    """A log with the chain alone."""
+    return Audit(AuditLog(path=str(path), key="", anchor=""))
+
+
+def written(path: Path, *events: str, **fields: Any) -> list[dict[str, Any]]:
+    """A log of these events."""
+
+    async def scenario() -> None:
+        audit = unsigned(path)
+        audit.open()
+        for event in events:
+            audit.record(event, caller=CALLER, **fields)
+        await audit.close()
+
+    run(scenario())
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
+def problems(data: bytes) -> list[str]:
+    return verify(data.splitlines(keepends=True)).problems
+
+
+def test_lines_and_their_chain(tmp_path: Path) -> None:
+    path = tmp_path / "audit.log"
+    lines = written(path, "one", "two", why="x" * 5000)
+    assert [line["event"] for line in lines] == ["one", "two"] and [line["seq"] for line in lines] == [1, 2]
+    assert lines[0]["prev"] == GENESIS and lines[0]["time"].endswith("+00:00")
+    assert (lines[1]["tenant"], lines[1]["credential"], lines[1]["uid"]) == ("alice", "token ci", 7)
+    assert len(lines[0]["why"]) < 1100
+    assert path.stat().st_mode & 0o777 == 0o600
+    more = written(path, "three")  # a later daemon goes on where this one ended
+    assert more[2]["seq"] == 3
+    verdict = verify(path.read_bytes().splitlines())
+    assert verdict.lines == 3 and not verdict.problems and verdict.begins == GENESIS and len(verdict.head) == 64
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(data=st.data())
+def test_whatever_is_changed_is_seen(tmp_path: Path, data: st.DataObject) -> None:
+    """A byte changed, a line removed, doubled, or put elsewhere; only what stands last can go unseen."""
+    path = tmp_path / "audit.log"
+    if not path.exists():
+        written(path, *"abcdef")
+    good = path.read_bytes()
+    lines = good.splitlines(keepends=True)
+    which = data.draw(st.integers(0, len(lines) - 2))
+    change = data.draw(st.sampled_from(["byte", "remove", "double", "swap"]))
+    if change == "byte":
+        at = data.draw(st.integers(0, len(lines[which]) - 2))
+        bad = bytearray(lines[which])
+        bad[at] ^= data.draw(st.sampled_from([1, 2, 16, 32]))
+        if b"\n" in bytes(bad)[:-1]:
+            return
+        lines[which] = bytes(bad)
+    elif change == "remove":
+        if which == 0:
+            return  # as a file that goes on from another begins: `begins` says so
+        del lines[which]
+    elif change == "double":
+        lines.insert(which, lines[which])
+    else:
+        lines[which], lines[which + 1] = lines[which + 1], lines[which]
+    assert problems(b"".join(lines)), change
+    assert not problems(good)
+
+
+def test_a_first_line_that_is_missing_shows_in_where_it_begins(tmp_path: Path) -> None:
+    path = tmp_path / "audit.log"
+    written(path, "a", "b")
+    verdict = verify(path.read_bytes().splitlines()[1:])
+    assert not verdict.problems and verdict.begins != GENESIS
+
+
+def test_a_line_that_broke_off_is_gone_on_from(tmp_path: Path) -> None:
+    path = tmp_path / "audit.log"
+    written(path, "a", "b")
+    with path.open("ab") as file:
+        file.write(b'{"time":"2026-')
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert "incomplete" in problems(b"".join(lines))[0]
+    written_more = tmp_path / "audit.log"
+
+    async def scenario() -> None:
+        audit = unsigned(written_more)
+        audit.open()
+        audit.record("c")
+        audit.record("d")
+        await audit.close()
+
+    run(scenario())
+    data = path.read_bytes()
+    assert not problems(data) and json.loads(data.splitlines()[3])["torn"] is True
+    changed = data.replace(b'{"time":"2026-\n', b'{"time":"2025-\n')
+    assert problems(changed)
+    assert problems(b"\n".join(line for line in data.splitlines() if line != b'{"time":"2026-'))
+    assert problems(b"garbage\nmore\n" + data)
+
+
+def test_a_full_disk_costs_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be written is counted, said by the next line that can, and the chain goes on behind it."""
+    path = tmp_path / "audit.log"
+    real = os.write
+    room = [0]
+
+    def full(handle: int, data: bytes) -> int:
+        if room[0] <= 0:
+            raise OSError(28, "No space left on device")
+        data = data[: room[0]]
+        room[0] -= len(data)
+        return real(handle, data)
+
+    async def scenario() -> None:
+        audit = unsigned(path)
+        audit.open()
+        audit.record("before")
+        await audit._settle()
+        monkeypatch.setattr(log_file.os, "write", full)
+        audit.record("lost")
+        await audit._settle()
+        room[0] = 20  # a part of a line
+        audit.record("torn")
+        audit.record("lost as well")
+        await audit._settle()
+        assert audit.lost == 3
+        monkeypatch.setattr(log_file.os, "write", real)
+        audit.record("after")
+        audit.record("and after")
+        await audit.close()
+
+    run(scenario())
+    verdict = verify(path.read_bytes().splitlines())
+    assert not verdict.problems and verdict.missing == 3
+    events = [json.loads(line)["event"] for line in path.read_bytes().splitlines() if line.endswith(b"}")]
+    assert events == ["before", "after", "and after"]
+
+
+def test_a_file_that_was_moved_away(tmp_path: Path) -> None:
+    path, old = tmp_path / "audit.log", tmp_path / "audit.log.1"
+
+    async def scenario() -> None:
+        audit = unsigned(path)
+        audit.open()
+        audit.record("a")
+        await audit._settle()
+        path.rename(old)
+        audit.record("b")
+        await audit.reopen()
+        audit.record("c")
+        await audit.close()
+
+    run(scenario())
+    first, second = verify(old.read_bytes().splitlines()), verify(path.read_bytes().splitlines())
+    assert first.lines == 3 and first.goes_on and second.lines == 1 and second.begins == first.head
+    assert not problems(old.read_bytes() + path.read_bytes())
+
+
+def test_files_that_cannot_be_used(tmp_path: Path) -> None:
+    with pytest.raises(AuditError, match=r"audit\.path.*missing.*No such file"):
+        unsigned(tmp_path / "missing" / "audit.log").open()
+    first, second = unsigned(tmp_path / "log"), unsigned(tmp_path / "log")
+    first.open()
+    with pytest.raises(AuditError, match="another process"):
+        second.open()
+    run(first.close())
+
+
+def test_off_it_does_nothing() -> None:
+    audit = Audit()
+    audit.open()
+    audit.record("x", caller=CALLER)  # not even a loop is needed
+    audit.refused(CALLER, "Drain", Refusal(Reason.PERMISSION_DENIED, "no"))
+
+
+def test_sessions_and_refusals(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+
+    async def scenario() -> None:
+        sessions = SessionTable(30, 8)
+        sessions.audit = audit = unsigned(path)
+        audit.open()
+        session, _ = sessions.open("me", "1", CALLER)
+        denied = Refusal(Reason.PERMISSION_DENIED, "no", details={"right": "launch"})
+        for _ in range(3):
+            audit.refused(session, "launch", denied)
+        audit.refused(CALLER, "Drain", denied)
+        await sessions.close(session, "test")
+        await audit.close()
+
+    run(scenario())
+    lines = [json.loads(line) for line in path.read_bytes().splitlines()]
+    assert [line["event"] for line in lines] == ["session_open", "refused", "refused", "session_close"]
+    assert lines[0]["session"] == lines[1]["session"] == lines[3]["session"] and "session" not in lines[2]
+    assert lines[1]["right"] == "launch" and lines[1]["operation"] == "launch" and lines[3]["why"] == "test"
+    assert {line["tenant"] for line in lines} == {"alice"}

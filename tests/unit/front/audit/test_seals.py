@@ -1,0 +1,262 @@
+"""Keys and anchors of the audit log: a log that was written anew, or whose end was cut, is found."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hearthd.front.audit import anchors, keys
+from hearthd.front.audit.log_file import ROTATED
+from hearthd.front.audit.recorder import Audit, AuditError
+from hearthd.front.audit.verify import Guarantee, Verdict, verify
+from hearthd.front.config.audit import AuditLog
+from tests.support.front.fixture import run, until
+
+
+class Place:
+    """A log in one directory, its keys and anchors in another."""
+
+    def __init__(self, folder: Path, **more: Any) -> None:
+        (folder / "logs").mkdir(exist_ok=True)
+        self.log, self.key, self.anchor = folder / "logs" / "audit.log", folder / "state" / "k", folder / "state" / "a"
+        chosen = {"key": str(self.key), "anchor": str(self.anchor), "anchor_interval": 3600.0, **more}
+        self.settings = AuditLog(path=str(self.log), **chosen)
+
+    def daemon(self, *events: str) -> None:
+        """One life of a daemon that notes these events."""
+
+        async def scenario() -> None:
+            audit = Audit(self.settings)
+            audit.open()
+            for event in events:
+                audit.record(event)
+            await audit.close()
+
+        run(scenario())
+
+    def verify(self, *logs: Path, strict: bool = True) -> Verdict:
+        lines = [line for log in logs or (self.log,) for line in log.read_bytes().splitlines()]
+        found = list(anchors.read(self.anchor.read_bytes().splitlines())) if self.anchor.exists() else []
+        return verify(lines, keys.load(str(self.key)), found, strict=strict)
+
+    def events(self) -> list[str]:
+        return [json.loads(line)["event"] for line in self.log.read_bytes().splitlines()]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def test_a_log_is_signed_and_its_end_anchored(place: Place) -> None:
+    place.daemon("a", "b")
+    assert place.key.stat().st_mode & 0o777 == 0o600 and place.anchor.stat().st_mode & 0o777 == 0o600
+    verdict = place.verify()
+    assert not verdict.problems and verdict.signed == verdict.anchored == verdict.entries == 2
+    assert verdict.guarantee == Guarantee.ANCHORED
+    assert str(keys.load(str(place.key)).current.secret.hex()) not in place.log.read_text() + place.anchor.read_text()
+    place.daemon("c")
+    assert place.verify().anchored == 3
+    # Without the key the chain alone can be seen.
+    chain = verify(place.log.read_bytes().splitlines())
+    assert not chain.problems and chain.guarantee == Guarantee.CHAIN and len(chain.unknown_keys) == 1
+
+
+def test_an_end_that_was_cut_is_found(place: Place) -> None:
+    place.daemon("a", "b", "c")
+    whole = place.log.read_bytes()
+    for kept in range(3):
+        place.log.write_bytes(b"".join(whole.splitlines(keepends=True)[:kept]))
+        assert any("its end is missing" in each for each in place.verify().problems), kept
+    # Without anchors it is not.
+    cut = verify(whole.splitlines()[:2], keys.load(str(place.key)))
+    assert not cut.problems and cut.guarantee == Guarantee.KEYED
+
+
+def test_a_log_that_was_written_anew_is_found(place: Place, tmp_path: Path) -> None:
+    """By somebody who may write the log, knows the format, and has not the key."""
+    place.daemon("a", "b", "c")
+    (tmp_path / "forger").mkdir()
+    forged = Place(tmp_path / "forger")
+    forged.daemon("a", "x", "c")
+    place.log.write_bytes(forged.log.read_bytes())  # signed with another key
+    found = place.verify().problems
+    assert any("none of those given" in each for each in found) and any("anchored" in each for each in found)
+    unsigned = Place(tmp_path / "forger", key="")
+    unsigned.log.unlink()
+    unsigned.anchor.unlink()
+    unsigned.daemon("a", "x", "c")  # not signed at all
+    place.log.write_bytes(unsigned.log.read_bytes())
+    assert any("no line is signed" in each for each in place.verify().problems)
+    assert any("not the one that was anchored" in each for each in place.verify().problems)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(data=st.data())
+def test_no_line_can_be_made_up(place: Place, data: st.DataObject) -> None:
+    """A line changed and the chain behind it made to fit, as whoever may write the file can: the signatures tell."""
+    if not place.log.exists():
+        place.daemon(*"abcdef")
+    lines = place.log.read_bytes().splitlines()
+    which = data.draw(st.integers(0, len(lines) - 1))
+    rewritten = []
+    for number, raw in enumerate(lines):
+        entry = json.loads(raw)
+        if number == which:
+            entry["event"] = "z"
+        if rewritten:
+            entry["prev"] = hashlib.sha256(rewritten[-1]).hexdigest()
+        rewritten.append(json.dumps(entry, separators=(",", ":")).encode())
+    plain = verify(rewritten)
+    assert not plain.problems, "the chain alone shows nothing of it"
+    found = verify(rewritten, keys.load(str(place.key)))
+    assert len(found.problems) >= len(lines) - which and "changed or made up" in found.problems[0]
+
+
+def test_the_daemon_itself_finds_that_entries_are_gone(place: Place) -> None:
+    """Cut while it was down: said in its log, and for good in the audit log, whose numbers go on behind the gap."""
+    place.daemon("a", "b", "c")
+    place.log.write_bytes(b"".join(place.log.read_bytes().splitlines(keepends=True)[:1]))
+    with structlog.testing.capture_logs() as told:
+        place.daemon("d")
+    assert [(each["event"], each["anchored"], each["found"]) for each in told if each["event"] == "audit_tampered"] == [
+        ("audit_tampered", 3, 1)
+    ]
+    entry = json.loads(place.log.read_bytes().splitlines()[-1])
+    assert (entry["seq"], entry["gap"], entry["event"]) == (4, 3, "d")
+    assert any("shorter or other than anchored: 3" in each for each in place.verify().problems)
+
+
+def test_files_that_were_moved_away(place: Place, tmp_path: Path) -> None:
+    """While the daemon runs and while it is down: the chain goes on, and the older file alone says that it does."""
+    old, older = tmp_path / "logs" / "1", tmp_path / "logs" / "2"
+
+    async def scenario() -> None:
+        audit = Audit(place.settings)
+        audit.open()
+        audit.record("a")
+        await audit._settle()
+        place.log.rename(older)
+        await audit.reopen()
+        audit.record("b")
+        await audit.reopen()  # a reload without it
+        audit.record("c")
+        await audit.close()
+
+    run(scenario())
+    assert place.events() == ["b", "c"]
+    assert [json.loads(line)["event"] for line in older.read_bytes().splitlines()] == ["a", ROTATED]
+    place.log.rename(old)
+    place.daemon("d")
+    verdict = place.verify(older, old, place.log)
+    assert not verdict.problems and verdict.entries == 5 and verdict.anchored == 5
+    assert not place.verify().problems and not place.verify(older).problems and place.verify(older).goes_on
+    assert any("does not follow" in each for each in place.verify(older, place.log).problems)
+
+
+def test_a_new_key(place: Place) -> None:
+    """Entries of before stay valid; the old key brings the new one in, and signs no more after it."""
+    place.daemon("a", "b")
+    old = keys.load(str(place.key)).current
+    made = keys.rotate(str(place.key))
+    place.daemon("c")
+    assert place.events() == ["a", "b", "audit_key", "c"]
+    lines = [json.loads(line) for line in place.log.read_bytes().splitlines()]
+    assert [line["key"] for line in lines] == [old.id] * 3 + [made.id] and lines[2]["next"] == made.id
+    assert not place.verify().problems and place.verify().signed == 4
+    body = {"time": "now", "event": "forged", "seq": 5, "prev": place.verify().head, "key": old.id}
+    stolen = old.seal(json.dumps(body, separators=(",", ":")).encode())
+    with place.log.open("ab") as file:
+        file.write(stolen + b"\n")
+    assert any("a newer one had replaced" in each for each in place.verify().problems)
+
+
+def test_keys_that_cannot_be_used(place: Place, tmp_path: Path) -> None:
+    place.daemon("a")
+    place.key.chmod(0o604)
+    with pytest.raises(AuditError, match=r"audit\.key.*chmod 600"):
+        place.daemon("b")
+    place.key.chmod(0o600)
+    place.key.write_text("no key\n")
+    with pytest.raises(AuditError, match="holds no keys"):
+        place.daemon("b")
+    assert [each.name for each in (tmp_path / "logs").iterdir()] == ["audit.log"], "and nothing else is left"
+    for name in ("key", "anchor"):
+        with pytest.raises(ValueError, match="own directory"):
+            AuditLog(path=str(place.log), **{name: str(place.log.with_name("x"))})
+
+
+def test_a_key_of_its_own_that_cannot_be_made_costs_the_signature_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "state").write_text("in the way")
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "state"))
+    auto = Place.__new__(Place)
+    auto.settings = AuditLog(path=str(tmp_path / "audit.log"))
+    with structlog.testing.capture_logs() as told:
+        Place.daemon(auto, "a")
+    assert [each["event"] for each in told] == ["audit_unsigned", "audit_anchor_failed"]
+    assert "mac" not in (tmp_path / "audit.log").read_text()
+
+
+def test_anchors_in_any_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The daemon's own log and syslog: as words that are found in whatever text they end up in."""
+    words: list[str] = []
+    monkeypatch.setattr(anchors.syslog, "syslog", lambda level, text: words.append(text))
+    Place(tmp_path, anchor="syslog").daemon("a")
+    (tmp_path / "logs" / "audit.log").unlink()
+    with structlog.testing.capture_logs() as told:
+        Place(tmp_path, anchor="log").daemon("a")
+    place = Place(tmp_path)
+    text = json.dumps(told) + f"\nNov 24 host hearthd-audit[7]: {words[0]}\nhearth-anchor:nothing=\n"
+    found = list(anchors.read(text.encode().splitlines()))
+    assert [(each.sequence, each.log) for each in found] == [(1, str(place.log))] * 2
+    assert all(each.signed(keys.load(str(place.key))) for each in found)
+
+
+def test_anchors_come_periodically(place: Place) -> None:
+    """At once for the first entry, then no more often than the interval, and always before the end."""
+    place.settings = AuditLog(**{**place.settings.model_dump(), "anchor_interval": 0.05})
+
+    async def scenario() -> None:
+        audit = Audit(place.settings)
+        audit.open()
+        audit.record("a")
+        await until(lambda: audit.entries == (1, 1))
+        for _ in range(20):
+            audit.record("b")
+        await until(lambda: audit.entries == (21, 21))
+        await audit.close()
+
+    run(scenario())
+    assert len(place.anchor.read_bytes().splitlines()) < 10
+
+
+def test_an_anchor_file_stays_small(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(anchors, "_TRIM", 1000)
+    for _ in range(12):
+        place.daemon("a")
+    assert place.anchor.stat().st_size < 2000 and place.verify().anchored == 12
+
+
+def test_control_characters_are_escaped(place: Place) -> None:
+    """A terminal that shows the log does nothing that a client put in a name."""
+    evil = "\x1b]0;x\x07\r\n\x7f\x9b31m\u2028\ud800"
+
+    async def scenario() -> None:
+        audit = Audit(place.settings)
+        audit.open()
+        audit.record("a", client=evil, why=[evil, {evil: evil}])
+        await audit.close()
+
+    run(scenario())
+    data = place.log.read_bytes()
+    assert data.count(b"\n") == 1 and all(32 <= byte < 127 for byte in data[:-1])
+    assert json.loads(data)["client"] == evil

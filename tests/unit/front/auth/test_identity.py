@@ -1,0 +1,122 @@
+"""Failures of a peer, tickets of a user, and the socket that gives them out."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hearthd.front.auth.authenticator import Failures, certificate_names, host_of
+from hearthd.front.auth.unix_identity import IdentitySocket, Tickets, identity_path, user_of
+from hearthd.front.sockets import ListenError
+from hearthd.front.tenancy.tenants import User
+from tests.support.front.fixture import run
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_failures_of_a_peer_within_a_minute() -> None:
+    failures = Failures(3)
+    assert [failures.add("a", second) for second in (0, 1, 59.9, 60, 61)] == [1, 2, 3, 1, 2]
+    assert failures.add("b", 61) == 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 3000), st.floats(0, 10)), max_size=200))
+def test_failures_are_bounded_in_number(peers: list[tuple[int, float]]) -> None:
+    failures, now = Failures(3), 0.0
+    for peer, later in peers:
+        now += later
+        assert failures.add(str(peer), now) >= 1
+    assert len(failures._peers) <= 1024
+
+
+def test_peers_are_known_without_their_port() -> None:
+    assert host_of("ipv4:10.0.0.1:5000") == host_of("ipv4:10.0.0.1:5001") == "ipv4:10.0.0.1"
+    assert host_of("ipv6:%5B::1%5D:5") == "ipv6:%5B::1%5D"
+    assert host_of("unix:") == host_of("unix:/a/path/of/its/own") == "unix:"
+    assert host_of("http:10.0.0.1") == "http:10.0.0.1"
+
+
+def test_names_of_a_certificate() -> None:
+    both = {"x509_subject_alternative_name": [b"a", b"b"], "x509_common_name": [b"c"]}
+    assert certificate_names(both) == ["a", "b"]
+    assert certificate_names({"x509_common_name": [b"c"]}) == ["c"]
+    assert certificate_names({"transport_security_type": [b"ssl"]}) == []
+
+
+def test_tickets_are_good_once_and_for_a_while() -> None:
+    clock = Clock()
+    tickets = Tickets(10, clock)
+    user = User(7, frozenset({1}))
+    first, second = tickets.issue(user), tickets.issue(user)
+    assert first != second and tickets.redeem(first) == user and tickets.redeem(first) is None
+    clock.now += 10
+    assert tickets.redeem(second) is None
+    assert all(tickets.redeem(wrong) is None for wrong in ("", "x", first[:-1], "\ud800"))
+
+
+def test_a_flood_costs_only_who_makes_it() -> None:
+    clock = Clock()
+    tickets = Tickets(10, clock)
+    mine = tickets.issue(User(1))
+    flood = [tickets.issue(User(2)) for _ in range(1000)]
+    assert len(tickets) == 257 and tickets.redeem(flood[0]) is None
+    assert tickets.redeem(flood[-1]) == User(2) and tickets.redeem(mine) == User(1)
+    clock.now += 11
+    tickets.issue(User(3))
+    assert len(tickets) == 1, "what is too old is forgotten"
+
+
+def test_where_it_is() -> None:
+    assert identity_path("/run/hearth/hearth.sock") == "/run/hearth/hearth-identity.sock"
+    assert identity_path("/run/x") == "/run/x-identity"
+
+
+def test_the_kernel_says_who_it_is() -> None:
+    left, right = socket.socketpair()
+    with left, right:
+        user = user_of(left)
+    assert (user.uid, user.pid) == (os.getuid(), os.getpid()) and user.gids >= {os.getgid(), *os.getgroups()}
+
+
+def left(folder: Path) -> list[Path]:
+    return list(folder.iterdir())
+
+
+def test_the_socket_gives_a_ticket_and_hangs_up(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "h-identity.sock"
+        tickets = Tickets(10)
+        first = IdentitySocket(str(path), tickets)
+        await first.start()
+        assert path.stat().st_mode & 0o777 == 0o666
+        reader, writer = await asyncio.open_unix_connection(path)
+        ticket = (await reader.read()).decode()
+        writer.close()
+        user = tickets.redeem(ticket.strip())
+        assert user is not None and user.uid == os.getuid()
+        with pytest.raises(ListenError, match="already serves"):
+            await IdentitySocket(str(path), tickets).start()
+        await first.stop()
+        assert not left(tmp_path)
+        # What a daemon that was killed has left is taken over.
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(path))
+        second = IdentitySocket(str(path), tickets)
+        await second.start()
+        await second.stop()
+        assert not left(tmp_path)
+        with pytest.raises(ListenError, match="107"):
+            await IdentitySocket(f"/tmp/{'x' * 110}", tickets).start()
+
+    run(scenario())

@@ -1,0 +1,237 @@
+"""Certificates: what is refused at start, what is read again, and HTTP with them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import ssl
+import time
+from functools import partial
+from pathlib import Path
+
+import aiohttp
+import pytest
+import trustme
+
+from hearthd.front.addresses import Address
+from hearthd.front.auth import tls
+from hearthd.front.auth.tls import Certificates, TlsError
+from hearthd.front.config.http import Http
+from hearthd.front.config.settings import Config
+from hearthd.front.daemon.access import Access
+from hearthd.front.http.refused import Refusals
+from hearthd.front.http.server import HttpServer
+from hearthd.front.tenancy.tenants import Credential, Directory, Right, Tenant, token_key
+from tests.support.front.fixture import Front, front, run, until
+
+CA = trustme.CA()
+
+
+def issue(folder: Path, name: str, ca: trustme.CA = CA, days: int = 30, since: int = 1) -> tuple[Path, Path]:
+    now = datetime.datetime.now(datetime.UTC)
+    day = datetime.timedelta(days=1)
+    issued = ca.issue_cert("localhost", not_before=now - since * day, not_after=now + days * day)
+    certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
+    certificate.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+    key.touch(mode=0o600)
+    key.write_bytes(issued.private_key_pem.bytes())
+    return certificate, key
+
+
+def refused(certificate: Path, key: Path, client_ca: Path | str = "") -> str:
+    with pytest.raises(TlsError) as error:
+        Certificates(str(certificate), str(key), str(client_ca))
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_files_that_cannot_be_used(tmp_path: Path) -> None:
+    certificate, key = issue(tmp_path, "good")
+    Certificates(str(certificate), str(key))
+    other, other_key = issue(tmp_path, "other")
+    old, old_key = issue(tmp_path, "old", days=-1, since=9)
+    early, early_key = issue(tmp_path, "early", since=-9)
+    nothing = tmp_path / "nothing.pem"
+    nothing.write_text("nothing\n")
+    assert "not that of the certificate" in refused(certificate, other_key)
+    assert "expired" in refused(old, old_key) and str(old) in refused(old, old_key)
+    assert "not yet valid" in refused(early, early_key)
+    assert "missing.key" in refused(certificate, tmp_path / "missing.key")
+    assert "nothing.pem" in refused(nothing, key) and "nothing.pem" in refused(certificate, nothing)
+    assert "tls.client_ca" in refused(certificate, key, nothing)
+    for mode in (0o604, 0o602, 0o666):
+        other_key.chmod(mode)
+        assert "everybody" in refused(other, other_key) and f"chmod 600 {other_key}" in refused(other, other_key)
+    other_key.chmod(0o640)  # a group's is its own affair
+    Certificates(str(other), str(other_key))
+
+
+def test_an_encrypted_key_is_refused_and_asks_nobody(tmp_path: Path) -> None:
+    from cryptography.hazmat.primitives import serialization
+
+    certificate, key = issue(tmp_path, "good")
+    plain = serialization.load_pem_private_key(key.read_bytes(), None)
+    key.write_bytes(
+        plain.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"secret"),
+        )
+    )
+    assert "encrypted" in refused(certificate, key)
+
+
+def test_files_that_change_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(tls.time, "monotonic", lambda: now[0])
+    certificate, key = issue(tmp_path, "good")
+    certificates = Certificates(str(certificate), str(key))
+    assert certificates._renewed() is None
+    before = certificates._configuration
+    issue(tmp_path, "good")
+    assert certificates._renewed() is None, "not looked at again yet"
+    now[0] += 6
+    assert certificates._renewed() is certificates._configuration is not before
+    now[0] += 6
+    assert certificates._renewed() is None, "the same files"
+    # What cannot be used is not used; the daemon goes on with what it has.
+    kept = certificates._configuration
+    for spoil in (lambda: certificate.write_text("half"), certificate.unlink):
+        spoil()
+        now[0] += 6
+        assert certificates._renewed() is None and certificates._configuration is kept
+    issue(tmp_path, "good")
+    now[0] += 6
+    assert certificates._renewed() is not None
+
+
+def test_who_looks_first_does_not_keep_a_new_certificate_from_grpc(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(tls.time, "monotonic", lambda: now[0])
+    certificate, key = issue(tmp_path, "good", days=30)
+    certificates = Certificates(str(certificate), str(key))
+    assert certificates.expires == pytest.approx(time.time() + 30 * 86400, abs=86400)
+    issue(tmp_path, "good", days=60)
+    now[0] += 6
+    assert certificates.look(), "a scrape, or a page"
+    assert certificates.expires == pytest.approx(time.time() + 60 * 86400, abs=86400)
+    assert certificates._renewed() is certificates._configuration
+    assert certificates._renewed() is None
+
+
+# ---- HTTP ----
+
+ALICE, OPERATOR = Tenant("alice", rights=frozenset({Right.READ})), Tenant("operator")
+
+
+async def http(f: Front, folder: Path) -> tuple[HttpServer, str, aiohttp.ClientSession]:
+    """The pages of a front as they are served beyond loopback: with TLS, to tenants."""
+    certificate, key = issue(folder, "http")
+    auth = f.daemon.access.auth
+    auth.directory = Directory(
+        [ALICE, OPERATOR],
+        {Credential(token_key("hearth_" + "a" * 22)): ALICE, Credential(token_key("hearth_" + "o" * 22)): OPERATOR},
+    )
+    server = HttpServer(
+        f.daemon.supervisor, f.daemon.sessions, f.daemon.metrics, auth, f.daemon.status,
+        f.daemon.parts.connections.http(Http()), guarded=True, certificates=Certificates(str(certificate), str(key)),
+    )  # fmt: skip
+    address = await server.start(Address("localhost", 0))
+    trusted = ssl.create_default_context()
+    CA.configure_trust(trusted)
+    return server, f"https://{address}", aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=trusted))
+
+
+def test_pages_beyond_loopback(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with front(tmp_path) as f:
+            await f.open("secret plan")
+            server, base, client = await http(f, tmp_path)
+            try:
+                for path in ("/healthz", "/readyz"):
+                    async with client.get(base + path) as answer:
+                        assert answer.status == 200
+                for path in ("/", "/page/page.js", "/page/page.css"):  # without data in them
+                    async with client.get(base + path) as answer:
+                        assert answer.status == 200
+                        assert ('data-guarded=""' in await answer.text()) is (path == "/")
+                for path in ("/metrics", "/status?max_age=1", "/traces/x.json", "/page/nothing"):
+                    for headers in ({}, {"Authorization": "Bearer x"}, {"Authorization": "Basic a"}):
+                        async with client.get(base + path, headers=headers) as answer:
+                            assert answer.status == 401 and answer.headers["WWW-Authenticate"].startswith("Bearer")
+                            assert set(await answer.json()) == {"error", "fix"}
+                for token, sees in (("hearth_" + "a" * 22, False), ("hearth_" + "o" * 22, True)):
+                    async with client.get(base + "/status", headers={"Authorization": f"Bearer {token}"}) as answer:
+                        body = await answer.json()
+                    assert bool(body["sessions"]) is sees and len(body["devices"]) == 2
+                    assert ("default" in [entry["name"] for entry in body["tenants"]]) is sees
+                    async with client.get(base + "/metrics", headers={"authorization": f"bearer {token}"}) as answer:
+                        text = await answer.text()
+                    assert ('tenant="default"' in text) is sees and ("hearth_sessions 1.0" in text) is sees
+                    assert "hearth_ready 1.0" in text and ("grpc_server_handled" in text) is sees
+            finally:
+                await client.close()
+                await server.stop()
+
+    run(scenario())
+
+
+def test_handshakes_that_do_not_come_to_an_end_are_cut(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with front(tmp_path) as f:
+            certificate, key = issue(tmp_path, "http")
+            refusals, labels = Refusals(), {"listener": "http", "reason": "address"}
+            refused = partial(f.daemon.metrics.registry.get_sample_value, "hearth_connections_refused_total", labels)
+            settings = Http(header_timeout=0.2, max_connections=8, max_connections_per_address=4)
+            limiter = f.daemon.parts.connections.http(settings)
+            server = HttpServer(
+                f.daemon.supervisor, f.daemon.sessions, f.daemon.metrics, f.daemon.access.auth, f.daemon.status,
+                limiter, certificates=Certificates(str(certificate), str(key)), refusals=refusals, settings=settings,
+            )  # fmt: skip
+            address = await server.start(Address("127.0.0.1", 0))
+            try:
+                silent = await asyncio.open_connection(*address)
+                assert await silent[0].read() == b""
+                plain = await asyncio.open_connection(*address)
+                plain[1].write(b"GET / HTTP/1.1\r\n\r\n")
+                with contextlib.suppress(ConnectionError):
+                    await plain[0].read()
+                await until(lambda: refusals.counts["handshake"] == 2 and not len(limiter))
+                many = [await asyncio.open_connection(*address) for _ in range(12)]
+                await until(lambda: refused() == 8)
+                for reader, _ in many:
+                    with contextlib.suppress(ConnectionError):
+                        await reader.read()
+                await until(lambda: not len(limiter))
+                for _, writer in (silent, plain, *many):
+                    writer.close()
+            finally:
+                await server.stop()
+
+    run(scenario())
+
+
+def test_tenants_are_asked_for_a_token_on_loopback_too(tmp_path: Path) -> None:
+    """Without tenants everything is open; loopback is without TLS, and may have its metrics open."""
+
+    async def scenario() -> None:
+        async with front(tmp_path) as f:
+            access: Access = f.daemon.access
+            limiter = f.daemon.parts.connections.http(Http())
+            parts = (f.daemon.supervisor, f.daemon.sessions, f.daemon.metrics, f.daemon.status, limiter)
+            near, far = Address("127.0.0.1", 0), Address("0.0.0.0", 0)
+            assert not access.http(near, *parts).guarded and not access.http(far, *parts).guarded
+            access.auth.directory = Directory([ALICE])
+            certificate, key = issue(tmp_path, "x")
+            access.certificates = Certificates(str(certificate), str(key))
+            for address in (near, far):
+                server = access.http(address, *parts)
+                assert server.guarded and not server.open_metrics
+                assert server._certificates is (access.certificates if address is far else None)
+            access.change(Config(http=Http(metrics_on_loopback=True)))
+            assert access.http(near, *parts).open_metrics and not access.http(far, *parts).open_metrics
+
+    run(scenario())

@@ -1,0 +1,288 @@
+"""Communicators: made, shared, used in order, given up on all ranks together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hearth_proto.reasons import Reason, Refusal, to_text
+from hearthd.front.collectives.communicators import MAX_IDLE, Communicators
+from hearthd.front.collectives.flight_recorder import FlightRecorder
+from hearthd.front.collectives.match import Key, Match, Part, Place, Send
+from tests.support.front.collective_parts import complete, key, ops, place, refusal_in, status_of
+
+FIRST = "nonce-1"
+
+
+def message(op: str, comm: str = FIRST, **more: Any) -> dict[str, Any]:
+    return {"op": op, "comm": comm, **more}
+
+
+def made(communicators: Communicators, match: Match, comm: str = FIRST) -> list[Send]:
+    """Submits the first operation of new ranks, and has them join: what the last one of them sets off."""
+    assert [send.body for send in communicators.submit(match) if send.body["op"] != "abort"] == [
+        {"op": "create_id", "comm": comm, "group": match.key.group, "ranks": len(match.places)}
+    ]
+    joins = communicators.message(match.places[0], message("id", comm, unique_id="u"))
+    assert [(send.place, send.body["rank"]) for send in joins] == [
+        (where, rank) for rank, where in enumerate(match.places)
+    ]
+    sends: list[Send] = []
+    for where in match.places:
+        assert not sends
+        sends = communicators.message(where, message("joined", comm))
+    return sends
+
+
+def ready(*members: int, recorder: FlightRecorder | None = None) -> Communicators:
+    communicators = Communicators(recorder, "nonce")
+    match = complete(*members)
+    if recorder is not None:
+        for rank, each in match.parts.items():
+            recorder.presented(match.key, rank, each.operations)
+    made(communicators, match)
+    return communicators
+
+
+def test_go_says_rank_and_index() -> None:
+    communicators = Communicators(nonce="nonce")
+    sends = made(communicators, complete(2, 0, 1))
+    assert [send.place for send in sends] == [place(2), place(0), place(1)]
+    assert [send.body for send in sends] == [
+        {
+            "op": "go", "channel": 10 + rank, "group": "", "devices": [2, 0, 1], "sequence": 1, "comm": FIRST,
+            "rank": rank, "ranks": 3, "index": 1,
+        }
+        for rank in range(3)
+    ]  # fmt: skip
+    assert [send.body["index"] for send in communicators.submit(complete(2, 0, 1, sequence=2))] == [2, 2, 2]
+    assert communicators.deadline is None
+
+
+def test_sessions_share_the_communicator_of_the_same_ranks_only() -> None:
+    communicators = ready(0, 1)
+    assert ops(communicators.submit(complete(0, 1, owner="t"))) == [(0, "go"), (1, "go")]
+    assert ops(communicators.submit(complete(1, 0))) == [(1, "create_id")], "another order"
+    assert ops(communicators.submit(complete(0, 1, process=2))) == [(0, "create_id")], "other processes"
+    assert ops(communicators.submit(over_daemons("aa"))) == [(0, "create_id")], "a group over daemons has its own"
+    assert len(communicators) == 4
+
+
+def over_daemons(group: str, sequence: int = 1) -> Match:
+    """An operation of device 0 here and device 0 of node 1."""
+    parts = {rank: Part(Place(rank, 0, 0), 10 + rank, []) for rank in range(2)}
+    return Match(Key(f"group:{group}", (0, 1), sequence), 5.0, parts)
+
+
+def test_groups_over_daemons_have_communicators_of_their_own() -> None:
+    communicators = Communicators(nonce="nonce")
+    sends = made(communicators, over_daemons("aa"))
+    assert [(send.place.node, send.body["group"], send.body["devices"]) for send in sends] == [
+        (0, "aa", []),
+        (1, "aa", []),
+    ]
+    made(communicators, over_daemons("bb"), "nonce-2")
+    progress = message("progress", done=1)
+    assert communicators.message(Place(1, 0, 0), message("failed"), owner="group:bb") == [], "not its communicator"
+    assert communicators.message(Place(1, 0, 0), progress, owner="group:aa") == []
+    assert communicators.lost(1, "its connection broke") == [], "node 1 of which group?"
+    sends = communicators.lost(1, "its connection broke", {"group:aa"})
+    assert [(send.place.node, send.body["op"], send.body["group"]) for send in sends] == [(0, "abort", "aa")]
+    assert "node 1 was lost: its connection broke" in sends[0].body["reason"]
+    sends = communicators.give_up("group:bb", Refusal(Reason.COMMUNICATOR_FAILED, "It was left."))
+    assert [(send.place.node, send.body["op"]) for send in sends] == [(0, "abort"), (1, "abort")]
+    assert status_of(sends[1]).message == "It was left."
+    assert len(communicators) == 0
+
+
+def test_a_failed_join_fails_the_queue_and_aborts_the_others() -> None:
+    communicators = Communicators(nonce="nonce")
+    communicators.submit(complete())
+    communicators.submit(complete(sequence=2))
+    communicators.message(place(0), message("id", unique_id="u"))
+    status = to_text(Refusal(Reason.INTERNAL, "no NCCL"))
+    sends = communicators.message(place(1), message("join_failed", status=status))
+    assert ops(sends) == [(0, "abort"), (0, "fail"), (1, "fail"), (0, "fail"), (1, "fail")]
+    refusal = refusal_in(sends[1])
+    assert refusal.reason == Reason.COMMUNICATOR_FAILED and "no NCCL" in refusal.message
+    assert refusal.details["failed"] == "1"
+    assert communicators.message(place(0), message("joined")) == []
+    assert communicators.submit(complete(sequence=3)) == [
+        Send(place(0), {"op": "create_id", "comm": "nonce-2", "group": "", "ranks": 2})
+    ]
+    assert communicators.aborts == 1
+
+
+@pytest.mark.parametrize("status", ["", "!", "AAAA"])
+def test_a_failed_join_without_a_reason(status: str) -> None:
+    communicators = Communicators(nonce="nonce")
+    communicators.submit(complete())
+    sends = communicators.message(place(0), message("join_failed", status=status))
+    assert refusal_in(sends[1]).reason == Reason.COMMUNICATOR_FAILED
+
+
+def test_a_communicator_that_is_not_made_in_time() -> None:
+    communicators = Communicators(nonce="nonce")
+    communicators.submit(complete(deadline=5.0))
+    communicators.message(place(0), message("id", unique_id="u"))
+    communicators.message(place(0), message("joined"))
+    assert communicators.deadline == 5.0 and communicators.expire(4.9) == []
+    sends = communicators.expire(5.0)
+    assert ops(sends) == [(0, "fail"), (1, "fail"), (0, "abort"), (1, "abort")]
+    refusal = refusal_in(sends[0])
+    assert refusal.reason == Reason.COLLECTIVE_TIMEOUT and refusal.details["missing"] == "1"
+    assert len(communicators) == 0
+
+
+def test_each_operation_waits_as_long_as_it_may() -> None:
+    """A short one does not take with it the communicator that a longer one waits for."""
+    communicators = Communicators(nonce="nonce")
+    communicators.submit(complete(deadline=2.0))
+    communicators.submit(complete(sequence=2, deadline=9.0))
+    communicators.submit(complete(sequence=3, deadline=1.0))
+    assert communicators.deadline == 1.0
+    assert [send.body["sequence"] for send in communicators.expire(3.0)] == [3, 3, 1, 1]
+    communicators.message(place(0), message("id", unique_id="u"))
+    communicators.message(place(0), message("joined"))
+    sends = communicators.message(place(1), message("joined"))
+    assert [(send.body["op"], send.body["sequence"], send.body["index"]) for send in sends] == [("go", 2, 1)] * 2
+
+
+def test_a_lost_device_aborts_its_communicators_on_survivors() -> None:
+    communicators = ready()
+    sends = communicators.lost(place(0), "boom")
+    assert ops(sends) == [(1, "abort")]
+    assert sends[0].body["reason"] == "device 0 was lost: boom"
+    assert status_of(sends[0]).reason == Reason.COMMUNICATOR_FAILED
+    assert "device 0 was lost: boom" in status_of(sends[0]).message
+    assert communicators.lost(place(0), "boom") == []
+    assert ops(communicators.submit(complete(sequence=2))) == [(0, "create_id")], "rebuilt"
+    assert ops(communicators.lost(place(0), "boom")) == [(1, "abort"), (1, "fail")]
+
+
+def test_processes_of_a_device_have_communicators_of_their_own() -> None:
+    """Two sessions on the same devices, one of them in processes of its own."""
+    communicators = Communicators(nonce="nonce")
+    communicators.submit(complete(process=1))
+    communicators.submit(complete(process=2, owner="t"))
+    assert communicators.message(place(0, 1), message("id", "nonce-2", unique_id="u")) == [], "another process's"
+    sends = communicators.message(place(0, 2), message("id", "nonce-2", unique_id="u"))
+    assert [(send.place, send.body["op"]) for send in sends] == [(place(0, 2), "join"), (place(1, 2), "join")]
+    communicators.message(place(0, 2), message("joined", "nonce-2"))
+    assert communicators.message(place(1, 1), message("joined", "nonce-2")) == []
+    assert ops(communicators.message(place(1, 2), message("joined", "nonce-2"))) == [(0, "go"), (1, "go")]
+    sends = communicators.lost(place(0, 1), "boom")
+    assert [send.place for send in sends if send.body["op"] == "abort"] == [place(1, 1)]
+    assert ops(communicators.submit(complete(process=2, owner="t", sequence=2))) == [(0, "go"), (1, "go")]
+
+
+def test_a_reported_failure_aborts_every_rank_and_says_why() -> None:
+    recorder = FlightRecorder()
+    sends = ready(recorder=recorder).message(place(1), message("failed", reason="unhandled system error"))
+    assert ops(sends) == [(0, "abort"), (1, "abort")]
+    for send in sends:
+        refusal = status_of(send)
+        assert refusal.reason == Reason.COMMUNICATOR_FAILED and refusal.details["failed"] == "1"
+        assert "device 1 reports: unhandled system error" in refusal.message
+        assert refusal.details["recorder"].startswith("1 all_reduce 8 float32 sum: launched, presented by ranks 0, 1")
+    ring = recorder.ring("s", (0, 1))
+    assert ring is not None and ring.aborts == 1 and ring.state == "failed"
+    assert ring.operations[1].state == "failed"
+
+
+def test_an_operation_that_does_not_finish_names_the_ranks_that_are_behind() -> None:
+    communicators = ready(4, 2, 3)
+    for sequence in range(2, 5):
+        communicators.submit(complete(4, 2, 3, sequence=sequence))
+    for device, done in ((4, 3), (2, 2), (3, 1)):
+        assert communicators.message(place(device), message("progress", done=done)) == []
+    sends = communicators.message(place(2), message("failed", reason="timeout", timed_out=True, sequence=3))
+    assert ops(sends) == [(4, "abort"), (2, "abort"), (3, "abort")]
+    refusal = status_of(sends[0])
+    assert refusal.reason == Reason.COLLECTIVE_TIMEOUT
+    assert refusal.details["missing"] == "2, 3" and refusal.details["sequence"] == "3"
+    assert "Operation 3 of group [4, 2, 3]" in refusal.message and "by devices 2, 3" in refusal.message
+    assert communicators.failed == {Reason.COLLECTIVE_TIMEOUT: 3}, "all that were under way"
+
+
+def test_what_other_sessions_run_is_not_told() -> None:
+    recorder = FlightRecorder()
+    communicators = ready(recorder=recorder)
+    theirs = complete(owner="t", sequence=77)
+    for rank, each in theirs.parts.items():
+        recorder.presented(theirs.key, rank, each.operations)
+    communicators.submit(theirs)
+    refusal = status_of(communicators.message(place(1), message("failed", timed_out=True, sequence=77))[0])
+    assert refusal.reason == Reason.COLLECTIVE_TIMEOUT
+    assert "recorder" not in refusal.details and "sequence" not in refusal.details and "77" not in refusal.message
+
+
+def test_progress_is_recorded_when_all_ranks_are_through() -> None:
+    recorder = FlightRecorder()
+    communicators = ready(recorder=recorder)
+    ring = recorder.ring("s", (0, 1))
+    assert ring is not None and ring.state == "ready"
+    communicators.message(place(0), message("progress", done=1))
+    assert ring.operations[1].state == "launched"
+    communicators.message(place(1), message("progress", done=10**9))
+    assert ring.operations[1].state == "done"
+    communicators.submit(complete(sequence=2))
+    (comm,) = communicators
+    assert not comm.idle, "what a rank says of operations that there are not does not count for later ones"
+
+
+def test_idle_communicators_are_bounded() -> None:
+    communicators = Communicators(nonce="nonce")
+    evicted: list[str] = []
+    for number in range(1, MAX_IDLE + 4):
+        match = complete(0, number)
+        sends = communicators.submit(match)
+        evicted += [send.body["comm"] for send in sends if send.body["op"] == "abort"]
+        comm = f"nonce-{number}"
+        communicators.message(place(0), message("id", comm, unique_id="u"))
+        for device in (0, number):
+            communicators.message(place(device), message("joined", comm))
+        for device in (0, number) if number != 2 else (0,):  # one is still at work
+            communicators.message(place(device), message("progress", comm, done=1))
+        if number == 10:
+            communicators.submit(complete(0, 1, sequence=2))  # so it was not used least recently
+            for device in (0, 1):
+                communicators.message(place(device), message("progress", "nonce-1", done=2))
+    assert evicted == ["nonce-3"] * 2 + ["nonce-4"] * 2 + ["nonce-5"] * 2
+    assert len(communicators) == MAX_IDLE
+    assert communicators.aborts == 0, "nothing has failed"
+
+
+def test_a_closed_session_leaves_the_communicator() -> None:
+    communicators = Communicators(nonce="nonce")
+    communicators.submit(complete(owner="s"))
+    communicators.submit(complete(owner="t"))
+    sends = communicators.give_up("s", Refusal(Reason.SESSION_EXPIRED, "over"))
+    assert ops(sends) == [(0, "fail"), (1, "fail")]
+    communicators.message(place(0), message("id", unique_id="u"))
+    communicators.message(place(0), message("joined"))
+    assert len(communicators.message(place(1), message("joined"))) == 2
+    communicators.give_up("t", Refusal(Reason.SESSION_EXPIRED, "over"))
+    (comm,) = communicators
+    assert not comm.flying and not comm.users and not comm.queue
+
+
+@given(
+    st.integers(-1, 3),
+    st.sampled_from(["id", "joined", "join_failed", "failed", "progress", "?"]),
+    st.sampled_from(["nonce-1", "nonce-2", "", 1, None]),
+)
+def test_stray_messages_do_no_harm(device: int, op: str, comm: object) -> None:
+    body = {"op": op, "comm": comm, "unique_id": "x", "done": 3}
+    assert Communicators(nonce="nonce").message(place(device), body) == []
+    communicators = ready(4, 5)
+    assert communicators.message(place(device), body) == []
+    assert ops(communicators.submit(complete(4, 5, sequence=2))) == [(4, "go"), (5, "go")]
+
+
+def test_names_of_communicators_differ_between_daemons() -> None:
+    names = {Communicators().submit(complete())[0].body["comm"] for _ in range(20)}
+    assert len(names) == 20 and key(0).group == ""

@@ -1,0 +1,257 @@
+"""Everything that can happen to collective operations, in any order: each is answered once, in one order everywhere."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from hearth_proto.reasons import Reason, Refusal, to_text
+from hearthd.front.collectives.coordinator import Coordinator
+from hearthd.front.collectives.match import Key, Place, Send
+from tests.support.front.collective_parts import part
+
+SESSIONS = ("s", "t")
+MEMBERS = ((0, 1), (1, 0), (2, 1, 0), (1, 2))
+OVER_DAEMONS = {"group:aa": ((0, 0), (1, 0)), "group:bb": ((1, 0), (0, 1), (0, 2), (1, 1))}
+"""Node and device of each rank; node 1 of one group need not be that of the other."""
+
+Part = tuple[Key, int]
+
+
+class Ranks(RuleBasedStateMachine):
+    """Plays all device processes, clients and clocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.coordinator = Coordinator(nonce="nonce")
+        self.now = 0.0
+        self.generations: dict[tuple[str, int, int], int] = defaultdict(int)
+        """Of the device processes, by group (empty: this node's), node and device."""
+        self.sequences: dict[tuple[str, tuple[int, ...], int], int] = defaultdict(int)
+        """Of each rank of each group."""
+        self.waiting: dict[int, tuple[Part, Place]] = {}
+        """What has been presented and not been answered, by channel."""
+        self.counts: dict[Part, int] = {}
+        self.channels = 0
+        self.asked: list[Send] = []
+        """`create_id` and `join` that have not been answered."""
+        self.running: dict[tuple[str, Place], list[tuple[int, Key]]] = defaultdict(list)
+        """What each rank was told to launch, by communicator."""
+        self.order: dict[Place, list[tuple[str, int]]] = defaultdict(list)
+        """The same, by process of this node."""
+        self.last: dict[tuple[str, tuple[int, ...], int], int] = {}
+        """The last sequence number that each rank of each group was told to launch."""
+        self.dead: set[tuple[str, Place]] = set()
+
+    # ---- who there is ----
+
+    def place(self, owner: str, members: tuple[int, ...], rank: int) -> Place:
+        if owner in OVER_DAEMONS:
+            node, device = OVER_DAEMONS[owner][rank]
+        else:
+            node, device = 0, members[rank]
+        return Place(node, device, self.generations[owner if node else "", node, device])
+
+    def take(self, sends: list[Send]) -> None:
+        """What ranks are told. All of one operation are told to go together."""
+        gone: dict[Key, list[int]] = defaultdict(list)
+        for where, body in sends:
+            scope = f"group:{body['group']}" if where.node else ""
+            assert (scope, where) not in self.dead, "nobody is there any more"
+            if body["op"] in ("create_id", "join"):
+                self.asked.append(Send(where, body))
+            elif body["op"] == "abort":
+                assert body["comm"] and body["reason"] and body["status"]
+                self.running.pop((body["comm"], where), None)
+            else:
+                (key, rank), place = self.waiting.pop(body["channel"])  # raises where it has been answered before
+                assert place == where and body["sequence"] == key.sequence
+                assert body["group"] == key.group and body["devices"] == ([] if key.group else list(key.members))
+                if body["op"] == "go":
+                    assert body["rank"] == rank and body["ranks"] == len(key.members)
+                    gone[key].append(rank)
+                    last = self.last.get((key.owner, key.members, rank), 0)
+                    assert last < key.sequence, "a rank's operations of one group run in their order"
+                    self.last[key.owner, key.members, rank] = key.sequence
+                    self.running[body["comm"], where].append((body["index"], key))
+                    if not where.node:
+                        self.order[where].append((body["comm"], body["index"]))
+                else:
+                    assert body["op"] == "fail" and body["status"]
+        for key, ranks in gone.items():
+            assert sorted(ranks) == list(range(len(key.members))), "all ranks or none"
+            assert len({self.counts[key, rank] for rank in ranks}) == 1, "a mismatch is not launched"
+
+    # ---- what happens ----
+
+    @rule(
+        owner=st.sampled_from((*SESSIONS, *OVER_DAEMONS)),
+        members=st.sampled_from(MEMBERS),
+        ranks=st.permutations(range(4)) | st.lists(st.integers(0, 3), min_size=1, max_size=4, unique=True),
+        counts=st.just((8, 8, 8, 8)) | st.permutations((8, 8, 8, 9)),
+        timeout=st.sampled_from((1.0, 3.0, 10.0)),
+    )
+    def present(
+        self, owner: str, members: tuple[int, ...], ranks: list[int], counts: list[int], timeout: float
+    ) -> None:
+        """Some ranks, in some order, come to their next operation."""
+        if owner in OVER_DAEMONS:
+            members = tuple(range(len(OVER_DAEMONS[owner])))
+        for rank in ranks:
+            if rank >= len(members):
+                continue
+            self.sequences[owner, members, rank] += 1
+            self.channels += 1
+            key = Key(owner, members, self.sequences[owner, members, rank])
+            place = self.place(owner, members, rank)
+            self.waiting[self.channels] = (key, rank), place
+            self.counts[key, rank] = counts[rank]
+            body = part(self.channels, timeout, count=counts[rank])
+            self.take(self.coordinator.present(key, rank, place, body, self.now))
+
+    @precondition(lambda self: self.asked)
+    @rule(which=st.integers(0, 1000), well=st.sampled_from((True, True, True, True, False)))
+    def answer(self, which: int, well: bool) -> None:
+        """A process has made an id or joined, or could not."""
+        where, asked = self.asked.pop(which % len(self.asked))
+        if (f"group:{asked['group']}" if where.node else "", where) in self.dead:
+            return
+        body: dict[str, Any] = {"comm": asked["comm"]}
+        if not well:
+            body |= {"op": "join_failed", "status": to_text(Refusal(Reason.INTERNAL, "no"))}
+        elif asked["op"] == "create_id":
+            body |= {"op": "id", "unique_id": "u"}
+        else:
+            assert asked["unique_id"] == "u"
+            body |= {"op": "joined"}
+        owner = f"group:{asked['group']}" if asked["group"] else ""
+        self.take(self.coordinator.message(where, body, owner))
+
+    @rule()
+    def settle(self) -> None:
+        """All that processes were asked, they do."""
+        while self.asked:
+            self.answer(0, True)
+
+    @precondition(lambda self: self.running)
+    @rule(which=st.integers(0, 1000), how=st.sampled_from(("progress", "progress", "failed", "timed out")))
+    def run(self, which: int, how: str) -> None:
+        """A rank has finished something, or fails at it."""
+        comm, where = list(self.running)[which % len(self.running)]
+        index, key = self.running[comm, where][which % len(self.running[comm, where])]
+        body = {
+            "progress": {"op": "progress", "done": index},
+            "failed": {"op": "failed", "reason": "boom", "sequence": key.sequence},
+            "timed out": {"op": "failed", "reason": "slow", "timed_out": True, "sequence": key.sequence},
+        }[how]
+        self.take(self.coordinator.message(where, {"comm": comm, **body}, key.scope))
+        assert how == "progress" or (comm, where) not in self.running, "who failed is told of the abort too"
+
+    @rule(
+        what=st.sampled_from(("process", "far process", "node", "owner", "owner")),
+        device=st.integers(0, 2),
+        group=st.sampled_from(sorted(OVER_DAEMONS)),
+        owner=st.sampled_from((*SESSIONS, *OVER_DAEMONS)),
+    )
+    def lose(self, what: str, device: int, group: str, owner: str) -> None:
+        """Something or somebody is gone."""
+        if what == "process":
+            self.lose_here(device)
+        elif what == "far process":
+            self.lose_far(group, device % 2)
+        elif what == "node":
+            self.lose_node(group)
+        else:
+            self.close(owner)
+
+    def lose_here(self, device: int) -> None:
+        """A device process of this node ends."""
+        self.die("", Place(0, device, self.generations["", 0, device]), list(SESSIONS))
+        for group, ranks in OVER_DAEMONS.items():  # told by whoever knows the groups
+            if (0, device) in ranks:
+                self.take(self.coordinator.lost(Place(0, device, self.generations["", 0, device]), "boom", [group]))
+        self.generations["", 0, device] += 1
+
+    def lose_far(self, group: str, device: int) -> None:
+        """A device process of another node of a group ends."""
+        self.die(group, Place(1, device, self.generations[group, 1, device]), [group])
+        self.generations[group, 1, device] += 1
+
+    def lose_node(self, group: str) -> None:
+        """The connection to another node of a group breaks."""
+        for device in (0, 1):
+            self.bury(group, Place(1, device, self.generations[group, 1, device]))
+            self.generations[group, 1, device] += 1
+        self.take(self.coordinator.lost(1, "broken", [group]))
+
+    def die(self, scope: str, place: Place, owners: list[str]) -> None:
+        self.bury(scope, place)
+        self.take(self.coordinator.lost(place, "boom", owners))
+
+    def bury(self, scope: str, place: Place) -> None:
+        """What a process had presented is gone with it."""
+        self.dead.add((scope, place))
+        for channel, ((key, _), where) in list(self.waiting.items()):
+            if where == place and scope in ("", key.owner):
+                del self.waiting[channel]
+        for comm, where in list(self.running):
+            theirs = {key.scope for _, key in self.running[comm, where]}
+            if where == place and (not scope or theirs == {scope}):
+                del self.running[comm, where]
+
+    def close(self, owner: str) -> None:
+        """A session ends, or a group is left; one of the same name begins."""
+        self.take(self.coordinator.give_up(owner, Refusal(Reason.SESSION_EXPIRED, "over")))
+        for group in [group for group in self.sequences if group[0] == owner]:
+            del self.sequences[group]
+            self.last.pop(group, None)
+        self.counts = {each: count for each, count in self.counts.items() if each[0].owner != owner}
+        assert not [key for (key, _), _ in self.waiting.values() if key.owner == owner]
+        self.nothing_left(owner)
+
+    @rule(seconds=st.sampled_from((0.5, 1.0, 2.0, 20.0)))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.take(self.coordinator.expire(self.now))
+        deadline = self.coordinator.deadline
+        assert deadline is None or deadline > self.now
+
+    # ---- what holds ----
+
+    @invariant()
+    def one_order(self) -> None:
+        """Any two processes of the node are told of what they share in the same order, and communicators count."""
+        places = list(self.order)
+        for one in places:
+            for other in places[: places.index(one)]:
+                theirs, ours = set(self.order[other]), set(self.order[one])
+                assert [x for x in self.order[one] if x in theirs] == [x for x in self.order[other] if x in ours]
+            by_comm: dict[str, list[int]] = defaultdict(list)
+            for comm, index in self.order[one]:
+                by_comm[comm].append(index)
+            assert all(indices == list(range(1, len(indices) + 1)) for indices in by_comm.values())
+
+    def nothing_left(self, owner: str) -> None:
+        coordinator = self.coordinator
+        assert not [key for key in coordinator.matcher._pending if key.owner == owner]
+        assert owner not in coordinator.matcher._failures and not list(coordinator.recorder.rings(owner))
+        for comm in coordinator.communicators:
+            assert comm.key.scope != owner
+            assert owner not in {user for user, _ in comm.users} | {key.owner for _, key in comm.flying}
+            assert owner not in {match.key.owner for match in comm.queue}
+
+    def teardown(self) -> None:
+        self.wait(60.0)
+        assert not self.waiting, "everything was answered"
+        for owner in (*SESSIONS, *OVER_DAEMONS):
+            self.close(owner)
+        assert len(self.coordinator.matcher) == 0 and len(self.coordinator.recorder) == 0
+        assert self.coordinator.deadline is None
+
+
+Ranks.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestRanks = Ranks.TestCase

@@ -1,0 +1,112 @@
+"""The flight recorder: what it says, and that it stays small."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hearthd.front.collectives.flight_recorder import GROUPS, LINES, OPERATIONS, FlightRecorder, spelt
+from tests.support.front.collective_parts import SIGNATURE, key
+
+
+class Clock:
+    """Nanoseconds, a millisecond a look."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def __call__(self) -> int:
+        self.now += 1_000_000
+        return self.now
+
+
+def test_the_life_of_an_operation() -> None:
+    recorder = FlightRecorder(Clock())
+    one = key(4, 2)
+    recorder.presented(one, 1, [SIGNATURE])
+    assert recorder.lines("s", (4, 2)) == ["1 all_reduce 8 float32 sum: presented, presented by ranks 1"]
+    recorder.presented(one, 0, [SIGNATURE])
+    recorder.launched(one)
+    assert recorder.lines("s", (4, 2)) == [
+        "1 all_reduce 8 float32 sum: launched, presented by ranks 0, 1, launched after 2.0 ms"
+    ]
+    recorder.finished(one)
+    assert recorder.lines("s", (4, 2)) == [
+        "1 all_reduce 8 float32 sum: done, presented by ranks 0, 1, launched after 2.0 ms, finished after 3.0 ms"
+    ]
+    recorder.failed(one, "too late to fail")
+    ring = recorder.ring("s", (4, 2))
+    assert ring is not None and ring.operations[1].state == "done"
+    assert recorder.lines("s", (2, 4)) == [] == recorder.lines("t", (4, 2))
+
+
+def test_a_failure_has_its_reason() -> None:
+    recorder = FlightRecorder(Clock())
+    recorder.presented(key(0, 1), 0, [])
+    recorder.failed(key(0, 1), "x" * 10_000)
+    (line,) = recorder.lines("s", (0, 1))
+    assert line.startswith("1 nothing: failed, presented by ranks 0, over after 1.0 ms (xxx") and len(line) == 200
+
+
+def test_a_rank_without_a_part_does_not_name_it() -> None:
+    recorder = FlightRecorder(Clock())
+    recorder.presented(key(0, 1), 0, [])
+    recorder.presented(key(0, 1), 1, [{**SIGNATURE, "kind": "barrier"}])
+    assert recorder.lines("s", (0, 1))[0].startswith("1 barrier: presented, presented by ranks 0, 1")
+
+
+@pytest.mark.parametrize(
+    ("operation", "text"),
+    [
+        ({}, "all_reduce 8 float32 sum"),
+        ({"kind": "broadcast", "reduce": "", "root": 3}, "broadcast 8 float32 root 3"),
+        ({"kind": "reduce", "root": 1}, "reduce 8 float32 sum root 1"),
+        ({"kind": "send", "reduce": None, "peer": 2}, "send 8 float32 to 2"),
+        ({"kind": "recv", "reduce": "", "peer": 0}, "recv 8 float32 from 0"),
+        ({"kind": "barrier"}, "barrier"),
+    ],
+)
+def test_how_operations_are_spelt(operation: dict[str, Any], text: str) -> None:
+    assert spelt([{**SIGNATURE, **operation}]) == text
+
+
+def test_long_batches_are_cut() -> None:
+    assert spelt([SIGNATURE] * 2) == "all_reduce 8 float32 sum, all_reduce 8 float32 sum"
+    assert spelt([SIGNATURE] * 1000).endswith(", 994 more") and len(spelt([{"dtype": "x" * 9999}] * 1000)) < 700
+
+
+def test_lines_are_short() -> None:
+    """They travel with errors, in metadata."""
+    recorder = FlightRecorder()
+    recorder.presented(key(0, 1), 0, [SIGNATURE] * 100)
+    (line,) = recorder.lines("s", (0, 1))
+    assert len(line) <= 200 and line.endswith("...: presented, presented by ranks 0")
+
+
+def test_everything_is_bounded() -> None:
+    recorder = FlightRecorder()
+    for sequence in range(OPERATIONS + 10):
+        recorder.presented(key(0, 1, sequence=sequence), 0, [SIGNATURE])
+    ring = recorder.ring("s", (0, 1))
+    assert ring is not None and list(ring.operations) == list(range(10, OPERATIONS + 10))
+    assert len(recorder.lines("s", (0, 1))) == LINES
+    for device in range(GROUPS - 1):
+        recorder.presented(key(5, device), 0, [SIGNATURE])
+    recorder.presented(key(0, 1, sequence=99), 0, [SIGNATURE])  # used again
+    recorder.presented(key(7, 8), 0, [SIGNATURE])
+    groups = [members for members, _ in recorder.rings("s")]
+    assert len(groups) == GROUPS and groups[-1] == (7, 8) and (0, 1) in groups and (5, 0) not in groups
+
+
+@given(st.sampled_from(["launched", "finished", "failed", "ready", "given_up"]))
+def test_what_it_does_not_know_is_not_kept(what: str) -> None:
+    """Such as what is still said of a session that has ended."""
+    recorder = FlightRecorder()
+    recorder.presented(key(0, 1), 0, [SIGNATURE])
+    recorder.forget("s")
+    arguments: dict[str, tuple[Any, ...]] = {"failed": (key(0, 1), "why"), "ready": ("s", (0, 1))}
+    getattr(recorder, what)(*arguments.get(what, ("s", (0, 1), "why") if what == "given_up" else (key(0, 1),)))
+    assert len(recorder) == 0

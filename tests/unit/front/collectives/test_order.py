@@ -1,0 +1,214 @@
+"""Operations that stand behind others go after them; whatever comes in whatever order, none is told to go too soon."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hearth_proto.reasons import Reason, Refusal, to_text
+from hearthd.front.collectives.coordinator import Coordinator
+from hearthd.front.collectives.match import Key, Send
+from hearthd.front.collectives.order import Order
+from tests.support.front.collective_parts import key, ops, part, place, reason_of, refusal_in
+
+
+def behind(*keys: Key) -> list[list[Any]]:
+    return [[list(each.members), each.sequence] for each in keys]
+
+
+class Ranks:
+    """A coordinator, and device processes that join at once and write down what they are told."""
+
+    def __init__(self) -> None:
+        self.coordinator = Coordinator(nonce="n")
+        self.told: list[tuple[int, str, int, tuple[int, ...]]] = []
+        """Device, `op`, sequence and members, in order."""
+
+    def present(self, device: int, operation: Key, *ahead: Key, now: float = 0.0, **changes: Any) -> list[Send]:
+        body = {**part(**changes), "behind": behind(*ahead)}
+        rank = operation.members.index(device)
+        return self.hear(self.coordinator.present(operation, rank, place(device), body, now))
+
+    def withdraw(self, device: int, operation: Key, refusal: Refusal) -> list[Send]:
+        rank = operation.members.index(device)
+        return self.hear(self.coordinator.withdraw(operation, rank, {"status": to_text(refusal)}))
+
+    def hear(self, sends: list[Send]) -> list[Send]:
+        """What is said of operations; what is said of communicators is answered."""
+        heard: list[Send] = []
+        for send in sends:
+            body = send.body
+            answers = {"create_id": {"op": "id", "unique_id": "u"}, "join": {"op": "joined"}}
+            if body["op"] in answers:
+                answer = {**answers[body["op"]], "comm": body["comm"]}
+                heard += self.hear(self.coordinator.message(send.place, answer))
+            elif body["op"] in ("go", "fail"):
+                self.told.append((send.place.device, body["op"], body["sequence"], tuple(body["devices"])))
+                heard.append(send)
+        return heard
+
+
+def test_what_stands_behind_another_goes_after_it() -> None:
+    """Device 1 has C behind nothing and X behind C; told to go first, X would hold up all that comes after it there."""
+    ranks = Ranks()
+    c, x, y = key(1, 2), key(0, 1), key(1, 0)
+    assert ranks.present(1, c) == [] and ranks.present(1, x, c) == []
+    assert ranks.present(0, x) == [], "complete, and held"
+    assert ops(ranks.present(0, y) + ranks.present(1, y)) == [(1, "go"), (0, "go")]
+    sends = ranks.present(2, c)
+    assert [(send.body["op"], tuple(send.body["devices"])) for send in sends] == [
+        ("go", (1, 2)), ("go", (1, 2)), ("go", (0, 1)), ("go", (0, 1)),
+    ]  # fmt: skip
+
+
+def test_what_stands_behind_one_that_fails_goes_then() -> None:
+    ranks = Ranks()
+    c, x = key(1, 2), key(0, 1)
+    ranks.present(1, c, timeout=3)
+    ranks.present(1, x, c)
+    ranks.present(0, x)
+    sends = ranks.hear(ranks.coordinator.expire(3.0))
+    assert ops(sends) == [(1, "fail"), (0, "go"), (1, "go")]
+
+
+def test_held_until_its_own_time_is_over() -> None:
+    ranks = Ranks()
+    c, x = key(1, 2), key(0, 1)
+    ranks.present(1, c, timeout=9)
+    ranks.present(1, x, c, timeout=2)
+    ranks.present(0, x)
+    first, second = ranks.hear(ranks.coordinator.expire(2.0))
+    assert {first.place.device, second.place.device} == {0, 1}
+    refusal = refusal_in(first)
+    assert refusal.reason == Reason.COLLECTIVE_TIMEOUT and "behind operation 1 of group [1, 2]" in refusal.message
+    assert ops(ranks.present(2, c)) == [(1, "go"), (2, "go")]
+
+
+def test_crossed_operations_fail_at_once_on_all_ranks() -> None:
+    ranks = Ranks()
+    a, b = key(0, 1, sequence=1), key(0, 1, sequence=2)
+    ranks.present(0, a)
+    ranks.present(0, b, a)
+    ranks.present(1, b)
+    sends = ranks.present(1, a, b)
+    assert sorted(ops(sends)) == [(0, "go"), (1, "go"), (0, "fail"), (0, "fail"), (1, "fail"), (1, "fail")][2:]
+    refusal = refusal_in(sends[0])
+    assert refusal.reason == Reason.COLLECTIVE_MISMATCH and refusal.details["field"] == "order"
+    assert "the other way round" in refusal.message
+    late = key(0, 1, sequence=3)
+    assert ranks.present(0, late) == []
+    assert ops(ranks.present(1, late)) == [(0, "go"), (1, "go")]
+
+
+@pytest.mark.parametrize("nonsense", [7, [1], [[1]], [[[0], "x"]], [[["a"], 1]], "ab"], ids=str)
+def test_what_is_no_list_of_operations(nonsense: object) -> None:
+    coordinator = Coordinator(nonce="n")
+    with pytest.raises((TypeError, ValueError)):
+        coordinator.present(key(0, 1), 0, place(0), {**part(), "behind": nonsense}, 0.0)
+    assert len(coordinator.matcher) == 0
+
+
+# ---- ranks that will not come ----
+
+REFUSED = Refusal(Reason.OUT_OF_BOUNDS, "bytes [0..68) of a buffer of 64")
+
+
+def test_a_rank_that_withdraws_fails_the_others_whenever_they_come() -> None:
+    ranks = Ranks()
+    ranks.present(0, key(0, 1, 2))
+    (told,) = ranks.withdraw(1, key(0, 1, 2), REFUSED)
+    refusal = refusal_in(told)
+    assert told.place.device == 0 and refusal.reason == Reason.COMMUNICATOR_FAILED
+    assert "device 1 has no part in it: bytes [0..68)" in refusal.message
+    assert refusal.details["failed"] == "1" and refusal.details["cause"] == "OUT_OF_BOUNDS"
+    assert reason_of(ranks.present(2, key(0, 1, 2))[0].body) == Reason.COMMUNICATOR_FAILED
+    assert ranks.withdraw(1, key(0, 1, sequence=9), REFUSED) == []
+    assert reason_of(ranks.present(0, key(0, 1, sequence=9))[0].body) == Reason.COMMUNICATOR_FAILED
+
+
+def test_a_rank_that_withdraws_what_it_has_presented_is_not_told() -> None:
+    ranks = Ranks()
+    ranks.present(0, key(0, 1))
+    assert ranks.withdraw(0, key(0, 1), REFUSED) == []
+    assert reason_of(ranks.present(1, key(0, 1))[0].body) == Reason.COMMUNICATOR_FAILED
+
+
+def test_a_rank_that_comes_after_all() -> None:
+    """A number that was refused can be used again where nobody has been told otherwise."""
+    ranks = Ranks()
+    assert ranks.withdraw(0, key(0, 1), REFUSED) == []
+    assert ranks.present(0, key(0, 1)) == []
+    assert ops(ranks.present(1, key(0, 1))) == [(0, "go"), (1, "go")]
+    assert ranks.withdraw(0, key(0, 1, sequence=2), REFUSED) == []
+    assert ops(ranks.present(1, key(0, 1, sequence=2))) == [(1, "fail")]
+    assert ops(ranks.present(0, key(0, 1, sequence=2))) == [(0, "fail")]
+
+
+def test_a_rank_that_withdraws_while_the_communicator_is_made() -> None:
+    coordinator = Coordinator(nonce="n")
+    for device in (0, 1):
+        coordinator.present(key(0, 1), device, place(device), part(), 0.0)
+    sends = coordinator.withdraw(key(0, 1), 0, {"status": to_text(REFUSED)})
+    assert ops(sends) == [(1, "fail")]
+
+
+@pytest.mark.parametrize("status", ["%%", "AAAA", None])
+def test_a_withdrawal_without_a_reason_is_none(status: object) -> None:
+    with pytest.raises(ValueError):
+        Coordinator(nonce="n").withdraw(key(0, 1), 0, {"status": status})
+
+
+# ---- whatever comes ----
+
+DEVICES = 3
+GROUPS = ((0, 1), (1, 0), (1, 2), (0, 1, 2), (2, 0))
+operations = st.lists(st.tuples(st.sampled_from(GROUPS), st.integers(0, 1)), min_size=1, max_size=12)
+
+
+@given(operations, st.randoms(use_true_random=False))
+def test_in_the_order_in_which_they_are_told_all_can_be_launched(program: list[tuple[Any, int]], random: Any) -> None:
+    """Two streams of which every device has its own; it presents a row as far as it has been submitted there."""
+    ranks = Ranks()
+    rows = [(key(*members, sequence=number), stream) for number, (members, stream) in enumerate(program, 1)]
+    left = {device: [row for row in rows if device in row[0].members] for device in range(DEVICES)}
+    before: dict[tuple[int, Key], Key] = {}
+    for device, mine in left.items():
+        last: dict[int, Key] = {}
+        for operation, stream in mine:
+            if stream in last:
+                before[device, operation] = last[stream]
+            last[stream] = operation
+    gone: set[tuple[int, Key]] = set()
+    while any(left.values()):
+        device = random.choice([each for each, mine in left.items() if mine])
+        # of the two streams either may be ahead, but each is in order
+        stream = random.choice(sorted({stream for _, stream in left[device]}))
+        index = next(index for index, row in enumerate(left[device]) if row[1] == stream)
+        operation, _ = left[device].pop(index)
+        ahead = before.get((device, operation))
+        held_by = [ahead] if ahead is not None and (device, ahead) not in gone else []
+        for send in ranks.present(device, operation, *held_by):
+            assert send.body["op"] == "go"
+            told = key(*send.body["devices"], sequence=send.body["sequence"])
+            where = send.place.device
+            first = before.get((where, told))
+            assert first is None or (where, first) in gone, "it could not start there"
+            gone.add((where, told))
+    assert len(gone) == sum(len(operation.members) for operation, _ in rows), "none is left"
+    assert len(ranks.coordinator.matcher) == 0 and not ranks.coordinator.matcher._order._open
+
+
+@given(st.lists(st.tuples(st.integers(0, 7), st.sets(st.integers(0, 7), max_size=3)), max_size=30))
+def test_order_keeps_nothing_of_what_is_closed(steps: list[tuple[int, set[int]]]) -> None:
+    order: Order[int] = Order()
+    for name, others in steps:
+        order.open(name)
+        if not order.held(name) and order.hold(name, others) and order.circle(name):
+            for each in order.circle(name):
+                order.close(each)
+    for name in range(8):
+        order.close(name)
+    assert len(order) == 0 and not order._held

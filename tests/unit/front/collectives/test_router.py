@@ -1,0 +1,229 @@
+"""The router: whose frames go where, in time, and what is left when sessions and processes have gone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hearth_proto.frames import Kind
+from hearth_proto.reasons import Reason
+from hearthd.front.collectives.match import Key, Place
+from hearthd.front.collectives.router import CollectiveRouter
+from tests.support.front.collective_parts import place, present, reason_of
+from tests.support.front.fixture import run, until
+
+
+class Channel:
+    """Of a session, as the router looks at it."""
+
+    def __init__(self, session_id: str) -> None:
+        self.session_id = session_id
+
+
+class Link:
+    """To a device process."""
+
+    def __init__(self, ordinal: int, generation: int = 1, sessions: tuple[str, ...] = ("s",)) -> None:
+        self.ordinal, self.generation = ordinal, generation
+        self.channels = {number: Channel(session) for number, session in enumerate(sessions, 1)}
+        self.sent: list[dict[str, Any]] = []
+        self.abandoned = ""
+
+    def send_json(self, kind: int, body: dict[str, Any]) -> None:
+        assert kind == Kind.COLLECTIVE
+        self.sent.append(body)
+
+    def abandon(self, why: str) -> None:
+        self.abandoned = why
+
+
+def said(router: CollectiveRouter, link: Link, body: dict[str, Any]) -> None:
+    router.on_frame(link.ordinal, link, body)  # type: ignore[arg-type]
+
+
+def left(router: CollectiveRouter) -> tuple[int, int]:
+    return len(router.coordinator.matcher), len(router.coordinator.recorder)
+
+
+def test_ranks_are_those_of_the_order_of_devices() -> None:
+    async def scenario() -> None:
+        router, zero, one = CollectiveRouter([0, 1], 30), Link(0), Link(1)
+        said(router, zero, present((1, 0)))
+        said(router, one, present((1, 0)))
+        assert [body["op"] for body in one.sent] == ["create_id"] and not zero.sent
+        said(router, one, {"op": "id", "comm": one.sent[0]["comm"], "unique_id": "u"})
+        assert (one.sent[1]["rank"], zero.sent[0]["rank"]) == (0, 1)
+        router.stop()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (present((0, 7)), Reason.DEVICE_NOT_FOUND),
+        (present((1,)), Reason.INVALID_ARGUMENT),
+        (present((0, 0)), Reason.INVALID_ARGUMENT),
+        (present((), group="aa" * 16), Reason.INVALID_HANDLE),
+    ],
+)
+def test_groups_that_cannot_be(body: dict[str, Any], reason: Reason) -> None:
+    async def scenario() -> None:
+        router, zero = CollectiveRouter([0, 1], 30), Link(0)
+        said(router, zero, body)
+        (answer,) = zero.sent
+        assert reason_of(answer) == reason and answer["channel"] == 1 and answer["sequence"] == 1
+        assert (answer["group"], answer["devices"]) == (body["group"], [] if body["group"] else body["devices"])
+        assert left(router) == (0, 0)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{}, {"op": "present"}, {"op": 3}, {"op": "id"}, {"op": "wedged"}, present(channel=99), present(timeout=-1),
+     {**present(), "signature": 7}, {**present(), "devices": 7}, {**present(), "sequence": None},
+     {"op": "progress", "comm": "x", "done": "many"}],
+    ids=str,
+)  # fmt: skip
+def test_what_makes_no_sense_is_ignored(body: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        router, zero = CollectiveRouter([0, 1], 30), Link(0)
+        said(router, zero, body)
+        assert left(router) == (0, 0) and not zero.sent and not zero.abandoned
+
+    run(scenario())
+
+
+def test_waiting_operations_expire_in_time() -> None:
+    async def scenario() -> None:
+        router, zero = CollectiveRouter([0, 1], 30), Link(0)
+        said(router, zero, present(timeout=20))
+        said(router, zero, present(sequence=2, timeout=0.02))  # the timer was set for later
+        said(router, zero, present(sequence=3, timeout=0.06))
+        await until(lambda: len(zero.sent) == 2)
+        assert [body["sequence"] for body in zero.sent] == [2, 3]
+        assert reason_of(zero.sent[0]) == Reason.COLLECTIVE_TIMEOUT
+        router.stop()
+
+    run(scenario())
+
+
+def test_nothing_is_kept_of_a_session_that_ends() -> None:
+    async def scenario() -> None:
+        router, zero, one = CollectiveRouter([0, 1], 30), Link(0, sessions=("s", "t")), Link(1)
+        said(router, zero, present())
+        router.on_session_closed("s")
+        assert [reason_of(body) for body in zero.sent] == [Reason.SESSION_EXPIRED]
+        said(router, zero, present(sequence=2))  # was under way
+        assert left(router) == (0, 0)
+        said(router, zero, present(channel=2, sequence=2))
+        assert left(router) == (1, 1), "another session's"
+        zero.channels[3] = Channel("s")  # one that was cut off from its process comes back
+        said(router, zero, present(channel=3, sequence=3))
+        said(router, one, present(sequence=9))
+        assert left(router) == (3, 2)
+        router.stop()
+
+    run(scenario())
+
+
+def test_a_process_that_cannot_abort_is_ended() -> None:
+    async def scenario() -> None:
+        router, zero = CollectiveRouter([0, 1], 30), Link(0)
+        said(router, zero, {"op": "wedged", "comm": "n-1"})
+        assert zero.abandoned == "its communicator n-1 could not be aborted"
+
+    run(scenario())
+
+
+class Relay:
+    """Takes what is about groups, and keeps a note of the rest."""
+
+    def __init__(self, router: CollectiveRouter) -> None:
+        self.router = router
+        self.heard: list[Any] = []
+
+    def takes(self, link: Any, body: dict[str, Any]) -> bool:
+        if body["op"] != "present" or not body["group"]:
+            return body.get("comm", "").startswith("far")
+        key = Key("group:" + body["group"], (0, 1), body["sequence"])
+        self.router.present(key, 0, Place(0, link.ordinal, link.generation), body)
+        return True
+
+    def device_lost(self, link: Any, why: str) -> None:
+        self.heard.append((link.ordinal, why))
+
+    def session_closed(self, session: str) -> None:
+        self.heard.append(session)
+
+
+def test_groups_over_daemons_go_their_way() -> None:
+    async def scenario() -> None:
+        router, zero = CollectiveRouter([0], 30), Link(0)
+        relay = router.relay = Relay(router)
+        far: list[tuple[Place, dict[str, Any]]] = []
+        router.remote = lambda where, body: far.append((where, body))
+        there = place(0, 4, node=1)
+        key = Key("group:aa", (0, 1), 1)
+        said(router, zero, present((), group="aa"))
+        router.present(key, 1, there, present((), channel=77, group="aa"))
+        comm = zero.sent[0]["comm"]
+        assert zero.sent[0] == {"op": "create_id", "comm": comm, "group": "aa", "ranks": 2}
+        said(router, zero, {"op": "id", "comm": comm, "unique_id": "u"})
+        said(router, zero, {"op": "joined", "comm": comm})
+        router.message(there, {"op": "joined", "comm": comm}, "group:bb")
+        assert [body["op"] for _, body in far] == ["join"]
+        router.message(there, {"op": "joined", "comm": comm}, "group:aa")
+        assert (far[-1][0], far[-1][1]["op"], far[-1][1]["channel"]) == (there, "go", 77)
+        assert zero.sent[-1]["op"] == "go" and zero.sent[-1]["group"] == "aa"
+        assert router.link(place(0, 1)) is zero and router.link(there) is None  # type: ignore[comparison-overlap]
+        router.lost(1, "its connection broke", {"group:aa"})
+        assert zero.sent[-1]["op"] == "abort"
+        router.on_session_closed("s")
+        router.on_device_lost(zero, "boom")  # type: ignore[arg-type]
+        assert relay.heard == ["s", (0, "boom")] and router.link(place(0, 1)) is None
+        router.give_up("group:aa", "It was left.")
+        assert left(router) == (0, 0)
+        router.stop()
+
+    run(scenario())
+
+
+def test_a_row_is_told_to_go_as_one() -> None:
+    """Where one rank stops, or the row of another is broken, there are several."""
+
+    async def work() -> None:
+        router = CollectiveRouter([0, 1], 5.0)
+        links = [Link(ordinal) for ordinal in (0, 1)]
+        said(router, links[0], {**present(), "sequence": 1})
+        said(router, links[1], {**present(), "sequence": 1})
+        comm = links[0].sent[-1]["comm"]
+        said(router, links[0], {"op": "id", "comm": comm, "unique_id": "u"})
+        for link in links:
+            said(router, link, {"op": "joined", "comm": comm})
+        for link in links:
+            assert link.sent.pop()["op"] == "go"
+            link.sent.clear()
+        said(router, links[0], {**present(), "sequence": 2, "count": 10})
+        assert links[0].sent == []
+        said(router, links[1], {**present(), "sequence": 2, "count": 4})
+        said(router, links[1], {**present(), "sequence": 6, "signature": [{"kind": "barrier"}]})
+        said(router, links[1], {**present(), "sequence": 7, "count": 5})
+        for link in links:
+            told = [(each["op"], each["sequence"], each.get("index"), each.get("count", 1)) for each in link.sent]
+            assert told == [("go", 2, 2, 4), ("fail", 6, None, 1), ("go", 7, 6, 5)]
+        assert left(router)[0] == 0
+
+    run(work())
+
+
+@pytest.mark.parametrize("count", ["x", [], {}])
+def test_a_row_of_nothing(count: object) -> None:
+    async def work() -> None:
+        router = CollectiveRouter([0, 1], 5.0)
+        said(router, Link(0), {**present(), "count": count or "y"})
+        assert left(router)[0] == 0
+
+    run(work())

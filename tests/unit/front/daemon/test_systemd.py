@@ -1,0 +1,133 @@
+"""What the service manager is told, and when it is told nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hearth_proto.v1 import node_pb2
+from hearthd.front.daemon.systemd import Notifier
+from tests.support.front.fixture import front, run
+from tests.support.notify_socket import NotifySocket
+
+
+@pytest.fixture
+def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NotifySocket]:
+    heard = NotifySocket(tmp_path / "notify")
+    monkeypatch.setenv("NOTIFY_SOCKET", str(heard.path))
+    monkeypatch.setenv("WATCHDOG_USEC", "40000")
+    monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
+    yield heard
+    heard.close()
+
+
+def test_nobody_is_told_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    notifier = Notifier({})
+    for word in (notifier.status, notifier.starting, notifier.ready, notifier.stopping, notifier.tell):
+        word("x")
+    notifier.reloading()
+    asyncio.run(asyncio.wait_for(notifier.watchdog(lambda: True), 1))  # ends at once
+
+
+def test_what_is_said_when(manager: NotifySocket) -> None:
+    notifier = Notifier()
+    notifier.reloading()
+    notifier.reloaded()
+    assert manager.listen(0) == [], "it is not ready"
+    notifier.starting("Starting")
+    notifier.ready("Serving")
+    notifier.status("Serving")  # no news
+    notifier.status("Serving more")
+    before = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+    notifier.reloading()
+    notifier.reloaded()
+    notifier.stopping("Stopping")
+    notifier.reloading()  # nothing of that, nor of what it does, once it stops
+    notifier.reloaded()
+    notifier.status("Serving")
+    said = manager.listen(0)
+    at = said[3].pop("MONOTONIC_USEC")
+    assert before <= int(at) <= time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+    assert said == [
+        {"STATUS": "Starting", "EXTEND_TIMEOUT_USEC": "15000000"},
+        {"READY": "1", "STATUS": "Serving"},
+        {"STATUS": "Serving more"},
+        {"RELOADING": "1"},
+        {"READY": "1"},
+        {"STOPPING": "1", "STATUS": "Stopping", "EXTEND_TIMEOUT_USEC": "15000000"},
+    ]
+
+
+def beats(manager: NotifySocket) -> int:
+    return sum("WATCHDOG" in message for message in manager.listen(0))
+
+
+def test_the_watchdog_is_fed_by_progress_alone(manager: NotifySocket) -> None:
+    well = [True]
+
+    async def scenario() -> None:
+        feeding = asyncio.create_task(Notifier().watchdog(lambda: well[0]))
+        await asyncio.sleep(0.2)
+        assert beats(manager) >= 4
+        time.sleep(0.2)  # noqa: ASYNC251 - the loop is stuck
+        assert beats(manager) == 0
+        await asyncio.sleep(0.1)
+        assert beats(manager) >= 2
+        well[0] = False
+        await asyncio.sleep(0.03)
+        beats(manager)
+        await asyncio.sleep(0.2)
+        assert beats(manager) == 0
+        feeding.cancel()
+
+    run(scenario())
+
+
+def test_another_process_s_watchdog_is_left_alone(manager: NotifySocket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WATCHDOG_PID", "1")
+    asyncio.run(asyncio.wait_for(Notifier().watchdog(lambda: True), 1))
+    assert manager.listen(0) == []
+
+
+def test_a_device_that_is_silent_for_too_long_is_no_progress(manager: NotifySocket, tmp_path: Path) -> None:
+    """Its supervisor replaces it long before that; where even that does not happen, the daemon is to be restarted."""
+
+    async def scenario() -> None:
+        async with front(tmp_path, devices__ping_timeout="300ms") as served:
+            await asyncio.sleep(0.1)
+            assert beats(manager) >= 2 and served.daemon._healthy()
+            device = served.daemon.supervisor.devices[1]
+            process = device.workers.running[0].process
+            assert process is not None
+            process.last_pong -= 10
+            await asyncio.sleep(0.03)
+            beats(manager)
+            assert not served.daemon._healthy()
+            await asyncio.sleep(0)
+            process.last_pong += 10
+            assert served.daemon._healthy()
+
+    run(scenario())
+
+
+def test_the_status_says_what_it_serves(manager: NotifySocket, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with front(tmp_path) as served:
+            said = manager.listen(0)
+            assert said[0]["STATUS"] == "Starting" and "EXTEND_TIMEOUT_USEC" in said[0]
+            daemon = served.daemon
+            assert daemon._summary() == "Serving 2 devices, 0 sessions"
+            await served.node.OpenSession(node_pb2.OpenSessionRequest())
+            daemon.supervisor.devices[1].fenced = "too hot"
+            for worker in daemon.supervisor.devices[1].workers:
+                worker.fence("too hot")
+            assert daemon._summary() == "Serving 2 devices (device 1 fenced: too hot), 1 session"
+            daemon.reloader.refused = "no TOML"
+            assert daemon._summary().endswith("1 session. The last reload was refused: no TOML")
+
+    run(scenario())

@@ -1,0 +1,427 @@
+"""Links between fronts over loopback: handshake, TLS, heartbeats, and peers that do not behave."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import ssl
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.front.addresses import Address, parse_address
+from hearthd.front.auth.tls import Certificates
+from hearthd.front.peers import link as peer_link
+from hearthd.front.peers import port as peer_port
+from hearthd.front.peers.frames import Body, encode
+from hearthd.front.peers.link import MAX_UNSENT, PeerLink, PeerLost
+from hearthd.front.peers.port import MAX_STRANGERS, MAX_STRANGERS_OF_ONE, PeerPort
+from tests.support.front.fake_peers import PATIENCE, quick, run
+from tests.support.timing import LATE
+
+both_loops = pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+
+
+class Echo:
+    """A port that lets everybody in who says a name, and answers what is said."""
+
+    def __init__(self, **port: Any) -> None:
+        self.links: list[PeerLink] = []
+        self.lost: list[str] = []
+        self.heard: list[Body] = []
+        self.news = asyncio.Event()
+        self.port = PeerPort(port.pop("listen", "127.0.0.1:0"), port.pop("advertise", ()), "myself", self.admit, **port)
+
+    def admit(self, body: Body, link: PeerLink) -> None:
+        if "name" not in body:
+            raise ValueError("it has no name")
+        self.links.append(link)
+        link.send({"welcome": body["name"]})
+        link.start(lambda said: self.hear(link, said), self.on_lost)
+        self.news.set()
+
+    def hear(self, link: PeerLink, body: Body) -> None:
+        self.heard.append(body)
+        if "raise" in body:
+            raise KeyError("x")
+        link.send({"echo": body})
+        self.news.set()
+
+    def on_lost(self, why: str) -> None:
+        self.lost.append(why)
+        self.news.set()
+
+    @property
+    def address(self) -> Address:
+        return parse_address(self.port.addresses[0])
+
+    async def until(self, condition: Callable[[], Any]) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while not condition():
+                self.news.clear()
+                await self.news.wait()
+
+
+@contextlib.asynccontextmanager
+async def echo(**port: Any) -> AsyncIterator[Echo]:
+    made = Echo(**port)
+    await made.port.open()
+    try:
+        yield made
+    finally:
+        await made.port.close()
+        for link in made.links:
+            link.close()
+            await link.gone
+
+
+async def greet(made: Echo, pin: bytes = b"", make: Callable[[], PeerLink] = PeerLink) -> PeerLink:
+    link = await peer_port.connect(made.address, pin, PATIENCE, make)
+    link.send({"name": "me"})
+    assert await link.first() == {"welcome": "me"}
+    return link
+
+
+async def stranger(made: Echo, host: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """From 127.0.0.`host`."""
+    where = (f"127.0.0.{host}", 0)
+    return await asyncio.open_connection(made.address.host, made.address.port, local_addr=where)
+
+
+async def strangers(made: Echo, count: int) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while made.port.strangers != count:  # noqa: ASYNC110 - nobody is told of them
+            await asyncio.sleep(0.001)
+
+
+@both_loops
+def test_what_is_said_is_heard_in_order(loop: str) -> None:
+    async def work() -> None:
+        async with echo() as made:
+            link = await greet(made)
+            answers: asyncio.Queue[Body] = asyncio.Queue()
+            link.start(answers.put_nowait, lambda why: None)
+            for number in range(200):
+                link.send({"n": number, "x": "y" * number * 50})
+            for number in range(200):
+                assert (await answers.get())["echo"]["n"] == number
+            link.close({"last": True})
+            await made.until(lambda: made.lost)
+            assert made.heard[-1] == {"last": True} and made.lost == ["it closed the connection"]
+
+    run(work(), loop)
+
+
+@both_loops
+def test_a_silent_peer_is_lost_and_a_beating_one_is_not(loop: str) -> None:
+    async def work() -> None:
+        async with echo(make=quick(0.05, 0.3)) as made:
+            idle = await greet(made, make=quick(0.05, 0.3))
+            lost: list[str] = []
+            idle.start(lambda body: None, lost.append)
+            reader, writer = await asyncio.open_connection(made.address.host, made.address.port)
+            writer.write(encode({"name": "silent"}))
+            begin = asyncio.get_running_loop().time()
+            await made.until(lambda: made.lost)
+            assert 0.25 < asyncio.get_running_loop().time() - begin < LATE
+            assert "nothing was heard" in made.lost[0] and len(made.lost) == 1
+            assert not lost and not idle.over, "the other one says that it is alive"
+            with contextlib.suppress(ConnectionError):
+                await reader.read()
+            writer.close()
+            idle.close()
+
+    run(work(), loop)
+
+
+def test_a_front_that_slept_does_not_blame_its_peers() -> None:
+    async def work() -> None:
+        async with echo(make=quick(0.05, 0.3)) as made:
+            link = await greet(made, make=quick(0.05, 0.3))
+            link.start(lambda body: None, lambda why: None)
+            import time
+
+            time.sleep(0.8)  # noqa: ASYNC251 - the loop, and both ends with it, is held up
+            for _ in range(3):
+                await asyncio.sleep(0.1)
+            assert not link.over and not made.lost
+            link.close()
+
+    run(work())
+
+
+@both_loops
+def test_a_peer_that_does_not_read_is_cut(loop: str) -> None:
+    async def work() -> None:
+        async with echo() as made:
+            _, writer = await asyncio.open_connection(made.address.host, made.address.port)
+            writer.transport.pause_reading()
+            writer.write(encode({"name": "deaf"}))
+            await made.until(lambda: made.links)
+            link = made.links[0]
+            sent = 0
+            while not link.over:
+                link.send({"x": "y" * 500_000})
+                sent += 500_000
+                assert sent < 100 << 20
+                await asyncio.sleep(0)
+            assert "takes nothing any more" in link.over and sent > MAX_UNSENT
+            assert made.lost == [link.over]
+            link.send({"after": "all"})
+            writer.close()
+
+    run(work(), loop)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", encode({"who": "?"}),
+     b"\0\0\0\2[]", b"\0\0\0\2{x", encode({"name": 1})[:-1] + b"\xff", b"\0\x02\0\0" + b"x" * 70_000],
+    ids=lambda data: repr(data[:8]),
+)  # fmt: skip
+def teststrangers_that_make_no_sense_are_hung_up_on(garbage: bytes) -> None:
+    async def work() -> None:
+        async with echo() as made:
+            reader, writer = await asyncio.open_connection(made.address.host, made.address.port)
+            writer.write(garbage)
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b"", "nothing is answered"
+            writer.close()
+            assert not made.links
+            link = await greet(made)
+            link.close()
+
+    run(work())
+
+
+@both_loops
+def test_a_stranger_has_to_say_who_it_is(loop: str) -> None:
+    async def work() -> None:
+        async with echo(handshake=0.2) as made:
+            reader, writer = await asyncio.open_connection(made.address.host, made.address.port)
+            writer.write(encode({"name": "x"})[:3])
+            async with asyncio.timeout(PATIENCE):
+                with contextlib.suppress(ConnectionError):
+                    assert await reader.read() == b""
+            writer.close()
+            link = await greet(made)
+            link.close()
+
+    run(work(), loop)
+
+
+def teststrangers_are_few() -> None:
+    async def work() -> None:
+        async with echo() as made:
+            waiting = [await stranger(made, 1 + number % 4) for number in range(MAX_STRANGERS)]
+            await strangers(made, MAX_STRANGERS)
+            reader, writer = await stranger(made, 9)
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b"", "one more is hung up on"
+            writer.close()
+            waiting[0][1].close()
+            await strangers(made, MAX_STRANGERS - 1)
+            link = await greet(made)
+            link.close()
+            for _, open_writer in waiting:
+                open_writer.close()
+        assert not made.port.strangers
+
+    run(work())
+
+
+def test_one_host_does_not_keep_the_others_out() -> None:
+    async def work() -> None:
+        async with echo() as made:
+            waiting = [await stranger(made, 2) for _ in range(MAX_STRANGERS_OF_ONE)]
+            await strangers(made, MAX_STRANGERS_OF_ONE)
+            reader, writer = await stranger(made, 2)
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b"", "one more of this host is hung up on"
+            writer.close()
+            link = await greet(made)
+            link.close()
+            for _, open_writer in waiting:
+                open_writer.close()
+            await strangers(made, 0)
+            assert not made.port._from
+
+    run(work())
+
+
+@both_loops
+@pytest.mark.parametrize("tls", [False, True], ids=["clear", "tls"])
+def test_a_peer_that_floods_is_heard_slowly(
+    loop: str, tls: bool, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_link, "MAX_MESSAGES", 100)
+    context, pin, make = lambda: None, b"", quick(0.1, 2.0)
+    trusting = None
+    pauses: list[PeerLink] = []
+    read_on = PeerLink._read_on
+    monkeypatch.setattr(PeerLink, "_read_on", lambda link: (pauses.append(link), read_on(link)))
+    if tls:
+        context, pin = certificates.peers, certificates.fingerprint()
+        trusting = ssl.create_default_context()
+        trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+
+    async def work() -> None:
+        async with echo(make=make, context=context) as made:
+            calm = await greet(made, pin, make=make)
+            answers: asyncio.Queue[Body] = asyncio.Queue()
+            calm.start(answers.put_nowait, lambda why: None)
+            _, writer = await asyncio.open_connection(made.address.host, made.address.port, ssl=trusting)
+            writer.write(encode({"name": "flood"}))
+            await made.until(lambda: len(made.links) == 2)
+            begin = asyncio.get_running_loop().time()
+            writer.write(b"".join(encode({"n": number, "x": "y" * 80}) for number in range(20_000)))
+            asked = 0
+            while len(made.heard) < 20_000 + asked:
+                calm.send({"calm": True})
+                asked += 1
+                await asyncio.wait_for(answers.get(), 1.0)
+                assert not made.lost, "it waits; it is not cut"
+            assert asyncio.get_running_loop().time() - begin > 4 * peer_link.SLICE and len(pauses) >= 4
+            heard = [body["n"] for body in made.heard if "n" in body]
+            assert heard == list(range(20_000)), "and nothing of it is lost"
+            writer.close()
+            calm.close()
+
+    run(work(), loop)
+
+
+def test_a_message_that_means_nothing_ends_the_link() -> None:
+    async def work() -> None:
+        async with echo() as made:
+            link = await greet(made)
+            lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+            link.start(lambda body: None, lost.set_result)
+            link.send({"raise": 1})
+            assert await lost
+            assert "means nothing" in made.lost[0]
+
+    run(work())
+
+
+# ---- TLS ----
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    folder = tmp_path_factory.mktemp("tls")
+    return Certificates(*issued(folder, trustme.CA()))
+
+
+def issued(folder: Path, authority: trustme.CA) -> tuple[str, str]:
+    made = authority.issue_cert("some.other.name")
+    certificate, key = folder / "cert.pem", folder / "key.pem"
+    certificate.write_bytes(b"".join(blob.bytes() for blob in made.cert_chain_pems))
+    key.touch(mode=0o600)
+    key.write_bytes(made.private_key_pem.bytes())
+    return str(certificate), str(key)
+
+
+@both_loops
+def test_tls_with_the_certificate_of_the_ticket(loop: str, certificates: Certificates) -> None:
+    async def work() -> None:
+        async with echo(context=certificates.peers) as made:
+            link = await greet(made, certificates.fingerprint())
+            answers: asyncio.Queue[Body] = asyncio.Queue()
+            link.start(answers.put_nowait, lambda why: None)
+            link.send({"n": 1})
+            assert await answers.get() == {"echo": {"n": 1}}
+            assert hashlib.sha256(link.certificate()).digest() == certificates.fingerprint()
+            link.close()
+            await made.until(lambda: made.lost)
+
+    run(work(), loop)
+
+
+@both_loops
+def test_tls_that_is_not_that_of_the_ticket(loop: str, certificates: Certificates) -> None:
+    async def work() -> None:
+        async with echo(context=certificates.peers, handshake=0.5) as made:
+            with pytest.raises(PeerLost, match="certificate is not the one"):
+                await peer_port.connect(made.address, b"x" * 32, PATIENCE)
+            plain = await peer_port.connect(made.address, b"", PATIENCE)
+            plain.send({"name": "me", "secret": "in clear"})
+            with pytest.raises(PeerLost):
+                await plain.first()
+            assert not made.links
+        async with echo() as made:
+            with pytest.raises(PeerLost, match=r"TLS|closed|reset"):
+                await peer_port.connect(made.address, certificates.fingerprint(), PATIENCE)
+            assert not made.links
+
+    run(work(), loop)
+
+
+def test_the_pin_is_that_of_the_leaf(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    made = Certificates(*issued(tmp_path, authority))
+    leaf = (tmp_path / "cert.pem").read_text().split("-----END")[0] + ssl.PEM_FOOTER
+    assert made.fingerprint() == hashlib.sha256(ssl.PEM_cert_to_DER_cert(leaf)).digest()
+
+
+def test_a_handshake_that_never_ends(certificates: Certificates) -> None:
+    async def work() -> None:
+        async with echo(context=certificates.peers, handshake=0.2) as made:
+            reader, writer = await asyncio.open_connection(made.address.host, made.address.port)
+            writer.write(b"\x16\x03\x01")
+            async with asyncio.timeout(PATIENCE):
+                with contextlib.suppress(ConnectionError):
+                    await reader.read()
+            writer.close()
+            await strangers(made, 0)
+            link = await greet(made, certificates.fingerprint())
+            link.close()
+
+    run(work())
+
+
+# ---- the port ----
+
+
+def test_the_port_opens_once_and_says_where() -> None:
+    async def work() -> None:
+        async with echo() as made:
+            first = made.port.addresses
+            await asyncio.gather(*(made.port.open() for _ in range(5)))
+            assert made.port.addresses == first and made.address.port
+        async with echo(listen="0.0.0.0:0") as made:
+            assert made.address.host == "myself"
+        async with echo(advertise=("gpu1:7424", "[::1]:5")) as made:
+            assert made.port.addresses == ("gpu1:7424", "[::1]:5")
+
+    run(work())
+
+
+def test_ports_that_cannot_be_opened() -> None:
+    async def work() -> None:
+        with pytest.raises(Refusal, match=r"collectives\.listen") as error:
+            await Echo(listen="").port.open()
+        assert error.value.reason == Reason.UNSUPPORTED
+        async with echo() as made:
+            with pytest.raises(Refusal, match="in use") as error:
+                await Echo(listen=str(made.address)).port.open()
+            assert error.value.reason == Reason.COMMUNICATOR_FAILED
+            assert error.value.details["setting"] == "collectives.listen"
+
+    run(work())
+
+
+def test_nobody_there() -> None:
+    async def work() -> None:
+        async with echo() as made:
+            address = made.address
+        with pytest.raises(PeerLost, match="nothing listens there"):
+            await peer_port.connect(address, b"", PATIENCE)
+        with pytest.raises(PeerLost):
+            await peer_port.connect(Address("no-such-host.invalid", 5), b"", PATIENCE)
+
+    run(work())

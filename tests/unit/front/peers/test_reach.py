@@ -1,0 +1,202 @@
+"""What a session learns of the places that its ticket names: nothing but whether its group's coordinator is there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import structlog
+
+from hearth_proto.reasons import Reason, Refusal, to_text
+from hearth_proto.v1 import node_pb2
+from hearthd.front.peers import targets
+from hearthd.front.peers.frames import encode
+from hearthd.front.peers.tickets import Member
+from tests.support.front.fake_peers import FakeFront, fronts, run
+from tests.support.timing import LATE
+
+WINDOW = 0.3
+"""What a busy machine may add; who is told too early tells something."""
+MEMBERS = (Member(0, 0), Member(1, 0))
+
+
+async def join(front: FakeFront, addresses: list[str], pin: bytes = b"", patience: float = 30.0) -> tuple[Any, float]:
+    """What the session is told, and after how long."""
+    ticket = node_pb2.GroupTicket(addresses=addresses, secret=b"s" * 16, certificate_sha256=pin)
+    loop = asyncio.get_running_loop()
+    begin = loop.time()
+    with pytest.raises(Refusal) as error:
+        await front.groups.join(front.session(0), b"g" * 16, 1, MEMBERS, ticket, patience)
+    return error.value, loop.time() - begin
+
+
+@contextlib.asynccontextmanager
+async def answering(how: str) -> AsyncIterator[str]:
+    """An address where something is that is no coordinator, or nothing."""
+
+    async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if how == "speaks":
+            writer.write(b"SSH-2.0-OpenSSH_9.6\r\n")
+        elif how == "speaks frames":
+            writer.write(encode({"t": "hello"}))
+        elif how == "refuses in nonsense":
+            writer.write(encode({"t": "refused", "status": "////"}))
+        if how != "hangs up":
+            await reader.read()
+        writer.close()
+
+    if how == "nobody":
+        with socket.socket() as unused:
+            unused.bind(("127.0.0.1", 0))
+            yield f"127.0.0.1:{unused.getsockname()[1]}"
+        return
+    server = await asyncio.start_server(meet, "127.0.0.1", 0)
+    try:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+
+
+KINDS = ["nobody", "silent", "hangs up", "speaks", "speaks frames", "refuses in nonsense"]
+
+
+@pytest.mark.parametrize("pin", [b"", b"p" * 32], ids=["clear", "tls"])
+def test_whatever_is_there_looks_alike(pin: bytes) -> None:
+    async def work() -> None:
+        front = FakeFront("b", window=WINDOW)
+        told, times, logged = set(), [], []
+        async with fronts(front):
+            for kind in KINDS:
+                with structlog.testing.capture_logs() as logs:
+                    async with answering(kind) as address:
+                        refusal, seconds = await join(front, [address], pin)
+                assert refusal.reason == Reason.COMMUNICATOR_FAILED and refusal.details["addresses"] == address
+                told.add((str(refusal).replace(address, "?"), str(refusal.details).replace(address, "?")))
+                times.append(seconds)
+                logged += [entry["why"] for entry in logs if entry["event"] == "peer_unreachable"]
+        assert len(told) == 1, told
+        assert min(times) >= WINDOW * 0.99 and max(times) < WINDOW + LATE, times
+        assert len(logged) == len(KINDS) and len(set(logged)) > 1, "the log says which it was"
+
+    run(work())
+
+
+def test_each_address_takes_its_time_and_all_of_them_no_more_than_there_is() -> None:
+    async def work() -> None:
+        front = FakeFront("b", window=WINDOW)
+        async with fronts(front), answering("nobody") as one, answering("silent") as two:
+            refusal, seconds = await join(front, [one, two])
+            assert 2 * WINDOW * 0.99 <= seconds < 2 * WINDOW + LATE and refusal.reason == Reason.COMMUNICATOR_FAILED
+            refusal, seconds = await join(front, [one, two, one, one], patience=0.2)
+            assert 0.19 < seconds < 0.2 + LATE and refusal.reason == Reason.COLLECTIVE_TIMEOUT
+            assert "within 0.2 s" in refusal.message and refusal.message.count(one) == 1, "each address once"
+
+    run(work())
+
+
+def test_what_is_not_allowed_is_not_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(targets, "_resolved", lambda host: {"inside": ["10.0.0.5"]}.get(host, []))
+
+    async def work() -> None:
+        touched: list[Any] = []
+        server = await asyncio.start_server(lambda *both: touched.append(both), "127.0.0.1", 0)
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        front = FakeFront("b", window=WINDOW, peers=("127.0.0.2",))
+        async with fronts(front):
+            refusal, seconds = await join(front, [address])
+            assert refusal.reason == Reason.PERMISSION_DENIED and seconds < WINDOW
+            assert refusal.details == {"setting": "collectives.peers", "requested": address}
+            assert f'[collectives] peers = ["auto", "{address}"]' in refusal.fix
+            assert front.refused == [address] and not touched
+            names = [await join(front, [name]) for name in ("inside:22", "nowhere:22")]
+            texts = {
+                str(refusal).replace(name, "?") for (refusal, _), name in zip(names, ("inside", "nowhere"), strict=True)
+            }
+            assert len(texts) == 1, "a session does not learn which names there are"
+            assert all(WINDOW * 0.99 <= seconds < WINDOW + LATE for _, seconds in names)
+        server.close()
+
+    run(work())
+
+
+def test_what_is_allowed_is_tried_and_the_rest_named() -> None:
+    async def work() -> None:
+        first, second = FakeFront("a"), FakeFront("b", window=WINDOW)
+        async with fronts(first, second), answering("nobody") as dead:
+            refusal, _ = await join(second, ["10.0.0.5:7424", dead])
+            assert refusal.reason == Reason.COMMUNICATOR_FAILED
+            assert refusal.details["not_allowed"] == "10.0.0.5:7424" and second.refused == ["10.0.0.5:7424"]
+            group, secret = await first.groups.create(first.session(0), MEMBERS, 5.0)
+            assert first.groups.port is not None
+            good = first.groups.port.addresses[0]
+            ticket = first.ticket(secret, addresses=["10.0.0.5:7424", good])
+            await second.groups.join(second.session(0), group, 1, MEMBERS, ticket, 5.0)
+            assert second.refused == ["10.0.0.5:7424"] * 2, "it is noted all the same"
+
+    run(work())
+
+
+def test_a_name_is_connected_to_where_it_was_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name means another place with every question; whichever is asked for it, the first answer counts."""
+    answers = [["127.0.0.1"], ["127.0.0.9"], ["127.0.0.9"]]
+    monkeypatch.setattr(targets, "_resolved", lambda host: answers.pop(0))
+
+    async def work() -> None:
+        first, second = FakeFront("a"), FakeFront("b", peers=("127.0.0.1",), window=WINDOW)
+        async with fronts(first, second):
+            group, secret = await first.groups.create(first.session(0), MEMBERS, 5.0)
+            assert first.groups.port is not None
+            port = first.groups.port.addresses[0].rpartition(":")[2]
+            ticket = first.ticket(secret, addresses=[f"moves.example:{port}"])
+            session = second.session(0)
+            await second.groups.join(session, group, 1, MEMBERS, ticket, 5.0)
+            assert second.groups.of(session)[0].state == "ready" and len(answers) == 2
+
+    run(work())
+
+
+def test_a_long_refusal_of_a_peer_is_cut_short() -> None:
+    words = Refusal(
+        Reason.HANDLE_IN_USE, "x\n" * 9000, fix="y" * 9000, details={f"k{n}": "z" * 9000 for n in range(99)}
+    )
+
+    async def work() -> None:
+
+        async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            short = Refusal(words.reason, words.message, fix=words.fix, details=dict(list(words.details.items())[:2]))
+            status = to_text(short)
+            writer.write(encode({"t": "refused", "status": status}))
+            await reader.read()
+            writer.close()
+
+        server = await asyncio.start_server(meet, "127.0.0.1", 0)
+        front = FakeFront("b", window=WINDOW)
+        async with fronts(front):
+            refusal, _ = await join(front, [f"127.0.0.1:{server.sockets[0].getsockname()[1]}"])
+        assert refusal.reason == Reason.HANDLE_IN_USE and len(refusal.message) == len(refusal.fix) == 1000
+        assert "\n" not in refusal.message and set(map(len, refusal.details.values())) == {1000}
+        server.close()
+
+    run(work())
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_over_ipv6(loop: str) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this host has no IPv6")
+
+    async def work() -> None:
+        first, second = FakeFront("a", listen="[::1]:0"), FakeFront("b", peers=("::1",))
+        async with fronts(first, second):
+            group, secret = await first.groups.create(first.session(0), MEMBERS, 5.0)
+            session = second.session(0)
+            await second.groups.join(session, group, 1, MEMBERS, first.ticket(secret), 5.0)
+            assert second.groups.of(session)[0].state == "ready"
+
+    run(work(), loop)

@@ -1,0 +1,51 @@
+"""A coordinator that is there and says nothing (stopped, or hung): its group's ranks are told in time all the same."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from hearth_proto.reasons import Reason
+from hearthd.front.collectives.router import CollectiveRouter
+from hearthd.front.peers import follower
+from tests.support.front.fake_peers import pair, refusal_in, run
+from tests.support.timing import LATE
+
+
+def test_a_silent_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follower, "VERDICT_S", 0.1)
+
+    async def work() -> None:
+        async with pair() as both:
+            await both.run(1)
+            with monkeypatch.context() as silent:
+                heard: list[Any] = []
+                silent.setattr(CollectiveRouter, "present", lambda *arguments, **_: heard.append(arguments))
+                begin = asyncio.get_running_loop().time()
+                both.present(2, timeout=0.2)
+                refusal = refusal_in(await both.ranks[1].hears("fail", sequence=2))
+                assert 0.25 < asyncio.get_running_loop().time() - begin < 0.3 + LATE
+                assert refusal.reason == Reason.COLLECTIVE_TIMEOUT and "node 0" in refusal.message and heard
+                assert not both.ranks[0].ops("fail")
+            await both.run(3)  # it was busy, and goes on
+
+    run(work())
+
+
+def test_an_answer_in_time_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follower, "VERDICT_S", 0.05)
+
+    async def work() -> None:
+        async with pair() as both:
+            await both.run(1)
+            both.present(2, timeout=0.1)
+            for link in both.ranks:
+                await link.hears("go", sequence=2)
+            both.ranks[1].present(both.sessions[1], both.group, 3, timeout=0.1)
+            await both.ranks[1].hears("fail", sequence=3)
+            await asyncio.sleep(0.3)  # beyond all timers
+            assert not both.ranks[1].ops("fail")
+
+    run(work())

@@ -1,0 +1,155 @@
+"""Sessions and leases, by a clock that the test moves."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.front.sessions.session import End
+from hearthd.front.sessions.session_table import SessionTable, negotiate
+from hearthd.front.tenancy.tenants import Caller, Tenant
+from tests.support.front.fixture import run
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def table(clock: Clock, lease: float = 30.0, limit: int = 8) -> SessionTable:
+    return SessionTable(lease, limit, clock)
+
+
+def test_a_session_lives_for_its_lease_after_its_last_use() -> None:
+    async def scenario() -> None:
+        clock = Clock()
+        sessions = table(clock)
+        session, token = sessions.open("me", "1")
+        clock.now += 29.9
+        assert sessions.find(token) is session  # which renews it
+        clock.now += 29.9
+        assert sessions.expired() == []
+        assert 0.09 < sessions.lease_left(session) < 0.11
+        with sessions.using(session):
+            clock.now += 1000
+            assert sessions.expired() == []
+            assert sessions.lease_left(session) == 30
+            assert sessions.find(token) is session
+        clock.now += 29.9
+        assert sessions.expired() == []
+        clock.now += 0.2
+        assert sessions.expired() == [session]
+        with pytest.raises(Refusal) as error:
+            sessions.find(token)
+        assert error.value.reason == Reason.SESSION_EXPIRED
+        await sessions.close(session, "test")
+        assert len(sessions) == 0 and sessions.expired() == [] and sessions.emptied.is_set()
+
+    run(scenario())
+
+
+def test_what_ends_sessions_is_counted_by_tenant() -> None:
+    async def scenario() -> None:
+        clock = Clock()
+        sessions = table(clock)
+        lab = Tenant("lab")
+        brief, _ = sessions.open("me", "1", Caller(lab, expires=time.time() + 5))
+        lasting, _ = sessions.open("me", "1", Caller(lab, expires=time.time() + 1000))
+        nobody, _ = sessions.open("me", "1")
+        clock.now += 10
+        assert sessions.expired() == [brief] and brief.end == End.CREDENTIAL
+        with sessions.using(lasting):
+            clock.now += 1000
+            assert lasting.end == End.CREDENTIAL and lasting in sessions.expired(), "it is in use, and yet"
+        assert nobody.end == End.LEASE
+        for session in (brief, lasting, nobody):
+            await sessions.close(session, "test", cause=session.end)
+            await sessions.close(session, "once is enough", cause=End.STOP)
+        accounts = {account.tenant.name: account for account in sessions.accounts}
+        assert accounts["lab"].opened == 2 and accounts["lab"].closed == {End.CREDENTIAL: 2}
+        assert accounts["default"].opened == 1 and accounts["default"].closed == {"lease": 1}
+
+    run(scenario())
+
+
+def test_tokens_are_secret_and_distinct() -> None:
+    async def scenario() -> None:
+        sessions = table(Clock())
+        opened = [sessions.open("me", "1") for _ in range(8)]
+        assert len({token for _, token in opened}) == len({session.id for session, _ in opened}) == 8
+        for session, token in opened:
+            assert sessions.find(token) is session
+            assert token not in repr(session) and session.id not in token
+        for wrong in ("", "x", opened[0][1][:-1], opened[0][0].id, "\ud800"):
+            with pytest.raises(Refusal):
+                sessions.find(wrong)
+
+    run(scenario())
+
+
+def test_limits_and_draining_refuse() -> None:
+    async def scenario() -> None:
+        sessions = table(Clock(), limit=2)
+        first, _ = sessions.open("a", "")
+        sessions.open("b", "")
+        with pytest.raises(Refusal) as error:
+            sessions.open("c", "")
+        assert error.value.reason == Reason.SESSION_LIMIT
+        assert error.value.details["allowed"] == "2"
+        await sessions.close(first, "test")
+        sessions.open("c", "")
+        sessions.draining = True
+        with pytest.raises(Refusal) as error:
+            sessions.open("d", "")
+        assert error.value.reason == Reason.DRAINING
+        assert error.value.retry_after_s
+
+    run(scenario())
+
+
+def test_closing_tells_and_waits() -> None:
+    async def scenario() -> None:
+        told: list[str] = []
+        sessions = SessionTable(30, 8, Clock(), told.append)
+        session, token = sessions.open("a", "")
+
+        class Slow:
+            refusal: Refusal | None = None
+            done = asyncio.Event()
+
+            async def close(self, refusal: Refusal) -> None:
+                self.refusal = refusal
+                await self.done.wait()
+
+        slow = Slow()
+        session.channels[0] = slow  # type: ignore[assignment]
+        closing = asyncio.create_task(sessions.close(session, "test"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert slow.refusal is not None and slow.refusal.reason == Reason.SESSION_EXPIRED
+        assert told == [session.id] and not closing.done()
+        with pytest.raises(Refusal):
+            sessions.find(token)
+        slow.done.set()
+        await closing
+
+    run(scenario())
+
+
+@given(st.integers(0, 5), st.integers(0, 5))
+def test_negotiation(minimum: int, maximum: int) -> None:
+    speaks = (minimum, maximum) == (0, 0) or minimum <= 1 <= maximum
+    try:
+        assert negotiate(minimum, maximum) == 1 and speaks
+    except Refusal as refusal:
+        assert not speaks
+        assert refusal.reason == Reason.VERSION_UNSUPPORTED
+        assert f"{minimum} to {maximum}" in refusal.message and "1 to 1" in refusal.message

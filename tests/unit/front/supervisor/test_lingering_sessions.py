@@ -1,0 +1,261 @@
+"""Closed sessions whose work does not end: the policy, and what the front makes of it with fake device processes."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hearth_proto.frames import Kind
+from hearth_proto.reasons import Refusal
+from hearthd.front.supervisor import lingering_sessions
+from hearthd.front.supervisor.device import SERVING
+from hearthd.front.supervisor.lingering_sessions import CLEARING, GRACE, Stragglers
+from tests.support.front.fake_device import FakeDevice, FakeLauncher
+from tests.support.front.fixture import run, until
+from tests.support.front.isolated_workers import BY_TENANT, PATIENT, X, Y, node
+
+SOON = 0.1
+"""For `GRACE` where time passes."""
+
+
+def busy(*channels: int) -> dict[str, Any]:
+    return {str(each): {"busy": True, "kernels": ["endless"]} for each in channels}
+
+
+# ---- policy ----
+
+
+def test_a_process_without_others_ends_after_the_grace() -> None:
+    sessions = Stragglers()
+    assert not sessions.alone([]) and not sessions.end([], 1e9), "an empty process is not theirs"
+    sessions.left(1, "a", "x", 10.0)
+    assert sessions.bar([1]) and not sessions.end([1], 11.9) and sessions.wake(10.0) == 10.0 + GRACE
+    assert sessions.to_ask(12.0)
+    sessions.ask(12.0)
+    sessions.hear(busy(1))
+    assert not sessions.to_ask(12.0) and sessions.end([1], 12.0)
+    assert [each.what for each in sessions.stuck(12.0)] == ["kernel endless of session a"]
+
+
+def test_others_keep_it_and_the_last_of_them_does_not() -> None:
+    sessions = Stragglers()
+    sessions.left(1, "a", "x", 0.0)
+    assert not sessions.bar([1, 2]), "who comes is one more among others"
+    assert not sessions.end([1, 2], 1e6) and sessions.stuck(1e6)
+    sessions.left(2, "b", "x", 1e6)
+    assert not sessions.end([1, 2], 1e6 + 0.1), "it has its own time"
+    sessions.gone(2)
+    assert sessions.end([1], 1e6 + 0.1), "at once"
+
+
+def test_what_only_gives_back_has_more_time_and_bars_nobody() -> None:
+    sessions = Stragglers()
+    sessions.left(1, "a", "x", 0.0)
+    sessions.ask(GRACE)
+    sessions.hear({"1": {"busy": False, "kernels": []}})
+    assert not sessions.bar([1]) and not sessions.end([1], GRACE) and not sessions.to_ask(GRACE)
+    assert sessions.wake(GRACE) == CLEARING and sessions.to_ask(CLEARING)
+    sessions.ask(CLEARING)
+    sessions.hear({"1": {"busy": False, "kernels": []}})
+    assert sessions.end([1], CLEARING)
+
+
+@pytest.mark.parametrize("answer", [None, {}, [], {"1": None}, {"9": {"busy": False}}, {"1": {}}])
+def test_a_process_that_does_not_say_is_taken_to_be_busy(answer: Any) -> None:
+    sessions = Stragglers()
+    sessions.left(1, "a", "x", 0.0)
+    sessions.ask(GRACE)
+    sessions.hear(answer)
+    assert sessions.end([1], GRACE) and sessions.stuck(GRACE)[0].what == "work of session a"
+
+
+@given(st.lists(st.tuples(st.sampled_from(["open", "leave", "gone"]), st.integers(1, 4), st.floats(0, 3)), max_size=40))
+def test_no_process_ends_under_somebody_who_uses_it(steps: list[tuple[str, int, float]]) -> None:
+    sessions, channels, left, now = Stragglers(), set[int](), dict[int, float](), 0.0
+    for what, channel, later in steps:
+        now += later
+        if what == "open":
+            channels.add(channel)
+        elif channel in channels and what == "leave":
+            sessions.left(channel, str(channel), "x", now)
+            left.setdefault(channel, now)
+        elif channel in left:
+            sessions.gone(channel)
+            channels.discard(channel)
+            del left[channel]
+        ends = bool(channels) and channels == left.keys() and all(now >= at + GRACE for at in left.values())
+        assert sessions.end(channels, now) == ends
+        assert sessions.bar(channels) == (bool(channels) and channels == left.keys())
+        due = sessions.wake(now)
+        assert due is None or now < due <= now + GRACE
+
+
+# ---- the front ----
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lingering_sessions, "GRACE", SOON)
+
+
+def deaf() -> FakeLauncher:
+    """Sessions that are closed never end."""
+    launcher = FakeLauncher()
+    launcher.closes = False
+    return launcher
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("dedicated", [False, True])
+def test_a_process_of_closed_sessions_is_ended_and_that_is_nobodys_fault(dedicated: bool) -> None:
+    async def scenario() -> None:
+        strict = dataclasses.replace(PATIENT, max_restarts=0, max_faults=0)
+        async with node(strict, deaf()) as n:
+            for round_ in (1, 2, 3):
+                session = n.session(dedicated=dedicated)
+                generation = await n.generation(session)
+                assert await n.sessions.close(session, "done") == []
+                await until(lambda: n.running == [1 if dedicated else round_ + 1])  # noqa: B023
+                assert n.process(generation).exit_code == -9
+                assert n.device.restarts == {"abandoned": round_}
+            await until(lambda: n.device.state == SERVING)  # it has been started by now, but is not ready yet
+            assert not n.supervisor.offenders.barred(session.id)
+            assert [fault.reason for fault in n.device.faults] == ["abandoned"] * 3
+
+    run(scenario())
+
+
+def test_a_close_that_nobody_waits_for_comes_to_its_end() -> None:
+    """As where the deadline of CloseSession passes."""
+
+    async def scenario() -> None:
+        async with node(PATIENT, deaf()) as n:
+            own = n.session(dedicated=True)
+            assert await n.generation(own) == 2
+            call = asyncio.create_task(n.sessions.close(own, "done"))
+            await asyncio.sleep(0)
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+            assert n.running == [1, 2]
+            n.process(2).send(Kind.CLOSED, channel=1)  # its work has ended after all
+            await until(lambda: n.running == [1], GRACE / 2)
+            assert not n.device.restarts
+
+    run(scenario())
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_neighbour_keeps_the_process_until_it_leaves() -> None:
+    async def scenario() -> None:
+        async with node(PATIENT, deaf()) as n:
+            one, other = n.session(), n.session()
+            assert [await n.generation(each) for each in (one, other)] == [1, 1]
+            assert await n.sessions.close(one, "done", patience=2 * SOON) == [0], "it is told where work goes on"
+            (worker,) = n.device.running
+            await until(lambda: [each.session for each, _ in worker.stuck()] == [one.id])
+            assert n.running == [1] and await n.generation(other) == 1
+            third = n.session()
+            assert await n.generation(third) == 1, "others are there"
+            n.launcher.closes = True
+            await n.sessions.close(third, "done")
+            assert n.running == [1]
+            await n.sessions.close(other, "done")
+            await until(lambda: n.running == [2])
+            assert not other.ended and n.lost == [(0, 1)]
+
+    run(scenario())
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("by_tenant", [False, True])
+def test_who_comes_during_the_grace_gets_the_next_process(by_tenant: bool) -> None:
+    async def scenario() -> None:
+        async with node(BY_TENANT if by_tenant else PATIENT, deaf()) as n:
+            one, other, third = n.session(X), n.session(X), n.session(Y)
+            assert await n.generation(one) == 1
+            closing = asyncio.create_task(n.sessions.close(one, "done"))
+            await asyncio.sleep(0)
+            came = [asyncio.create_task(n.generation(each)) for each in (other, third)]
+            generations = await asyncio.gather(*came)
+            assert 1 not in generations and not other.ended, "it has not been told of a loss"
+            assert by_tenant or generations == [2, 2]
+            await closing
+
+    run(scenario())
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_spare_process_takes_the_place() -> None:
+    async def scenario() -> None:
+        async with node(dataclasses.replace(PATIENT, spare=True), deaf()) as n:
+            await until(lambda: n.running == [1, 2])
+            one = n.session()
+            assert await n.generation(one) == 1
+            await n.sessions.close(one, "done")
+            assert await n.generation(n.session()) == 2
+            await until(lambda: n.running == [2, 3])
+
+    run(scenario())
+
+
+def test_who_comes_while_a_close_is_under_way_gets_the_same_process() -> None:
+    async def scenario() -> None:
+        async with node(PATIENT, deaf()) as n:
+            one, other = n.session(), n.session()
+            assert await n.generation(one) == 1
+            closing = asyncio.create_task(n.sessions.close(one, "done"))
+            await until(lambda: n.process(1).closed)
+            coming = asyncio.create_task(n.generation(other))
+            await asyncio.sleep(0.01)
+            assert not coming.done()
+            n.process(1).send(Kind.CLOSED, channel=n.process(1).closed[0])
+            async with asyncio.timeout(GRACE / 2):
+                assert await coming == 1
+            await closing
+
+    run(scenario())
+
+
+def test_who_comes_while_memory_is_given_back_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Clearing(FakeDevice):
+        def send(self, kind: int, payload: bytes = b"", **fields: int) -> None:
+            if kind == Kind.STATS:
+                stats = {**json.loads(payload), "leaving": {"1": {"busy": False, "kernels": []}}}
+                payload = json.dumps(stats).encode()
+            super().send(kind, payload, **fields)
+
+    monkeypatch.setattr("front_fake_device.FakeDevice", Clearing)
+
+    async def scenario() -> None:
+        async with node(PATIENT, deaf()) as n:
+            one, other = n.session(), n.session()
+            assert await n.generation(one) == 1
+            closing = asyncio.create_task(n.sessions.close(one, "done"))
+            await asyncio.sleep(0)
+            async with asyncio.timeout(GRACE / 2):
+                assert await n.generation(other) == 1
+            n.process(1).send(Kind.CLOSED, channel=1)
+            await closing
+
+    run(scenario())
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_stop_during_the_grace_is_a_stop() -> None:
+    async def scenario() -> None:
+        async with node(PATIENT, deaf()) as n:
+            one = n.session()
+            channel = await n.device.channel(one)
+            closing = asyncio.create_task(n.sessions.close(one, "done"))
+            await asyncio.sleep(0)
+            await n.supervisor.stop()
+            await closing
+            assert not n.device.restarts and isinstance(channel.loss, Refusal)
+
+    run(scenario())

@@ -1,0 +1,95 @@
+"""Shares of global limits: nobody loses what is guaranteed, nobody takes all, operators always get in."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.rights import EVERYTHING, ORDINARY
+from hearthd.front.sessions.session_table import SessionTable
+from hearthd.front.tenancy.shares import RESERVE, Shares, operates, reserve
+from hearthd.front.tenancy.tenants import Caller, Tenant
+from tests.support.front.fixture import run
+
+WEIGHTS = st.dictionaries(st.sampled_from("abcdef"), st.floats(0.01, 100), min_size=1, max_size=6)
+STEPS = st.lists(st.tuples(st.sampled_from("abcdefx"), st.booleans()), max_size=300)
+"""Tenants that take (True) or give back one; `x` is none that is configured any more."""
+
+
+@given(st.integers(1, 200), WEIGHTS, STEPS, st.sets(st.sampled_from("abcdef")))
+def test_any_course_of_takes_and_returns(
+    limit: int, weights: dict[str, float], steps: list[tuple[str, bool]], operators: set[str]
+) -> None:
+    shares = Shares(limit, weights, reserve(limit))
+    used: dict[str, int] = {}
+    for name, take in steps:
+        if not take:
+            used[name] = max(0, used.get(name, 0) - 1)
+            continue
+        guaranteed = used.get(name, 0) < shares.guarantee(name)
+        admitted = shares.admits(name, used, operator=name in operators)
+        assert admitted or not guaranteed, "what is guaranteed is always to be had"
+        if admitted:
+            used[name] = used.get(name, 0) + 1
+        assert sum(used.values()) <= limit
+        if not operators:
+            assert sum(used.values()) <= shares.pool, "the reserve is for operators"
+
+
+@given(st.integers(8, 2000), WEIGHTS, st.sampled_from("abcdef"))
+def test_one_that_takes_all_it_can_leaves_room(limit: int, weights: dict[str, float], greedy: str) -> None:
+    shares = Shares(limit, weights, reserve(limit))
+    used = {greedy: shares.most(greedy, {})}
+    assert used[greedy] >= shares.guarantee(greedy)
+    for other in weights.keys() - {greedy}:
+        assert shares.admits(other, used), "whoever comes next gets in"
+        assert shares.most(other, used) >= shares.guarantee(other)
+    assert shares.admits("operator", used, operator=True)
+
+
+@given(st.integers(1, 2000), WEIGHTS)
+def test_guarantees_follow_weights(limit: int, weights: dict[str, float]) -> None:
+    shares = Shares(limit, weights, reserve(limit))
+    assert sum(map(shares.guarantee, weights)) <= shares.pool
+    by_weight = sorted(weights, key=weights.__getitem__)
+    assert list(map(shares.guarantee, by_weight)) == sorted(map(shares.guarantee, by_weight))
+    assert shares.guarantee("nobody") == 0
+
+
+def test_a_single_tenant_has_all_but_the_reserve() -> None:
+    shares = Shares(1024, {"a": 1.0}, reserve(1024))
+    assert shares.most("a", {}) == 1024 - 1024 // RESERVE and shares.most("a", {}, operator=True) == 1024
+    two = Shares(1024, {"a": 1.0, "b": 1.0}, reserve(1024))
+    assert (two.guarantee("a"), two.most("a", {}), two.most("b", {"a": two.most("a", {})})) == (240, 480, 360)
+    assert operates(frozenset({"observe"})) and operates(EVERYTHING) and not operates(ORDINARY)
+
+
+def test_sessions_are_shared() -> None:
+    """A tenant that opens all it can keeps neither another one out nor an operator, and is told so by name."""
+    tenants = {name: Tenant(name, rights=ORDINARY) for name in ("a", "b")} | {"operator": Tenant("operator")}
+
+    async def scenario() -> None:
+        sessions = SessionTable(30, 32)
+        sessions.accounts.change(tenants)
+        opened: dict[str, list[str]] = {"a": [], "b": [], "operator": []}
+        refusals: dict[str, Refusal] = {}
+        for name in ("a", "b", "operator"):
+            for _ in range(40):
+                try:
+                    opened[name].append(sessions.open(name, "", Caller(tenants[name]))[1])
+                except Refusal as refusal:
+                    refusals[name] = refusal
+                    break
+        counts = {name: len(tokens) for name, tokens in opened.items()}
+        assert counts["a"] < 20 and counts["b"] >= 5 and counts["operator"] >= 5 + 2, counts
+        refusal = refusals["a"]
+        assert refusal.reason == Reason.SESSION_LIMIT and "Tenant 'a'" in refusal.message and refusal.retry_after_s
+        assert refusal.details["allowed"] == str(counts["a"]) and refusal.details["guaranteed"] == "5"
+        assert sessions.accounts.of(tenants["a"]).refused["sessions_share"] == 1
+        await sessions.close(sessions.find(opened["a"][0]), "test")
+        with pytest.raises(Refusal):  # what it gives back it may have again, no more
+            [sessions.open("a", "", Caller(tenants["a"])) for _ in range(2)]
+
+    run(scenario())
