@@ -81,7 +81,7 @@ class Vectors:
 
 
 class LaneSink(Protocol):
-    """A lane (`hearthd.device.channels.lane.Lane`), as the outbox and the inline path know it."""
+    """A lane (`hearthd.device.channels.lane.LaneConnection`), as the outbox and the inline path know it."""
 
     channel: int
     number: int

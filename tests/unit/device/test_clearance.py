@@ -13,7 +13,7 @@ from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2 as c
 from hearthd.device.cpu.server import CpuServer
-from hearthd.device.memory.deferred_free import FEW, PIECE, STRETCH_S, Clearance
+from hearthd.device.memory.deferred_free import FEW, PIECE, STRETCH_S, DeferredFree
 from hearthd.shared.device_spec import DeviceSpec
 
 MANY = 5_000
@@ -28,7 +28,7 @@ class Bench:
         self.cost = cost
         self.given: list[Any] = []
         self.track: Any = None
-        self.clearance = Clearance(lambda: self.now)
+        self.clearance = DeferredFree(lambda: self.now)
 
     def begin(self, session: Any, things: list[Any]) -> Any:
         return self.clearance.begin(session, things, lambda _: self.track, self.give)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hearthd.device.streams.ordering import Usage
-from hearthd.device.streams.pending_outcomes import Doubts
+from hearthd.device.streams.pending_outcomes import PendingOutcomes
 
 BUFFERS, ROWS = 4, 2
 
@@ -36,7 +36,7 @@ SUCCESS = st.tuples(st.just("success"), st.integers(0, ROWS - 1), st.just(0))
 def test_the_latest_of_each_row_speaks_for_those_before_it(
     steps: list[tuple[str, int | set[int], int | set[int]]],
 ) -> None:
-    doubts = Doubts()
+    doubts = PendingOutcomes()
     usages = [Usage() for _ in range(BUFFERS)]
     every: list[set[Verdict]] = [set() for _ in range(BUFFERS)]
     rows: list[list[Verdict]] = [[] for _ in range(ROWS)]

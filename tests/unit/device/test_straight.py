@@ -23,9 +23,9 @@ from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2
 from hearthd.device.cpu.server import CpuServer
 from hearthd.device.fast_path import inline_batch as straight
-from hearthd.device.fast_path.inline_batch import Straight
+from hearthd.device.fast_path.inline_batch import InlinePath
 from hearthd.device.platform import event_loop
-from hearthd.device.platform.spin_policy import Spinning
+from hearthd.device.platform.spin_policy import SpinPolicy
 from hearthd.device.process import device_process, idle_policy
 
 
@@ -268,10 +268,10 @@ def test_what_else_is_going_on_is_looked_at(rig: Passing, other: str) -> None:
         sharing._slicing.on = True
     else:
         sharing._turns.on = True
-    straight: Straight = rig.process._executor.straight
+    straight: InlinePath = rig.process._executor.straight
     lane = rig.process._outbox.lanes[1]
     payload = batch(session.last_seq + 1, sync(2))[20:]
-    assert not Straight.take(straight, lane, session.last_seq + 1, payload)
+    assert not InlinePath.take(straight, lane, session.last_seq + 1, payload)
     sharing._slicing.on = sharing._turns.on = False
     session.permissions = session.trace = None
 
@@ -337,7 +337,7 @@ def taken(rounds: threading.Semaphore) -> int:
 
 def asked_for_long(rig: Passing) -> None:
     """The device, where it is worth it at all."""
-    rig.process._device.tracks._spinning = Spinning(30.0)
+    rig.process._device.tracks._spinning = SpinPolicy(30.0)
 
 
 def test_the_next_step_comes_before_what_nobody_waits_for(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hearthd.device.flows.stripe_state import StripedDownload, StripedUpload
-from hearthd.device.flows.stripe_window import WINDOW, Landing, Loose
+from hearthd.device.flows.stripe_window import WINDOW, StripeStaging, UnpinnedSlot
 
 CHUNK = 10
 
@@ -42,10 +42,10 @@ class Lender:
 
     def __init__(self, cap: int) -> None:
         self.out: set[Any] = set()
-        self.landing = Landing(cap, self.out.discard, lambda: None)
+        self.landing = StripeStaging(cap, self.out.discard, lambda: None)
 
-    def lend(self) -> Loose:
-        host = Loose(CHUNK)
+    def lend(self) -> UnpinnedSlot:
+        host = UnpinnedSlot(CHUNK)
         self.out.add(host)
         return host
 

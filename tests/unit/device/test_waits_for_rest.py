@@ -16,9 +16,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.resources.idle_queue import FIRST_S, LONGEST_S, PATIENCE_S, TELL_S
-from hearthd.device.resources.idle_work import BESIDE_S, Quiet, Waiting
+from hearthd.device.resources.idle_work import BESIDE_S, IdleWork, Waiting
 from hearthd.device.resources.running import AGAIN_S
-from hearthd.device.streams.stream_pool import Track, Tracks
+from hearthd.device.streams.stream_pool import PooledStream, StreamPool
 
 LIMIT = 30.0
 
@@ -84,16 +84,16 @@ class Journal:
 
 
 class Rest:
-    """A Quiet with two tracks, on a clock of the test's own."""
+    """An `IdleWork` with two tracks, on a clock of the test's own."""
 
     def __init__(self, limit: float = LIMIT) -> None:
         self.server = Server()
-        self.tracks = Tracks(self.server, 4, lambda: None)  # type: ignore[arg-type]
+        self.tracks = StreamPool(self.server, 4, lambda: None)  # type: ignore[arg-type]
         self.two = [self.tracks.acquire(), self.tracks.acquire()]
         self.now = 100.0
         self.kicks = 0
         self.journal = Journal()
-        self.quiet = Quiet(
+        self.quiet = IdleWork(
             self.server, self.tracks, self._kick, self.journal, limit, lambda: self.now  # type: ignore[arg-type]
         )  # fmt: skip
         self.quiet.tenant_of = {"a": "one", "b": "one", "c": "two"}.get
@@ -101,12 +101,12 @@ class Rest:
     def _kick(self) -> None:
         self.kicks += 1
 
-    def launch(self, track: Track, name: str = "endless", session: str = "a") -> None:
+    def launch(self, track: PooledStream, name: str = "endless", session: str = "a") -> None:
         self.tracks.before(track, ())
         track.launched.append((self.tracks.ordering.position(track.index), name, session))
         track.stream.queue.append(name)
 
-    def end(self, track: Track) -> None:
+    def end(self, track: PooledStream) -> None:
         track.stream.end()
         self.poll()
 

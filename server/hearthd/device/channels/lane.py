@@ -32,7 +32,7 @@ MAX_RECEIVED = 256 << 10
 
 
 @dataclass(frozen=True)
-class Limits:
+class LaneLimits:
     """What a lane may have under way; see `hearthd.front.sessions.attach.Window`."""
 
     max_batch_bytes: int
@@ -42,7 +42,7 @@ class Limits:
     max_unread_hard: int
 
     @classmethod
-    def parse(cls, body: dict[str, Any]) -> Limits:
+    def parse(cls, body: dict[str, Any]) -> LaneLimits:
         """Of what the front says. Raises ValueError."""
         values = [body.get(name) for name in cls.__dataclass_fields__]
         if not all(isinstance(value, int) and value > 0 for value in values):
@@ -54,7 +54,7 @@ class LaneError(Exception):
     """The client has broken the lane."""
 
 
-class Lane:
+class LaneConnection:
     """Belongs to the device-handle thread. Takes nothing before `begin`, nor while its client is ahead too far.
 
     `take` is handed the frames of the channel; before it, `straight` may take a batch that comes while nothing waits
@@ -67,12 +67,12 @@ class Lane:
         end: socket.socket,
         channel: int,
         number: int,
-        limits: Limits,
+        limits: LaneLimits,
         loop: Loop,
         take: Callable[[Frame], None],
         crowded: Callable[[], bool],
-        over: Callable[[Lane, str], None],
-        straight: Callable[[Lane, int, bytes], bool] = lambda lane, seq, payload: False,
+        over: Callable[[LaneConnection, str], None],
+        straight: Callable[[LaneConnection, int, bytes], bool] = lambda lane, seq, payload: False,
     ) -> None:
         self.channel = channel
         self.number = number

@@ -16,39 +16,39 @@ from hearth_proto.collectives import KINDS
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
-from hearthd.device.backend.communicator import Exchange
+from hearthd.device.backend.communicator import CollectiveExchange
 from hearthd.device.collectives.communicators import Memberships
-from hearthd.device.collectives.in_flight import Flight
+from hearthd.device.collectives.in_flight import InFlightCollective
 from hearthd.device.collectives.membership import Membership
-from hearthd.device.collectives.negotiation import Presented, SessionOf
+from hearthd.device.collectives.negotiation import Negotiation, SessionOf
 from hearthd.device.collectives.parts import locate
-from hearthd.device.collectives.pending import Key, Pending
+from hearthd.device.collectives.pending import OperationKey, PendingCollective
 from hearthd.device.collectives.request import parse
-from hearthd.device.context import Device
+from hearthd.device.context import DeviceContext
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.session.buffer import Buffer
-from hearthd.device.session.session import Session
+from hearthd.device.session.session import DeviceSession
 
 _as_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
-class Wanted(NamedTuple):
+class SubmittedCollective(NamedTuple):
     """An operation with all that belongs to it."""
 
     origin: Origin
-    pending: Pending
+    pending: PendingCollective
     sources: tuple[Buffer, ...]
     """Those that are not among the destinations."""
     destinations: tuple[Buffer, ...]
 
 
-class Collectives:
+class CollectiveCommands:
     """Belongs to the device-handle thread."""
 
-    def __init__(self, device: Device, post: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(self, device: DeviceContext, post: Callable[[Callable[[], None]], None]) -> None:
         self._device = device
         self._members = Memberships(device, post, self._send)
-        self._presented = Presented(device, self._members, self._send, self._say)
+        self._presented = Negotiation(device, self._members, self._send, self._say)
         self._groups: dict[tuple[int, str], tuple[int, int]] = {}
         """Rank and ranks of groups over several daemons, by channel and name."""
 
@@ -68,7 +68,7 @@ class Collectives:
         )
         devices = tuple(sorted(command.devices))
         place = self._place(devices)
-        key = Key(origin.session.channel, "", devices, command.sequence)
+        key = OperationKey(origin.session.channel, "", devices, command.sequence)
         return self._operation(origin, key, [part], place, command.timeout_ns)
 
     def collective(self, origin: Origin, command: commands_pb2.Collective) -> Operation:
@@ -90,7 +90,7 @@ class Collectives:
                 fix="create or join it first: NodeService.CreateGroup, JoinGroup",
                 details={"kind": "group", "handle": group},
             )
-        key = Key(channel, group, devices, command.sequence)
+        key = OperationKey(channel, group, devices, command.sequence)
         return self._operation(origin, key, command.operations, place, command.timeout_ns)
 
     def sync_collective(self, origin: Origin, _command: commands_pb2.SyncCollective) -> Operation:
@@ -124,7 +124,7 @@ class Collectives:
     def _operation(
         self,
         origin: Origin,
-        key: Key,
+        key: OperationKey,
         operations: Sequence[commands_pb2.CollectiveOperation],
         place: tuple[int, int],
         timeout_ns: int,
@@ -140,7 +140,7 @@ class Collectives:
         only_read = tuple(buffer for buffer in sources if buffer not in destinations)
         seconds = timeout_ns / 1e9 or device.spec.collective_timeout
         pending = self._presented.add(origin.session, key, parts, seconds)
-        wanted = Wanted(origin, pending, only_read, tuple(destinations))
+        wanted = SubmittedCollective(origin, pending, only_read, tuple(destinations))
         operation = Operation(
             origin,
             partial(self._run, wanted),
@@ -154,7 +154,7 @@ class Collectives:
         operation.announcement = pending
         return operation
 
-    def _run(self, wanted: Wanted) -> bool:
+    def _run(self, wanted: SubmittedCollective) -> bool:
         pending = wanted.pending
         if not pending.made:
             locate(pending.parts)
@@ -175,7 +175,7 @@ class Collectives:
         self._launch(wanted, member, locate(pending.parts))
         return True
 
-    def _launch(self, wanted: Wanted, member: Membership, exchanges: Sequence[Exchange]) -> None:
+    def _launch(self, wanted: SubmittedCollective, member: Membership, exchanges: Sequence[CollectiveExchange]) -> None:
         device, track, origin, pending = self._device, member.track, wanted.origin, wanted.pending
         stream, destinations = origin.stream, wanted.destinations
         device.tracks.fence(track, stream.track)
@@ -185,7 +185,7 @@ class Collectives:
         size = sum(part.size for part in pending.parts)
         device.begin(stream, size, track=track)
         self._members.enqueue(member, exchanges)
-        flight = Flight(origin, pending.key, destinations, member.flights, device.tracks)
+        flight = InFlightCollective(origin, pending.key, destinations, member.flights, device.tracks)
         flight.then(partial(self._presented.settled, pending))
         self._members.launched(member, flight, pending.deadline)
         self._presented.launched(pending)
@@ -233,7 +233,7 @@ class Collectives:
 
     # ---- the end of a session, and the loop ----
 
-    def close(self, session: Session) -> None:
+    def close(self, session: DeviceSession) -> None:
         """The session's commands have been abandoned; what has been launched runs to its end."""
         for channel, group in [each for each in self._groups if each[0] == session.channel]:
             del self._groups[channel, group]

@@ -11,7 +11,7 @@ from typing import Protocol
 from hearth_proto.frames import HEADER, Kind
 from hearth_proto.stripes import Cut, taken
 from hearthd.device.backend.resources import HostBuffer
-from hearthd.device.flows.stripe_window import Landing, Window
+from hearthd.device.flows.stripe_window import StripeStaging, StripeWindow
 
 
 class StripeLike(Protocol):
@@ -26,13 +26,13 @@ class StripeLike(Protocol):
 class Striped:
     """What both ways have in common."""
 
-    def __init__(self, transfer: int, chunk: int, landing: Landing) -> None:
+    def __init__(self, transfer: int, chunk: int, landing: StripeStaging) -> None:
         self.transfer = transfer
         self.chunk = chunk
         self.landing = landing
         self.cut = Cut(0, chunk)
         self.begun = False
-        self.windows: dict[StripeLike, Window] = {}
+        self.windows: dict[StripeLike, StripeWindow] = {}
         self.dropped = False
 
     def begin(self, size: int) -> None:
@@ -43,7 +43,7 @@ class Striped:
 
     def join(self, stripe: StripeLike) -> None:
         """It may go over this one, too."""
-        self.windows.setdefault(stripe, Window())
+        self.windows.setdefault(stripe, StripeWindow())
 
     def abort(self, status: bytes) -> None:
         """Tells the client why it ends before its end; payload: a Status."""
@@ -70,7 +70,7 @@ class Striped:
 class StripedUpload(Striped):
     """Bytes on their way in."""
 
-    def __init__(self, transfer: int, chunk: int, landing: Landing) -> None:
+    def __init__(self, transfer: int, chunk: int, landing: StripeStaging) -> None:
         super().__init__(transfer, chunk, landing)
         self.landed: deque[tuple[int, HostBuffer, int]] = deque()
         """Offset, memory and length of the chunks that have come and were not given to the device."""
@@ -128,7 +128,7 @@ class StripedUpload(Striped):
 class StripedDownload(Striped):
     """Bytes on their way out."""
 
-    def __init__(self, transfer: int, chunk: int, landing: Landing) -> None:
+    def __init__(self, transfer: int, chunk: int, landing: StripeStaging) -> None:
         super().__init__(transfer, chunk, landing)
         self._next = 0
         self._again: deque[int] = deque()

@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any, Generic, TypeVar
 
 from hearth_proto.reasons import Refusal
-from hearthd.device.session.session import Session
-from hearthd.device.streams.stream_pool import Track
+from hearthd.device.session.session import DeviceSession
+from hearthd.device.streams.stream_pool import PooledStream
 
 T = TypeVar("T")
 
@@ -27,12 +27,14 @@ FEW = 64
 """So many are given back at once."""
 
 
-class Clearing(Generic[T]):
+class FreeQueue(Generic[T]):
     """Some things. `give` gives one back, on the track that `home` names, if any."""
 
     __slots__ = ("_give", "_home", "_left", "_then", "failure", "over")
 
-    def __init__(self, things: Iterable[T], home: Callable[[T], Track | None], give: Callable[[T], None]) -> None:
+    def __init__(
+        self, things: Iterable[T], home: Callable[[T], PooledStream | None], give: Callable[[T], None]
+    ) -> None:
         self._left = deque(things)  # each is dropped when it has been given back, not all of them together
         self._home = home
         self._give = give
@@ -79,33 +81,37 @@ class Clearing(Generic[T]):
             callback()
 
 
-class Clearance:
+class DeferredFree:
     """Belongs to the device-handle thread."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._lines: dict[Session, deque[Clearing[Any]]] = {}
+        self._lines: dict[DeviceSession, deque[FreeQueue[Any]]] = {}
 
     def begin(
-        self, session: Session, things: Collection[T], home: Callable[[T], Track | None], give: Callable[[T], None]
-    ) -> Clearing[T]:
+        self,
+        session: DeviceSession,
+        things: Collection[T],
+        home: Callable[[T], PooledStream | None],
+        give: Callable[[T], None],
+    ) -> FreeQueue[T]:
         """Gives them back, behind what the session is giving back already; few at once."""
-        clearing = Clearing(things, home, give)
+        clearing = FreeQueue(things, home, give)
         if len(things) > FEW or not clearing.advance(FEW, heed=False):
             self._lines.setdefault(session, deque()).append(clearing)
         return clearing
 
-    def latest(self, session: Session) -> Clearing[Any] | None:
+    def latest(self, session: DeviceSession) -> FreeQueue[Any] | None:
         """The last of what the session is giving back; None: it is all given back."""
         line = self._lines.get(session)
         return line[-1] if line else None
 
-    def blocked(self, session: Session) -> bool:
+    def blocked(self, session: DeviceSession) -> bool:
         """Whether what it gives back waits for the device, which does not come further."""
         line = self._lines.get(session)
         return line is not None and line[0].blocked
 
-    def after(self, session: Session, callback: Callable[[], None]) -> None:
+    def after(self, session: DeviceSession, callback: Callable[[], None]) -> None:
         """`callback` when all that the session is giving back now is given back; at once where that is nothing."""
         latest = self.latest(session)
         if latest is None:
@@ -161,7 +167,7 @@ class Clearance:
             if not advanced:
                 return
 
-    def _rotate(self, session: Session) -> None:
+    def _rotate(self, session: DeviceSession) -> None:
         """Whoever was last stands behind the others the next time."""
         line = self._lines.pop(session, None)
         if line is not None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from hearthd.device.backend.resources import SharedMemory
 from hearthd.device.memory.reservations import Reservation, Reservations
 from hearthd.device.session.buffer import Buffer
-from hearthd.device.session.session import Session
+from hearthd.device.session.session import DeviceSession
 from hearthd.device.streams.ordering import Usage
 
 
@@ -26,20 +26,20 @@ class _Nothing:
 NOTHING: SharedMemory = _Nothing()
 
 
-class Place(ABC):
+class SharedAllocation(ABC):
     """`usage` is that of every buffer in it, so that all sessions of the process are ordered against each other."""
 
-    def __init__(self, address: int, size: int, usage: Usage, bearer: Session | None) -> None:
+    def __init__(self, address: int, size: int, usage: Usage, bearer: DeviceSession | None) -> None:
         self.address = address
         self.size = size
         self.usage = usage
         self.bearer = bearer
         """The session that it counts with; None: it counts with another process."""
-        self.holders: dict[object, Session] = {}
+        self.holders: dict[object, DeviceSession] = {}
         """Oldest first."""
         self.number = 0
         """Of the publication."""
-        self.on_leave: Callable[[Place, object], None] = lambda place, holder: None
+        self.on_leave: Callable[[SharedAllocation, object], None] = lambda place, holder: None
         """Told of each holder that has let go, before the memory goes back with the last one."""
 
     @property
@@ -47,7 +47,7 @@ class Place(ABC):
         """The memory, where other processes can map it."""
         return None
 
-    def join(self, holder: object, session: Session) -> None:
+    def join(self, holder: object, session: DeviceSession) -> None:
         self.holders[holder] = session
 
     def leave(self, holder: object) -> None:
@@ -57,7 +57,7 @@ class Place(ABC):
         if not self.holders:
             self._release()
 
-    def move(self, holder: object, to: Place) -> None:
+    def move(self, holder: object, to: SharedAllocation) -> None:
         """The holder has the same contents in another place from now on."""
         to.join(holder, self.holders[holder])
         self._drop(holder)
@@ -72,22 +72,24 @@ class Place(ABC):
             self._count(self.bearer, 1)
 
     @abstractmethod
-    def _count(self, session: Session, sign: int) -> None:
+    def _count(self, session: DeviceSession, sign: int) -> None:
         """The memory counts with the session from now on, or, with -1, not any more."""
 
     @abstractmethod
     def _release(self) -> None: ...
 
 
-class PoolPlace(Place):
+class PoolAllocation(SharedAllocation):
     """A buffer's part of a reservation."""
 
-    def __init__(self, reservations: Reservations, reservation: Reservation, session: Session, buffer: Buffer) -> None:
+    def __init__(
+        self, reservations: Reservations, reservation: Reservation, session: DeviceSession, buffer: Buffer
+    ) -> None:
         super().__init__(buffer.address, buffer.size, buffer.usage, session)
         self._reservations = reservations
         self._reservation = reservation
 
-    def _count(self, session: Session, sign: int) -> None:
+    def _count(self, session: DeviceSession, sign: int) -> None:
         session.allocations += sign
         session.bytes_in_use += sign * self.size
         session.bytes_peak = max(session.bytes_peak, session.bytes_in_use)
@@ -104,7 +106,7 @@ class PoolPlace(Place):
         self._reservations.give(self.bearer, self._reservation, part)
 
 
-class MappedPlace(Place):
+class MappedAllocation(SharedAllocation):
     """Memory that other processes map as well. `release` gives it back, once nothing uses it any more."""
 
     def __init__(
@@ -112,8 +114,8 @@ class MappedPlace(Place):
         reservations: Reservations,
         memory: SharedMemory,
         size: int,
-        bearer: Session | None,
-        release: Callable[[MappedPlace], None],
+        bearer: DeviceSession | None,
+        release: Callable[[MappedAllocation], None],
     ) -> None:
         super().__init__(memory.address, size, Usage(), bearer)
         self._reservations = reservations
@@ -132,7 +134,7 @@ class MappedPlace(Place):
             self.bearer = next(iter(self.holders.values()))
             self._count(self.bearer, 1)
 
-    def _count(self, session: Session, sign: int) -> None:
+    def _count(self, session: DeviceSession, sign: int) -> None:
         session.allocations += sign
         session.bytes_in_use += sign * self.size
         session.bytes_reserved += sign * self._memory.reserved
@@ -145,7 +147,7 @@ class MappedPlace(Place):
         self._give_back(self)
 
 
-class LentPlace(MappedPlace):
+class LentAllocation(MappedAllocation):
     """Memory that another process on this host was given, to read and to write, by the session whose it is. It is not
     handed on to anybody else: that it was given cannot be taken back."""
 

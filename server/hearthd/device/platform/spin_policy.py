@@ -24,7 +24,7 @@ _PART = 8
 """A sleep is so small a part of what has been waited already."""
 
 
-class Spinning:
+class SpinPolicy:
     """What is awaited, as if it were one thing: of a row, what comes next comes as soon again."""
 
     __slots__ = ("_most", "_patience", "_since")

@@ -24,7 +24,7 @@ THOROUGH = 16
 """Every so many full collections look at what was put out of sight, too."""
 
 
-class Collector:
+class GarbageCollector:
     """Belongs to the device-handle thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -7,7 +7,7 @@ import time
 from hearthd.device.outbox import Outbox
 from hearthd.device.platform.event_loop import EXPECTED_S, Loop
 from hearthd.device.process.executor import Executor
-from hearthd.device.streams.stream_pool import Tracks
+from hearthd.device.streams.stream_pool import StreamPool
 
 HASTY = 8
 """Turns in a row that may leave undone what nobody waits for."""
@@ -22,10 +22,10 @@ LOOKS = 4
 """So often the device is asked before the sockets are looked at, which takes as long as to ask it."""
 
 
-class Haste:
+class IdlePolicy:
     """Belongs to the device-handle thread."""
 
-    def __init__(self, executor: Executor, tracks: Tracks, outbox: Outbox, loop: Loop) -> None:
+    def __init__(self, executor: Executor, tracks: StreamPool, outbox: Outbox, loop: Loop) -> None:
         self._executor = executor
         self._tracks = tracks
         self._outbox = outbox

@@ -23,7 +23,7 @@ Answered = Callable[[bool], None]
 """Told whether more was granted."""
 
 
-class Grants:
+class ProcessGrants:
     """Belongs to the device-handle thread."""
 
     def __init__(self, spec: DeviceSpec, server: ComputeServer, outbox: Outbox) -> None:
@@ -135,10 +135,10 @@ class Grants:
                 self._request()
 
 
-class Plea:
+class MemoryRequest:
     """One allocation's requests to the front: again and again while it is granted more, not once it was denied."""
 
-    def __init__(self, grants: Grants, wake: Callable[[], None]) -> None:
+    def __init__(self, grants: ProcessGrants, wake: Callable[[], None]) -> None:
         self._grants = grants
         self._wake = wake
         self._waits = False

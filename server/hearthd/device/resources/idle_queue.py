@@ -28,7 +28,7 @@ FIRST_S = 0.020
 LONGEST_S = 5.0
 
 
-class Place(Generic[J]):
+class IdleWaiter(Generic[J]):
     """One that waits, since `since`. `limited`: somebody waits for it, though not for ever."""
 
     __slots__ = ("excused", "job", "limited", "since", "told", "urgent")
@@ -44,13 +44,13 @@ class Place(Generic[J]):
         """Whether the log has been."""
 
 
-class RestLine(Generic[J]):
+class IdleQueue(Generic[J]):
     """All of them, the first that came first."""
 
     def __init__(self) -> None:
-        self._all: dict[Place[J], None] = {}
-        self._urgent: dict[Place[J], None] = {}
-        self._limited: dict[Place[J], None] = {}
+        self._all: dict[IdleWaiter[J], None] = {}
+        self._urgent: dict[IdleWaiter[J], None] = {}
+        self._limited: dict[IdleWaiter[J], None] = {}
         self._crowded: float | None = None
         """Since when there have been too many that nobody waits for."""
         self.since: float | None = None
@@ -60,7 +60,7 @@ class RestLine(Generic[J]):
         return len(self._all)
 
     @property
-    def first(self) -> Place[J] | None:
+    def first(self) -> IdleWaiter[J] | None:
         return next(iter(self._all), None)
 
     @property
@@ -72,9 +72,9 @@ class RestLine(Generic[J]):
         """Seconds that the one of them has waited which came first; 0: there is none."""
         return max(0.0, now - first.since) if (first := next(iter(self._limited), None)) is not None else 0.0
 
-    def add(self, job: J, now: float, *, urgent: bool, limited: bool = False) -> Place[J]:
+    def add(self, job: J, now: float, *, urgent: bool, limited: bool = False) -> IdleWaiter[J]:
         """One more. `limited`: a load, which is urgent always."""
-        place = Place(job, now, urgent or limited, limited)
+        place = IdleWaiter(job, now, urgent or limited, limited)
         self._all[place] = None
         if place.urgent:
             self._urgent[place] = None
@@ -85,7 +85,7 @@ class RestLine(Generic[J]):
         self._reckon()
         return place
 
-    def drop(self, place: Place[J]) -> bool:
+    def drop(self, place: IdleWaiter[J]) -> bool:
         """It waits no more; False: it had not been waiting."""
         if place not in self._all:
             return False
@@ -105,18 +105,18 @@ class RestLine(Generic[J]):
 
     # ---- loads ----
 
-    def expired(self, now: float, limit: float) -> list[Place[J]]:
+    def expired(self, now: float, limit: float) -> list[IdleWaiter[J]]:
         """Loads that have waited for `limit` seconds and are not excused; 0: they may wait for ever."""
         return [place for place in self._waited(now, limit or math.inf) if now >= place.excused]
 
-    def untold(self, now: float) -> list[Place[J]]:
+    def untold(self, now: float) -> list[IdleWaiter[J]]:
         """Loads that have waited for long, each named here once."""
         found = [place for place in self._waited(now, TELL_S) if not place.told]
         for place in found:
             place.told = True
         return found
 
-    def _waited(self, now: float, seconds: float) -> Iterator[Place[J]]:
+    def _waited(self, now: float, seconds: float) -> Iterator[IdleWaiter[J]]:
         for place in self._limited:
             if now < place.since + seconds:
                 return

@@ -18,12 +18,12 @@ from typing import NamedTuple
 
 from hearth_proto.reasons import Refusal
 from hearthd.device.backend.server import ComputeServer
-from hearthd.device.platform.log import Journal
+from hearthd.device.platform.log import ProcessLog
 from hearthd.device.platform.spin_policy import sooner
-from hearthd.device.resources.idle_queue import Place, RestLine, holding
+from hearthd.device.resources.idle_queue import IdleQueue, IdleWaiter, holding
 from hearthd.device.resources.running import AGAIN_S, running, unrested
-from hearthd.device.session.session import Session
-from hearthd.device.streams.stream_pool import NAMED, Tracks
+from hearthd.device.session.session import DeviceSession
+from hearthd.device.streams.stream_pool import NAMED, StreamPool
 
 Job = Callable[[], None]
 
@@ -31,34 +31,34 @@ BESIDE_S = 2.0
 """How long launches are held back, at most, for what another thread does while the device rests."""
 
 
-class Load(NamedTuple):
+class PendingLoad(NamedTuple):
     """What somebody waits for: who, what, and how to tell that it will not be done."""
 
-    session: Session
+    session: DeviceSession
     what: str
     refuse: Callable[[Refusal], None]
 
 
-class Task(NamedTuple):
+class IdleTask(NamedTuple):
     run: Job
-    load: Load | None = None
+    load: PendingLoad | None = None
     """None: nobody waits for it."""
 
 
-Waiting = Place[Task]
+Waiting = IdleWaiter[IdleTask]
 """A job that waits."""
 
 
-class Quiet:
+class IdleWork:
     """Belongs to the device-handle thread. `kick`: launches are let through again. `limit`: seconds that a load may
     wait; 0: for ever."""
 
     def __init__(
         self,
         server: ComputeServer,
-        tracks: Tracks,
+        tracks: StreamPool,
         kick: Callable[[], None],
-        journal: Journal,
+        journal: ProcessLog,
         limit: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -70,7 +70,7 @@ class Quiet:
         self._clock = clock
         self.tenant_of: Callable[[str], str | None] = lambda _session: None
         """Of a session by its id; None: it is not known."""
-        self._line: RestLine[Task] = RestLine()
+        self._line: IdleQueue[IdleTask] = IdleQueue()
         self._asked = False
         self._ends = 0
         """How often all that the device had been given before has ended, while somebody waited for that."""
@@ -99,14 +99,14 @@ class Quiet:
 
         Launches are held back in turns for what is urgent.
         """
-        self._add(Task(job), urgent)
+        self._add(IdleTask(job), urgent)
 
-    def load(self, session: Session, what: str, job: Job, refuse: Callable[[Refusal], None]) -> Waiting | None:
+    def load(self, session: DeviceSession, what: str, job: Job, refuse: Callable[[Refusal], None]) -> Waiting | None:
         """`job`, which is urgent, as `run` has it; or else `refuse(why)`, when it has waited for as long as it may.
 
         None: it was done at once. What waits can be taken back by `drop`. `what`: it, in the refusal's words.
         """
-        return self._add(Task(job, Load(session, what, refuse)), urgent=True)
+        return self._add(IdleTask(job, PendingLoad(session, what, refuse)), urgent=True)
 
     def hopeful(self) -> Callable[[], bool]:
         """For what is refused now: whether it is worth another try by then. What kept the device from resting has
@@ -119,7 +119,7 @@ class Quiet:
         if self._line.drop(waiting):
             self._let_through()
 
-    def _add(self, task: Task, urgent: bool) -> Waiting | None:
+    def _add(self, task: IdleTask, urgent: bool) -> Waiting | None:
         if not self._server.loading_waits or (not self._line and self._idle()):
             task.run()
             return None

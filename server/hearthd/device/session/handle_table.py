@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.session.replay_cache import Recall
+from hearthd.device.session.replay_cache import ReplayCache
 
 T = TypeVar("T")
 
@@ -15,17 +15,17 @@ REFUSED = 1024
 """Handles of one kind that were never made and whose reason is known; the oldest are forgotten first."""
 
 
-class Table(Generic[T]):
+class HandleTable(Generic[T]):
     """Objects of one kind by handle."""
 
-    def __init__(self, kind: str, recall: Recall[Any] | None = None) -> None:
+    def __init__(self, kind: str, recall: ReplayCache[Any] | None = None) -> None:
         """`recall`: launches that name such objects."""
         self.kind = kind
         self._recall = recall
         self.items: dict[int, T] = {}
         self.bound = sys.maxsize
         """Handles that there may be before `extend` is asked."""
-        self.extend: Callable[[Table[Any], int], int] = lambda table, more: sys.maxsize
+        self.extend: Callable[[HandleTable[Any], int], int] = lambda table, more: sys.maxsize
         """The next bound, so many handles `more` at least. Raises Refusal(QUOTA_EXCEEDED)."""
         self.get = self.items.get
         self._refused: dict[int, Refusal] = {}

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.module import ModuleEntry
-from hearthd.device.session.session import Session
+from hearthd.device.session.session import DeviceSession
 from hearthd.device.streams.ordering import Usage
 
 
@@ -27,14 +27,14 @@ class Keeper(Protocol):
     """Keeps buffers: `hearthd.device.memory.commands.MemoryCommands`."""
 
     def hold(self, buffer: Buffer) -> None: ...
-    def let_go(self, session: Session, buffer: Buffer) -> None: ...
+    def let_go(self, session: DeviceSession, buffer: Buffer) -> None: ...
 
 
 class ModuleKeeper(Protocol):
     """Keeps modules: `hearthd.device.launch.module_commands.ModuleCommands`."""
 
     def hold(self, entry: ModuleEntry) -> None: ...
-    def let_go(self, session: Session, entry: ModuleEntry) -> None: ...
+    def let_go(self, session: DeviceSession, entry: ModuleEntry) -> None: ...
 
 
 class Keepers(NamedTuple):
@@ -75,7 +75,7 @@ class Summary:
 class Holdings:
     """The uses of a sequence, held from `add` to `release`."""
 
-    def __init__(self, session: Session, keepers: Keepers) -> None:
+    def __init__(self, session: DeviceSession, keepers: Keepers) -> None:
         self._session = session
         self._keepers = keepers
         self._uses: list[Uses] = []

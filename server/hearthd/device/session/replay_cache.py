@@ -20,7 +20,7 @@ PAUSE = 64
 """Runs of records without looking up; then it is tried again."""
 
 
-class Recall(Generic[T]):
+class ReplayCache(Generic[T]):
     """What is known of records. `forget` whenever a handle that a record may name dies or goes bad."""
 
     __slots__ = ("_credit", "_pause", "known")

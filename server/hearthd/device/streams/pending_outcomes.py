@@ -10,18 +10,18 @@ from collections.abc import Callable, Collection, Hashable, Iterable
 from typing import Protocol
 
 from hearthd.device.streams.ordering import Usage
-from hearthd.device.streams.stream_errors import Failure
+from hearthd.device.streams.stream_errors import StreamFailure
 
 Callback = Callable[[], None]
 
 
-class Verdict(Protocol):
+class PendingOutcome(Protocol):
     """How a collective ends that has been launched: known later than when the device has done with it."""
 
     @property
     def over(self) -> bool: ...
     @property
-    def failure(self) -> Failure | None: ...
+    def failure(self) -> StreamFailure | None: ...
     @property
     def row(self) -> Hashable:
         """Verdicts of one row, a communicator's, are given in the order of `place`: one that ended well says so of all
@@ -35,16 +35,16 @@ class Verdict(Protocol):
         ...
 
 
-class Doubts:
+class PendingOutcomes:
     """Which contents stand behind which collectives. Device-handle thread."""
 
     __slots__ = ("open",)
 
     def __init__(self) -> None:
-        self.open: dict[Verdict, None] = {}
+        self.open: dict[PendingOutcome, None] = {}
         """Collectives of which nobody knows yet how they end."""
 
-    def about(self, usage: Usage) -> list[Verdict]:
+    def about(self, usage: Usage) -> list[PendingOutcome]:
         """Those that a buffer's contents stand behind, as far as they have been given to the device."""
         if not (usage.behind and self.open):
             return []
@@ -52,7 +52,7 @@ class Doubts:
 
     def spread(self, writes: Collection[Usage], reads: Collection[Usage]) -> None:
         """A command writes and reads these: what it makes stands behind all that its buffers stood behind."""
-        found: dict[Hashable, Verdict] = {}
+        found: dict[Hashable, PendingOutcome] = {}
         for usages in (writes, reads):
             for usage in usages:
                 for each in self.about(usage):
@@ -62,7 +62,7 @@ class Doubts:
         for usage in writes:
             usage.behind = tuple(found.values())
 
-    def launched(self, verdict: Verdict, writes: Iterable[Usage]) -> None:
+    def launched(self, verdict: PendingOutcome, writes: Iterable[Usage]) -> None:
         """A collective writes these from now on."""
         self.open[verdict] = None
         for usage in writes:
@@ -75,7 +75,7 @@ class Doubts:
         return both(verdicts, callback) if verdicts else callback
 
 
-def both(verdicts: Iterable[Verdict], callback: Callback) -> Callback:
+def both(verdicts: Iterable[PendingOutcome], callback: Callback) -> Callback:
     """`callback` when what this returns has been called, and it is known how each of them ended.
 
     Of those who stand behind the same things, whoever asks first is told first: errors surface in a stream's order.

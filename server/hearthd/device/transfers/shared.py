@@ -9,19 +9,19 @@ from collections.abc import Callable
 from functools import partial
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.flows.segment import Place
+from hearthd.device.flows.segment import SegmentRange
 from hearthd.device.flows.segment_policy import step
-from hearthd.device.flows.transfer import Download, Upload
+from hearthd.device.flows.transfer import DownloadFlow, UploadFlow
 from hearthd.device.operation import Origin
 from hearthd.device.session.buffer import Buffer
-from hearthd.device.session.session import Session
-from hearthd.device.streams.pending_outcomes import Verdict, both
-from hearthd.device.transfers.staged import Direct, refused_read
+from hearthd.device.session.session import DeviceSession
+from hearthd.device.streams.pending_outcomes import PendingOutcome, both
+from hearthd.device.transfers.staged import DirectCopies, refused_read
 from hearthd.device.transfers.state import Bulk, Move, announced, another_way, check_live
 
 
 class _Placed(Bulk):
-    def _leave(self, origin: Origin, place: Place, given: bool) -> None:
+    def _leave(self, origin: Origin, place: SegmentRange, given: bool) -> None:
         """Behind what the device has been given of it, the memory is held no more."""
         if given and place.segment.pinned:
             self._device.tracks.on_complete(origin.stream.track, place.segment.drop)
@@ -32,10 +32,10 @@ class _Placed(Bulk):
 class PlacedUploads(_Placed):
     """Bytes on their way in."""
 
-    def place_upload(self, session: Session, transfer: int, place: Place) -> None:
+    def place_upload(self, session: DeviceSession, transfer: int, place: SegmentRange) -> None:
         """They lie there, and stay as they are until the command is answered. Raises Refusal."""
         check_live(session, transfer, session.downloads)
-        upload = announced(session.uploads, transfer, Upload, "Write")
+        upload = announced(session.uploads, transfer, UploadFlow, "Write")
         if upload.placed is not None or upload.striped is not None or upload.chunks or upload.written or upload.ended:
             raise another_way(transfer)
         upload.placed = place
@@ -43,7 +43,7 @@ class PlacedUploads(_Placed):
         self._device.kick(session)
 
     def _receive_placed(
-        self, origin: Origin, upload: Upload, place: Place, size: int, put: Move, direct: Direct | None
+        self, origin: Origin, upload: UploadFlow, place: SegmentRange, size: int, put: Move, direct: DirectCopies | None
     ) -> bool:
         """As `receive`."""
         if upload.error is not None:
@@ -74,10 +74,10 @@ class PlacedUploads(_Placed):
 class PlacedDownloads(_Placed):
     """Bytes on their way out."""
 
-    def place_download(self, session: Session, transfer: int, place: Place) -> None:
+    def place_download(self, session: DeviceSession, transfer: int, place: SegmentRange) -> None:
         """They go there; the client looks when the command is answered. Raises Refusal."""
         check_live(session, transfer, session.uploads)
-        download = announced(session.downloads, transfer, Download, "Read")
+        download = announced(session.downloads, transfer, DownloadFlow, "Read")
         if download.placed is not None or download.striped is not None or download.open:
             raise another_way(transfer)
         download.placed = place
@@ -88,12 +88,12 @@ class PlacedDownloads(_Placed):
         self,
         origin: Origin,
         transfer: int,
-        download: Download,
-        place: Place,
+        download: DownloadFlow,
+        place: SegmentRange,
         size: int,
         take: Move,
         sent: Callable[[], None],
-        direct: Direct | None,
+        direct: DirectCopies | None,
         buffer: Buffer | None,
     ) -> bool:
         """As `send`."""
@@ -138,13 +138,13 @@ class PlacedDownloads(_Placed):
         return True
 
 
-def _look(origin: Origin, buffer: Buffer, verdicts: dict[Verdict, None], sent: Callable[[], None]) -> None:
+def _look(origin: Origin, buffer: Buffer, verdicts: dict[PendingOutcome, None], sent: Callable[[], None]) -> None:
     """The bytes are there, and it is known how the collectives ended that they hung on."""
     if not refused_read(origin, buffer, verdicts):
         sent()
 
 
-def _check_size(origin: Origin, what: str, place: Place, size: int) -> None:
+def _check_size(origin: Origin, what: str, place: SegmentRange, size: int) -> None:
     """Raises Refusal(OUT_OF_BOUNDS) for a place of another size than the command's bytes."""
     if place.size != size:
         raise Refusal(

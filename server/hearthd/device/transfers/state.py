@@ -8,12 +8,12 @@ from typing import TypeVar
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.resources import HostBuffer
-from hearthd.device.context import Device
-from hearthd.device.flows.stripe_window import Landing
-from hearthd.device.flows.transfer import Download, Upload
+from hearthd.device.context import DeviceContext
+from hearthd.device.flows.stripe_window import StripeStaging
+from hearthd.device.flows.transfer import DownloadFlow, UploadFlow
 from hearthd.device.operation import Origin
-from hearthd.device.session.session import Session
-from hearthd.device.transfers.staged import Copies, Direct
+from hearthd.device.session.session import DeviceSession
+from hearthd.device.transfers.staged import DirectCopies, StagedCopies
 
 MAX_UNCLAIMED = 64
 """Uploads of one session whose Write has not come yet."""
@@ -22,7 +22,7 @@ MAX_ANNOUNCED = 1024
 """The same of those that were announced on stripes, or placed in shared memory, which often overtakes the command; they
 bring nothing before it. Downloads and their Read likewise."""
 
-Flow = TypeVar("Flow", Upload, Download)
+Flow = TypeVar("Flow", UploadFlow, DownloadFlow)
 
 Move = Callable[[HostBuffer, int, int], None]
 """Copies (size bytes) between a host buffer and the device, from the transfer's byte (second argument) on."""
@@ -31,24 +31,24 @@ Move = Callable[[HostBuffer, int, int], None]
 class Bulk:
     """One way of a device process's bulk side. Device-handle thread."""
 
-    def __init__(self, device: Device, copies: Copies) -> None:
+    def __init__(self, device: DeviceContext, copies: StagedCopies) -> None:
         self._device = device
         self._copies = copies
         staging = device.staging
-        self.landing = Landing(device.spec.staging_bytes // 2, staging.release, lambda: device.kick(None))
+        self.landing = StripeStaging(device.spec.staging_bytes // 2, staging.release, lambda: device.kick(None))
         """Staging memory that stripes have."""
 
-    def _host(self, origin: Origin, size: int, direct: Direct | None) -> HostBuffer | None:
+    def _host(self, origin: Origin, size: int, direct: DirectCopies | None) -> HostBuffer | None:
         """Host memory for a chunk, or None: wait, or do without it."""
         if direct is None:
             return self._device.staging.acquire(size, origin.session)
         return None if direct.asked else self._device.staging.find(size, origin.session)
 
-    def _without(self, size: int, direct: Direct) -> bool:
+    def _without(self, size: int, direct: DirectCopies) -> bool:
         """Whether a chunk has to do without."""
         return direct.asked or self._device.staging.refusal(size) is not None
 
-    def give_up(self, session: Session, transfer: int, refusal: Refusal) -> None:
+    def give_up(self, session: DeviceSession, transfer: int, refusal: Refusal) -> None:
         """Ends a transfer before its last byte; whoever is on its other side is told why."""
         flow = session.uploads.pop(transfer, None) or session.downloads.pop(transfer, None)
         session.over.add(transfer)
@@ -60,7 +60,7 @@ class Bulk:
         self._device.outbox.put(Kind.ABORT, payload, channel=session.channel, id=transfer)
 
 
-def check_live(session: Session, transfer: int, other_way: Container[int]) -> None:
+def check_live(session: DeviceSession, transfer: int, other_way: Container[int]) -> None:
     """Raises Refusal(TRANSFER_ABORTED) for a number that is over, Refusal(HANDLE_IN_USE) for one of the other way."""
     if transfer in session.over:
         raise Refusal(
@@ -76,7 +76,7 @@ def check_live(session: Session, transfer: int, other_way: Container[int]) -> No
         )
 
 
-def claim(flow: Upload | Download, transfer: int, what: str) -> None:
+def claim(flow: UploadFlow | DownloadFlow, transfer: int, what: str) -> None:
     """It is the `what`'s from now on. Raises Refusal(HANDLE_IN_USE) where it is another's."""
     if flow.claimed:
         raise Refusal(
@@ -98,7 +98,7 @@ def announced(flows: dict[int, Flow], transfer: int, make: type[Flow], command: 
     return flow
 
 
-def unclaimed(flows: Mapping[int, Upload] | Mapping[int, Download]) -> int:
+def unclaimed(flows: Mapping[int, UploadFlow] | Mapping[int, DownloadFlow]) -> int:
     """How many wait for their command."""
     return sum(not flow.claimed for flow in flows.values())
 

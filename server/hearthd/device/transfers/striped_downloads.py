@@ -8,13 +8,13 @@ from functools import partial
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.resources import HostBuffer
 from hearthd.device.flows.stripe_state import StripedDownload, StripeLike
-from hearthd.device.flows.stripe_window import Loose
-from hearthd.device.flows.transfer import Download
+from hearthd.device.flows.stripe_window import UnpinnedSlot
+from hearthd.device.flows.transfer import DownloadFlow
 from hearthd.device.operation import Origin
 from hearthd.device.session.buffer import Buffer
-from hearthd.device.session.session import Session
-from hearthd.device.streams.pending_outcomes import Verdict, both
-from hearthd.device.transfers.staged import Direct, refused_read
+from hearthd.device.session.session import DeviceSession
+from hearthd.device.streams.pending_outcomes import PendingOutcome, both
+from hearthd.device.transfers.staged import DirectCopies, refused_read
 from hearthd.device.transfers.state import Bulk, Move, announced, another_way, check_live
 from hearthd.device.transfers.striped_uploads import check_chunk, check_same
 
@@ -22,11 +22,11 @@ from hearthd.device.transfers.striped_uploads import check_chunk, check_same
 class StripedDownloads(Bulk):
     """Bytes on their way out, in any order."""
 
-    def stripe_download(self, session: Session, transfer: int, chunk: int, stripe: StripeLike) -> None:
+    def stripe_download(self, session: DeviceSession, transfer: int, chunk: int, stripe: StripeLike) -> None:
         """The client takes it over this stripe, among others. Raises Refusal."""
         check_live(session, transfer, session.uploads)
         check_chunk(chunk)
-        download = announced(session.downloads, transfer, Download, "Read")
+        download = announced(session.downloads, transfer, DownloadFlow, "Read")
         if download.striped is None:
             if download.open:
                 raise another_way(transfer)
@@ -35,7 +35,7 @@ class StripedDownloads(Bulk):
         download.striped.join(stripe)
         self._device.kick(session)
 
-    def taken(self, session: Session, transfer: int, stripe: StripeLike, offset: int) -> None:
+    def taken(self, session: DeviceSession, transfer: int, stripe: StripeLike, offset: int) -> None:
         """The client has a chunk. Raises ValueError for one that it was not sent."""
         download = session.downloads.get(transfer)
         if download is not None and download.striped is not None:
@@ -43,7 +43,7 @@ class StripedDownloads(Bulk):
             if download.striped.done:
                 self._device.kick(session)
 
-    def gone(self, session: Session, transfer: int, stripe: StripeLike, seconds: float) -> None:
+    def gone(self, session: DeviceSession, transfer: int, stripe: StripeLike, seconds: float) -> None:
         """A chunk is out, and its memory free."""
         download = session.downloads.get(transfer)
         if download is not None and download.striped is not None:
@@ -54,11 +54,11 @@ class StripedDownloads(Bulk):
         self,
         origin: Origin,
         transfer: int,
-        download: Download,
+        download: DownloadFlow,
         striped: StripedDownload,
         size: int,
         take: Move,
-        direct: Direct | None,
+        direct: DirectCopies | None,
         buffer: Buffer | None,
     ) -> bool:
         """As `send`; but it stays until the client has all of it: what a broken stripe had is fetched again."""
@@ -76,7 +76,7 @@ class StripedDownloads(Bulk):
                 data = direct.read(at, part) if direct is not None and self._without(part, direct) else None
                 if data is None:
                     return False
-                host = Loose(part)
+                host = UnpinnedSlot(part)
                 host.view[:] = data
                 striped.issue(stripe, host)
                 striped.fetched(stripe, index, host)
@@ -103,9 +103,9 @@ class StripedDownloads(Bulk):
         self,
         origin: Origin,
         transfer: int,
-        download: Download,
+        download: DownloadFlow,
         buffer: Buffer,
-        verdicts: Sequence[Verdict],
+        verdicts: Sequence[PendingOutcome],
         host: HostBuffer,
         release: Callable[[HostBuffer], None],
         arrived: Callable[[], None],

@@ -6,18 +6,18 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.stripes import MIN_CHUNK, taken
 from hearthd.device.backend.resources import HostBuffer
 from hearthd.device.flows.stripe_state import StripedUpload, StripeLike
-from hearthd.device.flows.stripe_window import Loose
-from hearthd.device.flows.transfer import Upload
+from hearthd.device.flows.stripe_window import UnpinnedSlot
+from hearthd.device.flows.transfer import UploadFlow
 from hearthd.device.operation import Origin
-from hearthd.device.session.session import Session
-from hearthd.device.transfers.staged import Direct
+from hearthd.device.session.session import DeviceSession
+from hearthd.device.transfers.staged import DirectCopies
 from hearthd.device.transfers.state import Bulk, Move, announced, another_way, check_live
 
 
 class StripedUploads(Bulk):
     """Bytes on their way in, in any order."""
 
-    def stripe_upload(self, session: Session, transfer: int, chunk: int, stripe: StripeLike) -> None:
+    def stripe_upload(self, session: DeviceSession, transfer: int, chunk: int, stripe: StripeLike) -> None:
         """The client will send it over this stripe, among others. Raises Refusal."""
         size = session.over.uploaded(transfer)
         if size is not None:  # what said so was lost with the stripes that brought it
@@ -25,7 +25,7 @@ class StripedUploads(Bulk):
             return
         check_live(session, transfer, session.downloads)
         check_chunk(chunk)
-        upload = announced(session.uploads, transfer, Upload, "Write")
+        upload = announced(session.uploads, transfer, UploadFlow, "Write")
         if upload.striped is None:
             if upload.chunks or upload.written or upload.ended:
                 raise another_way(transfer)
@@ -36,7 +36,7 @@ class StripedUploads(Bulk):
 
     def landed(
         self,
-        session: Session,
+        session: DeviceSession,
         transfer: int,
         stripe: StripeLike,
         offset: int,
@@ -58,7 +58,13 @@ class StripedUploads(Bulk):
         return True
 
     def _receive_striped(
-        self, origin: Origin, upload: Upload, striped: StripedUpload, size: int, put: Move, direct: Direct | None
+        self,
+        origin: Origin,
+        upload: UploadFlow,
+        striped: StripedUpload,
+        size: int,
+        put: Move,
+        direct: DirectCopies | None,
     ) -> bool:
         """As `receive`, of what has come; lends memory for what has not."""
         striped.begin(size)
@@ -66,7 +72,7 @@ class StripedUploads(Bulk):
             if origin.stream.track.full:
                 return False
             at, host, part = striped.landed[0]
-            if isinstance(host, Loose):
+            if isinstance(host, UnpinnedSlot):
                 if not self._put_loose(origin, host.view[:part], at, put, direct):
                     return False
                 striped.landed.popleft()
@@ -86,11 +92,11 @@ class StripedUploads(Bulk):
             if memory is None:
                 if direct is None or not self._without(striped.chunk, direct):
                     break
-                memory = Loose(striped.chunk)
+                memory = UnpinnedSlot(striped.chunk)
             striped.grant(stripe, memory)
         return False
 
-    def _put_loose(self, origin: Origin, data: memoryview, at: int, put: Move, direct: Direct | None) -> bool:
+    def _put_loose(self, origin: Origin, data: memoryview, at: int, put: Move, direct: DirectCopies | None) -> bool:
         """Bytes in ordinary memory; False: not yet."""
         host = self._host(origin, len(data), direct)
         if host is None:

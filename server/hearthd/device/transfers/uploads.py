@@ -15,13 +15,13 @@ from hearth_proto.layouts import Rows
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2, status_pb2
 from hearthd.device.backend.resources import HostBuffer
-from hearthd.device.flows.transfer import Upload
+from hearthd.device.flows.transfer import UploadFlow
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.session.buffer import Buffer
-from hearthd.device.session.session import Session
+from hearthd.device.session.session import DeviceSession
 from hearthd.device.transfers.layout import pieces
 from hearthd.device.transfers.shared import PlacedUploads
-from hearthd.device.transfers.staged import Direct, locate
+from hearthd.device.transfers.staged import DirectCopies, locate
 from hearthd.device.transfers.state import MAX_UNCLAIMED, Move, check_live, claim, too_many, unclaimed
 from hearthd.device.transfers.striped_uploads import StripedUploads
 
@@ -29,7 +29,7 @@ from hearthd.device.transfers.striped_uploads import StripedUploads
 class Uploads(StripedUploads, PlacedUploads):
     """Bytes on their way in."""
 
-    def upload_frame(self, session: Session, frame: Frame) -> None:
+    def upload_frame(self, session: DeviceSession, frame: Frame) -> None:
         upload = session.uploads.get(frame.id)
         if upload is None:
             if frame.id in session.over:
@@ -40,7 +40,7 @@ class Uploads(StripedUploads, PlacedUploads):
             if unclaimed(session.uploads) >= MAX_UNCLAIMED:
                 self.give_up(session, frame.id, too_many(MAX_UNCLAIMED, "uploads", "Write"))
                 return
-            upload = session.uploads[frame.id] = Upload()
+            upload = session.uploads[frame.id] = UploadFlow()
         try:
             data = upload_data(frame.payload)
         except ValueError:
@@ -54,7 +54,7 @@ class Uploads(StripedUploads, PlacedUploads):
             self.give_up(session, frame.id, upload.error)
         self._device.kick(session)
 
-    def upload_aborted(self, session: Session, transfer: int, payload: bytes) -> None:
+    def upload_aborted(self, session: DeviceSession, transfer: int, payload: bytes) -> None:
         if transfer in session.over:
             return
         upload = session.uploads.get(transfer)
@@ -71,11 +71,11 @@ class Uploads(StripedUploads, PlacedUploads):
         )
         self._device.kick(session)
 
-    def expect(self, session: Session, transfer: int, what: str) -> Upload:
+    def expect(self, session: DeviceSession, transfer: int, what: str) -> UploadFlow:
         """The upload of this number, from now on the `what`'s. Raises Refusal(TRANSFER_ABORTED), where it is over, and
         Refusal(HANDLE_IN_USE)."""
         check_live(session, transfer, session.downloads)
-        upload = session.uploads.setdefault(transfer, Upload())
+        upload = session.uploads.setdefault(transfer, UploadFlow())
         claim(upload, transfer, what)
         return upload
 
@@ -87,7 +87,9 @@ class Uploads(StripedUploads, PlacedUploads):
             upload.chunks.appendleft(memoryview(command.data))
         operation = Operation(
             origin,
-            partial(self._write, origin, command, buffer, upload, Direct(self._device, origin, buffer, rows), rows),
+            partial(
+                self._write, origin, command, buffer, upload, DirectCopies(self._device, origin, buffer, rows), rows
+            ),
             writes=(origin.stream, buffer),
             spoils=(buffer,),
         )
@@ -99,8 +101,8 @@ class Uploads(StripedUploads, PlacedUploads):
         origin: Origin,
         command: commands_pb2.Write,
         buffer: Buffer,
-        upload: Upload,
-        direct: Direct,
+        upload: UploadFlow,
+        direct: DirectCopies,
         rows: Rows,
     ) -> bool:
         buffer.check_writable("write")
@@ -121,7 +123,13 @@ class Uploads(StripedUploads, PlacedUploads):
         return True
 
     def receive(
-        self, origin: Origin, transfer: int, upload: Upload, size: int, put: Move, direct: Direct | None = None
+        self,
+        origin: Origin,
+        transfer: int,
+        upload: UploadFlow,
+        size: int,
+        put: Move,
+        direct: DirectCopies | None = None,
     ) -> bool:
         """Gives the chunks that are here to `put`, in the stream's order; whether all `size` bytes have been.
 
@@ -162,7 +170,9 @@ class Uploads(StripedUploads, PlacedUploads):
         upload.unstripe()
         return True
 
-    def _receive_otherwise(self, origin: Origin, upload: Upload, size: int, put: Move, direct: Direct | None) -> bool:
+    def _receive_otherwise(
+        self, origin: Origin, upload: UploadFlow, size: int, put: Move, direct: DirectCopies | None
+    ) -> bool:
         """The same of what lies in shared memory, or comes over stripes; True where neither is so."""
         if upload.placed is not None:
             return self._receive_placed(origin, upload, upload.placed, size, put, direct)
@@ -170,7 +180,7 @@ class Uploads(StripedUploads, PlacedUploads):
             return self._receive_striped(origin, upload, upload.striped, size, put, direct)
         return True
 
-    def _check_not_over(self, origin: Origin, upload: Upload, size: int) -> None:
+    def _check_not_over(self, origin: Origin, upload: UploadFlow, size: int) -> None:
         """Raises what ended it before its last byte."""
         if upload.error is not None:
             raise upload.error
@@ -178,7 +188,7 @@ class Uploads(StripedUploads, PlacedUploads):
             raise self._too_short(origin, upload, size)
 
     @staticmethod
-    def _too_short(origin: Origin, upload: Upload, size: int) -> Refusal:
+    def _too_short(origin: Origin, upload: UploadFlow, size: int) -> Refusal:
         return Refusal(
             Reason.TRANSFER_ABORTED,
             f"the upload ended after {upload.written} bytes; the {origin.name} announced {size}",
@@ -187,7 +197,7 @@ class Uploads(StripedUploads, PlacedUploads):
         )
 
     @staticmethod
-    def _too_long(origin: Origin, upload: Upload, size: int) -> Refusal:
+    def _too_long(origin: Origin, upload: UploadFlow, size: int) -> Refusal:
         received = upload.written + len(upload.chunks[0])
         return Refusal(
             Reason.OUT_OF_BOUNDS,
