@@ -36,7 +36,7 @@ class DeviceContext:
     telemetry: Telemetry
     limits: LaunchLimits
     output: PrintfCapture
-    quiet: IdleWork
+    idle_work: IdleWork
     kick: Callable[[DeviceSession | None], None]
     """Something that a deferred command of the session (None: of any) waits for may have happened."""
     again: Callable[[], None]

@@ -156,7 +156,7 @@ class Origin:
         for profile in self.stream.profiles:
             profile.stretch.add(failure)
         if spoiled:
-            self.session.recall.forget()
+            self.session.replay_cache.forget()
         for buffer in spoiled:
             if poisoned(buffer.failure) is None and buffer.read_only is None:  # what cannot be written is not spoiled
                 buffer.failure = failure
@@ -232,7 +232,7 @@ class Operation:
         try:
             because = self._missing()
             if because is not None and not self.announced:
-                self._let_go(because.cause.refusal)
+                self._release(because.cause.refusal)
                 self.origin.skip(because, self.spoils)
                 return self._finish()
             if not (self._run() if not self.origin.call else self._try()):
@@ -300,10 +300,10 @@ class Operation:
             self._finish()
 
     def _fail(self, refusal: Refusal) -> None:
-        self._let_go(refusal)
+        self._release(refusal)
         self.origin.fail(refusal, self.spoils)
 
-    def _let_go(self, refusal: Refusal) -> None:
+    def _release(self, refusal: Refusal) -> None:
         if self.on_failure is not None:
             self.on_failure(refusal)
 

@@ -199,7 +199,7 @@ class Outbox:
             self._ack = None
             self._parts.append(HEADER.pack(0, ACK, 0, channel, seq))
 
-    def straight(self, lane: LaneSink, seq: int, payload: bytes) -> None:
+    def inline(self, lane: LaneSink, seq: int, payload: bytes) -> None:
         """A response, now, where nothing else has to go before it, with the ack of its batch: the last one that has
         come over this lane, and all before it have been executed."""
         channel = lane.channel

@@ -102,7 +102,7 @@ class Rig:
         """What went to the front beside the answers."""
         self.device = DeviceContext(
             spec=SimpleNamespace(), server=self.server, tracks=self.tracks, staging=None, grants=None, compiler=None,
-            outbox=SimpleNamespace(put=self.put), telemetry=Telemetry(), limits=None, output=None, quiet=None,
+            outbox=SimpleNamespace(put=self.put), telemetry=Telemetry(), limits=None, output=None, idle_work=None,
             kick=lambda session: None,
             again=lambda: None,
         )  # type: ignore[arg-type]  # fmt: skip

@@ -448,7 +448,7 @@ def test_when_all_are_kept_back(monkeypatch: pytest.MonkeyPatch) -> None:
     rig.use(second, [rig.allocate(second)])
     tracks.release(second)
     now[0] = 10.0
-    assert tracks.kept_back == [first, second]
+    assert tracks.withheld == [first, second]
     with pytest.raises(Refusal) as caught:
         tracks.acquire(bounded=True)
     refusal = caught.value
@@ -457,7 +457,7 @@ def test_when_all_are_kept_back(monkeypatch: pytest.MonkeyPatch) -> None:
     third = tracks.acquire()
     assert third not in (first, second), "a session gets its first stream always"
     rig.finish()
-    assert tracks.kept_back == [] and tracks.acquire(bounded=True) is second
+    assert tracks.withheld == [] and tracks.acquire(bounded=True) is second
 
 
 def test_work_that_does_not_end_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,7 @@ class LaneError(Exception):
 class LaneConnection:
     """Belongs to the device-handle thread. Takes nothing before `begin`, nor while its client is ahead too far.
 
-    `take` is handed the frames of the channel; before it, `straight` may take a batch that comes while nothing waits
+    `take` is handed the frames of the channel; before it, `inline_path` may take a batch that comes while nothing waits
     here, see `hearthd.device.fast_path.inline_batch`. `crowded` says whether the front has too much to hear; `over` is
     told once that the client has gone (an empty string) or what it has done.
     """
@@ -72,7 +72,7 @@ class LaneConnection:
         take: Callable[[Frame], None],
         crowded: Callable[[], bool],
         over: Callable[[LaneConnection, str], None],
-        straight: Callable[[LaneConnection, int, bytes], bool] = lambda lane, seq, payload: False,
+        inline_path: Callable[[LaneConnection, int, bytes], bool] = lambda lane, seq, payload: False,
     ) -> None:
         self.channel = channel
         self.number = number
@@ -84,7 +84,7 @@ class LaneConnection:
         self._take = take
         self._crowded = crowded
         self._over = over
-        self._straight = straight
+        self._inline = inline_path
         self._most = limits.max_batch_bytes + FRAMING
         self._reader = FrameReader(self._most)
         self._partly = False
@@ -301,7 +301,7 @@ class LaneConnection:
                 or flags
                 or self._unacked
                 or self._unread
-                or not self._straight(self, seq, payload)
+                or not self._inline(self, seq, payload)
             ):
                 self._frame(kind, flags, channel, seq, payload)
         return at

@@ -37,7 +37,7 @@ class LaneExecutor(Protocol):
 
     in_order: dict[int, Callable[[DeviceSession, Frame], None]]
     """By kind: takes a frame when all that came before it for its session was looked at."""
-    straight: InlinePath
+    inline_path: InlinePath
     sharing: FairShare
 
     def session(self, channel: int) -> DeviceSession | None: ...
@@ -117,8 +117,8 @@ class LaneConnections:
 
     def _adopt(self, channel: int, end: socket.socket, limits: LaneLimits) -> None:
         number = next(self._numbers)
-        crowded, straight = lambda: self._outbox.crowded, self._executor.straight.take
-        lane = LaneConnection(end, channel, number, limits, self._loop, self._take, crowded, self._over, straight)
+        crowded, inline_path = lambda: self._outbox.crowded, self._executor.inline_path.take
+        lane = LaneConnection(end, channel, number, limits, self._loop, self._take, crowded, self._over, inline_path)
         self._outbox.lanes[channel] = lane
         self._outbox.stir(lane)
         # Batches of an earlier attachment may still wait to be looked at: which is the next one, they decide.

@@ -140,7 +140,7 @@ class Stripes:
         if session is not None and self._transfers.landed(session, transfer, stripe, offset, size, host, seconds):
             stripe.put(taken(transfer, offset))
         else:
-            self._transfers.landing.give_back(host)
+            self._transfers.stripe_staging.give_back(host)
 
     def taken(self, stripe: Stripe, transfer: int, offset: int) -> None:
         session = self._sessions(stripe.channel)
@@ -152,7 +152,7 @@ class Stripes:
                 stripe.close()
 
     def sent(self, stripe: Stripe, chunk: OutgoingChunk, seconds: float) -> None:
-        self._transfers.landing.give_back(chunk.host)
+        self._transfers.stripe_staging.give_back(chunk.host)
         session = self._sessions(stripe.channel)
         if session is not None:
             self._transfers.gone(session, chunk.transfer, stripe, seconds)
@@ -164,7 +164,7 @@ class Stripes:
         if not stripes:
             self._of.pop(stripe.channel, None)
         for host in left:
-            self._transfers.landing.give_back(host)
+            self._transfers.stripe_staging.give_back(host)
         session = self._sessions(stripe.channel)
         if session is not None:
             self._transfers.lost(session, stripe)

@@ -48,7 +48,7 @@ class CollectiveCommands:
     def __init__(self, device: DeviceContext, post: Callable[[Callable[[], None]], None]) -> None:
         self._device = device
         self._members = Memberships(device, post, self._send)
-        self._presented = Negotiation(device, self._members, self._send, self._say)
+        self._negotiation = Negotiation(device, self._members, self._send, self._say)
         self._groups: dict[tuple[int, str], tuple[int, int]] = {}
         """Rank and ranks of groups over several daemons, by channel and name."""
 
@@ -133,13 +133,13 @@ class CollectiveCommands:
         try:
             parts = parse(operations, origin.session.buffers, *place, device.server.communicators.check)
         except Refusal as refusal:
-            self._presented.withdraw(key, refusal)
+            self._negotiation.withdraw(key, refusal)
             raise
         sources = dict.fromkeys(part.source.buffer for part in parts if part.source is not None)
         destinations = dict.fromkeys(part.destination.buffer for part in parts if part.destination is not None)
         only_read = tuple(buffer for buffer in sources if buffer not in destinations)
         seconds = timeout_ns / 1e9 or device.spec.collective_timeout
-        pending = self._presented.add(origin.session, key, parts, seconds)
+        pending = self._negotiation.add(origin.session, key, parts, seconds)
         wanted = SubmittedCollective(origin, pending, only_read, tuple(destinations))
         operation = Operation(
             origin,
@@ -150,7 +150,7 @@ class CollectiveCommands:
             spoils=wanted.destinations,
         )
         operation.after = origin.reply
-        operation.on_failure = partial(self._presented.failed, pending)
+        operation.on_failure = partial(self._negotiation.failed, pending)
         operation.announcement = pending
         return operation
 
@@ -158,19 +158,19 @@ class CollectiveCommands:
         pending = wanted.pending
         if not pending.made:
             locate(pending.parts)
-            if not self._presented.present(pending):
+            if not self._negotiation.present(pending):
                 return False
         if pending.error is not None:
             if wanted.origin.stream.flights:  # errors surface in the stream's order, and how these end is not known
-                self._presented.wait_for_others(pending)
+                self._negotiation.wait_for_others(pending)
                 return False
             raise pending.error
-        if pending.comm is None or self._device.quiet.occupied:
+        if pending.comm is None or self._device.idle_work.occupied:
             return False
         member = self._members.get(pending.comm)
         if member is None:
             raise self._members.why_gone(pending.comm)
-        if member.failing or not (member.flights.next(pending.index) and self._presented.next(pending)):
+        if member.failing or not (member.flights.next(pending.index) and self._negotiation.next(pending)):
             return False
         self._launch(wanted, member, locate(pending.parts))
         return True
@@ -186,9 +186,9 @@ class CollectiveCommands:
         device.begin(stream, size, track=track)
         self._members.enqueue(member, exchanges)
         flight = InFlightCollective(origin, pending.key, destinations, member.flights, device.tracks)
-        flight.then(partial(self._presented.settled, pending))
+        flight.then(partial(self._negotiation.settled, pending))
         self._members.launched(member, flight, pending.deadline)
-        self._presented.launched(pending)
+        self._negotiation.launched(pending)
         if track not in stream.collectives:
             stream.collectives = (*(each for each in stream.collectives if each.users), track)
         origin.session.touch(track)
@@ -209,24 +209,24 @@ class CollectiveCommands:
             if handler is not None:
                 handler(message)
             elif what in ("go", "fail"):
-                self._presented.answered(message, session_of)
+                self._negotiation.answered(message, session_of)
             elif what == "group":
                 place = int(message["rank"]), int(message["ranks"])
                 self._groups[int(message["channel"]), str(message["group"])] = place
             elif what == "ungroup":
                 channel, group = int(message["channel"]), str(message["group"])
                 if self._groups.pop((channel, group), None) is not None:
-                    self._presented.leave(channel, group, session_of)
+                    self._negotiation.leave(channel, group, session_of)
         except (KeyError, TypeError, ValueError) as error:
             print(f"a collective frame was not understood: {error!r}: {payload[:200]!r}", file=sys.stderr)
 
     def _send(self, message: dict[str, Any]) -> None:
-        self._presented.flush()
+        self._negotiation.flush()
         self._say(message)
 
     def flush(self) -> None:
         """To be called before the outbox is emptied."""
-        self._presented.settle()
+        self._negotiation.settle()
 
     def _say(self, message: dict[str, Any]) -> None:
         self._device.outbox.put(Kind.COLLECTIVE, _as_json(message).encode())
@@ -237,13 +237,13 @@ class CollectiveCommands:
         """The session's commands have been abandoned; what has been launched runs to its end."""
         for channel, group in [each for each in self._groups if each[0] == session.channel]:
             del self._groups[channel, group]
-        self._presented.close(session)
+        self._negotiation.close(session)
 
     def check(self) -> None:
         """Looks for what is overdue. Cheap to call often: it looks now and then."""
         self._members.check()
-        self._presented.check()
+        self._negotiation.check()
 
     def sleep(self, asleep: float | None) -> float | None:
         """How long the loop may sleep, where it would otherwise so long."""
-        return self._presented.sleep(self._members.sleep(asleep))
+        return self._negotiation.sleep(self._members.sleep(asleep))

@@ -54,7 +54,7 @@ class Memberships:
         """Made here, for communicators that this rank has not joined yet."""
         self._making: dict[str, bool] = {}
         """Communicators that a helper thread works on, and whether they are still wanted."""
-        self._giving_up = CommunicatorAborts(device, post, send)
+        self._aborts = CommunicatorAborts(device, post, send)
         self._shared: tuple[PooledStream, LaunchOrder[Any]] | None = None
         self._next_check = 0.0
         self.handlers: dict[str, Callable[[dict[str, Any]], None]] = {
@@ -167,7 +167,7 @@ class Memberships:
     def _joined(self, comm: str, communicator: RankCommunicator, group: bool) -> None:
         self._ids.pop(comm, None)
         if not self._making.pop(comm):  # it was given up meanwhile
-            self._giving_up.end(AbortedCommunicator(comm, communicator, None, own=False), under_way=False)
+            self._aborts.end(AbortedCommunicator(comm, communicator, None, own=False), under_way=False)
             return
         tracks = self._device.tracks
         if group:
@@ -226,7 +226,7 @@ class Memberships:
         for flight in flights:
             flight.fail(refusal(flight))
         given_up = AbortedCommunicator(member.comm, member.communicator, member.track, own=member.group)
-        self._giving_up.end(given_up, under_way=bool(flights))
+        self._aborts.end(given_up, under_way=bool(flights))
         self._device.kick(None)
 
     # ---- the loop ----
@@ -235,12 +235,12 @@ class Memberships:
         """Looks for what has failed or is overdue, and says how far all have come. Cheap to call often: it looks now
         and then."""
         now = time.monotonic()
-        if now < self._next_check or not (self._live or self._giving_up.watching):
+        if now < self._next_check or not (self._live or self._aborts.watching):
             return
         self._next_check = now + CHECK_S
         for member in list(self._live.values()):
             self._check(member, now)
-        self._giving_up.check(now)
+        self._aborts.check(now)
 
     def _tell_progress(self, member: Membership, *, at_once: bool = False) -> None:
         done = member.flights.progress(time.monotonic(), at_once=at_once)
@@ -265,7 +265,7 @@ class Memberships:
 
     def sleep(self, asleep: float | None) -> float | None:
         """How long the loop may sleep, where it would otherwise so long."""
-        if not (self._busy or self._giving_up.watching):
+        if not (self._busy or self._aborts.watching):
             return asleep
         left = max(self._next_check - time.monotonic(), 0.0)
         return sooner(left, asleep)

@@ -48,7 +48,7 @@ class InFlightCollective:
         self._destinations = destinations
         self._tracks = tracks
         self._behind: list[Callable[[], None]] = []
-        tracks.doubts.launched(self, [buffer.usage for buffer in destinations])
+        tracks.pending_outcomes.launched(self, [buffer.usage for buffer in destinations])
         origin.stream.flights[self] = None
 
     @property
@@ -93,7 +93,7 @@ class InFlightCollective:
     def _end(self) -> None:
         self.over = True
         self._destinations = ()
-        self._tracks.doubts.open.pop(self, None)
+        self._tracks.pending_outcomes.open.pop(self, None)
         self.origin.stream.flights.pop(self, None)
         behind, self._behind = self._behind, []
         for callback in behind:

@@ -280,11 +280,11 @@ class DispatchRun:
             self._keep_soon()  # their memory may be what the others wait for
             return False
         self._handed_ns = time.perf_counter_ns()
-        doubts = self._device.tracks.doubts
-        verdicts = [each for slot in self._slots for each in doubts.about(slot.buffer.usage)]
-        if verdicts:
+        pending_outcomes = self._device.tracks.pending_outcomes
+        outcomes = [each for slot in self._slots for each in pending_outcomes.about(slot.buffer.usage)]
+        if outcomes:
             self._keep_soon()  # they may take their time
-        self._device.tracks.on_complete(self._track, both(verdicts, partial(self._answer, verdicts)))
+        self._device.tracks.on_complete(self._track, both(outcomes, partial(self._answer, outcomes)))
         return True
 
     def _fetch(self, slot: TransientSlot) -> bool:
@@ -333,10 +333,10 @@ class DispatchRun:
     def _release(self, slot: TransientSlot) -> None:
         self._means.memory.release(self._origin.session, slot.buffer)
 
-    def _answer(self, verdicts: Sequence[PendingOutcome]) -> None:
-        """`verdicts`: of collectives that its kernel used the results of."""
+    def _answer(self, outcomes: Sequence[PendingOutcome]) -> None:
+        """`outcomes`: of collectives that its kernel used the results of."""
         self._keep(self._fetched)
-        failure = next((each.failure for each in verdicts if each.failure is not None), None)
+        failure = next((each.failure for each in outcomes if each.failure is not None), None)
         if failure is not None:
             self._origin.skip(failure, ())
             return

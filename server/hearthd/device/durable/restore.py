@@ -164,7 +164,7 @@ class BufferRestore:
         if error is not None:
             self._fail(Refusal(Reason.BUFFER_LOST, f"its copy in the host's memory cannot be read: {error}"))
         if self._over:
-            self._let_go(chunk)
+            self._release(chunk)
         else:
             self._read.append(chunk)
             self._device.kick(self._session)
@@ -178,12 +178,12 @@ class BufferRestore:
             return False
         device.tracks.before(track, (self._buffer.usage,))
         device.server.upload(self._buffer.address + chunk.at, chunk.host, 0, chunk.size, track.stream)
-        device.tracks.on_complete(track, partial(self._let_go, chunk))
+        device.tracks.on_complete(track, partial(self._release, chunk))
         device.telemetry.host_to_device_bytes += chunk.size
         device.telemetry.host_to_device_operations += 1
         return True
 
-    def _let_go(self, chunk: RestoreChunk) -> None:
+    def _release(self, chunk: RestoreChunk) -> None:
         if chunk.host is not None:
             self._device.staging.release(chunk.host)
             self._give_back(chunk.size)
@@ -210,7 +210,7 @@ class BufferRestore:
             self._means.memory.reservations.give(self._session, reservation, buffer)
         self._durable.end()
         while self._read:
-            self._let_go(self._read.popleft())
+            self._release(self._read.popleft())
         self._finish(refusal)
 
     def _finish(self, refusal: Refusal | None) -> None:

@@ -77,7 +77,7 @@ class Snapshot:
         device: DeviceContext,
         files: FileThread,
         allowance: StagingAllowance,
-        vault: SnapshotStore,
+        store: SnapshotStore,
         origin: Origin,
         durables: list[DurableBuffer],
     ) -> None:
@@ -86,7 +86,7 @@ class Snapshot:
         self._device = device
         self._files = files
         self._allowance = allowance
-        self._vault = vault
+        self._store = store
         self.session = origin.session
         self._origin = origin
         self._durables = durables
@@ -139,7 +139,7 @@ class Snapshot:
         stream = self.stream
         before = [stream.track, *stream.collectives]
         if not any(durable.line for durable in self._durables):
-            self._track = self._lent = self._vault.lend()
+            self._track = self._lent = self._store.lend()
         if self._track is not None:
             for track in before:
                 tracks.fence(self._track, track)
@@ -162,7 +162,7 @@ class Snapshot:
             return True
         if self._parts is None and not self._begin():
             return self.over
-        file, track = self._vault.file(self.session), self._track
+        file, track = self._store.file(self.session), self._track
         if file is None or track is None:
             return False
         for part in self._parts or ():
@@ -187,7 +187,7 @@ class Snapshot:
                 return False
             areas.append(durable.areas)
         if self._track is None:
-            self._track = self._vault.track()
+            self._track = self._store.track()
         self._parts = []
         for durable, place in zip(live, areas, strict=True):
             direct = DirectCopies(self._device, self._origin, durable.buffer, Rows(0, durable.buffer.size))
@@ -218,9 +218,9 @@ class Snapshot:
             raise
         self._count(part, size)
         place = part.areas.at(part.which) + part.given - size
-        self._verdicts.update(dict.fromkeys(device.tracks.doubts.about(buffer.usage)))
+        self._verdicts.update(dict.fromkeys(device.tracks.pending_outcomes.about(buffer.usage)))
         arrived = partial(self._arrived, file, part, host, size, place, ahead)
-        device.tracks.on_complete(track, device.tracks.doubts.settled(buffer.usage, arrived))
+        device.tracks.on_complete(track, device.tracks.pending_outcomes.settled(buffer.usage, arrived))
         return True
 
     def _chunk_directly(self, file: int, part: BufferSnapshot, size: int) -> bool:
@@ -254,7 +254,7 @@ class Snapshot:
         self, part: BufferSnapshot, host: HostBuffer | None, size: int, ahead: bool, error: OSError | None
     ) -> None:
         part.durable.writes -= 1
-        self._vault.written(part.durable)
+        self._store.written(part.durable)
         if error is not None:
             self.fail(not_written(error))
         self._done(host, size, ahead)
@@ -288,7 +288,7 @@ class Snapshot:
         self._sent = live
         self._parts = []
         if live:
-            self._vault.commit(self, [(part.durable.key, part.which) for part in live])
+            self._store.commit(self, [(part.durable.key, part.which) for part in live])
         else:
             self.committed(None)
 
@@ -328,7 +328,7 @@ class Snapshot:
             for durable in self._durables:
                 durable.buffer.usage.read_by(self._track.index, self._track.done_position)
         if self._lent is not None:
-            self._vault.give_back(self._lent)
+            self._store.give_back(self._lent)
         behind, self._behind = self._behind, []
-        self._vault.over(self, behind)
+        self._store.over(self, behind)
         self._device.kick(self.session)

@@ -1,5 +1,4 @@
-"""What a copy that went straight to the device is answered, as soon as it is done, before the books are closed on
-it."""
+"""Answers of inline copies and reads, sent on completion and ahead of accounting."""
 
 from __future__ import annotations
 
@@ -14,7 +13,8 @@ from hearthd.device.streams.stream_pool import NEVER, PooledStream
 
 
 class InlineAnswer:
-    """Its batch's ack is sent with it, unless that takes its time."""
+    """The pending answer of one inline command. The acknowledgement of its batch is sent with it, unless the answer is
+    delayed."""
 
     __slots__ = ("_batch", "_device", "_replies", "_request", "_stream", "_then", "_told", "over", "refusal", "size")
 
@@ -46,7 +46,7 @@ class InlineAnswer:
         self.refusal: Refusal | None = None
         """Why the driver has not taken all of it."""
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         """The device is done with it."""
         raise NotImplementedError
 
@@ -82,7 +82,7 @@ class InlineAnswer:
     def fail(self, refusal: Refusal) -> None:
         """It has been refused, or some of it; what the driver took of it is under way."""
         self.over = True
-        self._device.tracks.on_complete(self._stream.track, self._let_go)
+        self._device.tracks.on_complete(self._stream.track, self._release)
         self._batch.origin(self._replies, self._stream, self.name, self._request).fail(refusal)
         self.take_its_time()
 
@@ -103,5 +103,5 @@ def untroubled(device: DeviceContext, stream: LogicalStream, buffer: Buffer, off
         or buffer.lost is not None
         or offset + size > buffer.size
         or stream.track.stop != NEVER
-        or device.tracks.doubts.open
+        or device.tracks.pending_outcomes.open
     )

@@ -1,4 +1,4 @@
-"""A batch that goes straight through, and the ways back to who sent it."""
+"""A batch on the inline path, and the channel that its answer takes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hearthd.device.session.stream import LogicalStream
 
 
 class InlineBatch(NamedTuple):
-    """Nothing else of its session is under way, and nobody else has work."""
+    """A batch of a session that has no other work under way, on a device that no other session uses."""
 
     session: DeviceSession
     backlog: Backlog
@@ -35,7 +35,7 @@ class InlineBatch(NamedTuple):
     def answer(self, outbox: Outbox, answer: bytes) -> None:
         """Sends it with the ack, the way that it came."""
         if self.lane is not None:
-            outbox.straight(self.lane, self.seq, answer)
+            outbox.inline(self.lane, self.seq, answer)
         else:
             outbox.straight_linked(self.session.channel, self.seq, answer)
 

@@ -1,4 +1,4 @@
-"""Who waits for a batch that went straight through, and is answered before the books are closed on it."""
+"""Sync commands on the inline path: answered on completion and ahead of accounting."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hearthd.device.session.stream import LogicalStream
 
 
 class InlineSync:
-    """A Sync whose batch has run. Its ack is sent with its answer, unless that takes its time."""
+    """A Sync whose batch has run. The acknowledgement is sent with the answer, unless the answer is delayed."""
 
     __slots__ = ("_answer", "_batch", "_began", "_device", "_index", "_origin", "_plain", "_replies", "_stream", "over",
                  "signalled")  # fmt: skip

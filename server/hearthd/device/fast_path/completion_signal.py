@@ -29,7 +29,7 @@ def signal(device: DeviceContext, batch: InlineBatch, stream: LogicalStream, req
         or stream.errors
         or session.deferred
         or device.output.suspects
-        or device.tracks.doubts.open
+        or device.tracks.pending_outcomes.open
     ):
         return None
     segment = signals.segment

@@ -1,9 +1,8 @@
-"""Copies between buffers and memory that a client shares, one by one: straight to the device, and answered as soon as
-they are done, before the books are closed on them.
+"""Inline copies between buffers and memory that a client shares: one command, issued and answered at once.
 
-What they name is written in the same bytes again and again: it is read once. What is not as plain as can be (rows, a
-failure that somebody is to be told of, memory that is not page-locked, more than the track takes now) is left to
-`hearthd.device.transfers.registered`, which comes to the same.
+Operands are parsed once for each distinct command, by its bytes. The plain case only: rows, pending failures, pageable
+memory and copies beyond the budget of the stream are left to `hearthd.device.transfers.registered`, which has the same
+result.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ LONGEST = 128
 
 
 class SegmentOperands(NamedTuple):
-    """What a Write or a Read of shared memory names, by handles and in bytes."""
+    """Operands of a Write or Read of shared memory: handles, and sizes in bytes."""
 
     writes: bool
     stream: int
@@ -55,7 +54,7 @@ class SegmentOperands(NamedTuple):
 
 
 class InlineCopies:
-    """Belongs to the device-handle thread."""
+    """Issues inline copies. Device-handle thread only."""
 
     def __init__(self, device: DeviceContext, segments: Segments, replies: ReplySink) -> None:
         self._device = device
@@ -159,7 +158,7 @@ class InlineCopies:
 
 
 class InlineCopy(InlineAnswer):
-    """One that has been given to the device."""
+    """A copy that the device has been given."""
 
     __slots__ = ("_answer", "_began", "_segment", "foreseen", "name", "signalled")
 
@@ -191,9 +190,9 @@ class InlineCopy(InlineAnswer):
         self._send(self._answer)
         if self.foreseen is not None:
             self._device.tracks.forecast.came(self.foreseen, now)
-        self._let_go()
+        self._release()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._device.telemetry.transfer.observe(int((time.perf_counter() - self._began) * 1e9))
         self._segment.drop()
         if self.signalled is not None:

@@ -1,11 +1,10 @@
-"""Launches and the wait for them that go straight through: from the lane, or from the front, to the device, and the
-answer back, in one go. So do copies that come one by one, as far as to the device; those from and to shared memory are
-answered like the former (`hearthd.device.fast_path.copies`).
+"""The inline path: a plain batch is executed in the turn of the loop in which it arrives.
 
-Whoever launches and waits, again and again, pays for every step between. So where nothing else is going on (nobody else
-has work, nothing of the session waits, nothing looks at its commands), a plain batch is not queued, nor taken apart
-into messages and commands, and its answer is written as soon as the device is done, before the books are closed on it.
-What does not fit goes the long way, from its beginning or from where it ceased to fit.
+A client that launches and waits in a loop pays for every step in between. While its session is alone on the device,
+with no other work, no trace and no queued command, such a batch is neither queued nor decoded into messages, and its
+answer is written on completion and ahead of accounting. Covers launches with a Sync, single copies
+(`hearthd.device.fast_path.copies`) and the batches of `hearthd.device.fast_path.mixed_batch`. A batch that does not fit
+takes the queued path, from its beginning or from the first command that does not fit.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ SOON = 512 << 10
 
 
 class BatchExecutor(CommandRunner, ReplySink, Protocol):
-    """Who runs and answers what does not go straight through: the executor."""
+    """The executor (`hearthd.device.process.executor.Executor`), which runs and answers the queued path."""
 
     def session(self, channel: int) -> DeviceSession | None: ...
     @property
@@ -57,7 +56,7 @@ class BatchExecutor(CommandRunner, ReplySink, Protocol):
 
 
 class InlinePath:
-    """Belongs to the device-handle thread."""
+    """Executes plain batches at once. Device-handle thread only."""
 
     def __init__(
         self,
@@ -80,12 +79,12 @@ class InlinePath:
         """Whether somebody was answered in the turn in which it asked, since somebody looked."""
 
     def take(self, lane: LaneSink, seq: int, payload: bytes) -> bool:
-        """A batch has come over a lane on which nothing waits. False, with nothing done, where it goes the long way."""
+        """Executes a batch from a lane without a backlog. Returns False, with nothing done, for the queued path."""
         session = self._executor.session(lane.channel)
         return session is not None and seq == session.last_seq + 1 and self._take(session, lane, payload)
 
     def take_linked(self, channel: int, payload: bytes) -> bool:
-        """The same for one that the front has passed on, with no other frame beside it."""
+        """As `take`, for a batch from the front without another frame beside it."""
         session = self._executor.session(channel)
         if session is None or channel in self._device.outbox.lanes:  # else what has come over the lane goes before it
             return False

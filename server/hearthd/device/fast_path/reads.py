@@ -1,6 +1,6 @@
-"""Reads of few bytes, which come with the answer: straight from the device, and answered as soon as they are there.
+"""Inline reads: few bytes, copied at once and returned in the answer.
 
-What is not as plain as can be is left to `hearthd.device.transfers.copy_commands`, which comes to the same.
+The plain case only: everything else is left to `hearthd.device.transfers.copy_commands`, which has the same result.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LARGEST = 64 << 10
 
 
 class InlineReads:
-    """Belongs to the device-handle thread."""
+    """Issues inline reads. Device-handle thread only."""
 
     def __init__(self, device: DeviceContext, replies: ReplySink) -> None:
         self._device = device
@@ -66,7 +66,7 @@ class InlineReads:
 
 
 class InlineRead(InlineAnswer):
-    """One that has been given to the device."""
+    """A read that the device has been given."""
 
     __slots__ = ("_host",)
 
@@ -89,7 +89,7 @@ class InlineRead(InlineAnswer):
         """It is done."""
         self.over = True
         self._send(plain_batch.read_answer(self._request, self._host.view[: self.size]))
-        self._let_go()
+        self._release()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._device.staging.release(self._host)

@@ -184,7 +184,7 @@ def _writable(session: DeviceSession, stream: LogicalStream, handle: int, offset
 
 def _given(tracks: StreamPool, track: PooledStream, usage: Usage) -> None:
     """The track is given what writes to a buffer: as `before`, which finds most often that nobody else has used it."""
-    if usage.track == track.index and usage.reads is None and not tracks.doubts.open:
+    if usage.track == track.index and usage.reads is None and not tracks.pending_outcomes.open:
         usage.position = tracks.step(track)
     else:
         tracks.before(track, (usage,))

@@ -73,7 +73,7 @@ class DownloadFlow:
         """While its bytes go over stripes."""
         self.placed: SegmentRange | None = None
         """Where they go, in memory that the client shares."""
-        self.verdicts: dict[PendingOutcome, None] = {}
+        self.outcomes: dict[PendingOutcome, None] = {}
         """Of collectives on which hung what was copied there."""
 
     def unstripe(self) -> None:

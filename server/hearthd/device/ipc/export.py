@@ -58,10 +58,10 @@ class Exporting:
         else:
             shared.waiting.append((call, file))
             if len(shared.waiting) == 1:
-                plea = MemoryRequest(self._device.grants, lambda: self._begin(shared, plea))
-                self._begin(shared, plea)
+                memory_request = MemoryRequest(self._device.grants, lambda: self._begin(shared, memory_request))
+                self._begin(shared, memory_request)
 
-    def _begin(self, shared: PublishedBuffer, plea: MemoryRequest) -> None:
+    def _begin(self, shared: PublishedBuffer, memory_request: MemoryRequest) -> None:
         """As soon as there is room for it: the front may have to grant more first."""
         if shared.publisher is None:
             self._give_up(shared, gone())
@@ -70,7 +70,7 @@ class Exporting:
             self._device.grants.make_room(shared.size)
             self._copy(shared, shared.publisher)
         except Refusal as refusal:
-            if not plea.waits(refusal):
+            if not memory_request.waits(refusal):
                 self._give_up(shared, refusal)
         except DeviceFault:
             raise
@@ -130,7 +130,7 @@ class Exporting:
         old: SharedAllocation = buffer.place
         if place.holders and buffer in old.holders and not buffer.holders and old is not place:
             buffer.place, buffer.address, buffer.usage = place, place.address, place.usage
-            session.recall.forget()
+            session.replay_cache.forget()
             old.move(buffer, place)
         return True
 

@@ -92,8 +92,8 @@ class Lending:
             FrontReplies(partial(self._failed, key, lent)), session, session.streams.items[0], "export", call=call
         )
         origin.capture = None  # it is no part of what the stream records
-        plea = MemoryRequest(self._device.grants, lambda: self._device.kick(session))
-        run = partial(self._run, call, key, lent, buffer, plea, file)
+        memory_request = MemoryRequest(self._device.grants, lambda: self._device.kick(session))
+        run = partial(self._run, call, key, lent, buffer, memory_request, file)
         submit(Operation(origin, run, writes=(buffer,), needs=(buffer,)))
 
     def release(self, channel: int, number: int) -> None:
@@ -125,18 +125,20 @@ class Lending:
                 details={"exports": MOST, "allowed": MOST},
             )
 
-    def _run(self, call: int, key: Key, lent: LentBuffer, buffer: Buffer, plea: MemoryRequest, file: int) -> bool:
+    def _run(
+        self, call: int, key: Key, lent: LentBuffer, buffer: Buffer, memory_request: MemoryRequest, file: int
+    ) -> bool:
         """Behind all that was asked of the buffer before."""
         if self._lent.get(key) is not lent:
             raise _released()
-        if self._device.tracks.doubts.about(buffer.usage):
+        if self._device.tracks.pending_outcomes.about(buffer.usage):
             return False  # what a collective leaves in it may turn out to be worth nothing
         check_exportable(buffer)
         if not isinstance(buffer.place, LentAllocation):
             try:
                 self._move(buffer, lent.session)
             except Refusal as refusal:
-                if plea.waits(refusal):
+                if memory_request.waits(refusal):
                     return False
                 raise
         place: LentAllocation = buffer.place
@@ -172,7 +174,7 @@ class Lending:
             old.join(buffer, session)
             buffer.reservation = None
         buffer.place, buffer.address, buffer.usage = place, place.address, place.usage
-        session.recall.forget()  # launches that know the address
+        session.replay_cache.forget()  # launches that know the address
         # Not before: to give it back, the stream that it was allocated on waits for all who use it.
         tracks.on_complete(track, partial(self._moved, track, old, buffer))
 

@@ -136,7 +136,7 @@ class Publishing:
 
     def _name(self, call: int, session: DeviceSession, buffer: Buffer, number: int, name: str) -> bool:
         """Behind all that was asked of the buffer before; nobody can write to it from now on."""
-        if self._device.tracks.doubts.about(buffer.usage):
+        if self._device.tracks.pending_outcomes.about(buffer.usage):
             return False  # what a collective leaves in it may turn out to be worth nothing
         check_publishable(buffer)
         if buffer.place is None:
@@ -154,7 +154,7 @@ class Publishing:
             "unpublish it, and have those free it that attached it, or write to a copy",
         )
         session.shares = True
-        session.recall.forget()  # launches that wrote to it
+        session.replay_cache.forget()  # launches that wrote to it
         self._behind(place.usage, partial(self._answer, Kind.EXPORTED, call, {"size": buffer.size}))
         return True
 
@@ -165,7 +165,7 @@ class Publishing:
             return
         if shared.buffer is not None and shared.publisher is not None:
             shared.buffer.read_only = None
-            shared.publisher.recall.forget()
+            shared.publisher.replay_cache.forget()
         if shared in shared.place.holders:
             shared.place.leave(shared)
 

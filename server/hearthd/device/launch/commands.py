@@ -62,8 +62,8 @@ class LaunchCommands:
         default_timeout = session.launch_timeout
         tracks = self._device.tracks
         traced = session.trace is not None
-        recall = session.recall
-        known = recall.known if recall.worth_it() else None
+        replay_cache = session.replay_cache
+        known = replay_cache.known if replay_cache.worth_it() else None
         last, again = b"", None
         found = 0
         size = len(data)
@@ -118,17 +118,17 @@ class LaunchCommands:
             at += length
             count += 1
         if known is not None:
-            recall.report(found, count)
+            replay_cache.report(found, count)
         return count + found, at
 
     def again(self, session: DeviceSession, record: bytes) -> bool:
         """The one launch in `record`, where nothing of the session waits; False, with nothing done, where it takes more
         than a look at what was launched before."""
-        recall = session.recall
-        known = recall.known.get(record)
+        replay_cache = session.replay_cache
+        known = replay_cache.known.get(record)
         if known is None or not self._repeat(known):
             return False
-        recall.report(1, 0)
+        replay_cache.report(1, 0)
         return True
 
     def _repeat(self, known: KnownLaunch) -> bool:
@@ -187,8 +187,8 @@ class LaunchCommands:
             return False  # the long way meets it again, and knows whom to tell
         if remember:
             for usage in (*usages, *reads):
-                usage.recalled = True
-            session.recall.remember(data[at : at + plan.length], KnownLaunch(stream, plan, params, usages, reads))
+                usage.replayable = True
+            session.replay_cache.remember(data[at : at + plan.length], KnownLaunch(stream, plan, params, usages, reads))
         device.telemetry.launched += plan.weight
         return True
 

@@ -83,7 +83,7 @@ class LaunchRun:
         device = self._device
         if not device.server.first_launch_waits(bound.plan.function, bound.module.prints is not None):
             if self._waiting is not None:  # somebody else's launch has brought about what this one waited for
-                device.quiet.drop(self._waiting)
+                device.idle_work.drop(self._waiting)
             self._rested = True
             return
         refused = self._parsed.entry.refused
@@ -91,13 +91,13 @@ class LaunchRun:
             self._rested = refused[0]
         elif self._waiting is None:
             what = f"the first launch of {bound.plan.name}"
-            self._waiting = device.quiet.load(
+            self._waiting = device.idle_work.load(
                 self._origin.session, what, lambda: self._issue_at_rest(bound), self._refuse
             )
 
     def _refuse(self, refusal: Refusal) -> None:
         self._device.telemetry.loads_refused += 1
-        self._parsed.entry.refused = refusal, self._device.quiet.hopeful()
+        self._parsed.entry.refused = refusal, self._device.idle_work.hopeful()
         self._rested = refusal
         self._device.kick(self._origin.session)
 
@@ -105,7 +105,7 @@ class LaunchRun:
         """The launch will not run: its session has ended, say."""
         self._left = 0
         if self._waiting is not None:
-            self._device.quiet.drop(self._waiting)
+            self._device.idle_work.drop(self._waiting)
         if self._bound is not None and self._rested is not True:
             self._parsed.entry.plans.clear()  # the next launch is looked at again, for it may be the first then
 

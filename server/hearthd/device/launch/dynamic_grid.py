@@ -53,7 +53,7 @@ class DynamicGrid:
         except Refusal:
             device.staging.drop(track, host)
             raise
-        arrived = device.tracks.doubts.settled(self._buffer.usage, lambda: self._arrived(host))
+        arrived = device.tracks.pending_outcomes.settled(self._buffer.usage, lambda: self._arrived(host))
         device.tracks.on_complete(track, arrived)
         return False
 

@@ -116,7 +116,7 @@ class ModuleCommands:
         """Into the context when no kernel runs. Where that takes too long, whoever waits for it is refused, and who
         comes later waits anew."""
 
-        quiet = self._device.quiet
+        idle_work = self._device.idle_work
 
         def again(hopeful: Callable[[], bool]) -> None:
             if hopeful():
@@ -126,10 +126,10 @@ class ModuleCommands:
         def refuse(refusal: Refusal) -> None:
             del self._resting[entry]
             self._device.telemetry.loads_refused += 1
-            entry.pending, entry.error, entry.again = False, refusal, partial(again, quiet.hopeful())
+            entry.pending, entry.error, entry.again = False, refusal, partial(again, idle_work.hopeful())
             self._device.kick(session)
 
-        waiting = quiet.load(
+        waiting = idle_work.load(
             session, f"the load of module {entry.handle}", lambda: self._bring_in(session, entry, image), refuse
         )
         if waiting is not None:
@@ -190,14 +190,14 @@ class ModuleCommands:
         entry.again = None
         resting = self._resting.pop(entry, None)
         if resting is not None:
-            self._device.quiet.drop(resting)
+            self._device.idle_work.drop(resting)
         module, entry.module = entry.module, None
         if module is not None:
             server = self._device.server
             self._device.telemetry.modules_unloaded += 1
             # Behind what runs of it, which may be of graphs; and nobody waits for it.
             self._device.tracks.after_all(
-                session.tracks(), lambda: self._device.quiet.run(lambda: server.unload(module), urgent=False)
+                session.tracks(), lambda: self._device.idle_work.run(lambda: server.unload(module), urgent=False)
             )
 
     def describe(self, origin: Origin, command: commands_pb2.DescribeModule) -> Operation:

@@ -65,7 +65,7 @@ class TensorMapCommands:
         entry = session.tensor_maps.pop(command.tensor_map)
 
         def run() -> bool:
-            self._let_go(session, entry.buffer)
+            self._release(session, entry.buffer)
             origin.reply()
             return True
 
@@ -74,7 +74,7 @@ class TensorMapCommands:
     def close(self, session: DeviceSession) -> None:
         """The session is over: lets go of all that its tensor maps hold."""
         for entry in session.tensor_maps.items.values():
-            self._let_go(session, entry.buffer)
+            self._release(session, entry.buffer)
         session.tensor_maps.items.clear()
 
     def _hold(self, buffer: Buffer) -> None:
@@ -82,7 +82,7 @@ class TensorMapCommands:
         if buffer.module is not None:  # a variable's memory is its module's
             self._keepers.modules.hold(buffer.module)
 
-    def _let_go(self, session: DeviceSession, buffer: Buffer) -> None:
+    def _release(self, session: DeviceSession, buffer: Buffer) -> None:
         self._keepers.memory.let_go(session, buffer)
         if buffer.module is not None:
             self._keepers.modules.let_go(session, buffer.module)

@@ -25,7 +25,7 @@ class MemoryCommands:
     def __init__(self, device: DeviceContext) -> None:
         self._device = device
         self.reservations = Reservations(device)
-        self.clearance = self.reservations.clearance
+        self.deferred_free = self.reservations.deferred_free
 
     def allocate(self, origin: Origin, command: commands_pb2.Allocate) -> Operation | None:
         """At once, also while the stream waits: nothing can refer to the buffers before. What does not fit yet, waits
@@ -84,19 +84,19 @@ class MemoryCommands:
         found, unknown = session.buffers.pop_all(command.buffers)
         # Of those behind it, only programs that hold a buffer can name it still, and to them its handle is nothing.
         ahead = tuple(buffer for buffer in found if session.deferred.holds(buffer)) if session.deferred else ()
-        clearing: FreeQueue[Buffer] | None = None
+        free_queue: FreeQueue[Buffer] | None = None
         session.last_free = number = session.last_free + 1
         session.frees[number] = None
 
         def run() -> bool:
-            nonlocal clearing
-            if clearing is None:
-                clearing = self._clear(session, found)
-                clearing.then(lambda: self._device.kick(session))  # this, and an allocation that may wait for it
-            if not clearing.over:
+            nonlocal free_queue
+            if free_queue is None:
+                free_queue = self._clear(session, found)
+                free_queue.then(lambda: self._device.kick(session))  # this, and an allocation that may wait for it
+            if not free_queue.over:
                 return False
             del session.frees[number]
-            refusal = clearing.failure or unknown
+            refusal = free_queue.failure or unknown
             if refusal is not None:
                 raise refusal
             origin.reply()
@@ -107,7 +107,7 @@ class MemoryCommands:
         def given_up(_: Refusal) -> None:
             # The session is being closed before its turn: the buffers are in no table any more, so nobody else would.
             session.frees.pop(number, None)
-            if clearing is None:
+            if free_queue is None:
                 self._clear(session, found)
 
         operation.on_failure = given_up
@@ -115,9 +115,9 @@ class MemoryCommands:
 
     def _clear(self, session: DeviceSession, buffers: list[Buffer]) -> FreeQueue[Buffer]:
         """Releases them, and drops them from the list."""
-        clearing = self.clearance.begin(session, buffers, _home, partial(self.release, session))
+        free_queue = self.deferred_free.begin(session, buffers, _home, partial(self.release, session))
         buffers.clear()
-        return clearing
+        return free_queue
 
     def release(self, session: DeviceSession, buffer: Buffer) -> None:
         """The handle is gone: gives the memory back, behind every use of it, once nobody holds it any more."""
@@ -182,16 +182,16 @@ class MemoryCommands:
 
     def _cleared(self, origin: Origin, answer: Callable[[Origin], None]) -> Operation | None:
         """Answers at once, but not before what has been given back is counted."""
-        clearing = self.clearance.latest(origin.session)
-        if clearing is None:
+        free_queue = self.deferred_free.latest(origin.session)
+        if free_queue is None:
             answer(origin)
             return None
-        clearing.then(lambda: self._device.kick(origin.session))
+        free_queue.then(lambda: self._device.kick(origin.session))
 
         def run() -> bool:
-            if clearing.over:
+            if free_queue.over:
                 answer(origin)
-            return clearing.over
+            return free_queue.over
 
         return Operation(origin, run)
 

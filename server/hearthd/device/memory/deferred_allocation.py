@@ -1,9 +1,4 @@
-"""Allocations that do not fit now, behind frees that have not happened yet: they wait for those, and fail only then.
-
-A client that runs ahead of the device frees before it allocates again. Its frees may still queue behind launches that
-wait for room, or be on their way through a busy stream; without this it would be told of a shortage that is none. Where
-the device is shared with other processes, the front is asked for more before the allocation fails.
-"""
+"""Deferred allocations: an allocation that does not fit waits for frees ahead of it, and fails only behind them."""
 
 from __future__ import annotations
 
@@ -25,7 +20,7 @@ def may_wait(refusal: Refusal) -> bool:
 
 
 class DeferredAllocation:
-    """One allocation that was refused. Device-handle thread."""
+    """One allocation that was refused. Device-handle thread only."""
 
     def __init__(
         self, device: DeviceContext, reservations: Reservations, session: DeviceSession, reserve: Callable[[], None]

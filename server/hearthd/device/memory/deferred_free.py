@@ -1,7 +1,6 @@
-"""What goes back to the pool a piece at a time: very much of it in one go would keep everybody else waiting.
+"""Deferred free: large amounts go back to the pool a piece at a time, so that other commands are not delayed.
 
-A clearing is a row of things to give back. Few are given back at once; many, some each time the loop goes round. Those
-of one session in their order, those of several sessions by turns.
+Small amounts are freed at once. Queues of one session are processed in order, those of several sessions in turn.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ FEW = 64
 
 
 class FreeQueue(Generic[T]):
-    """Some things. `give` gives one back, on the track that `home` names, if any."""
+    """Items to free, in order. `give` frees one, on the stream that `home` returns, if any."""
 
     __slots__ = ("_give", "_home", "_left", "_then", "failure", "over")
 
@@ -48,19 +47,19 @@ class FreeQueue(Generic[T]):
 
     @property
     def blocked(self) -> bool:
-        """Whether the next has to wait until its track has come further: the driver blocks who gives it too much."""
+        """True while the stream of the next item has no budget: the driver blocks a thread that frees beyond it."""
         track = self._home(self._left[0]) if self._left else None
         return track is not None and track.budget <= 0
 
     def then(self, callback: Callable[[], None]) -> None:
-        """`callback` when all is given back."""
+        """Calls `callback` when all items are freed."""
         if self.over:
             callback()
         else:
             self._then.append(callback)
 
     def advance(self, most: int, *, heed: bool = True) -> bool:
-        """Up to so many; whether that was all. `heed`: not beyond what their tracks take."""
+        """Frees up to `most` items; returns True if none is left. `heed`: respects the budgets of streams."""
         left, give = self._left, self._give
         for _ in range(min(most, len(left))):
             if heed and self.blocked:
@@ -82,7 +81,7 @@ class FreeQueue(Generic[T]):
 
 
 class DeferredFree:
-    """Belongs to the device-handle thread."""
+    """Free queues of all sessions. Device-handle thread only."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -95,24 +94,24 @@ class DeferredFree:
         home: Callable[[T], PooledStream | None],
         give: Callable[[T], None],
     ) -> FreeQueue[T]:
-        """Gives them back, behind what the session is giving back already; few at once."""
-        clearing = FreeQueue(things, home, give)
-        if len(things) > FEW or not clearing.advance(FEW, heed=False):
-            self._lines.setdefault(session, deque()).append(clearing)
-        return clearing
+        """Frees items behind those that the session is freeing already; a small number at once."""
+        free_queue = FreeQueue(things, home, give)
+        if len(things) > FEW or not free_queue.advance(FEW, heed=False):
+            self._lines.setdefault(session, deque()).append(free_queue)
+        return free_queue
 
     def latest(self, session: DeviceSession) -> FreeQueue[Any] | None:
-        """The last of what the session is giving back; None: it is all given back."""
+        """The last free queue of the session; None: all is freed."""
         line = self._lines.get(session)
         return line[-1] if line else None
 
     def blocked(self, session: DeviceSession) -> bool:
-        """Whether what it gives back waits for the device, which does not come further."""
+        """True if the next item of the session waits for the device."""
         line = self._lines.get(session)
         return line is not None and line[0].blocked
 
     def after(self, session: DeviceSession, callback: Callable[[], None]) -> None:
-        """`callback` when all that the session is giving back now is given back; at once where that is nothing."""
+        """Calls `callback` when all queues that the session has now are empty; at once if it has none."""
         latest = self.latest(session)
         if latest is None:
             callback()
@@ -120,7 +119,7 @@ class DeferredFree:
             latest.then(callback)
 
     def after_all(self, callback: Callable[[], None]) -> bool:
-        """The same for all sessions; False, and no call, where there is nothing to wait for."""
+        """Calls `callback` when the queues of all sessions are empty. Returns False without a call if none has any."""
         left = len(self._lines)
         if not left:
             return False
@@ -137,16 +136,16 @@ class DeferredFree:
 
     @property
     def waiting(self) -> bool:
-        """Whether anything is still to be given back."""
+        """True if any queue has items."""
         return bool(self._lines)
 
     @property
     def more(self) -> bool:
-        """Whether something could be given back at once."""
+        """True if an item could be freed at once."""
         return bool(self._lines) and any(not line[0].blocked for line in self._lines.values())
 
     def pump(self) -> None:
-        """Gives some back, for a short while."""
+        """Frees items for a limited time."""
         if not self._lines:
             return
         until = self._clock() + STRETCH_S
@@ -168,7 +167,7 @@ class DeferredFree:
                 return
 
     def _rotate(self, session: DeviceSession) -> None:
-        """Whoever was last stands behind the others the next time."""
+        """Moves the session that was served last behind the others."""
         line = self._lines.pop(session, None)
         if line is not None:
             self._lines[session] = line

@@ -54,7 +54,7 @@ class Reservations:
         self._most = device.spec.memory_limit or device.server.properties.total_memory
         self._freed_at: dict[PooledStream, int] = {}
         """Where each track's last free stands, until it is known to have happened."""
-        self.clearance = DeferredFree()
+        self.deferred_free = DeferredFree()
         """What is on its way back, a piece at a time."""
 
     def take(self, session: DeviceSession, size: int, track: PooledStream, buffers: Sequence[Buffer]) -> Reservation:
@@ -182,7 +182,7 @@ class Reservations:
             if not self._when_freed(callback):
                 callback()
 
-        return self.clearance.after_all(cleared) or self._when_freed(callback)
+        return self.deferred_free.after_all(cleared) or self._when_freed(callback)
 
     def _when_freed(self, callback: Callable[[], None]) -> bool:
         self._freed_at = {track: at for track, at in self._freed_at.items() if track.done_position < at}
@@ -220,7 +220,7 @@ class Reservations:
         return self._device.grants.allocate(size, track.stream)
 
     def _free_all(self, session: DeviceSession, reservations: list[Reservation]) -> None:
-        self.clearance.begin(session, reservations, _home, self._free)
+        self.deferred_free.begin(session, reservations, _home, self._free)
 
     def _free(self, reservation: Reservation) -> None:
         home = reservation.home

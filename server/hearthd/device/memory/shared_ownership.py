@@ -1,7 +1,7 @@
-"""Memory that several handles of one process share: who has it, and with whom it counts.
+"""Shared ownership of an allocation among the handles of one process, and its accounting.
 
-A place has holders: buffers of sessions, and the name that it is published under. It counts with one session, that of
-its oldest holder, and passes on to the next when that one lets go; with the last holder it goes back.
+An allocation has holders: buffers of sessions, and the name that it is published under. It counts with one session,
+that of the oldest holder, and passes to the next when that holder leaves; the last holder frees it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ NOTHING: SharedMemory = _Nothing()
 
 
 class SharedAllocation(ABC):
-    """`usage` is that of every buffer in it, so that all sessions of the process are ordered against each other."""
+    """An allocation with several holders. Its `usage` is that of every buffer in it, so that all sessions of the
+    process are ordered against each other."""
 
     def __init__(self, address: int, size: int, usage: Usage, bearer: DeviceSession | None) -> None:
         self.address = address
@@ -51,14 +52,14 @@ class SharedAllocation(ABC):
         self.holders[holder] = session
 
     def leave(self, holder: object) -> None:
-        """One holder less; the last one gives the memory back, behind every use of it."""
+        """Removes a holder; with the last one, the memory is freed behind every use of it."""
         self._drop(holder)
         self.on_leave(self, holder)
         if not self.holders:
             self._release()
 
     def move(self, holder: object, to: SharedAllocation) -> None:
-        """The holder has the same contents in another place from now on."""
+        """Moves a holder to another allocation with the same contents."""
         to.join(holder, self.holders[holder])
         self._drop(holder)
         if not self.holders:
@@ -73,14 +74,14 @@ class SharedAllocation(ABC):
 
     @abstractmethod
     def _count(self, session: DeviceSession, sign: int) -> None:
-        """The memory counts with the session from now on, or, with -1, not any more."""
+        """Adds the memory to the accounting of the session; removes it with a `sign` of -1."""
 
     @abstractmethod
     def _release(self) -> None: ...
 
 
 class PoolAllocation(SharedAllocation):
-    """A buffer's part of a reservation."""
+    """A buffer's part of a reservation of the pool."""
 
     def __init__(
         self, reservations: Reservations, reservation: Reservation, session: DeviceSession, buffer: Buffer
@@ -107,7 +108,7 @@ class PoolAllocation(SharedAllocation):
 
 
 class MappedAllocation(SharedAllocation):
-    """Memory that other processes map as well. `release` gives it back, once nothing uses it any more."""
+    """Memory that other processes map as well. `release` frees it, behind the last use."""
 
     def __init__(
         self,
@@ -129,7 +130,7 @@ class MappedAllocation(SharedAllocation):
         return self._memory
 
     def bear(self) -> None:
-        """It counts here from now on: the process that it counted with does not have it any more."""
+        """Counts the memory here from now on: the process that it counted with has dropped it."""
         if self.bearer is None and self.holders:
             self.bearer = next(iter(self.holders.values()))
             self._count(self.bearer, 1)

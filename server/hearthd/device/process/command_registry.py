@@ -1,4 +1,4 @@
-"""The families of commands: what a session may ask of its device, and which of them answers it."""
+"""Command registry: the handler of each kind of command, and the construction of the command groups."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Handler = Callable[[Origin, Any], Operation | None]
 
 
 class CommandRegistry:
-    """Each made with what it needs of the others. Belongs to the device-handle thread."""
+    """Builds the command groups, each with the groups that it needs. Device-handle thread only."""
 
     def __init__(
         self,

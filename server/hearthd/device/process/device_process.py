@@ -123,7 +123,7 @@ class DeviceProcess:
             outbox=self._outbox,
             telemetry=telemetry,
             output=output,
-            quiet=IdleWork(server, tracks, lambda: self._kick(None), journal, spec.load_timeout),
+            idle_work=IdleWork(server, tracks, lambda: self._kick(None), journal, spec.load_timeout),
             limits=LaunchLimits(
                 properties.max_threads_per_block,
                 _dim(properties.max_block_dim),
@@ -145,7 +145,7 @@ class DeviceProcess:
         self._executor = Executor(device, self.loop.post, *_observers(spec, journal))
         self.descriptors = DescriptorSocket(descriptors, self.loop, journal) if descriptors is not None else None
         """The socket beside the link, where open files are handed over."""
-        self._haste = IdlePolicy(self._executor, tracks, self._outbox, self.loop)
+        self._idle_policy = IdlePolicy(self._executor, tracks, self._outbox, self.loop)
         self._lanes = LaneConnections(self.loop, self._outbox, self._executor, journal, self.descriptors)
         self._segments = SegmentConnections(
             self.loop,
@@ -170,9 +170,9 @@ class DeviceProcess:
             self.loop.lingering = SpinPolicy(spec.linger)
             tracks.forecast.short = SHORT_S
         self.loop.on_poll = self._poll
-        self.loop.on_nap = self._haste.nap
+        self.loop.on_nap = self._idle_policy.nap
         if self.loop.lingering is not None:
-            self.loop.on_served = self._haste.expects
+            self.loop.on_served = self._idle_policy.expects
         self.loop.on_idle = self._send
         if self.descriptors is not None and isinstance(server, KeepsCrashRecord):
             self.descriptors.on(crash_record.FILE, lambda _body, files: self._keep_crash_record(server, files, journal))
@@ -234,7 +234,7 @@ class DeviceProcess:
             return  # of a session that has ended
         news = json.loads(frame.payload)
         self._device.spec = dataclasses.replace(self._device.spec, launch_timeout=news["launch_timeout"])
-        self._device.quiet.limit = news["load_timeout"]
+        self._device.idle_work.limit = news["load_timeout"]
         log.configure(news["log_level"], news["log_format"])
 
     def _kick(self, session: DeviceSession | None) -> None:
@@ -246,7 +246,7 @@ class DeviceProcess:
     def _poll(self) -> float | None:
         device, executor = self._device, self._executor
         tracks, sharing = device.tracks, executor.sharing
-        self._haste.begin()
+        self._idle_policy.begin()
         progress = tracks.poll()
         if progress:
             self._outbox.answer()  # who waited hears of it before anything else is done
@@ -255,9 +255,9 @@ class DeviceProcess:
         device.staging.poll()
         executor.pump()
         device.staging.flush()
-        if self._haste.goes_on():
+        if self._idle_policy.goes_on():
             return NAP_S
-        wake = device.quiet.poll()
+        wake = device.idle_work.poll()
         idle = not (progress and sharing.several)  # one that others wait for is filled from the sockets first
         sharing.settle(idle)
         executor.collectives.check()
@@ -302,7 +302,7 @@ class DeviceProcess:
             len(frames) == 1
             and frames[0].kind == BATCH
             and not self._reader.pending
-            and self._executor.straight.take_linked(frames[0].channel, frames[0].payload)
+            and self._executor.inline_path.take_linked(frames[0].channel, frames[0].payload)
         ):
             return
         for frame in frames:

@@ -45,16 +45,16 @@ class Executor:
         self.again = False
         """Whether deferred commands are tried again at the next turn, whatever happens."""
         self._done = device_pb2.ExecuteResponse(result=commands_pb2.Result(done=commands_pb2.Done()))
-        families = CommandRegistry(device, self, self.session, post, marks, activity)
-        self._families, self._handlers = families, families.handlers
-        self._memory, self._traces = families.memory, families.traces
-        self.watchdog, self.binder = families.watchdog, families.binder
-        self.collectives, self.transfers, self.segments = families.collectives, families.transfers, families.segments
-        self.snapshots, self.publishing = families.snapshots, families.publishing
+        registry = CommandRegistry(device, self, self.session, post, marks, activity)
+        self._families, self._handlers = registry, registry.handlers
+        self._memory, self._traces = registry.memory, registry.traces
+        self.watchdog, self.binder = registry.watchdog, registry.binder
+        self.collectives, self.transfers, self.segments = registry.collectives, registry.transfers, registry.segments
+        self.snapshots, self.publishing = registry.snapshots, registry.publishing
         device.telemetry.know(self._handlers)
-        device.quiet.tenant_of = self._tenant_of
-        self.sharing = FairShare(device, Arrivals(device, families.launches, self, families.at_once), self._perform)
-        self.straight = InlinePath(device, self, families.launches, self.sharing, self.segments, families.at_once)
+        device.idle_work.tenant_of = self._tenant_of
+        self.sharing = FairShare(device, Arrivals(device, registry.launches, self, registry.at_once), self._perform)
+        self.inline_path = InlinePath(device, self, registry.launches, self.sharing, self.segments, registry.at_once)
         self._at_once: dict[int, Callable[[DeviceSession, Frame], None]] = {
             Kind.UPLOAD: self._upload,
             Kind.DOWNLOAD: self.transfers.download_frame,
@@ -115,8 +115,8 @@ class Executor:
         if self.again:
             self.again = False
             self.kick(None)
-        if self._memory.clearance.waiting:
-            self._memory.clearance.pump()
+        if self._memory.deferred_free.waiting:
+            self._memory.deferred_free.pump()
         self.sharing.pump()
         if self._kicked:
             self.pump_kicked()
@@ -132,16 +132,16 @@ class Executor:
     @property
     def held_up(self) -> bool:
         """Whether something that was put off is to be tried first."""
-        return bool(self._kicked) or self._memory.clearance.waiting
+        return bool(self._kicked) or self._memory.deferred_free.waiting
 
     @property
     def more(self) -> bool:
         """Whether something could be done at once."""
-        return bool(self._kicked) or self.again or self.sharing.more or self._memory.clearance.more
+        return bool(self._kicked) or self.again or self.sharing.more or self._memory.deferred_free.more
 
     def sleep(self, asleep: float | None) -> float | None:
         """How long the loop may sleep, where it would otherwise so long."""
-        if self._kicked or self.again or self._memory.clearance.more:
+        if self._kicked or self.again or self._memory.deferred_free.more:
             return 0.0
         return self.collectives.sleep(self.watchdog.sleep(self.sharing.sleep(asleep)))
 
@@ -158,8 +158,8 @@ class Executor:
             "prepared_lists": sum(len(session.prepared) for session in sessions),
             "commands_waiting": sum(len(session.deferred) for session in sessions),
             "streams": len(self._device.tracks.all),
-            "streams_kept_back": len(self._device.tracks.kept_back),
-            **self._device.quiet.gauges(),
+            "streams_kept_back": len(self._device.tracks.withheld),
+            **self._device.idle_work.gauges(),
             "memory_in_use_bytes": sum(session.bytes_in_use for session in sessions),
             "memory_reserved_bytes": info.reserved,
             "memory_free_bytes": info.free,
@@ -182,9 +182,9 @@ class Executor:
 
     def _rest_of(self, session: DeviceSession) -> dict[str, Any]:
         """What a session that is closed keeps from its end: kernels, or only that much is given back."""
-        clearing = self._memory.clearance.latest(session)
+        free_queue = self._memory.deferred_free.latest(session)
         return {
-            "busy": clearing is None or self._memory.clearance.blocked(session),
+            "busy": free_queue is None or self._memory.deferred_free.blocked(session),
             "kernels": self._device.tracks.in_flight(session.id),
         }
 
@@ -336,4 +336,4 @@ class Executor:
             self.sharing.gone(session)
             self._device.outbox.put(Kind.CLOSED, channel=session.channel)
 
-        self._memory.clearance.after(session, lambda: self._device.tracks.after_all(session.tracks(), closed))
+        self._memory.deferred_free.after(session, lambda: self._device.tracks.after_all(session.tracks(), closed))

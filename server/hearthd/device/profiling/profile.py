@@ -69,7 +69,7 @@ class ProfileCommands:
         session.profiles.pop(command.profile)
         profile.stretch.until = origin.place
         operation = Operation(origin, partial(self._end, origin, profile), writes=(origin.stream, profile))
-        operation.on_failure = lambda _refusal: self._let_go(profile)
+        operation.on_failure = lambda _refusal: self._release(profile)
         return operation
 
     def _end(self, origin: Origin, profile: ProfileEntry) -> bool:
@@ -87,7 +87,7 @@ class ProfileCommands:
             failures = taken + origin.stream.errors.take(origin.place or (0, 0))
             elapsed = device.server.elapsed_ns(start, end)
             device.server.release_event(end)
-            self._let_go(profile)
+            self._release(profile)
             wall = time.perf_counter_ns() - profile.started_ns
             if failures:
                 device.telemetry.profiles_void += 1
@@ -105,15 +105,15 @@ class ProfileCommands:
     def close(self, session: DeviceSession) -> None:
         """The session is over: its open profiles hold no events any more."""
         for profile in session.profiles.items.values():
-            self._let_go(profile)
+            self._release(profile)
         session.profiles.items.clear()
 
     def forget(self, session: DeviceSession, stream: LogicalStream) -> None:
         """The stream is destroyed, and so are the profiles that are open on it."""
         for handle in [handle for handle, each in session.profiles.items.items() if each.stream is stream]:
-            self._let_go(session.profiles.pop(handle))
+            self._release(session.profiles.pop(handle))
 
-    def _let_go(self, profile: ProfileEntry) -> None:
+    def _release(self, profile: ProfileEntry) -> None:
         stream = profile.stream
         if profile in stream.profiles:
             stream.profiles.remove(profile)

@@ -24,7 +24,7 @@ Answered = Callable[[bool], None]
 
 
 class ProcessGrants:
-    """Belongs to the device-handle thread."""
+    """Device memory that the front has granted to this process. Device-handle thread only."""
 
     def __init__(self, spec: DeviceSpec, server: ComputeServer, outbox: Outbox) -> None:
         self.limit = spec.memory_granted
@@ -136,7 +136,7 @@ class ProcessGrants:
 
 
 class MemoryRequest:
-    """One allocation's requests to the front: again and again while it is granted more, not once it was denied."""
+    """Requests of one allocation to the front: repeated while the grant grows, and ended by the first denial."""
 
     def __init__(self, grants: ProcessGrants, wake: Callable[[], None]) -> None:
         self._grants = grants

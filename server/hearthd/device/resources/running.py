@@ -15,7 +15,7 @@ behind it would else wait as long, one after the other."""
 
 
 class RunningKernels(NamedTuple):
-    """Kernels in flight, those of each session apart; oldest first, each once."""
+    """Kernels in flight, by owner: the session itself, its tenant, other tenants. Oldest first, each once."""
 
     own: list[str]
     """Those of who asks."""
@@ -56,7 +56,7 @@ def running(tracks: StreamPool, asking: DeviceSession, tenant_of: Callable[[str]
     return RunningKernels(own, others, strangers)
 
 
-def unrested(what: str, waited: float, limit: float, found: RunningKernels) -> Refusal:
+def device_busy(what: str, waited: float, limit: float, found: RunningKernels) -> Refusal:
     """For who waited for the device to rest for as long as that may take, and is refused `what`."""
     fixes = []
     if found.own:

@@ -80,9 +80,9 @@ class TimeSlices:
         self._fair.forget(backlog)
         self._want(backlog, False)
         self._stirred.pop(backlog, None)
-        self._let_go(backlog)
+        self._release(backlog)
 
-    def _let_go(self, backlog: Backlog) -> None:
+    def _release(self, backlog: Backlog) -> None:
         """Who comes next does not wait for its turn any more, once that is done."""
         if self._holder is backlog and not backlog.slices:
             self._holder = None
@@ -312,7 +312,7 @@ class TimeSlices:
             backlog.owes = math.inf
             self._beside.discard(backlog)
         if backlog.ended:
-            self._let_go(backlog)
+            self._release(backlog)
         else:
             self.stir(backlog)
 

@@ -99,14 +99,14 @@ class Holdings:
         self._hold(uses)
         before, self._uses[index] = self._uses[index], uses
         self._summary = None
-        self._let_go(before)
+        self._release(before)
 
     def release(self) -> None:
         """Lets go of everything. A second time does nothing."""
         uses, self._uses = self._uses, []
         self._summary = None
         for each in uses:
-            self._let_go(each)
+            self._release(each)
 
     def _hold(self, uses: Uses) -> None:
         for buffer in (*uses.written, *uses.read):
@@ -114,7 +114,7 @@ class Holdings:
         for module in uses.modules:
             self._keepers.modules.hold(module)
 
-    def _let_go(self, uses: Uses) -> None:
+    def _release(self, uses: Uses) -> None:
         for buffer in (*uses.written, *uses.read):
             self._keepers.memory.let_go(self._session, buffer)
         for module in uses.modules:

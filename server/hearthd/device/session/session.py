@@ -66,7 +66,7 @@ class BufferTable(HandleTable[Buffer]):
     """Most buffers are made, used once and freed: launches that are remembered outlive those that they do not name."""
 
     def _named(self, item: Buffer) -> bool:
-        return item.usage.recalled
+        return item.usage.replayable
 
 
 class BatchEntry:
@@ -94,15 +94,15 @@ class DeviceSession:
     def __init__(self, channel: int, info: Mapping[str, Any], track: Callable[[int], PooledStream]) -> None:
         self.channel = channel
         self._identify(info)
-        self.recall: ReplayCache[KnownLaunch] = ReplayCache()
+        self.replay_cache: ReplayCache[KnownLaunch] = ReplayCache()
         """Launches that may be repeated without another look, by their records."""
-        self.buffers = BufferTable("buffer", self.recall)
-        self.streams = StreamTable(self.recall)
+        self.buffers = BufferTable("buffer", self.replay_cache)
+        self.streams = StreamTable(self.replay_cache)
         self.events: HandleTable[EventEntry] = HandleTable("event")
-        self.modules: HandleTable[ModuleEntry] = HandleTable("module", self.recall)
-        self.functions: HandleTable[FunctionEntry] = HandleTable("function", self.recall)
+        self.modules: HandleTable[ModuleEntry] = HandleTable("module", self.replay_cache)
+        self.functions: HandleTable[FunctionEntry] = HandleTable("function", self.replay_cache)
         self.profiles: HandleTable[ProfileEntry] = HandleTable("profile")
-        self.tensor_maps: HandleTable[TensorMapEntry] = HandleTable("tensor map", self.recall)
+        self.tensor_maps: HandleTable[TensorMapEntry] = HandleTable("tensor map", self.replay_cache)
         self.graphs: HandleTable[Any] = HandleTable("graph")
         """Each a `hearthd.device.graphs.capture.GraphEntry`."""
         self.prepared: HandleTable[Any] = HandleTable("prepared list")
@@ -166,7 +166,7 @@ class DeviceSession:
         self.weight, self.priority = info.get("weight", 1.0), info.get("priority", 0)
         self._bound(info)
         self.permissions = permissions.of(info)
-        self.recall.forget()
+        self.replay_cache.forget()
         for function in self.functions.items.values():
             function.plans.clear()  # launches that were checked need no second look, nor a right
 

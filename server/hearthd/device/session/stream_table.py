@@ -13,8 +13,8 @@ from hearthd.device.streams.stream_pool import PooledStream
 class StreamTable(HandleTable[LogicalStream]):
     """Many streams share few tracks, few of them have failures that nobody has been told of, few have collectives."""
 
-    def __init__(self, recall: ReplayCache[Any]) -> None:
-        super().__init__("stream", recall)
+    def __init__(self, replay_cache: ReplayCache[Any]) -> None:
+        super().__init__("stream", replay_cache)
         self._used: dict[int, PooledStream] = {}
         self._users: dict[int, int] = {}
         """How many of the streams each track has, by its index."""

@@ -1,8 +1,4 @@
-"""When a copy between host and device will be done. Pure; seconds, and bytes.
-
-How long a large copy takes is known from those before it: it is its bytes by what the link moves. So its end need not
-be looked for while it runs, but all the closer about when it comes: what is noticed late there is lost to who waits.
-"""
+"""Forecast of the completion of copies between host and device. Pure; seconds and bytes."""
 
 from __future__ import annotations
 
@@ -28,7 +24,7 @@ at once, for none is faster than the link."""
 
 
 class CopyForecast:
-    """One copy. `begins`, `ends`: between these times its end is likely, `margin` behind the first of all."""
+    """The forecast of one copy: it ends between `begins` and `ends`, with `margin` before the earliest end."""
 
     __slots__ = ("alone", "begins", "ends", "given", "margin", "size", "way")
 
@@ -46,7 +42,8 @@ class CopyForecast:
 
 
 class CompletionForecast:
-    """Copies of one device. `way`: those of one way run one behind the other, and beside those of other ways."""
+    """Forecasts for the copies of one device. Copies of one direction (`way`) run one after another, and beside those
+    of others."""
 
     def __init__(self) -> None:
         self.short = 0.0

@@ -1,8 +1,4 @@
-"""Tracks: the pooled CUDA streams of a device process: who gets which, what each was given, and how far it has come.
-
-Logical streams map onto at most `max_streams` tracks. Completions are events in order on each track; they are polled
-for, never waited for, on the device-handle thread.
-"""
+"""Pool of CUDA streams (tracks) of a device process: assignment, order of work, and completion."""
 
 from __future__ import annotations
 
@@ -31,7 +27,7 @@ WATCH_S = 1e-3
 
 
 class StreamPool:
-    """All tracks of one device process. Device-handle thread only."""
+    """All pooled streams of one device process. Device-handle thread only."""
 
     def __init__(self, server: ComputeServer, max_streams: int, wake: Callable[[], None]) -> None:
         self._max = max_streams
@@ -40,7 +36,7 @@ class StreamPool:
         self.notified = server.on_progress(wake)
         """Whether the backend says when something is done; else it has to be asked."""
         self._watched = WatchedEvents(server)
-        self._spinning = SpinPolicy()
+        self._spin_policy = SpinPolicy()
         self.forecast = CompletionForecast()
         """Of copies whose end somebody waits for."""
         self.completions = 0
@@ -55,7 +51,7 @@ class StreamPool:
         self.all: list[PooledStream] = []
         self.live: dict[PooledStream, None] = {}
         """Those that are not `idle`: few of many, and asked for in each turn."""
-        self.doubts = PendingOutcomes()
+        self.pending_outcomes = PendingOutcomes()
 
     def acquire(self, priority: int = 0, *, bounded: bool = False) -> PooledStream:
         """A track for a logical stream: one that is free, else a new one, else the one with the fewest users; never one
@@ -123,7 +119,7 @@ class StreamPool:
         return let_go
 
     @property
-    def kept_back(self) -> list[PooledStream]:
+    def withheld(self) -> list[PooledStream]:
         """Those that nobody gets because what they were given by who is gone does not end."""
         return track_choice.stuck(self.all, time.monotonic())
 
@@ -183,8 +179,8 @@ class StreamPool:
 
     def before(self, track: PooledStream, writes: Collection[Usage], reads: Collection[Usage] = ()) -> int:
         """Takes a position for a command and makes the track wait for whoever used its buffers; the position."""
-        if self.doubts.open:
-            self.doubts.spread(writes, reads)
+        if self.pending_outcomes.open:
+            self.pending_outcomes.spread(writes, reads)
         track.budget -= 1
         self.live[track] = None
         if track.timing or not track.budget % WINDOW:
@@ -262,11 +258,11 @@ class StreamPool:
         event = self._server.record(track.stream)
         self.live[track] = None
         track.pending.append((self.ordering.position(track.index) - still_to_come, event, callback))
-        self._spinning.begin(time.perf_counter())
+        self._spin_policy.begin(time.perf_counter())
 
     def expect(self) -> None:
         """Somebody waits from now on for what is under way."""
-        self._spinning.begin(time.perf_counter())
+        self._spin_policy.begin(time.perf_counter())
 
     def after_all(self, tracks: Iterable[PooledStream], callback: Callback) -> None:
         """`callback` once, when all that these tracks have been given so far is done."""
@@ -292,7 +288,7 @@ class StreamPool:
         need not care.
         """
         self._watched.add(event, callback, timeout, on_timeout)
-        self._spinning.begin(time.perf_counter())
+        self._spin_policy.begin(time.perf_counter())
 
     def watch_both(self, first: Event, second: Event, callback: Callback) -> None:
         """`callback` when both events are done; neither is released before it has returned."""
@@ -324,19 +320,19 @@ class StreamPool:
             return False
         self._told = self.completions
         if self.completions != self._timely:
-            self._spinning.came(time.perf_counter())
+            self._spin_policy.came(time.perf_counter())
         return True
 
     def ask(self, track: PooledStream, seconds: float) -> None:
         """Asks one track again and again for its end, so long at the most and only while that is worth it."""
-        done, pending, spins = self._server.done, track.pending, self._spinning.spins
+        done, pending, spins = self._server.done, track.pending, self._spin_policy.spins
         until = time.perf_counter() + seconds
         while pending:
             if done(pending[0][1]):
                 self._complete(track)
             elif (now := time.perf_counter()) > until or not spins(now):
                 return
-        self._spinning.came(time.perf_counter())
+        self._spin_policy.came(time.perf_counter())
         self._timely = self.completions
 
     @property
@@ -356,7 +352,7 @@ class StreamPool:
         if self.notified:
             return False
         now = time.perf_counter()
-        return (self._spinning.spins(now) or self.forecast.near(now)) and self._pending
+        return (self._spin_policy.spins(now) or self.forecast.near(now)) and self._pending
 
     @property
     def _pending(self) -> bool:
@@ -374,7 +370,7 @@ class StreamPool:
         if self.notified:  # but a deadline comes without a notice
             return WATCH_S if self._watched.any_deadline else None
         now = time.perf_counter()
-        return min(self._spinning.sleep(now), self.forecast.ahead(now))
+        return min(self._spin_policy.sleep(now), self.forecast.ahead(now))
 
     def reap(self, track: PooledStream) -> bool:
         """Calls back for what is done on one track; whether it takes more commands."""

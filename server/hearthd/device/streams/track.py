@@ -1,4 +1,4 @@
-"""One CUDA stream with what is under way on it, and how much more it may be given."""
+"""A pooled CUDA stream, called a track: work under way on it, and its remaining budget."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NEVER = 1 << 62
 
 
 class LaunchProbe:
-    """A command that is timed, if it is a launch: from its hand-over to the driver to when it is known to be done."""
+    """A timed command: if it is a launch, the time from hand-over to the driver to observed completion."""
 
     __slots__ = ("begun_ns", "launch", "position")
 
@@ -35,7 +35,7 @@ class LaunchProbe:
 
 
 class PooledStream:
-    """Belongs to the device-handle thread; see `hearthd.device.streams.stream_pool`."""
+    """A pooled stream of `hearthd.device.streams.stream_pool.StreamPool`. Device-handle thread only."""
 
     __slots__ = (
         "asked",

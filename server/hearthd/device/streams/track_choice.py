@@ -18,7 +18,7 @@ MOST = 2
 
 
 class ChoosableStream(Protocol):
-    """What is known of a track: `hearthd.device.streams.track.PooledStream`."""
+    """A pooled stream (`hearthd.device.streams.track.PooledStream`), as the choice sees it."""
 
     @property
     def users(self) -> int: ...

@@ -115,9 +115,9 @@ class CopyCommands:
         host = None if direct.asked else device.staging.find(size, origin.session)
         if host is not None:
             self._copies.download(origin, buffer, address, host, size, _in_pieces(rows))
-            verdicts = device.tracks.doubts.about(buffer.usage)
-            arrived = partial(self._arrived, origin, buffer, verdicts, host, size)
-            device.tracks.on_complete(track, both(verdicts, arrived) if verdicts else arrived)
+            outcomes = device.tracks.pending_outcomes.about(buffer.usage)
+            arrived = partial(self._arrived, origin, buffer, outcomes, host, size)
+            device.tracks.on_complete(track, both(outcomes, arrived) if outcomes else arrived)
             device.telemetry.download_inline_bytes += size
             return True
         data = direct.read(0, size) if direct.asked or device.staging.refusal(size) is not None else None
@@ -128,12 +128,12 @@ class CopyCommands:
         return True
 
     def _arrived(
-        self, origin: Origin, buffer: Buffer, verdicts: Sequence[PendingOutcome], host: HostBuffer, size: int
+        self, origin: Origin, buffer: Buffer, outcomes: Sequence[PendingOutcome], host: HostBuffer, size: int
     ) -> None:
-        """`verdicts`: of the collectives on which it hung what the buffer held."""
+        """`outcomes`: of the collectives on which it hung what the buffer held."""
         data = bytes(host.view[:size])
         self._device.staging.release(host)
-        if not (verdicts and refused_read(origin, buffer, verdicts)):
+        if not (outcomes and refused_read(origin, buffer, outcomes)):
             _answer_read(origin, data)
 
     # ---- on the device ----

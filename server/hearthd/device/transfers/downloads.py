@@ -154,11 +154,11 @@ class Downloads(StripedDownloads, PlacedDownloads):
                 if part:
                     self._take(take, origin, host, at, part)
                 arrived: Callable[[], None] = partial(self._arrived, host, part, chunk)
-                verdicts = self._device.tracks.doubts.about(buffer.usage) if buffer is not None else None
-                if buffer is not None and verdicts:
+                outcomes = self._device.tracks.pending_outcomes.about(buffer.usage) if buffer is not None else None
+                if buffer is not None and outcomes:
                     release = self._release
-                    look = partial(self._look, origin, transfer, download, buffer, verdicts, host, release, arrived)
-                    arrived = both(verdicts, look)
+                    look = partial(self._look, origin, transfer, download, buffer, outcomes, host, release, arrived)
+                    arrived = both(outcomes, look)
                 self._device.tracks.on_complete(track, arrived)
             else:
                 without = direct is not None and self._without(max(part, 1), direct)

@@ -37,8 +37,19 @@ class SegmentCopy:
     """One command's bytes, from `start` of the segment on, and how many of them the device has been given."""
 
     __slots__ = (
-        "began", "buffer", "direct", "foreseen", "given", "origin", "over", "rows", "segment", "since", "start", "told",
-        "verdicts",
+        "began",
+        "buffer",
+        "direct",
+        "foreseen",
+        "given",
+        "origin",
+        "outcomes",
+        "over",
+        "rows",
+        "segment",
+        "since",
+        "start",
+        "told",
     )  # fmt: skip
 
     def __init__(
@@ -65,7 +76,7 @@ class SegmentCopy:
         self.began = 0.0
         """When the device was given the first copy, where it had nothing to do before it on the stream; else 0."""
         self.foreseen: CopyForecast | None = None
-        self.verdicts: dict[PendingOutcome, None] = {}
+        self.outcomes: dict[PendingOutcome, None] = {}
         """Of collectives on which it hung what was copied."""
         self.over = False
         segment.hold()
@@ -142,14 +153,14 @@ class SegmentCopies:
         self._device.telemetry.download_shared_memory_bytes += move.rows.size
         self._foresee(move, DOWN)
         arrived = partial(self._arrived, move)
-        if move.verdicts:
-            arrived = both(move.verdicts, arrived)  # type: ignore[assignment]
+        if move.outcomes:
+            arrived = both(move.outcomes, arrived)  # type: ignore[assignment]
         self._device.tracks.on_complete(move.origin.stream.track, arrived)
         return True
 
     def _arrived(self, move: SegmentCopy) -> None:
         now, origin = time.perf_counter(), move.origin
-        if not (move.verdicts and refused_read(origin, move.buffer, move.verdicts)):
+        if not (move.outcomes and refused_read(origin, move.buffer, move.outcomes)):
             origin.reply(commands_pb2.Result(read=commands_pb2.ReadResult(size=move.rows.size)))
         if not origin.stream.track.pending:  # nothing more is done: who waits hears of it before the books are closed
             self._device.outbox.answer()
@@ -212,8 +223,8 @@ class SegmentCopies:
                 server.download(segment, into + start, address + offset, width, track.stream)
             else:
                 server.download_rows(segment, into + start, address + offset, pitch, width, rows, track.stream)
-        for verdict in device.tracks.doubts.about(move.buffer.usage):
-            move.verdicts[verdict] = None
+        for outcome in device.tracks.pending_outcomes.about(move.buffer.usage):
+            move.outcomes[outcome] = None
         device.telemetry.device_to_host_bytes += size
         device.telemetry.device_to_host_operations += 1
 

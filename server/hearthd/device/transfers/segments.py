@@ -113,7 +113,7 @@ class Segments:
             self._warned = True
             self.journal.warning("segments_not_locked", why=why, size=segment.size)
         if segment.over:  # its client has gone meanwhile
-            self._let_go(segment)
+            self._release(segment)
             return
         segment.ready = True
         if segment.signals and segment.pinned:
@@ -153,15 +153,15 @@ class Segments:
 
     def _retire(self, segment: Segment) -> None:
         if segment.ready:  # else it is on its way, and goes when it has come
-            self._let_go(segment)
+            self._release(segment)
 
-    def _let_go(self, segment: Segment) -> None:
+    def _release(self, segment: Segment) -> None:
         segment.view = memoryview(b"")
         if segment.locked:
             self._retired[segment] = None
             size = sum(each.size for each in self._retired)
             urgent = len(self._retired) > RETIRED or size > RETIRED_BYTES
-            self._device.quiet.beside(partial(self._unmap, segment), urgent=urgent)
+            self._device.idle_work.beside(partial(self._unmap, segment), urgent=urgent)
         else:
             self._unmap(segment, lambda: None)
 

@@ -123,24 +123,24 @@ class PlacedDownloads(_Placed):
                     place.view(at, part)[:] = data
                 download.queued += part
                 if buffer is not None:
-                    for verdict in device.tracks.doubts.about(buffer.usage):
-                        download.verdicts[verdict] = None
+                    for outcome in device.tracks.pending_outcomes.about(buffer.usage):
+                        download.outcomes[outcome] = None
         finally:
             self._leave(origin, place, download.queued > before)
         origin.session.downloads.pop(transfer, None)
         origin.session.over.add(transfer)
         device.telemetry.download_shared_memory_bytes += size
         arrived = sent
-        if buffer is not None and download.verdicts:
-            arrived = both(download.verdicts, partial(_look, origin, buffer, download.verdicts, sent))
+        if buffer is not None and download.outcomes:
+            arrived = both(download.outcomes, partial(_look, origin, buffer, download.outcomes, sent))
         device.tracks.on_complete(track, arrived)
         download.unstripe()  # what the device has been given of it holds the memory
         return True
 
 
-def _look(origin: Origin, buffer: Buffer, verdicts: dict[PendingOutcome, None], sent: Callable[[], None]) -> None:
+def _look(origin: Origin, buffer: Buffer, outcomes: dict[PendingOutcome, None], sent: Callable[[], None]) -> None:
     """The bytes are there, and it is known how the collectives ended that they hung on."""
-    if not refused_read(origin, buffer, verdicts):
+    if not refused_read(origin, buffer, outcomes):
         sent()
 
 

@@ -147,8 +147,8 @@ class DirectCopies:
             usage = (self._buffer.usage,)
             self._device.tracks.before(track, usage if writes else (), () if writes else usage)
             self._device.begin(self._origin.stream, size)
-            doubts = self._device.tracks.doubts
-            arrive = self._arrive if writes else doubts.settled(self._buffer.usage, self._arrive)
+            pending_outcomes = self._device.tracks.pending_outcomes
+            arrive = self._arrive if writes else pending_outcomes.settled(self._buffer.usage, self._arrive)
             self._device.tracks.on_complete(track, arrive)
         return False
 
@@ -164,14 +164,14 @@ def locate(buffer: Buffer, rows: Rows, what: str) -> int:
     return buffer.range(rows.offset, rows.extent, what)
 
 
-def refused_read(origin: Origin, buffer: Buffer, verdicts: Iterable[PendingOutcome] = ()) -> bool:
+def refused_read(origin: Origin, buffer: Buffer, outcomes: Iterable[PendingOutcome] = ()) -> bool:
     """Answers a read with what failed before it on its stream, or behind the buffer on any; whether it did.
 
-    `verdicts`: of collectives that the buffer stood behind when it was copied; others may have been told by now.
+    `outcomes`: of collectives that the buffer stood behind when it was copied; others may have been told by now.
     """
     failures = origin.stream.errors.take(origin.place)
     if not failures:
-        behind = poisoned(buffer.failure) or next((each.failure for each in verdicts if each.failure), None)
+        behind = poisoned(buffer.failure) or next((each.failure for each in outcomes if each.failure), None)
         failures = [behind.cause] if behind is not None else []
     if failures:
         origin.reply_error(surface(failures))

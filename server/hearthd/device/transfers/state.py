@@ -35,7 +35,7 @@ class Bulk:
         self._device = device
         self._copies = copies
         staging = device.staging
-        self.landing = StripeStaging(device.spec.staging_bytes // 2, staging.release, lambda: device.kick(None))
+        self.stripe_staging = StripeStaging(device.spec.staging_bytes // 2, staging.release, lambda: device.kick(None))
         """Staging memory that stripes have."""
 
     def _host(self, origin: Origin, size: int, direct: DirectCopies | None) -> HostBuffer | None:
@@ -93,7 +93,7 @@ def announced(flows: dict[int, Flow], transfer: int, make: type[Flow], command: 
     flow = flows.get(transfer)
     if flow is None:
         if unclaimed(flows) >= MAX_ANNOUNCED:
-            raise too_many(MAX_ANNOUNCED, f"{make.__name__.lower()}s", command)
+            raise too_many(MAX_ANNOUNCED, "uploads" if make is UploadFlow else "downloads", command)
         flow = flows[transfer] = make()
     return flow
 

@@ -30,7 +30,7 @@ class StripedDownloads(Bulk):
         if download.striped is None:
             if download.open:
                 raise another_way(transfer)
-            download.striped = StripedDownload(transfer, chunk, self.landing)
+            download.striped = StripedDownload(transfer, chunk, self.stripe_staging)
         check_same(transfer, chunk, download.striped.chunk)
         download.striped.join(stripe)
         self._device.kick(session)
@@ -84,11 +84,11 @@ class StripedDownloads(Bulk):
             take(host, at, part)
             striped.issue(stripe, host)
             arrived: Callable[[], None] = partial(striped.fetched, stripe, index, host)
-            verdicts = self._device.tracks.doubts.about(buffer.usage) if buffer is not None else None
-            if buffer is not None and verdicts:
-                release = self.landing.give_back
-                look = partial(self._look, origin, transfer, download, buffer, verdicts, host, release, arrived)
-                arrived = both(verdicts, look)
+            outcomes = self._device.tracks.pending_outcomes.about(buffer.usage) if buffer is not None else None
+            if buffer is not None and outcomes:
+                release = self.stripe_staging.give_back
+                look = partial(self._look, origin, transfer, download, buffer, outcomes, host, release, arrived)
+                arrived = both(outcomes, look)
             self._device.tracks.on_complete(track, arrived)
             download.queued = max(download.queued, at + part)
         if download.aborted:
@@ -105,13 +105,13 @@ class StripedDownloads(Bulk):
         transfer: int,
         download: DownloadFlow,
         buffer: Buffer,
-        verdicts: Sequence[PendingOutcome],
+        outcomes: Sequence[PendingOutcome],
         host: HostBuffer,
         release: Callable[[HostBuffer], None],
         arrived: Callable[[], None],
     ) -> None:
         """A chunk has come whose contents hung on how collectives would end."""
-        if not download.refused and not refused_read(origin, buffer, verdicts):
+        if not download.refused and not refused_read(origin, buffer, outcomes):
             arrived()
             return
         release(host)

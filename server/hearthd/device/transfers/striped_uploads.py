@@ -29,7 +29,7 @@ class StripedUploads(Bulk):
         if upload.striped is None:
             if upload.chunks or upload.written or upload.ended:
                 raise another_way(transfer)
-            upload.striped = StripedUpload(transfer, chunk, self.landing)
+            upload.striped = StripedUpload(transfer, chunk, self.stripe_staging)
         check_same(transfer, chunk, upload.striped.chunk)
         upload.striped.join(stripe)
         self._device.kick(session)
