@@ -201,9 +201,9 @@ class SegmentConnection:
             place = SegmentRange(self._segments.find(self.session, ident), start, size)
             check_range(f"transfer {frame.id}", ident, place.segment.size, start, size)
             if frame.kind == Kind.UPLOAD:
-                self._transfers.place_upload(self.session, frame.id, place)
+                self._transfers.uploads.shared.place(self.session, frame.id, place)
             else:
-                self._transfers.place_download(self.session, frame.id, place)
+                self._transfers.downloads.shared.place(self.session, frame.id, place)
         except Refusal as refusal:
             self._refuse(frame.id, refusal)
         else:

@@ -128,16 +128,18 @@ class Stripes:
                     details={"requested": chunk, "allowed": stripe.max_chunk},
                 )
             if kind == Kind.UPLOAD:
-                self._transfers.stripe_upload(session, transfer, chunk, stripe)
+                self._transfers.uploads.striped.announce(session, transfer, chunk, stripe)
             else:
-                self._transfers.stripe_download(session, transfer, chunk, stripe)
+                self._transfers.downloads.striped.announce(session, transfer, chunk, stripe)
         except Refusal as refusal:
             payload = refusal.to_status().SerializeToString()
             stripe.put(HEADER.pack(len(payload), Kind.ABORT, 0, 0, transfer) + payload)
 
     def arrived(self, stripe: Stripe, transfer: int, offset: int, size: int, host: HostBuffer, seconds: float) -> None:
         session = self._sessions(stripe.channel)
-        if session is not None and self._transfers.landed(session, transfer, stripe, offset, size, host, seconds):
+        if session is not None and self._transfers.uploads.striped.landed(
+            session, transfer, stripe, offset, size, host, seconds
+        ):
             stripe.put(taken(transfer, offset))
         else:
             self._transfers.stripe_staging.give_back(host)
@@ -146,7 +148,7 @@ class Stripes:
         session = self._sessions(stripe.channel)
         if session is not None:
             try:
-                self._transfers.taken(session, transfer, stripe, offset)
+                self._transfers.downloads.striped.taken(session, transfer, stripe, offset)
             except ValueError as error:
                 self._journal.warning("stripe", channel=stripe.channel, session=session.id, error=str(error))
                 stripe.close()
@@ -155,7 +157,7 @@ class Stripes:
         self._transfers.stripe_staging.give_back(chunk.host)
         session = self._sessions(stripe.channel)
         if session is not None:
-            self._transfers.gone(session, chunk.transfer, stripe, seconds)
+            self._transfers.downloads.striped.gone(session, chunk.transfer, stripe, seconds)
 
     def over(self, stripe: Stripe, why: str, left: list[HostBuffer]) -> None:
         self._waiting.pop(stripe, None)

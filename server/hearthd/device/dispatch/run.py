@@ -132,9 +132,9 @@ class DispatchRun:
         try:
             for slot in self._slots:
                 if slot.what.upload:
-                    slot.upload = transfers.expect(session, slot.what.upload, "dispatch")
+                    slot.upload = transfers.uploads.expect(session, slot.what.upload, "dispatch")
                 if slot.what.download:
-                    slot.download = transfers.promise(session, slot.what.download, "dispatch")
+                    slot.download = transfers.downloads.promise(session, slot.what.download, "dispatch")
         except Refusal as refusal:
             self.let_go(refusal)
             raise
@@ -211,7 +211,9 @@ class DispatchRun:
         what = slot.what
         if slot.upload is not None:
             put = partial(self._put, slot)
-            return self._means.transfers.receive(self._origin, what.upload, slot.upload, what.size, put, slot.into)
+            return self._means.transfers.uploads.receive(
+                self._origin, what.upload, slot.upload, what.size, put, slot.into
+            )
         if not what.size:
             return True
         if self._track.full:
@@ -292,7 +294,7 @@ class DispatchRun:
         what = slot.what
         if slot.download is not None:
             take = partial(self._take, slot)
-            send = self._means.transfers.send
+            send = self._means.transfers.downloads.send
             if not send(self._origin, what.download, slot.download, what.length, take, direct=slot.out_of):
                 return False
         elif what.length:

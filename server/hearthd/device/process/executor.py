@@ -57,8 +57,8 @@ class Executor:
         self.inline_path = InlinePath(device, self, registry.launches, self.sharing, self.segments, registry.at_once)
         self._at_once: dict[int, Callable[[DeviceSession, Frame], None]] = {
             Kind.UPLOAD: self._upload,
-            Kind.DOWNLOAD: self.transfers.download_frame,
-            Kind.CREDIT: self.transfers.credit,
+            Kind.DOWNLOAD: self.transfers.downloads.frame,
+            Kind.CREDIT: self.transfers.downloads.credit,
             Kind.ABORT: self.transfers.aborted,
             Kind.CANCEL: self._cancel,
             Kind.SNAPSHOT: self.snapshots.answered,
@@ -69,7 +69,7 @@ class Executor:
         """Told of each session that ends, when nothing more of it runs."""
         self.in_order: dict[int, Callable[[DeviceSession, Frame], None]] = {
             Kind.CLOSE: self._close,
-            Kind.UPLOAD: self.transfers.upload_frame,
+            Kind.UPLOAD: self.transfers.uploads.frame,
             Kind.RESTORE: self.snapshots.restore,
         }
 
@@ -235,7 +235,7 @@ class Executor:
 
     def _upload(self, session: DeviceSession, frame: Frame) -> None:
         if not self.sharing.behind(session, frame):
-            self.transfers.upload_frame(session, frame)
+            self.transfers.uploads.frame(session, frame)
 
     def _cancel(self, session: DeviceSession, frame: Frame) -> None:
         """Nobody waits for a call any more: it is dropped unless it has begun. What has runs on, and nobody is told."""

@@ -45,7 +45,7 @@ class CopyCommands:
         if shared:
             return self._shared.write(origin, command, buffer, rows)
         if command.transfer:
-            return self._transfers.write(origin, command, buffer, rows)
+            return self._transfers.uploads.write(origin, command, buffer, rows)
         return Operation(
             origin,
             partial(self._write, origin, buffer, rows, command.data, DirectCopies(self._device, origin, buffer, rows)),
@@ -84,7 +84,7 @@ class CopyCommands:
         if command.HasField("shared"):
             return self._shared.read(origin, command, buffer, rows)
         if command.transfer:
-            return self._transfers.read(origin, command, buffer, rows)
+            return self._transfers.downloads.read(origin, command, buffer, rows)
         limit = self._device.spec.max_inline_bytes
         if command.size > limit:
             raise Refusal(

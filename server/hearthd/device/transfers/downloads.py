@@ -18,9 +18,9 @@ from hearthd.device.session.session import DeviceSession
 from hearthd.device.streams.pending_outcomes import both
 from hearthd.device.transfers.chunk_memory import ChunkSlot, DownloadChunkMemory
 from hearthd.device.transfers.layout import pieces
-from hearthd.device.transfers.shared import PlacedDownloads
+from hearthd.device.transfers.shared import SharedDownloads
 from hearthd.device.transfers.staged import DirectCopies, locate, refused_read
-from hearthd.device.transfers.state import Move, check_live, claim
+from hearthd.device.transfers.state import Move, TransferContext, check_live, claim
 from hearthd.device.transfers.striped_downloads import StripedDownloads
 
 LAST = int(Flag.LAST)
@@ -29,16 +29,20 @@ Chunk = Callable[[ChunkSlot | bytes, int], None]
 """Sends the next chunk of a transfer, and its size in bytes."""
 
 
-class Downloads(StripedDownloads, PlacedDownloads):
-    """Bytes on their way out."""
+class Downloads:
+    """Downloads of one device process. `chunks`: memory shared with the front. Device-handle thread only."""
 
-    chunks: DownloadChunkMemory
-    """The way to the front that copies least."""
+    def __init__(self, context: TransferContext, chunks: DownloadChunkMemory) -> None:
+        self._context = context
+        self._device = context.device
+        self.chunks = chunks
+        self.striped = StripedDownloads(context)
+        self.shared = SharedDownloads(context.device)
 
-    def download_frame(self, session: DeviceSession, frame: Frame) -> None:
+    def frame(self, session: DeviceSession, frame: Frame) -> None:
         """The front has a client waiting for these chunks."""
         if frame.id in session.over:
-            self.give_up(session, frame.id, Refusal(Reason.TRANSFER_ABORTED, f"transfer {frame.id} is over"))
+            self._context.give_up(session, frame.id, Refusal(Reason.TRANSFER_ABORTED, f"transfer {frame.id} is over"))
             return
         download = session.downloads.setdefault(frame.id, DownloadFlow())
         download.unstripe()  # its client could not go on with it
@@ -53,7 +57,7 @@ class Downloads(StripedDownloads, PlacedDownloads):
             download.credits += frame.flags
             self._device.kick(session)
 
-    def download_aborted(self, session: DeviceSession, transfer: int, download: DownloadFlow) -> None:
+    def aborted(self, session: DeviceSession, transfer: int, download: DownloadFlow) -> None:
         download.aborted = True
         if not download.claimed:  # the command that comes for it is refused: nobody would ever take its bytes
             del session.downloads[transfer]
@@ -79,7 +83,7 @@ class Downloads(StripedDownloads, PlacedDownloads):
             writes=(origin.stream,),
             reads=(buffer,),
         )
-        operation.on_failure = partial(self.give_up, session, command.transfer)
+        operation.on_failure = partial(self._context.give_up, session, command.transfer)
         return operation
 
     def _read(
@@ -95,12 +99,12 @@ class Downloads(StripedDownloads, PlacedDownloads):
         if download.refused:
             return True
         if download.queued == 0 and refused_read(origin, buffer):
-            self.give_up(session, command.transfer, Refusal(Reason.DEPENDENCY_FAILED, "the read failed"))
+            self._context.give_up(session, command.transfer, Refusal(Reason.DEPENDENCY_FAILED, "the read failed"))
             return True
         direct.address = address = locate(buffer, rows, "read")
 
         def take(host: HostBuffer, at: int, size: int) -> None:
-            self._copies.download(origin, buffer, address, host, size, pieces(rows, at, size))
+            self._context.copies.download(origin, buffer, address, host, size, pieces(rows, at, size))
 
         def sent() -> None:
             origin.reply(commands_pb2.Result(read=commands_pb2.ReadResult(size=command.size)))
@@ -126,10 +130,10 @@ class Downloads(StripedDownloads, PlacedDownloads):
         """
         if download.placed is not None:
             place = download.placed
-            return self._send_placed(origin, transfer, download, place, size, take, sent, direct, buffer)
+            return self.shared.send(origin, transfer, download, place, size, take, sent, direct, buffer)
         striped, track = download.striped, origin.stream.track
         if striped is not None:
-            if not self._send_striped(origin, transfer, download, striped, size, take, direct, buffer):
+            if not self.striped.send(origin, transfer, download, striped, size, take, direct, buffer):
                 return False
             origin.session.downloads.pop(transfer, None)
             origin.session.over.add(transfer)  # a stripe may still come to say that it would carry it
@@ -149,7 +153,7 @@ class Downloads(StripedDownloads, PlacedDownloads):
             at, part = download.queued, min(self._device.spec.chunk_bytes, size - download.queued)
             last = at + part == size
             chunk = partial(self._chunk, origin, transfer, at, sent if last else None)
-            host = self._slot(part, direct) or self._host(origin, max(part, 1), direct)
+            host = self._slot(part, direct) or self._context.host(origin, max(part, 1), direct)
             if host is not None:
                 if part:
                     self._take(take, origin, host, at, part)
@@ -157,11 +161,13 @@ class Downloads(StripedDownloads, PlacedDownloads):
                 outcomes = self._device.tracks.pending_outcomes.about(buffer.usage) if buffer is not None else None
                 if buffer is not None and outcomes:
                     release = self._release
-                    look = partial(self._look, origin, transfer, download, buffer, outcomes, host, release, arrived)
+                    look = partial(
+                        self._context.deliver, origin, transfer, download, buffer, outcomes, host, release, arrived
+                    )
                     arrived = both(outcomes, look)
                 self._device.tracks.on_complete(track, arrived)
             else:
-                without = direct is not None and self._without(max(part, 1), direct)
+                without = direct is not None and self._context.without(max(part, 1), direct)
                 data = direct.read(at, part) if direct is not None and without else None
                 if data is None:
                     return False

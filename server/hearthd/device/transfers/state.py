@@ -1,8 +1,8 @@
-"""What uploads and downloads share: numbers, the host memory that they go through, an end before the last byte."""
+"""State and checks that uploads and downloads share: transfer numbers, host memory, and early ends."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import TypeVar
 
 from hearth_proto.frames import Kind
@@ -12,8 +12,10 @@ from hearthd.device.context import DeviceContext
 from hearthd.device.flows.stripe_window import StripeStaging
 from hearthd.device.flows.transfer import DownloadFlow, UploadFlow
 from hearthd.device.operation import Origin
+from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.session import DeviceSession
-from hearthd.device.transfers.staged import DirectCopies, StagedCopies
+from hearthd.device.streams.pending_outcomes import PendingOutcome
+from hearthd.device.transfers.staged import DirectCopies, StagedCopies, refused_read
 
 MAX_UNCLAIMED = 64
 """Uploads of one session whose Write has not come yet."""
@@ -28,28 +30,50 @@ Move = Callable[[HostBuffer, int, int], None]
 """Copies (size bytes) between a host buffer and the device, from the transfer's byte (second argument) on."""
 
 
-class Bulk:
-    """One way of a device process's bulk side. Device-handle thread."""
+class TransferContext:
+    """State that uploads and downloads of one device process share. Device-handle thread only."""
 
     def __init__(self, device: DeviceContext, copies: StagedCopies) -> None:
-        self._device = device
-        self._copies = copies
+        self.device = device
+        self.copies = copies
         staging = device.staging
         self.stripe_staging = StripeStaging(device.spec.staging_bytes // 2, staging.release, lambda: device.kick(None))
-        """Staging memory that stripes have."""
+        """Staging memory that is lent to stripes."""
 
-    def _host(self, origin: Origin, size: int, direct: DirectCopies | None) -> HostBuffer | None:
-        """Host memory for a chunk, or None: wait, or do without it."""
+    def host(self, origin: Origin, size: int, direct: DirectCopies | None) -> HostBuffer | None:
+        """Returns host memory for a chunk; None: the copy has to wait, or to do without."""
         if direct is None:
-            return self._device.staging.acquire(size, origin.session)
-        return None if direct.asked else self._device.staging.find(size, origin.session)
+            return self.device.staging.acquire(size, origin.session)
+        return None if direct.asked else self.device.staging.find(size, origin.session)
 
-    def _without(self, size: int, direct: DirectCopies) -> bool:
-        """Whether a chunk has to do without."""
-        return direct.asked or self._device.staging.refusal(size) is not None
+    def without(self, size: int, direct: DirectCopies) -> bool:
+        """Returns True if a chunk has to do without host memory."""
+        return direct.asked or self.device.staging.refusal(size) is not None
+
+    def deliver(
+        self,
+        origin: Origin,
+        transfer: int,
+        download: DownloadFlow,
+        buffer: Buffer,
+        outcomes: Sequence[PendingOutcome],
+        host: HostBuffer,
+        release: Callable[[HostBuffer], None],
+        arrived: Callable[[], None],
+    ) -> None:
+        """Calls `arrived` for a chunk whose contents depended on `outcomes`, or refuses the read if one of them is a
+        failure."""
+        if not download.refused and not refused_read(origin, buffer, outcomes):
+            arrived()
+            return
+        release(host)
+        if not download.refused:
+            download.refused = True
+            self.give_up(origin.session, transfer, Refusal(Reason.DEPENDENCY_FAILED, "the read failed"))
+            self.device.kick(origin.session)
 
     def give_up(self, session: DeviceSession, transfer: int, refusal: Refusal) -> None:
-        """Ends a transfer before its last byte; whoever is on its other side is told why."""
+        """Ends a transfer before its last byte, and sends the reason to its other side."""
         flow = session.uploads.pop(transfer, None) or session.downloads.pop(transfer, None)
         session.over.add(transfer)
         payload = refusal.to_status().SerializeToString()
@@ -57,7 +81,7 @@ class Bulk:
             flow.striped.abort(payload)
         if flow is not None:
             flow.unstripe()
-        self._device.outbox.put(Kind.ABORT, payload, channel=session.channel, id=transfer)
+        self.device.outbox.put(Kind.ABORT, payload, channel=session.channel, id=transfer)
 
 
 def check_live(session: DeviceSession, transfer: int, other_way: Container[int]) -> None:

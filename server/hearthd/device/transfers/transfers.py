@@ -16,11 +16,12 @@ from hearthd.device.session.session import DeviceSession
 from hearthd.device.transfers.chunk_memory import DownloadChunkMemory
 from hearthd.device.transfers.downloads import Downloads
 from hearthd.device.transfers.staged import StagedCopies
+from hearthd.device.transfers.state import TransferContext
 from hearthd.device.transfers.uploads import Uploads
 
 
-class Transfers(Uploads, Downloads):
-    """The bulk side of a device process."""
+class Transfers:
+    """Uploads and downloads of one device process. Device-handle thread only."""
 
     on_close: Callable[[DeviceSession], None] = staticmethod(lambda session: None)
     """Told that a session is being closed: its stripes go with it."""
@@ -29,7 +30,12 @@ class Transfers(Uploads, Downloads):
     """How many there are."""
 
     def __init__(self, device: DeviceContext, copies: StagedCopies, chunks: DownloadChunkMemory) -> None:
-        super().__init__(device, copies)
+        self._device = device
+        context = TransferContext(device, copies)
+        self.stripe_staging = context.stripe_staging
+        self.give_up = context.give_up
+        self.uploads = Uploads(context)
+        self.downloads = Downloads(context, chunks)
         self.chunks = chunks
 
     def close(self, session: DeviceSession) -> None:
@@ -49,9 +55,9 @@ class Transfers(Uploads, Downloads):
         """The client's side of a transfer broke."""
         download = session.downloads.get(frame.id)
         if download is not None:
-            self.download_aborted(session, frame.id, download)
+            self.downloads.aborted(session, frame.id, download)
         else:
-            self.upload_aborted(session, frame.id, frame.payload)
+            self.uploads.aborted(session, frame.id, frame.payload)
 
 
 def _flows(session: DeviceSession) -> list[UploadFlow | DownloadFlow]:

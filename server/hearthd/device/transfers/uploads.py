@@ -20,16 +20,22 @@ from hearthd.device.operation import Operation, Origin
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.transfers.layout import pieces
-from hearthd.device.transfers.shared import PlacedUploads
+from hearthd.device.transfers.shared import SharedUploads
 from hearthd.device.transfers.staged import DirectCopies, locate
-from hearthd.device.transfers.state import MAX_UNCLAIMED, Move, check_live, claim, too_many, unclaimed
+from hearthd.device.transfers.state import MAX_UNCLAIMED, Move, TransferContext, check_live, claim, too_many, unclaimed
 from hearthd.device.transfers.striped_uploads import StripedUploads
 
 
-class Uploads(StripedUploads, PlacedUploads):
-    """Bytes on their way in."""
+class Uploads:
+    """Uploads of one device process. Device-handle thread only."""
 
-    def upload_frame(self, session: DeviceSession, frame: Frame) -> None:
+    def __init__(self, context: TransferContext) -> None:
+        self._context = context
+        self._device = context.device
+        self.striped = StripedUploads(context)
+        self.shared = SharedUploads(context.device)
+
+    def frame(self, session: DeviceSession, frame: Frame) -> None:
         upload = session.uploads.get(frame.id)
         if upload is None:
             if frame.id in session.over:
@@ -38,7 +44,7 @@ class Uploads(StripedUploads, PlacedUploads):
                 self._device.outbox.put(Kind.CREDIT, channel=session.channel, id=frame.id, flags=1)
                 return
             if unclaimed(session.uploads) >= MAX_UNCLAIMED:
-                self.give_up(session, frame.id, too_many(MAX_UNCLAIMED, "uploads", "Write"))
+                self._context.give_up(session, frame.id, too_many(MAX_UNCLAIMED, "uploads", "Write"))
                 return
             upload = session.uploads[frame.id] = UploadFlow()
         try:
@@ -51,10 +57,10 @@ class Uploads(StripedUploads, PlacedUploads):
         if frame.flags & Flag.LAST:
             upload.ended = True
         if upload.error is not None and not upload.claimed:
-            self.give_up(session, frame.id, upload.error)
+            self._context.give_up(session, frame.id, upload.error)
         self._device.kick(session)
 
-    def upload_aborted(self, session: DeviceSession, transfer: int, payload: bytes) -> None:
+    def aborted(self, session: DeviceSession, transfer: int, payload: bytes) -> None:
         if transfer in session.over:
             return
         upload = session.uploads.get(transfer)
@@ -93,7 +99,7 @@ class Uploads(StripedUploads, PlacedUploads):
             writes=(origin.stream, buffer),
             spoils=(buffer,),
         )
-        operation.on_failure = partial(self.give_up, session, command.transfer)
+        operation.on_failure = partial(self._context.give_up, session, command.transfer)
         return operation
 
     def _write(
@@ -109,7 +115,7 @@ class Uploads(StripedUploads, PlacedUploads):
         direct.address = address = locate(buffer, rows, "write")
 
         def put(host: HostBuffer, at: int, size: int) -> None:
-            self._copies.upload(origin, buffer, address, host, size, pieces(rows, at, size))
+            self._context.copies.upload(origin, buffer, address, host, size, pieces(rows, at, size))
 
         placed = upload.placed is not None
         if not self.receive(origin, command.transfer, upload, command.size, put, direct):
@@ -150,11 +156,13 @@ class Uploads(StripedUploads, PlacedUploads):
                 raise self._too_long(origin, upload, size)
             if track.full:
                 return False
-            host = self._host(origin, len(data), direct)
+            host = self._context.host(origin, len(data), direct)
             if host is not None:
                 host.view[: len(data)] = data
                 put(host, upload.written, len(data))
-            elif direct is None or not self._without(len(data), direct) or not direct.write(upload.written, data):
+            elif (
+                direct is None or not self._context.without(len(data), direct) or not direct.write(upload.written, data)
+            ):
                 return False
             upload.chunks.popleft()
             upload.written += len(data)
@@ -173,11 +181,11 @@ class Uploads(StripedUploads, PlacedUploads):
     def _receive_otherwise(
         self, origin: Origin, upload: UploadFlow, size: int, put: Move, direct: DirectCopies | None
     ) -> bool:
-        """The same of what lies in shared memory, or comes over stripes; True where neither is so."""
+        """As `receive`, for bytes in shared memory or over stripes; returns True for other uploads."""
         if upload.placed is not None:
-            return self._receive_placed(origin, upload, upload.placed, size, put, direct)
+            return self.shared.receive(origin, upload, upload.placed, size, put, direct)
         if upload.striped is not None:
-            return self._receive_striped(origin, upload, upload.striped, size, put, direct)
+            return self.striped.receive(origin, upload, upload.striped, size, put, direct)
         return True
 
     def _check_not_over(self, origin: Origin, upload: UploadFlow, size: int) -> None:
