@@ -20,7 +20,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.context import DeviceContext
 from hearthd.device.ipc.published import FrontReplies, closed
 from hearthd.device.memory.reservations import Reservations
-from hearthd.device.memory.shared_ownership import LentAllocation, MappedAllocation, PoolAllocation, SharedAllocation
+from hearthd.device.memory.shared_ownership import MappedAllocation, PoolAllocation, SharedAllocation, is_lent
 from hearthd.device.operation import Operation, Origin, submit
 from hearthd.device.platform.fd_passing import DescriptorSocket
 from hearthd.device.resources.grants import MemoryRequest
@@ -46,7 +46,7 @@ class LentBuffer:
 
     def __init__(self, session: DeviceSession) -> None:
         self.session = session
-        self.place: LentAllocation | None = None
+        self.place: MappedAllocation | None = None
         """None: it has not come so far."""
 
 
@@ -134,14 +134,14 @@ class Lending:
         if self._device.tracks.pending_outcomes.about(buffer.usage):
             return False  # what a collective leaves in it may turn out to be worth nothing
         check_exportable(buffer)
-        if not isinstance(buffer.place, LentAllocation):
+        if not is_lent(buffer):
             try:
                 self._move(buffer, lent.session)
             except Refusal as refusal:
                 if memory_request.waits(refusal):
                     return False
                 raise
-        place: LentAllocation = buffer.place
+        place: MappedAllocation = buffer.place
         place.join(lent, lent.session)
         lent.place = place
         self._behind(place.usage, partial(self._hand_over, call, key, lent, buffer.size, file))
@@ -153,7 +153,7 @@ class Lending:
         self._reservations.check_quota(session, size)
         self._device.grants.make_room(size)
         memory = server.create_shared(size, writable=True)
-        place = LentAllocation(self._reservations, memory, size, session, self._unmap)
+        place = MappedAllocation(self._reservations, memory, size, session, self._unmap, lent=True)
         place.join(buffer, session)
         old: SharedAllocation | None = buffer.place
         usage = buffer.usage if old is None else old.usage
@@ -213,8 +213,6 @@ class Lending:
     # ---- the end of the memory ----
 
     def _unmap(self, place: MappedAllocation) -> None:
-        assert isinstance(place, LentAllocation)
-
         def unmap() -> None:
             self._device.server.release_shared(place.memory)
             self._device.kick(None)
@@ -234,7 +232,7 @@ def check_exportable(buffer: Buffer) -> None:
         why, fix = buffer.read_only.why, "export a copy: who maps memory can write to it"
     elif buffer.module is not None:
         why, fix = "is a variable of a module", "copy it to an array, and export that"
-    elif buffer.holders and not isinstance(buffer.place, LentAllocation):
+    elif buffer.holders and not is_lent(buffer):
         why = f"is used by {buffer.holders} graphs, prepared lists or tensor maps, which know where it lies"
         fix = "export it before they are made, or destroy them first"
     else:

@@ -173,8 +173,8 @@ class Publishing:
         """The memory counts with this process from now on."""
         shared = self._known.get(number)
         if shared is not None and isinstance(shared.place, MappedAllocation) and shared.place.bearer is None:
-            if shared.place.shared is not NOTHING:
-                self._device.server.own_shared(shared.place.shared)
+            if shared.place.memory is not NOTHING:
+                self._device.server.own_shared(shared.place.memory)
             shared.place.bear()
             self._device.grants.overtaken()
 
@@ -257,8 +257,8 @@ class Publishing:
 
     def _unmap(self, place: MappedAllocation) -> None:
         def unmap() -> None:
-            if place.shared is not NOTHING:
-                self._device.server.release_shared(place.shared)
+            if place.memory is not NOTHING:
+                self._device.server.release_shared(place.memory)
             self._tell(left=[place.number])
             self._device.kick(None)
 

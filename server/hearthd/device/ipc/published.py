@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2
-from hearthd.device.memory.shared_ownership import LentAllocation, SharedAllocation
+from hearthd.device.memory.shared_ownership import SharedAllocation, is_lent
 from hearthd.device.operation import Origin
 from hearthd.device.session.buffer import Buffer, ReadOnly
 from hearthd.device.session.session import BatchEntry, DeviceSession
@@ -55,7 +55,7 @@ def check_publishable(buffer: Buffer) -> None:
         why, fix = ATTACHED.why, "publish a copy of it"
     elif buffer.read_only is not None:
         why, fix = buffer.read_only.why, "unpublish it first, or publish a copy"
-    elif isinstance(buffer.place, LentAllocation):
+    elif is_lent(buffer):
         why, fix = "is, or was, exported to another process, which may write to it", "publish a copy of it"
     elif buffer.module is not None:
         why, fix = "is a variable of a module", "copy it to an array, and publish that"

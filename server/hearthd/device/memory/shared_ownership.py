@@ -40,6 +40,9 @@ class SharedAllocation(ABC):
         """Oldest first."""
         self.number = 0
         """Of the publication."""
+        self.lent = False
+        """Another process of this host may read and write the memory. That cannot be revoked, so the memory is not
+        shared with any further process."""
         self.on_leave: Callable[[SharedAllocation, object], None] = lambda place, holder: None
         """Told of each holder that has let go, before the memory goes back with the last one."""
 
@@ -80,6 +83,11 @@ class SharedAllocation(ABC):
     def _release(self) -> None: ...
 
 
+def is_lent(buffer: Buffer) -> bool:
+    """Returns True if another process of this host may write to the buffer."""
+    return buffer.place is not None and bool(buffer.place.lent)
+
+
 class PoolAllocation(SharedAllocation):
     """A buffer's part of a reservation of the pool."""
 
@@ -117,17 +125,20 @@ class MappedAllocation(SharedAllocation):
         size: int,
         bearer: DeviceSession | None,
         release: Callable[[MappedAllocation], None],
+        *,
+        lent: bool = False,
     ) -> None:
         super().__init__(memory.address, size, Usage(), bearer)
         self._reservations = reservations
-        self._memory = memory
+        self.memory = memory
+        self.lent = lent
         self._give_back = release
         if bearer is not None:
             self._count(bearer, 1)
 
     @property
-    def shared(self) -> SharedMemory:
-        return self._memory
+    def shared(self) -> SharedMemory | None:
+        return None if self.lent else self.memory
 
     def bear(self) -> None:
         """Counts the memory here from now on: the process that it counted with has dropped it."""
@@ -138,24 +149,11 @@ class MappedAllocation(SharedAllocation):
     def _count(self, session: DeviceSession, sign: int) -> None:
         session.allocations += sign
         session.bytes_in_use += sign * self.size
-        session.bytes_reserved += sign * self._memory.reserved
-        self._reservations.count(session.tenant, sign * self._memory.reserved)
+        session.bytes_reserved += sign * self.memory.reserved
+        self._reservations.count(session.tenant, sign * self.memory.reserved)
         session.bytes_peak = max(session.bytes_peak, session.bytes_in_use)
 
     def _release(self) -> None:
         if self.bearer is not None:
             self._count(self.bearer, -1)
         self._give_back(self)
-
-
-class LentAllocation(MappedAllocation):
-    """Memory that another process on this host was given, to read and to write, by the session whose it is. It is not
-    handed on to anybody else: that it was given cannot be taken back."""
-
-    @property
-    def shared(self) -> None:  # type: ignore[override]
-        return None
-
-    @property
-    def memory(self) -> SharedMemory:
-        return self._memory
