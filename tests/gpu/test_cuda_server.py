@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.backend.communicator import Exchange
+from hearthd.device.backend.communicator import CollectiveExchange
 from hearthd.device.backend.compiler import Image, Source
 from hearthd.device.backend.server import ComputeServer
 from hearthd.shared.device_spec import DeviceSpec
 
 if TYPE_CHECKING:
-    from hearthd.device.cuda.launch import Function
-    from hearthd.device.cuda.memory import Memory
+    from hearthd.device.cuda.launch import CudaFunction
+    from hearthd.device.cuda.memory import CudaMemory
     from hearthd.device.cuda.server import CudaServer
     from hearthd.device.cuda.streams import Event, Stream
 
@@ -47,7 +47,7 @@ extern "C" __global__ void spin(long long cycles, int* flag) {
 """
 
 
-def build(server: CudaServer, code: str, name: str, **options: Any) -> Function:
+def build(server: CudaServer, code: str, name: str, **options: Any) -> CudaFunction:
     return server.load(server.compiler.compile(Source(code, **options))).function(name)
 
 
@@ -266,10 +266,10 @@ def test_host_buffers_are_writable_and_reused(server: CudaServer) -> None:
 
 
 def test_the_host_pool_grows_beside_the_device_thread() -> None:
-    from hearthd.device.cuda.host import HostPool
+    from hearthd.device.cuda.host import CudaHostPool
 
     grown = threading.Event()
-    pool = HostPool(4 << 20, slab=1 << 20, on_grown=grown.set)
+    pool = CudaHostPool(4 << 20, slab=1 << 20, on_grown=grown.set)
     first = pool.take(1 << 20)
     assert first is not None and pool.take(4096) is None, "nothing is locked on this thread"
     assert grown.wait(10) and pool.grown() and not pool.grown()
@@ -515,7 +515,7 @@ def test_ptx_is_loaded_and_bad_code_refused(server: CudaServer, stream: Stream) 
 # launching
 
 
-def saxpy_params(a: float, x: Memory, y: Memory, n: int) -> bytearray:
+def saxpy_params(a: float, x: CudaMemory, y: CudaMemory, n: int) -> bytearray:
     return bytearray(struct.pack("<f4xQQq", a, x.address, y.address, n))
 
 
@@ -695,14 +695,14 @@ def test_a_group_of_one(server: CudaServer, stream: Stream) -> None:
     alone = server.communicators.join(unique, 0, 1)
     memory = server.allocate(12, stream)
     put(server, memory.address, struct.pack("<3f", 1, 2, 3), stream)
-    alone.enqueue([Exchange("all_reduce", memory.address, memory.address, 3, "float32", "mean")], stream)
+    alone.enqueue([CollectiveExchange("all_reduce", memory.address, memory.address, 3, "float32", "mean")], stream)
     assert struct.unpack("<3f", get(server, memory.address, 12, stream)) == (1, 2, 3)
     assert alone.failed() == ""
     alone.abort()
     alone.abort()
     assert alone.failed()
     with pytest.raises(Refusal) as caught:
-        alone.enqueue([Exchange("all_reduce", memory.address, memory.address, 3, "float32", "mean")], stream)
+        alone.enqueue([CollectiveExchange("all_reduce", memory.address, memory.address, 3, "float32", "mean")], stream)
     assert caught.value.reason is Reason.COMMUNICATOR_FAILED
     server.free(memory, stream)
 
@@ -724,7 +724,9 @@ def member(rank: int, pipe: Connection, vanish: bool) -> None:
     server.fill(source.address, struct.pack("<f", rank + 1.0), 4 * COUNT, stream)
     results = {}
     for op in ("sum", "mean", "min", "max", "prod"):
-        communicator.enqueue([Exchange("all_reduce", source.address, target.address, COUNT, "float32", op)], stream)
+        communicator.enqueue(
+            [CollectiveExchange("all_reduce", source.address, target.address, COUNT, "float32", op)], stream
+        )
         results[op] = struct.unpack(f"<{COUNT}f", get(server, target.address, 4 * COUNT, stream))
     pipe.send({op: sorted(set(values)) for op, values in results.items()})
     if not vanish:
@@ -738,7 +740,9 @@ def member(rank: int, pipe: Connection, vanish: bool) -> None:
     began = time.monotonic()
     noticed = False
     try:
-        communicator.enqueue([Exchange("all_reduce", source.address, target.address, COUNT, "float32", "sum")], stream)
+        communicator.enqueue(
+            [CollectiveExchange("all_reduce", source.address, target.address, COUNT, "float32", "sum")], stream
+        )
     except Refusal as refusal:  # NCCL saw for itself that the peer is gone
         noticed = refusal.reason is Reason.COMMUNICATOR_FAILED
     enqueued = time.monotonic() - began

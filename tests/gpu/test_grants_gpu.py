@@ -12,7 +12,7 @@ import pytest
 
 from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.resources.grants import Grants
+from hearthd.device.resources.grants import ProcessGrants
 from hearthd.shared.device_spec import DeviceSpec
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Limited:
         self.server = server
         self.said: list[dict[str, Any]] = []
         outbox: Any = SimpleNamespace(put=lambda kind, payload, id=0: self.said.append(json.loads(payload)))
-        self.grants = Grants(DeviceSpec(0, "cuda", 0, memory_granted=granted, scrub=scrub), server, outbox)
+        self.grants = ProcessGrants(DeviceSpec(0, "cuda", 0, memory_granted=granted, scrub=scrub), server, outbox)
 
     def told(self, limit: int) -> dict[str, Any]:
         self.grants.told(Frame(Kind.LIMIT, 0, 0, 1, json.dumps({"bytes": limit}).encode()))

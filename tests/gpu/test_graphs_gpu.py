@@ -18,8 +18,8 @@ from hearthd.device.streams.stream_pool import WINDOW, WINDOWS
 from tests.support.gpu.settling import finish
 
 if TYPE_CHECKING:
-    from hearthd.device.cuda.launch import Function
-    from hearthd.device.cuda.memory import Memory
+    from hearthd.device.cuda.launch import CudaFunction
+    from hearthd.device.cuda.memory import CudaMemory
     from hearthd.device.cuda.server import CudaServer
     from hearthd.device.cuda.streams import Stream
 
@@ -63,10 +63,10 @@ class Bench:
         self.server = server
         self.stream: Stream = server.create_stream()
         module = server.load(server.compiler.compile(Source(SOURCE)))
-        self.kernels: dict[str, Function] = {
+        self.kernels: dict[str, CudaFunction] = {
             name: module.function(name) for name in ("mix", "spin", "shared", "together", "clustered")
         }
-        self.memory: list[Memory] = []
+        self.memory: list[CudaMemory] = []
 
     def array(self, values: Any) -> int:
         data = np.ascontiguousarray(values, np.uint32)

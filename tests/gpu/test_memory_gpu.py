@@ -223,7 +223,7 @@ class Rigs:
 
     def __call__(self, left: int | None = None) -> Any:
         def make(spec: DeviceSpec) -> CudaServer:
-            from hearthd.device.cuda.host import HostPool, lock_pages
+            from hearthd.device.cuda.host import CudaHostPool, lock_pages
             from hearthd.device.cuda.server import CudaServer
 
             made = CudaServer(spec)
@@ -237,7 +237,7 @@ class Rigs:
                     room -= size
                     return lock_pages(size)
 
-                made.host = HostPool(spec.staging_bytes, lock=lock, slab=MIB, on_grown=made.wake)
+                made.host = CudaHostPool(spec.staging_bytes, lock=lock, slab=MIB, on_grown=made.wake)
             return made
 
         self._made.append(Rig(DeviceSpec(0, "cuda", 0, chunk_bytes=300_000), make))

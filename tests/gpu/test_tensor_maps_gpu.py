@@ -16,7 +16,7 @@ from hearthd.device.backend.compiler import Source
 from hearthd.device.backend.tensor_map import Im2col, TensorMapSpec, Tile, check
 
 if TYPE_CHECKING:
-    from hearthd.device.cuda.launch import Function
+    from hearthd.device.cuda.launch import CudaFunction
     from hearthd.device.cuda.server import CudaServer
 
 pytestmark = pytest.mark.gpu
@@ -97,7 +97,7 @@ class Bench:
         self._module = server.load(server.compiler.compile(Source(SOURCE)))
         self._held: list[Any] = []
 
-    def function(self, name: str) -> Function:
+    def function(self, name: str) -> CudaFunction:
         return self._module.function(name)
 
     def put(self, array: np.ndarray) -> int:

@@ -5,39 +5,39 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hearthd.device.backend.launch_limits import Limits
+from hearthd.device.backend.launch_limits import LaunchLimits
 from hearthd.device.backend.server import ComputeServer
 from hearthd.device.compiler.service import CompileService
 from hearthd.device.outbox import Outbox
 from hearthd.device.platform.telemetry import Telemetry
-from hearthd.device.printf_capture import Output
-from hearthd.device.resources.grants import Grants
-from hearthd.device.resources.idle_work import Quiet
+from hearthd.device.printf_capture import PrintfCapture
+from hearthd.device.resources.grants import ProcessGrants
+from hearthd.device.resources.idle_work import IdleWork
 from hearthd.device.resources.staging import Staging
-from hearthd.device.session.launch_plan import Plan
+from hearthd.device.session.launch_plan import LaunchPlan
 from hearthd.device.session.observer import Record
-from hearthd.device.session.session import Session
+from hearthd.device.session.session import DeviceSession
 from hearthd.device.session.stream import LogicalStream
-from hearthd.device.streams.stream_pool import Track, Tracks
+from hearthd.device.streams.stream_pool import PooledStream, StreamPool
 from hearthd.shared.device_spec import DeviceSpec
 
 
 @dataclass
-class Device:
+class DeviceContext:
     """One device, its pools and its way out. Belongs to the device-handle thread."""
 
     spec: DeviceSpec
     server: ComputeServer
-    tracks: Tracks
+    tracks: StreamPool
     staging: Staging
-    grants: Grants
+    grants: ProcessGrants
     compiler: CompileService
     outbox: Outbox
     telemetry: Telemetry
-    limits: Limits
-    output: Output
-    quiet: Quiet
-    kick: Callable[[Session | None], None]
+    limits: LaunchLimits
+    output: PrintfCapture
+    idle_work: IdleWork
+    kick: Callable[[DeviceSession | None], None]
     """Something that a deferred command of the session (None: of any) waits for may have happened."""
     again: Callable[[], None]
     """A deferred command has had its turn and waits for nothing else: it is tried again at the loop's next."""
@@ -46,7 +46,7 @@ class Device:
     """The command whose work is being given to the device, where a trace or marks want to know."""
 
     def begin(
-        self, stream: LogicalStream, size: int = 0, *, track: Track | None = None, plan: Plan | None = None
+        self, stream: LogicalStream, size: int = 0, *, track: PooledStream | None = None, plan: LaunchPlan | None = None
     ) -> None:
         """Work follows, on the stream or on another `track` for it; the track waits for all that it has to already.
 

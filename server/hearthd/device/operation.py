@@ -12,20 +12,20 @@ from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2, status_pb2
 from hearthd.device.backend.server import DeviceFault
 from hearthd.device.session.buffer import Buffer
-from hearthd.device.session.session import BatchEntry, Session
+from hearthd.device.session.session import BatchEntry, DeviceSession
 from hearthd.device.session.stream import LogicalStream
-from hearthd.device.streams.stream_errors import Failure, poisoned, skipped
+from hearthd.device.streams.stream_errors import StreamFailure, poisoned, skipped
 
 
-class Replies(Protocol):
+class ReplySink(Protocol):
     """Where answers go."""
 
-    def result(self, session: Session, call: int, result: commands_pb2.Result) -> None: ...
-    def done(self, session: Session, call: int, request: int) -> None:
+    def result(self, session: DeviceSession, call: int, result: commands_pb2.Result) -> None: ...
+    def done(self, session: DeviceSession, call: int, request: int) -> None:
         """The result of what has none but that it is done."""
         ...
 
-    def acknowledge(self, session: Session, entry: BatchEntry) -> None: ...
+    def acknowledge(self, session: DeviceSession, entry: BatchEntry) -> None: ...
     def failed(self, origin: Origin, refusal: Refusal) -> None:
         """Counts a command that failed, was skipped, or is answered with what failed before it."""
         ...
@@ -73,8 +73,8 @@ class Origin:
 
     def __init__(
         self,
-        replies: Replies,
-        session: Session,
+        replies: ReplySink,
+        session: DeviceSession,
         stream: LogicalStream,
         name: str,
         *,
@@ -125,7 +125,7 @@ class Origin:
 
     def fail(self, refusal: Refusal, spoiled: Sequence[Buffer] = ()) -> None:
         """Answers with the refusal, or keeps it on the stream, where it spoils what would have been written."""
-        failure = Failure(self.name, self.stream.handle, self.seq, self.index, refusal)
+        failure = StreamFailure(self.name, self.stream.handle, self.seq, self.index, refusal)
         self.over = True
         if self.capture is not None:
             self.capture.failed(failure)
@@ -136,7 +136,7 @@ class Origin:
         if self.capture is None:
             self.keep(failure, spoiled)
 
-    def skip(self, because: Failure, spoiled: Sequence[Buffer]) -> None:
+    def skip(self, because: StreamFailure, spoiled: Sequence[Buffer]) -> None:
         """Not run: what it needs was never produced."""
         failure = skipped(self.name, self.stream.handle, self.seq, self.index, because)
         self.over = True
@@ -151,12 +151,12 @@ class Origin:
         if self.record is not None:
             self.record.failed(refusal.reason)
 
-    def keep(self, failure: Failure, spoiled: Sequence[Buffer]) -> None:
+    def keep(self, failure: StreamFailure, spoiled: Sequence[Buffer]) -> None:
         self.stream.failed(failure)
         for profile in self.stream.profiles:
             profile.stretch.add(failure)
         if spoiled:
-            self.session.recall.forget()
+            self.session.replay_cache.forget()
         for buffer in spoiled:
             if poisoned(buffer.failure) is None and buffer.read_only is None:  # what cannot be written is not spoiled
                 buffer.failure = failure
@@ -232,7 +232,7 @@ class Operation:
         try:
             because = self._missing()
             if because is not None and not self.announced:
-                self._let_go(because.cause.refusal)
+                self._release(because.cause.refusal)
                 self.origin.skip(because, self.spoils)
                 return self._finish()
             if not (self._run() if not self.origin.call else self._try()):
@@ -258,7 +258,7 @@ class Operation:
         self.begun = self.begun or track.given != given
         return done
 
-    def _missing(self) -> Failure | None:
+    def _missing(self) -> StreamFailure | None:
         """The failure behind what the operation needs, if any."""
         for buffer in self.needs:
             if buffer.failure is not None:
@@ -300,10 +300,10 @@ class Operation:
             self._finish()
 
     def _fail(self, refusal: Refusal) -> None:
-        self._let_go(refusal)
+        self._release(refusal)
         self.origin.fail(refusal, self.spoils)
 
-    def _let_go(self, refusal: Refusal) -> None:
+    def _release(self, refusal: Refusal) -> None:
         if self.on_failure is not None:
             self.on_failure(refusal)
 

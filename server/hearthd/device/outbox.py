@@ -81,7 +81,7 @@ class Vectors:
 
 
 class LaneSink(Protocol):
-    """A lane (`hearthd.device.channels.lane.Lane`), as the outbox and the inline path know it."""
+    """A lane (`hearthd.device.channels.lane.LaneConnection`), as the outbox and the inline path know it."""
 
     channel: int
     number: int
@@ -199,7 +199,7 @@ class Outbox:
             self._ack = None
             self._parts.append(HEADER.pack(0, ACK, 0, channel, seq))
 
-    def straight(self, lane: LaneSink, seq: int, payload: bytes) -> None:
+    def inline(self, lane: LaneSink, seq: int, payload: bytes) -> None:
         """A response, now, where nothing else has to go before it, with the ack of its batch: the last one that has
         come over this lane, and all before it have been executed."""
         channel = lane.channel

@@ -25,7 +25,7 @@ from hearth_proto.v1 import device_pb2
 from hearthd.device.flows.segment import SessionRef
 from hearthd.device.outbox import Outbox
 from hearthd.device.platform.telemetry import Telemetry
-from hearthd.device.streams.stream_pool import Track, Tracks
+from hearthd.device.streams.stream_pool import PooledStream, StreamPool
 
 KEPT_BYTES = 1 << 20
 """Text kept between two collections, as much as CUDA's own buffer holds by default; what comes beyond is counted."""
@@ -49,23 +49,23 @@ def prints(code: bytes) -> bool:
     return code.startswith(_FATBIN) or any(name in code for name in _PRINTERS)
 
 
-class Journal(Protocol):
+class LogSink(Protocol):
     """The log."""
 
     def info(self, event: str, **fields: object) -> None: ...
     def warning(self, event: str, **fields: object) -> None: ...
 
 
-class Output:
+class PrintfCapture:
     """Belongs to the device-handle thread, but for the thread that empties the pipe."""
 
     def __init__(
         self,
         flush: Callable[[], None],
-        tracks: Tracks,
+        tracks: StreamPool,
         outbox: Outbox,
         telemetry: Telemetry,
-        journal: Journal,
+        journal: LogSink,
         post: Callable[[Callable[[], None]], None],
     ) -> None:
         self._flush = flush
@@ -95,7 +95,7 @@ class Output:
 
     # ---- who prints ----
 
-    def launched(self, session: SessionRef, track: Track) -> None:
+    def launched(self, session: SessionRef, track: PooledStream) -> None:
         """A kernel that may print has been given to the track."""
         self.suspects[session.channel, track.index] = self._tracks.ordering.position(track.index)
         self._sessions[session.channel] = session.id

@@ -33,7 +33,7 @@ _WRITTEN = 2
 
 
 @dataclass(frozen=True)
-class Running:
+class RunningKernel:
     """A kernel that had begun and not ended."""
 
     kernel: str
@@ -46,7 +46,7 @@ class Crash:
     """The signal that a process brought on itself, or was sent."""
 
     signal: int
-    culprit: Running | None
+    culprit: RunningKernel | None
     """The kernel that did it; None: it happened outside of all kernels."""
     address: int | None = None
     """What it tried to use; None where the signal or the processor does not say."""
@@ -59,10 +59,10 @@ class Crash:
 
 
 @dataclass(frozen=True)
-class LastMoments:
+class CrashRecord:
     """What the process was doing."""
 
-    running: tuple[Running, ...] = ()
+    running: tuple[RunningKernel, ...] = ()
     crash: Crash | None = None
     """None: it ended in a way that it could not see coming, or not by a signal."""
 
@@ -72,25 +72,25 @@ def make() -> int:
     return sealed_memory.make("hearth-crash-record", SIZE)
 
 
-def read(file: int) -> LastMoments:
+def read(file: int) -> CrashRecord:
     """What the record says. Raises nothing for what is in it, OSError where it cannot be read."""
     return parse(os.pread(file, SIZE, 0))
 
 
-def parse(data: bytes) -> LastMoments:
+def parse(data: bytes) -> CrashRecord:
     """Whatever the bytes are; fewer than `SIZE` say nothing."""
     if len(data) < SIZE:
-        return LastMoments()
+        return CrashRecord()
     slots = [_slot(data, number) for number in range(SLOTS)]
-    return LastMoments(tuple(dict.fromkeys(slot for slot in slots if slot is not None)), _crash(data, slots))
+    return CrashRecord(tuple(dict.fromkeys(slot for slot in slots if slot is not None)), _crash(data, slots))
 
 
-def _slot(data: bytes, number: int) -> Running | None:
+def _slot(data: bytes, number: int) -> RunningKernel | None:
     taken, running, session, kernel = _SLOT.unpack_from(data, _HEAD_BYTES + number * _SLOT.size)
-    return Running(_text(kernel), _text(session)) if taken and running else None
+    return RunningKernel(_text(kernel), _text(session)) if taken and running else None
 
 
-def _crash(data: bytes, slots: list[Running | None]) -> Crash | None:
+def _crash(data: bytes, slots: list[RunningKernel | None]) -> Crash | None:
     state, number, code, slot, address, has_address, sender, x, y, z, said_by, _ = _HEAD.unpack_from(data)
     if state != _WRITTEN or number not in signal.valid_signals():
         return None

@@ -31,7 +31,7 @@ class _Entry:
         self.weight = weight
 
 
-class Ring(Generic[K]):
+class DeficitRoundRobin(Generic[K]):
     """Deficit round robin over one level. `quantum`: what an entry of average weight gets each round.
 
     Who leaves keeps its credit, or its debt, until rounds have made it what a newcomer gets.
@@ -131,12 +131,12 @@ class _Class(Generic[K]):
     __slots__ = ("groups", "owed", "rings")
 
     def __init__(self, quantum: float) -> None:
-        self.groups: Ring[str] = Ring(quantum)
-        self.rings: dict[str, Ring[K]] = {}
+        self.groups: DeficitRoundRobin[str] = DeficitRoundRobin(quantum)
+        self.rings: dict[str, DeficitRoundRobin[K]] = {}
         self.owed = 0.0
 
 
-class Fair(Generic[K]):
+class HierarchicalRoundRobin(Generic[K]):
     """Flows in groups in classes; see the module. A lower `priority` is more urgent, as for CUDA streams."""
 
     def __init__(self, quantum: float) -> None:
@@ -161,7 +161,7 @@ class Fair(Generic[K]):
         self._wanting.add(key)
         of = self._classes.setdefault(priority, _Class(self._quantum))
         of.groups.enter(group, weight)
-        of.rings.setdefault(group, Ring(self._quantum)).enter(key)
+        of.rings.setdefault(group, DeficitRoundRobin(self._quantum)).enter(key)
 
     def leave(self, key: K) -> None:
         """It wants none for now; what it used still counts when it comes back soon."""

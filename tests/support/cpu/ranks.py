@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.backend.communicator import Exchange
+from hearthd.device.backend.communicator import CollectiveExchange
 from hearthd.device.cpu.collective import shared_segment
 from hearthd.device.cpu.collective.shared_exchange import SharedExchange
 
@@ -33,7 +33,7 @@ def serve(pipe: multiprocessing.connection.Connection) -> None:
     """A rank in a process of its own: does what it is told, and reports the outcome. Can be told to abort meanwhile."""
     end: SharedExchange | None = None
 
-    def run(operations: Sequence[Exchange], timeout_s: float) -> None:
+    def run(operations: Sequence[CollectiveExchange], timeout_s: float) -> None:
         assert end is not None
         pipe.send("begun")
         try:
@@ -109,7 +109,7 @@ class Ranks:
         place[:] = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
         return place.view(data.dtype) if skew % data.itemsize == 0 else place
 
-    def start(self, rank: int, operations: Sequence[Exchange], timeout_s: float = TIMEOUT_S) -> None:
+    def start(self, rank: int, operations: Sequence[CollectiveExchange], timeout_s: float = TIMEOUT_S) -> None:
         """Returns when the rank is about to do it."""
         self.pipes[rank].send(("run", list(operations), timeout_s))
         assert self.pipes[rank].recv() == "begun"
@@ -119,7 +119,7 @@ class Ranks:
         result: Outcome = self.pipes[rank].recv()
         return result
 
-    def run(self, lists: Sequence[Sequence[Exchange]], timeout_s: float = TIMEOUT_S) -> list[Outcome]:
+    def run(self, lists: Sequence[Sequence[CollectiveExchange]], timeout_s: float = TIMEOUT_S) -> list[Outcome]:
         """Each rank's list as one call."""
         for pipe, operations in zip(self.pipes, lists, strict=True):
             pipe.send(("run", list(operations), timeout_s))
@@ -127,7 +127,7 @@ class Ranks:
             assert pipe.recv() == "begun"
         return [self.outcome(rank) for rank in range(self.count)]
 
-    def succeed(self, lists: Sequence[Sequence[Exchange]]) -> None:
+    def succeed(self, lists: Sequence[Sequence[CollectiveExchange]]) -> None:
         assert self.run(lists) == [(None, "")] * self.count
 
     def close(self) -> None:

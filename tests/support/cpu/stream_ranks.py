@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from hearthd.device.backend.communicator import Exchange
+from hearthd.device.backend.communicator import CollectiveExchange
 from hearthd.device.cpu.collective.communicators import CpuCommunicators
 from hearthd.device.cpu.streams import CpuEvent, CpuStream
 
@@ -19,7 +19,7 @@ class Rank:
         self.progress = threading.Event()
         self.stream = CpuStream(f"rank-{rank}", self.progress.set)
 
-    def enqueue(self, *operations: Exchange) -> CpuEvent:
+    def enqueue(self, *operations: CollectiveExchange) -> CpuEvent:
         self.communicator.enqueue(operations, self.stream)
         event = CpuEvent()
         self.stream.record(event)

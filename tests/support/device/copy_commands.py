@@ -59,7 +59,7 @@ class Sharing(Passing):
         self.given = self.signalled = 0
         self.connections: list[segment_client.Client] = []
         self.memories: list[mmap.mmap] = []
-        copies = self.process._executor.straight._copies
+        copies = self.process._executor.inline_path._copies
         real = copies.give
 
         def give(*what: Any) -> Any:

@@ -10,7 +10,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.resources import HostInfo
 from hearthd.device.cpu.server import CpuServer
 from hearthd.device.cpu.streams import CpuStream
-from hearthd.device.resources.host_pool import HostBuffer, HostPool
+from hearthd.device.resources.host_pool import HostPool, PinnedBuffer
 from hearthd.shared.device_spec import DeviceSpec
 
 
@@ -59,7 +59,7 @@ class LockingServer(CpuServer):
         return self.pool.info()
 
     def free_host(self, buffer: Any) -> None:
-        assert isinstance(buffer, HostBuffer)
+        assert isinstance(buffer, PinnedBuffer)
         self.pool.give(buffer)
 
     def record(self, stream: CpuStream, *, timing: bool = False) -> Any:

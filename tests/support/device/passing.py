@@ -19,11 +19,11 @@ class Polled(CpuServer):
 
 
 class Passing(Laned):
-    """`straight` False: everything goes the long way."""
+    """`inline_path` False: everything goes the long way."""
 
-    def __init__(self, server: type[CpuServer], straight: bool = True) -> None:
+    def __init__(self, server: type[CpuServer], inline_path: bool = True) -> None:
         self._taken = self.offered = 0
-        self.straight = straight
+        self.inline_path = inline_path
         self.channels = itertools.count(2)
         super().__init__(server)
 
@@ -34,14 +34,14 @@ class Passing(Laned):
         return self._taken
 
     def _started(self) -> None:
-        straight = self.process._executor.straight
-        straight.take = self._counting(straight.take)  # type: ignore[method-assign]
-        straight.take_linked = self._counting(straight.take_linked)  # type: ignore[method-assign]
+        inline_path = self.process._executor.inline_path
+        inline_path.take = self._counting(inline_path.take)  # type: ignore[method-assign]
+        inline_path.take_linked = self._counting(inline_path.take_linked)  # type: ignore[method-assign]
 
     def _counting(self, real: Callable[..., bool]) -> Callable[..., bool]:
         def take(*what: Any) -> bool:
             self.offered += 1
-            taken = self.straight and real(*what)
+            taken = self.inline_path and real(*what)
             self._taken += taken
             return taken
 

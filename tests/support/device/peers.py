@@ -12,7 +12,7 @@ from typing import Any
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2 as c
-from hearthd.device.backend.communicator import Exchange
+from hearthd.device.backend.communicator import CollectiveExchange
 from hearthd.device.cpu.server import CpuServer
 from hearthd.device.cpu.streams import CpuStream
 from hearthd.shared.device_spec import DeviceSpec
@@ -27,7 +27,7 @@ class FakeCommunicator:
 
     def __init__(self, rank: int, ranks: int) -> None:
         self.rank, self.ranks = rank, ranks
-        self.given: list[list[Exchange]] = []
+        self.given: list[list[CollectiveExchange]] = []
         self.streams: list[CpuStream] = []
         self.failure = ""
         self.refuses = ""
@@ -38,7 +38,7 @@ class FakeCommunicator:
         self._free = threading.Semaphore(0)
         self._aborted = False
 
-    def enqueue(self, operations: Sequence[Exchange], stream: CpuStream) -> None:
+    def enqueue(self, operations: Sequence[CollectiveExchange], stream: CpuStream) -> None:
         if self.refuses:
             raise Refusal(Reason.COMMUNICATOR_FAILED, self.refuses)
         self.given.append(list(operations))

@@ -15,7 +15,7 @@ from hearth_proto.v1 import device_pb2
 from hearthd.device.cpu.memory import CpuMemory
 from hearthd.device.cpu.server import CpuServer
 from hearthd.device.cpu.streams import CpuEvent, CpuStream
-from hearthd.device.session.session import Session
+from hearthd.device.session.session import DeviceSession
 from tests.support.device.lane_rig import Laned
 from tests.support.device.rig import Command
 
@@ -91,7 +91,7 @@ class Ways(Laned):
         assert done.wait(30)
         return answers[0]
 
-    def session(self, channel: int) -> Session:
+    def session(self, channel: int) -> DeviceSession:
         session = self.process._executor.session(channel)
         assert session is not None
         return session

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hearthd.shared import crash_record
-from hearthd.shared.crash_record import Crash, LastMoments, Running
+from hearthd.shared.crash_record import Crash, CrashRecord, RunningKernel
 from tests.support.cpu.kernels import Kernels
 
 SOURCE = r"""
@@ -78,7 +78,7 @@ def beside(name, session):
 """
 
 
-def dies(image: Path, record: int, body: str) -> tuple[int, LastMoments, str]:
+def dies(image: Path, record: int, body: str) -> tuple[int, CrashRecord, str]:
     """Exit code, what the record says, and what was written to standard error."""
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT + textwrap.dedent(body), str(image), str(record)],
@@ -98,22 +98,22 @@ def crash_of(image: Path, record: int, body: str, number: int) -> Crash:
 def test_a_wild_pointer_names_kernel_session_address_and_block(image: Path, record: int, grid: int) -> None:
     """With 64 blocks it may be any worker that runs the last one."""
     crash = crash_of(image, record, f"launch('fine'); launch('wild', 8192, grid={grid})", signal.SIGSEGV)
-    assert crash == Crash(signal.SIGSEGV, Running("wild", "a-session"), 3 * 4096, (grid - 1, 0, 0))
+    assert crash == Crash(signal.SIGSEGV, RunningKernel("wild", "a-session"), 3 * 4096, (grid - 1, 0, 0))
 
 
 def test_in_a_fiber(image: Path, record: int) -> None:
     crash = crash_of(image, record, "launch('wild_in_fiber', 8192)", signal.SIGSEGV)
-    assert (crash.culprit, crash.address) == (Running("wild_in_fiber", "a-session"), 3 * 4096)
+    assert (crash.culprit, crash.address) == (RunningKernel("wild_in_fiber", "a-session"), 3 * 4096)
 
 
 def test_a_stack_that_has_overflowed_is_no_place_for_a_handler(image: Path, record: int) -> None:
     crash = crash_of(image, record, "launch('overflow', block=2)", signal.SIGSEGV)
-    assert crash.culprit == Running("overflow", "a-session")
+    assert crash.culprit == RunningKernel("overflow", "a-session")
 
 
 def test_an_address_that_can_be_none_is_not_told(image: Path, record: int) -> None:
     crash = crash_of(image, record, "launch('wild', 1 << 62)", signal.SIGSEGV)
-    assert crash.culprit == Running("wild", "a-session")
+    assert crash.culprit == RunningKernel("wild", "a-session")
     assert crash.address in (None, (1 << 62) + 4096)
 
 
@@ -132,7 +132,7 @@ def test_what_it_says_itself_goes_with_it(image: Path, record: int, call: str, s
 
 def test_an_illegal_instruction(image: Path, record: int) -> None:
     crash = crash_of(image, record, "launch('illegal')", signal.SIGILL)
-    assert crash.culprit == Running("illegal", "a-session") and crash.address is None
+    assert crash.culprit == RunningKernel("illegal", "a-session") and crash.address is None
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_an_illegal_instruction(image: Path, record: int) -> None:
 )
 def test_signals_that_it_sends_itself(image: Path, record: int, number: int) -> None:
     crash = crash_of(image, record, f"launch('raises', {int(number)})", number)
-    assert crash == Crash(number, Running("raises", "a-session"))
+    assert crash == Crash(number, RunningKernel("raises", "a-session"))
 
 
 def test_a_long_name_is_cut(image: Path, record: int) -> None:
@@ -155,8 +155,8 @@ def test_who_ran_beside_it_is_told_apart(image: Path, record: int) -> None:
     """
     code, last, err = dies(image, record, body)
     assert code == -signal.SIGSEGV, err
-    assert last.crash is not None and last.crash.culprit == Running("wild", "culprit")
-    assert set(last.running) == {Running("wild", "culprit"), Running("endless", "bystander")}
+    assert last.crash is not None and last.crash.culprit == RunningKernel("wild", "culprit")
+    assert set(last.running) == {RunningKernel("wild", "culprit"), RunningKernel("endless", "bystander")}
 
 
 def test_a_fault_outside_of_kernels_blames_none_of_those_that_run(image: Path, record: int) -> None:
@@ -167,12 +167,12 @@ def test_a_fault_outside_of_kernels_blames_none_of_those_that_run(image: Path, r
     """
     code, last, err = dies(image, record, body)
     assert code == -signal.SIGSEGV, err
-    assert last == LastMoments((Running("endless", "bystander"),), Crash(signal.SIGSEGV, None, 8192))
+    assert last == CrashRecord((RunningKernel("endless", "bystander"),), Crash(signal.SIGSEGV, None, 8192))
 
 
 def test_one_that_cannot_see_its_end_coming_tells_what_ran(image: Path, record: int) -> None:
     code, last, _ = dies(image, record, "beside('endless', 's'); os.kill(os.getpid(), 9); time.sleep(60)")
-    assert (code, last) == (-signal.SIGKILL, LastMoments((Running("endless", "s"),)))
+    assert (code, last) == (-signal.SIGKILL, CrashRecord((RunningKernel("endless", "s"),)))
 
 
 def test_a_signal_from_outside_names_its_sender(image: Path, record: int) -> None:
@@ -190,7 +190,7 @@ def test_a_signal_from_outside_names_its_sender(image: Path, record: int) -> Non
 
 def test_a_kernel_that_leaves(image: Path, record: int) -> None:
     code, last, _ = dies(image, record, "launch('leaves', 7)")
-    assert (code, last) == (7, LastMoments((Running("leaves", "a-session"),)))
+    assert (code, last) == (7, CrashRecord((RunningKernel("leaves", "a-session"),)))
 
 
 def test_what_ends_well_leaves_nothing(image: Path, record: int) -> None:
@@ -203,7 +203,7 @@ def test_what_ends_well_leaves_nothing(image: Path, record: int) -> None:
         thread.join()
     """
     code, last, err = dies(image, record, body)
-    assert (code, last) == (0, LastMoments()), err
+    assert (code, last) == (0, CrashRecord()), err
     head = 512
     taken = [
         number for number in range(crash_record.SLOTS)
@@ -215,7 +215,7 @@ def test_what_ends_well_leaves_nothing(image: Path, record: int) -> None:
 def test_the_file_cannot_be_made_shorter(record: int) -> None:
     with pytest.raises(PermissionError):
         os.ftruncate(record, 0)
-    assert crash_record.read(record) == LastMoments()
+    assert crash_record.read(record) == CrashRecord()
 
 
 @given(st.binary(min_size=52, max_size=4096), st.integers(0, crash_record.SIZE - 4096))
@@ -226,4 +226,4 @@ def test_anything_may_be_in_it(noise: bytes, at: int) -> None:
     last = crash_record.parse(bytes(data))
     for each in last.running:
         assert each.kernel.isprintable() and len(each.kernel) <= 192
-    assert crash_record.parse(noise) == LastMoments()
+    assert crash_record.parse(noise) == CrashRecord()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hearthd.shared.deficit_round_robin import LEAST, Fair, Ring
+from hearthd.shared.deficit_round_robin import LEAST, DeficitRoundRobin, HierarchicalRoundRobin
 
 QUANTUM = 3.0
 
@@ -16,7 +16,9 @@ weights = st.lists(st.floats(0.1, 16.0), min_size=2, max_size=6)
 costs = st.lists(st.floats(0.01, 5.0), min_size=1, max_size=8)
 
 
-def serve(ring: Ring[int] | Fair[int], cost_of: list[list[float]], turns: int) -> list[float]:
+def serve(
+    ring: DeficitRoundRobin[int] | HierarchicalRoundRobin[int], cost_of: list[list[float]], turns: int
+) -> list[float]:
     """Who is named goes, at one of its costs; what each has used."""
     used = [0.0] * len(cost_of)
     dice = random.Random(1)
@@ -37,7 +39,7 @@ def greatest(cost_of: list[list[float]]) -> float:
 @given(weights, st.data())
 def test_shares_are_as_the_weights_however_unlike_the_costs(given_weights: list[float], data: st.DataObject) -> None:
     cost_of = [data.draw(costs) for _ in given_weights]
-    ring: Ring[int] = Ring(QUANTUM)
+    ring: DeficitRoundRobin[int] = DeficitRoundRobin(QUANTUM)
     for key, weight in enumerate(given_weights):
         ring.enter(key, weight)
     serve(ring, cost_of, 1000)  # who came first began with another share
@@ -55,7 +57,7 @@ def test_shares_are_as_the_weights_however_unlike_the_costs(given_weights: list[
 def test_whoever_wants_is_served_and_nobody_else(
     given_weights: list[float], moves: list[tuple[int, bool, float]]
 ) -> None:
-    ring: Ring[int] = Ring(QUANTUM)
+    ring: DeficitRoundRobin[int] = DeficitRoundRobin(QUANTUM)
     wanting: set[int] = set()
     for index, wants, cost in moves:
         key = index % len(given_weights)
@@ -66,7 +68,7 @@ def test_whoever_wants_is_served_and_nobody_else(
 
 
 def test_a_turn_lasts_until_the_credit_is_used() -> None:
-    ring: Ring[str] = Ring(4.0)
+    ring: DeficitRoundRobin[str] = DeficitRoundRobin(4.0)
     for key in "ab":
         ring.enter(key)
     turns = []
@@ -79,7 +81,7 @@ def test_a_turn_lasts_until_the_credit_is_used() -> None:
 
 
 def test_a_debt_is_paid_before_the_next_turn_also_by_who_leaves_meanwhile() -> None:
-    ring: Ring[str] = Ring(1.0)
+    ring: DeficitRoundRobin[str] = DeficitRoundRobin(1.0)
     for key in "ab":
         ring.enter(key)
     assert ring.turn() == "a"
@@ -94,7 +96,7 @@ def test_a_debt_is_paid_before_the_next_turn_also_by_who_leaves_meanwhile() -> N
 
 
 def test_who_was_away_for_long_has_no_more_than_a_newcomer() -> None:
-    ring: Ring[str] = Ring(1.0)
+    ring: DeficitRoundRobin[str] = DeficitRoundRobin(1.0)
     for key in "ab":
         ring.enter(key)
     ring.charge("a", 0.5)
@@ -107,7 +109,7 @@ def test_who_was_away_for_long_has_no_more_than_a_newcomer() -> None:
 
 
 def test_who_wants_alone_may_use_all() -> None:
-    ring: Ring[str] = Ring(1.0)
+    ring: DeficitRoundRobin[str] = DeficitRoundRobin(1.0)
     ring.enter("a")
     ring.charge("a", 1e9)
     assert ring.turn() == "a"
@@ -117,7 +119,7 @@ def test_who_wants_alone_may_use_all() -> None:
 
 
 def test_a_weight_may_change() -> None:
-    ring: Ring[int] = Ring(QUANTUM)
+    ring: DeficitRoundRobin[int] = DeficitRoundRobin(QUANTUM)
     for key in (0, 1):
         ring.enter(key)
     serve(ring, [[1.0], [1.0]], 100)
@@ -129,7 +131,7 @@ def test_a_weight_may_change() -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.dictionaries(st.sampled_from("pqrs"), st.tuples(st.floats(0.5, 8.0), st.integers(1, 4)), min_size=2))
 def test_a_tenants_weight_is_shared_out_among_its_sessions(tenants: dict[str, tuple[float, int]]) -> None:
-    fair: Fair[tuple[str, int]] = Fair(QUANTUM)
+    fair: HierarchicalRoundRobin[tuple[str, int]] = HierarchicalRoundRobin(QUANTUM)
     keys = [(tenant, number) for tenant, (_, count) in tenants.items() for number in range(count)]
     used = dict.fromkeys(keys, 0.0)
     for key in keys:
@@ -150,7 +152,7 @@ def test_a_tenants_weight_is_shared_out_among_its_sessions(tenants: dict[str, tu
 @settings(max_examples=40, deadline=None)
 @given(st.floats(0.1, 20.0), st.integers(2, 4))
 def test_the_more_urgent_go_first_and_leave_a_little_to_each_class_below(cost: float, classes: int) -> None:
-    fair: Fair[int] = Fair(QUANTUM)
+    fair: HierarchicalRoundRobin[int] = HierarchicalRoundRobin(QUANTUM)
     for priority in range(classes):
         fair.enter(priority, priority=priority)
     used = serve(fair, [[cost]] * classes, 6000)
@@ -164,7 +166,7 @@ def test_the_more_urgent_go_first_and_leave_a_little_to_each_class_below(cost: f
 
 
 def test_what_a_session_used_counts_against_its_tenant_when_it_is_gone() -> None:
-    fair: Fair[str] = Fair(1.0)
+    fair: HierarchicalRoundRobin[str] = HierarchicalRoundRobin(1.0)
     fair.enter("a1", "a")
     fair.enter("b1", "b")
     fair.charge("a1", 5.0)
@@ -178,7 +180,7 @@ def test_what_a_session_used_counts_against_its_tenant_when_it_is_gone() -> None
 
 
 def test_a_flow_may_change_its_place() -> None:
-    fair: Fair[str] = Fair(1.0)
+    fair: HierarchicalRoundRobin[str] = HierarchicalRoundRobin(1.0)
     fair.enter("a", "one")
     fair.enter("a", "two", priority=-1)
     fair.enter("b", "one")

@@ -10,7 +10,7 @@ from hearthd.device.backend.resources import Stream
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class CollectiveExchange:
     """One operation of a collective, as a backend gets it. Counts are NCCL's: what one rank gives to another."""
 
     kind: str
@@ -29,10 +29,10 @@ class Exchange:
     peer: int = 0
 
 
-class Communicator(Protocol):
+class RankCommunicator(Protocol):
     """One rank of a group."""
 
-    def enqueue(self, operations: Sequence[Exchange], stream: Stream) -> None:
+    def enqueue(self, operations: Sequence[CollectiveExchange], stream: Stream) -> None:
         """All of them as one (ncclGroupStart, ncclGroupEnd). Device-handle thread; never waits for a peer. Raises
         Refusal(COMMUNICATOR_FAILED)."""
         ...
@@ -56,7 +56,7 @@ class Communicator(Protocol):
         ...
 
 
-class Communicators(Protocol):
+class CommunicatorFactory(Protocol):
     def check(self, kind: str, dtype: str, op: str) -> None:
         """Raises Refusal(UNSUPPORTED) for what the backend cannot do. Device-handle thread."""
         ...
@@ -69,4 +69,4 @@ class Communicators(Protocol):
         """No rank will join by it any more. Device-handle thread."""
         ...
 
-    def join(self, unique_id: bytes, rank: int, ranks: int) -> Communicator: ...
+    def join(self, unique_id: bytes, rank: int, ranks: int) -> RankCommunicator: ...

@@ -16,7 +16,7 @@ AXES = "xyz"
 
 
 @dataclass(frozen=True)
-class Limits:
+class LaunchLimits:
     """A device's launch limits. Sizes in bytes."""
 
     max_threads_per_block: int
@@ -39,7 +39,7 @@ class KernelLimits:
     static_shared_bytes: int
 
 
-def check(limits: Limits, kernel: KernelLimits, grid: Dim, block: Dim, shared_mem: int) -> list[str]:
+def check(limits: LaunchLimits, kernel: KernelLimits, grid: Dim, block: Dim, shared_mem: int) -> list[str]:
     """What is wrong, one sentence each; empty when the launch fits."""
     wrong: list[str] = []
     for what, dim in (("grid", grid), ("block", block)):

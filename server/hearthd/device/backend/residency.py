@@ -8,7 +8,7 @@ shared memory may lower further.
 from __future__ import annotations
 
 from hearthd.device.backend.graph_nodes import Dim
-from hearthd.device.backend.launch_limits import AXES, Limits
+from hearthd.device.backend.launch_limits import AXES, LaunchLimits
 
 PORTABLE_CLUSTER = 8
 """Blocks of a cluster that every device with clusters takes (CUDA C++ Programming Guide, "Thread Block Clusters")."""
@@ -21,7 +21,7 @@ def product(dim: Dim) -> int:
     return dim[0] * dim[1] * dim[2]
 
 
-def thread_bound(limits: Limits, threads: int) -> int:
+def thread_bound(limits: LaunchLimits, threads: int) -> int:
     """Blocks of so many threads that the device holds by its threads alone: floor(threads of a multiprocessor / threads
     of a block), at most the blocks of a multiprocessor where that is known, times multiprocessors; 0 where nothing is
     known."""
@@ -33,7 +33,7 @@ def thread_bound(limits: Limits, threads: int) -> int:
     return blocks * limits.multiprocessors
 
 
-def check_cooperative(limits: Limits, grid: Dim, block: Dim, occupancy: int | None) -> list[str]:
+def check_cooperative(limits: LaunchLimits, grid: Dim, block: Dim, occupancy: int | None) -> list[str]:
     """What keeps the grid from being resident whole. `occupancy`: blocks of the loaded function that fit one
     multiprocessor; None: not asked yet."""
     if "cooperative_launch" not in limits.features:
@@ -48,14 +48,14 @@ def check_cooperative(limits: Limits, grid: Dim, block: Dim, occupancy: int | No
     return []
 
 
-def _too_many(blocks: int, bound: int, why: str, limits: Limits) -> str:
+def _too_many(blocks: int, bound: int, why: str, limits: LaunchLimits) -> str:
     return (
         f"a cooperative grid of {blocks} blocks is not resident whole: {bound} fit {why} "
         f"({bound // max(1, limits.multiprocessors)} on each of {limits.multiprocessors} multiprocessors)"
     )
 
 
-def check_cluster(limits: Limits, grid: Dim, cluster: Dim) -> list[str]:
+def check_cluster(limits: LaunchLimits, grid: Dim, cluster: Dim) -> list[str]:
     """What is wrong with the cluster's dimensions."""
     if "clusters" not in limits.features:
         return ["the device has no thread block clusters"]

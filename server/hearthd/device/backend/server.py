@@ -5,8 +5,8 @@ All methods are called on the device-handle thread only, return without waiting 
 - `hearth_proto.reasons.Refusal` for what fails without harm to the device (out of memory, a bad image, ...),
 - `DeviceFault` for what the device process cannot survive (a sticky CUDA error).
 
-`Compiler.compile`, `Communicators.unique_id`, `Communicators.join`, `Communicator.abort`, `register_host` and
-`unregister_host` are the exceptions: they may block and are called on helper threads.
+`Compiler.compile`, `CommunicatorFactory.unique_id`, `CommunicatorFactory.join`, `RankCommunicator.abort`,
+`register_host` and `unregister_host` are the exceptions: they may block and are called on helper threads.
 
 Addresses are device addresses as integers, sizes are bytes, times are nanoseconds. Work on a stream runs in the order
 of submission; between streams only `wait` orders.
@@ -19,7 +19,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from hearth_proto.reasons import Refusal
 from hearth_proto.v1 import node_pb2
-from hearthd.device.backend.communicator import Communicators
+from hearthd.device.backend.communicator import CommunicatorFactory
 from hearthd.device.backend.compiler import Compiler, Image
 from hearthd.device.backend.graph_nodes import Dim, GraphNode, KernelNode, LaunchAttributes
 from hearthd.device.backend.resources import (
@@ -81,7 +81,7 @@ class ComputeServer(Protocol):
     @property
     def compiler(self) -> Compiler: ...
     @property
-    def communicators(self) -> Communicators: ...
+    def communicators(self) -> CommunicatorFactory: ...
 
     def close(self) -> None: ...
 

@@ -173,7 +173,7 @@ class Broker:
 
     def _send(self, head: dict[str, Any], parts: Sequence[bytes] = ()) -> None:
         """A request without an answer."""
-        with contextlib.suppress(protocol.Closed), self._sending:
+        with contextlib.suppress(protocol.WorkerConnectionClosed), self._sending:
             protocol.send(self._link, head, parts)
 
     def _ask(
@@ -219,7 +219,7 @@ class Broker:
     def _read(self) -> None:
         """Takes answers, of one broker after the other."""
         while True:
-            with contextlib.suppress(protocol.Closed):
+            with contextlib.suppress(protocol.WorkerConnectionClosed):
                 self._take_answers()
             with self._changed:
                 self._lost = True
@@ -236,7 +236,7 @@ class Broker:
                 return
 
     def _take_answers(self) -> None:
-        """Raises `protocol.Closed` when the broker is gone."""
+        """Raises `protocol.WorkerConnectionClosed` when the broker is gone."""
         while True:
             head, parts = protocol.receive(self._link)
             with self._changed:

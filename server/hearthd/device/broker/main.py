@@ -31,7 +31,7 @@ from hearthd.device.compiler.cache import CompileCache, cache_directory
 from hearthd.device.compiler.images import CachedImages
 from hearthd.device.compiler.limits import CompileLimits
 from hearthd.device.compiler.pool import CompileWorkers, forked
-from hearthd.device.platform.log import Journal
+from hearthd.device.platform.log import ProcessLog
 from hearthd.device.platform.sandbox import adopt_orphans
 from hearthd.device.platform.segment_exchange import SegmentExchange
 from hearthd.shared import secret_file
@@ -88,7 +88,7 @@ class _Keeper:
         adopt_orphans()
         self._spec = spec
         self._renewals = renewals
-        self._journal = Journal(spec)
+        self._journal = ProcessLog(spec)
 
     def run(self, link: socket.socket, files: socket.socket) -> bool:
         """Returns when the broker has ended as it was asked to, or the device process is gone."""
@@ -151,7 +151,7 @@ class _Main:
         limits = CompileLimits(spec.compile_timeout, spec.compile_memory)
         self._workers = CompileWorkers(WORKERS[spec.backend], limits, unconfined=not spec.compile_confined)
         self._workers.warm(forked)  # before there is a thread, and before the cache's key is read
-        journal = Journal(spec)
+        journal = ProcessLog(spec)
         self._workers.report = lambda lacking: journal.warning("compile_workers", lacking=lacking)
         self._images = CachedImages(self._workers, _cache(spec, journal))
         self._compiles = threading.BoundedSemaphore(2 * spec.compile_workers)  # `CompileQueue.most`
@@ -172,7 +172,7 @@ class _Main:
         """Returns when the device process asks for it, or is gone; whether it was asked for."""
         threading.Thread(target=self._hand_over, name="segments", daemon=True).start()
         try:
-            with contextlib.suppress(protocol.Closed):
+            with contextlib.suppress(protocol.WorkerConnectionClosed):
                 while True:
                     head, parts = protocol.receive(self._link, max_bytes=_MAX_REQUEST)
                     if head.get("ask") == "close":
@@ -213,7 +213,7 @@ class _Main:
                 Refusal(Reason.INTERNAL, f"the compiler failed: {type(error).__name__}: {error}")
             )
         self._free.release()
-        with contextlib.suppress(protocol.Closed), self._sending:
+        with contextlib.suppress(protocol.WorkerConnectionClosed), self._sending:
             protocol.send(self._link, {**answer, "id": number}, made)
 
     def _answer(self, head: dict[str, Any], parts: list[bytes], number: int) -> tuple[dict[str, Any], Sequence[bytes]]:
@@ -275,7 +275,7 @@ class _Main:
                 os.close(file)
 
 
-def _cache(spec: DeviceSpec, journal: Journal) -> CompileCache:
+def _cache(spec: DeviceSpec, journal: ProcessLog) -> CompileCache:
     """None of its entries can be told from another's without a key: without one, nothing is kept."""
     try:
         secret = secret_file.read(spec.cache_key) if spec.cache_key else b""

@@ -32,7 +32,7 @@ MAX_RECEIVED = 256 << 10
 
 
 @dataclass(frozen=True)
-class Limits:
+class LaneLimits:
     """What a lane may have under way; see `hearthd.front.sessions.attach.Window`."""
 
     max_batch_bytes: int
@@ -42,7 +42,7 @@ class Limits:
     max_unread_hard: int
 
     @classmethod
-    def parse(cls, body: dict[str, Any]) -> Limits:
+    def parse(cls, body: dict[str, Any]) -> LaneLimits:
         """Of what the front says. Raises ValueError."""
         values = [body.get(name) for name in cls.__dataclass_fields__]
         if not all(isinstance(value, int) and value > 0 for value in values):
@@ -54,10 +54,10 @@ class LaneError(Exception):
     """The client has broken the lane."""
 
 
-class Lane:
+class LaneConnection:
     """Belongs to the device-handle thread. Takes nothing before `begin`, nor while its client is ahead too far.
 
-    `take` is handed the frames of the channel; before it, `straight` may take a batch that comes while nothing waits
+    `take` is handed the frames of the channel; before it, `inline_path` may take a batch that comes while nothing waits
     here, see `hearthd.device.fast_path.inline_batch`. `crowded` says whether the front has too much to hear; `over` is
     told once that the client has gone (an empty string) or what it has done.
     """
@@ -67,12 +67,12 @@ class Lane:
         end: socket.socket,
         channel: int,
         number: int,
-        limits: Limits,
+        limits: LaneLimits,
         loop: Loop,
         take: Callable[[Frame], None],
         crowded: Callable[[], bool],
-        over: Callable[[Lane, str], None],
-        straight: Callable[[Lane, int, bytes], bool] = lambda lane, seq, payload: False,
+        over: Callable[[LaneConnection, str], None],
+        inline_path: Callable[[LaneConnection, int, bytes], bool] = lambda lane, seq, payload: False,
     ) -> None:
         self.channel = channel
         self.number = number
@@ -84,7 +84,7 @@ class Lane:
         self._take = take
         self._crowded = crowded
         self._over = over
-        self._straight = straight
+        self._inline = inline_path
         self._most = limits.max_batch_bytes + FRAMING
         self._reader = FrameReader(self._most)
         self._partly = False
@@ -301,7 +301,7 @@ class Lane:
                 or flags
                 or self._unacked
                 or self._unread
-                or not self._straight(self, seq, payload)
+                or not self._inline(self, seq, payload)
             ):
                 self._frame(kind, flags, channel, seq, payload)
         return at

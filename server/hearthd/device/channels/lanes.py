@@ -15,15 +15,15 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from hearth_proto.frames import Frame, Kind
-from hearthd.device.channels.lane import Lane, Limits
-from hearthd.device.fast_path.inline_batch import Straight
+from hearthd.device.channels.lane import LaneConnection, LaneLimits
+from hearthd.device.fast_path.inline_batch import InlinePath
 from hearthd.device.outbox import RECEIVED, Outbox
 from hearthd.device.platform.event_loop import Loop
-from hearthd.device.platform.fd_passing import Descriptors
-from hearthd.device.platform.log import Journal
+from hearthd.device.platform.fd_passing import DescriptorSocket
+from hearthd.device.platform.log import ProcessLog
 from hearthd.device.platform.spin_policy import sooner
-from hearthd.device.scheduler.fair_share import Sharing
-from hearthd.device.session.session import Session
+from hearthd.device.scheduler.fair_share import FairShare
+from hearthd.device.session.session import DeviceSession
 
 PATIENCE_S = 5.0
 """How long a socket is kept for a channel of which the link has not told yet: the two keep no order between them."""
@@ -35,16 +35,16 @@ LANE = "lane"
 class LaneExecutor(Protocol):
     """The executor (`hearthd.device.process.executor.Executor`): runs what comes over lanes."""
 
-    in_order: dict[int, Callable[[Session, Frame], None]]
+    in_order: dict[int, Callable[[DeviceSession, Frame], None]]
     """By kind: takes a frame when all that came before it for its session was looked at."""
-    straight: Straight
-    sharing: Sharing
+    inline_path: InlinePath
+    sharing: FairShare
 
-    def session(self, channel: int) -> Session | None: ...
+    def session(self, channel: int) -> DeviceSession | None: ...
     def frame(self, frame: Frame) -> None: ...
 
 
-class Lanes:
+class LaneConnections:
     """Belongs to the device-handle thread."""
 
     def __init__(
@@ -52,8 +52,8 @@ class Lanes:
         loop: Loop,
         outbox: Outbox,
         executor: LaneExecutor,
-        journal: Journal,
-        descriptors: Descriptors | None,
+        journal: ProcessLog,
+        descriptors: DescriptorSocket | None,
         patience: float = PATIENCE_S,
     ) -> None:
         self._loop = loop
@@ -62,7 +62,7 @@ class Lanes:
         self._journal = journal
         self._descriptors = descriptors
         self._patience = patience
-        self._waiting: dict[int, tuple[socket.socket, Limits, float]] = {}
+        self._waiting: dict[int, tuple[socket.socket, LaneLimits, float]] = {}
         """Those whose channel has not been opened, and until when they are kept."""
         self._numbers = itertools.count(1)
         executor.in_order[Kind.LIVE] = self._begin
@@ -102,7 +102,7 @@ class Lanes:
         end = socket.socket(fileno=files[0])
         try:
             channel = int(body["channel"])
-            limits = Limits.parse(body)
+            limits = LaneLimits.parse(body)
         except (KeyError, TypeError, ValueError) as error:
             self._journal.warning("lane", error=f"the front's message cannot be read: {error!r}")
             end.close()
@@ -115,16 +115,16 @@ class Lanes:
         else:
             self._adopt(channel, end, limits)
 
-    def _adopt(self, channel: int, end: socket.socket, limits: Limits) -> None:
+    def _adopt(self, channel: int, end: socket.socket, limits: LaneLimits) -> None:
         number = next(self._numbers)
-        crowded, straight = lambda: self._outbox.crowded, self._executor.straight.take
-        lane = Lane(end, channel, number, limits, self._loop, self._take, crowded, self._over, straight)
+        crowded, inline_path = lambda: self._outbox.crowded, self._executor.inline_path.take
+        lane = LaneConnection(end, channel, number, limits, self._loop, self._take, crowded, self._over, inline_path)
         self._outbox.lanes[channel] = lane
         self._outbox.stir(lane)
         # Batches of an earlier attachment may still wait to be looked at: which is the next one, they decide.
         self._executor.frame(Frame(Kind.LIVE, 0, channel, number, b""))
 
-    def _begin(self, session: Session, frame: Frame) -> None:
+    def _begin(self, session: DeviceSession, frame: Frame) -> None:
         lane = self._outbox.lanes.get(session.channel)
         if lane is not None and lane.number == frame.id:
             lane.begin(session.last_seq)
@@ -139,7 +139,7 @@ class Lanes:
 
     # ---- the end ----
 
-    def _over(self, lane: Lane, why: str) -> None:
+    def _over(self, lane: LaneConnection, why: str) -> None:
         """Its client has gone, or broken it."""
         if self._outbox.lanes.get(lane.channel) is lane:
             del self._outbox.lanes[lane.channel]

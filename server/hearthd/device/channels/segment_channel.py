@@ -24,10 +24,10 @@ from typing import Any
 
 from hearth_proto.frames import PLACE, Frame, FrameError, FrameReader, Kind, encode
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.flows.segment import Place, Segment
+from hearthd.device.flows.segment import Segment, SegmentRange
 from hearthd.device.flows.segment_policy import check_range
 from hearthd.device.platform.event_loop import Loop
-from hearthd.device.session.session import Session
+from hearthd.device.session.session import DeviceSession
 from hearthd.device.transfers.segments import Segments
 from hearthd.device.transfers.transfers import Transfers
 
@@ -43,7 +43,7 @@ MAX_STRANGE = 64
 """Descriptors that are being closed; beyond, the connection ends."""
 
 
-class Closer:
+class DescriptorCloser:
     """Closes descriptors that are no memfd: of such a file, who closes it may have to wait for somebody else."""
 
     def __init__(self) -> None:
@@ -75,11 +75,11 @@ class SegmentConnection:
     def __init__(
         self,
         end: socket.socket,
-        session: Session,
+        session: DeviceSession,
         most: int,
         segments: Segments,
         transfers: Transfers,
-        closer: Closer,
+        closer: DescriptorCloser,
         loop: Loop,
         over: Callable[[SegmentConnection, str], None],
     ) -> None:
@@ -198,12 +198,12 @@ class SegmentConnection:
         except struct.error as error:
             raise ValueError(f"the payload of frame {frame.kind} is no place: {error}") from None
         try:
-            place = Place(self._segments.find(self.session, ident), start, size)
+            place = SegmentRange(self._segments.find(self.session, ident), start, size)
             check_range(f"transfer {frame.id}", ident, place.segment.size, start, size)
             if frame.kind == Kind.UPLOAD:
-                self._transfers.place_upload(self.session, frame.id, place)
+                self._transfers.uploads.shared.place(self.session, frame.id, place)
             else:
-                self._transfers.place_download(self.session, frame.id, place)
+                self._transfers.downloads.shared.place(self.session, frame.id, place)
         except Refusal as refusal:
             self._refuse(frame.id, refusal)
         else:

@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from hearthd.device.channels.segment_channel import Closer, SegmentConnection
+from hearthd.device.channels.segment_channel import DescriptorCloser, SegmentConnection
 from hearthd.device.platform.event_loop import Loop
-from hearthd.device.platform.fd_passing import Descriptors
-from hearthd.device.platform.log import Journal
-from hearthd.device.session.session import Session
+from hearthd.device.platform.fd_passing import DescriptorSocket
+from hearthd.device.platform.log import ProcessLog
+from hearthd.device.session.session import DeviceSession
 from hearthd.device.transfers.segments import Segments
 from hearthd.device.transfers.transfers import Transfers
 
@@ -34,19 +34,19 @@ class SegmentConnections:
     def __init__(
         self,
         loop: Loop,
-        sessions: Callable[[int], Session | None],
+        sessions: Callable[[int], DeviceSession | None],
         segments: Segments,
         transfers: Transfers,
-        journal: Journal,
-        descriptors: Descriptors | None,
+        journal: ProcessLog,
+        descriptors: DescriptorSocket | None,
     ) -> None:
         self._loop = loop
         self._segments = segments
         self._transfers = transfers
         self._session_of = sessions
         self._journal = journal
-        self._closer = Closer()
-        self._open: dict[Session, list[SegmentConnection]] = {}
+        self._closer = DescriptorCloser()
+        self._open: dict[DeviceSession, list[SegmentConnection]] = {}
         self._waiting: list[tuple[socket.socket, int, int, float]] = []
         self._latest = 0
         """The last channel that was opened: they are numbered in order."""
@@ -68,7 +68,7 @@ class SegmentConnections:
                 else:
                     self._waiting.append((end, whose, most, deadline))
 
-    def close(self, session: Session) -> None:
+    def close(self, session: DeviceSession) -> None:
         """The session ends."""
         for connection in self._open.pop(session, ()):
             connection.close()

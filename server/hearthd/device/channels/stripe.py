@@ -40,7 +40,7 @@ _SCRATCH = 256 << 10
 _GATHERED = 32
 
 
-class Chunk(NamedTuple):
+class OutgoingChunk(NamedTuple):
     """One on its way out."""
 
     transfer: int
@@ -50,7 +50,7 @@ class Chunk(NamedTuple):
     queued: float
 
 
-class Owner(Protocol):
+class StripeOwner(Protocol):
     """What hears of a stripe, on the device-handle thread."""
 
     def ready(self, stripe: Stripe) -> None: ...
@@ -59,7 +59,7 @@ class Owner(Protocol):
         self, stripe: Stripe, transfer: int, offset: int, size: int, host: HostBuffer, seconds: float
     ) -> None: ...
     def taken(self, stripe: Stripe, transfer: int, offset: int) -> None: ...
-    def sent(self, stripe: Stripe, chunk: Chunk, seconds: float) -> None: ...
+    def sent(self, stripe: Stripe, chunk: OutgoingChunk, seconds: float) -> None: ...
     def over(self, stripe: Stripe, why: str, left: list[HostBuffer]) -> None: ...
 
 
@@ -72,7 +72,7 @@ class Stripe:
         channel: int,
         max_chunk: int,
         guard: Guard | None,
-        owner: Owner,
+        owner: StripeOwner,
         post: Callable[[Callable[[], object]], None],
     ) -> None:
         self.channel = channel
@@ -83,7 +83,7 @@ class Stripe:
         self._owner = owner
         self._post = post
         self._pipe: Pipe | None = None
-        self._out: SimpleQueue[bytes | Chunk | None] = SimpleQueue()
+        self._out: SimpleQueue[bytes | OutgoingChunk | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._granted: dict[int, deque[tuple[HostBuffer, float]]] = {}
         self._revoked: OrderedDict[int, int] = OrderedDict()
@@ -131,7 +131,7 @@ class Stripe:
 
     def put_chunk(self, transfer: int, offset: int, host: HostBuffer, size: int) -> None:
         """Sends `size` bytes of lent memory; it comes back by `sent`, or by `over`."""
-        self._out.put(Chunk(transfer, offset, host, size, time.monotonic()))
+        self._out.put(OutgoingChunk(transfer, offset, host, size, time.monotonic()))
 
     def close(self) -> None:
         """Ends it; `over` follows. A second call does nothing."""
@@ -167,7 +167,7 @@ class Stripe:
         self._granted.clear()
         while not self._out.empty():
             item = self._out.get()
-            if isinstance(item, Chunk):
+            if isinstance(item, OutgoingChunk):
                 left.append(item.host)
         self._owner.over(self, why, left)
 
@@ -264,12 +264,12 @@ class Stripe:
         try:
             while True:
                 parts: list[Part] = []
-                chunk: Chunk | None = None
+                chunk: OutgoingChunk | None = None
                 while chunk is None and (not parts or (len(parts) < _GATHERED and not out.empty())):
                     item = out.get()
                     if item is None:
                         return
-                    if isinstance(item, Chunk):
+                    if isinstance(item, OutgoingChunk):
                         chunk = item
                     else:
                         parts.append(item)
@@ -280,7 +280,7 @@ class Stripe:
         except OSError:
             pipe.shutdown()  # the receiving thread ends, and waits for this one
 
-    def _send_chunk(self, pipe: Pipe, parts: list[Part], chunk: Chunk) -> None:
+    def _send_chunk(self, pipe: Pipe, parts: list[Part], chunk: OutgoingChunk) -> None:
         parts.append(chunk_head(chunk.transfer, chunk.offset, chunk.size))
         parts.append(chunk.host.view[: chunk.size])
         try:

@@ -12,13 +12,13 @@ from hearth_proto.frames import HEADER, Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.stripes import taken
 from hearthd.device.backend.resources import HostBuffer
-from hearthd.device.channels.stripe import PATIENCE_S, Chunk, Stripe
+from hearthd.device.channels.stripe import PATIENCE_S, OutgoingChunk, Stripe
 from hearthd.device.channels.stripe_tls import Guards
 from hearthd.device.platform.event_loop import Loop
-from hearthd.device.platform.fd_passing import Descriptors
-from hearthd.device.platform.log import Journal
+from hearthd.device.platform.fd_passing import DescriptorSocket
+from hearthd.device.platform.log import ProcessLog
 from hearthd.device.platform.spin_policy import sooner
-from hearthd.device.session.session import Session
+from hearthd.device.session.session import DeviceSession
 from hearthd.device.transfers.transfers import Transfers
 
 STRIPE = "stripe"
@@ -36,10 +36,10 @@ class Stripes:
     def __init__(
         self,
         loop: Loop,
-        sessions: Callable[[int], Session | None],
+        sessions: Callable[[int], DeviceSession | None],
         transfers: Transfers,
-        journal: Journal,
-        descriptors: Descriptors | None,
+        journal: ProcessLog,
+        descriptors: DescriptorSocket | None,
     ) -> None:
         self._loop = loop
         self._sessions = sessions
@@ -79,7 +79,7 @@ class Stripes:
             for stripe in stripes:
                 stripe.close()
 
-    def _closed(self, session: Session) -> None:
+    def _closed(self, session: DeviceSession) -> None:
         for stripe in self._of.get(session.channel, ()):
             stripe.close()
 
@@ -106,7 +106,7 @@ class Stripes:
             return
         stripes.add(Stripe(end, channel, most, guard, self, self._loop.post))
 
-    # ---- what a stripe says; see `hearthd.device.channels.stripe.Owner` ----
+    # ---- what a stripe says; see `hearthd.device.channels.stripe.StripeOwner` ----
 
     def ready(self, stripe: Stripe) -> None:
         if self._sessions(stripe.channel) is not None:
@@ -128,34 +128,36 @@ class Stripes:
                     details={"requested": chunk, "allowed": stripe.max_chunk},
                 )
             if kind == Kind.UPLOAD:
-                self._transfers.stripe_upload(session, transfer, chunk, stripe)
+                self._transfers.uploads.striped.announce(session, transfer, chunk, stripe)
             else:
-                self._transfers.stripe_download(session, transfer, chunk, stripe)
+                self._transfers.downloads.striped.announce(session, transfer, chunk, stripe)
         except Refusal as refusal:
             payload = refusal.to_status().SerializeToString()
             stripe.put(HEADER.pack(len(payload), Kind.ABORT, 0, 0, transfer) + payload)
 
     def arrived(self, stripe: Stripe, transfer: int, offset: int, size: int, host: HostBuffer, seconds: float) -> None:
         session = self._sessions(stripe.channel)
-        if session is not None and self._transfers.landed(session, transfer, stripe, offset, size, host, seconds):
+        if session is not None and self._transfers.uploads.striped.landed(
+            session, transfer, stripe, offset, size, host, seconds
+        ):
             stripe.put(taken(transfer, offset))
         else:
-            self._transfers.landing.give_back(host)
+            self._transfers.stripe_staging.give_back(host)
 
     def taken(self, stripe: Stripe, transfer: int, offset: int) -> None:
         session = self._sessions(stripe.channel)
         if session is not None:
             try:
-                self._transfers.taken(session, transfer, stripe, offset)
+                self._transfers.downloads.striped.taken(session, transfer, stripe, offset)
             except ValueError as error:
                 self._journal.warning("stripe", channel=stripe.channel, session=session.id, error=str(error))
                 stripe.close()
 
-    def sent(self, stripe: Stripe, chunk: Chunk, seconds: float) -> None:
-        self._transfers.landing.give_back(chunk.host)
+    def sent(self, stripe: Stripe, chunk: OutgoingChunk, seconds: float) -> None:
+        self._transfers.stripe_staging.give_back(chunk.host)
         session = self._sessions(stripe.channel)
         if session is not None:
-            self._transfers.gone(session, chunk.transfer, stripe, seconds)
+            self._transfers.downloads.striped.gone(session, chunk.transfer, stripe, seconds)
 
     def over(self, stripe: Stripe, why: str, left: list[HostBuffer]) -> None:
         self._waiting.pop(stripe, None)
@@ -164,7 +166,7 @@ class Stripes:
         if not stripes:
             self._of.pop(stripe.channel, None)
         for host in left:
-            self._transfers.landing.give_back(host)
+            self._transfers.stripe_staging.give_back(host)
         session = self._sessions(stripe.channel)
         if session is not None:
             self._transfers.lost(session, stripe)

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from hearthd.device.backend.communicator import Communicator
-from hearthd.device.context import Device
-from hearthd.device.streams.stream_pool import Track
+from hearthd.device.backend.communicator import RankCommunicator
+from hearthd.device.context import DeviceContext
+from hearthd.device.streams.stream_pool import PooledStream
 
 ABORT_S = 5.0
 """What takes longer will not come to an end."""
@@ -29,12 +29,12 @@ RETIRED = 4
 Done = Callable[[], None]
 
 
-class GivenUp:
+class AbortedCommunicator:
     """One that is on its way out."""
 
     __slots__ = ("comm", "communicator", "deadline", "own", "stopping", "track")
 
-    def __init__(self, comm: str, communicator: Communicator, track: Track | None, own: bool) -> None:
+    def __init__(self, comm: str, communicator: RankCommunicator, track: PooledStream | None, own: bool) -> None:
         self.comm = comm
         self.communicator = communicator
         self.track = track
@@ -47,28 +47,28 @@ class GivenUp:
         """By when the helper thread has to be done with it."""
 
 
-class GivingUp:
+class CommunicatorAborts:
     """Belongs to the device-handle thread, but for what runs on its helper threads."""
 
     def __init__(
-        self, device: Device, post: Callable[[Callable[[], None]], None], send: Callable[[dict[str, Any]], None]
+        self, device: DeviceContext, post: Callable[[Callable[[], None]], None], send: Callable[[dict[str, Any]], None]
     ) -> None:
         self._device = device
         self._post = post
         self._send = send
-        self._helped: dict[GivenUp, None] = {}
+        self._helped: dict[AbortedCommunicator, None] = {}
         """Those that helper threads work on."""
         self._retired = 0
         """How many wait for the device to rest."""
 
-    def end(self, given_up: GivenUp, *, under_way: bool) -> None:
+    def end(self, given_up: AbortedCommunicator, *, under_way: bool) -> None:
         """Gives one up. `under_way`: it has operations that may never end by themselves."""
         if not under_way:
             self._retire(given_up)
         elif given_up.communicator.stops:
             self._stop(given_up)
         else:
-            self._device.quiet.meanwhile(partial(self._abort, given_up))
+            self._device.idle_work.meanwhile(partial(self._abort, given_up))
 
     @property
     def watching(self) -> bool:
@@ -89,12 +89,12 @@ class GivingUp:
                 self._send({"op": "wedged", "comm": each.comm})
 
     @staticmethod
-    def _expect(given_up: GivenUp) -> None:
+    def _expect(given_up: AbortedCommunicator) -> None:
         given_up.deadline = time.monotonic() + ABORT_S
 
     # ---- steps ----
 
-    def _stop(self, given_up: GivenUp) -> None:
+    def _stop(self, given_up: AbortedCommunicator) -> None:
         given_up.stopping = True
 
         def stop() -> Callable[[], None]:
@@ -108,12 +108,12 @@ class GivingUp:
 
         self._help(given_up, stop)
 
-    def _stopped(self, given_up: GivenUp) -> None:
+    def _stopped(self, given_up: AbortedCommunicator) -> None:
         del self._helped[given_up]
         given_up.stopping = False
         self._retire(given_up)
 
-    def _retire(self, given_up: GivenUp) -> None:
+    def _retire(self, given_up: AbortedCommunicator) -> None:
         """Frees one that has nothing under way, while the device rests."""
         self._retired += 1
 
@@ -121,9 +121,9 @@ class GivingUp:
             self._retired -= 1
             self._abort(given_up, done)
 
-        self._device.quiet.beside(start, urgent=self._retired > RETIRED)
+        self._device.idle_work.beside(start, urgent=self._retired > RETIRED)
 
-    def _abort(self, given_up: GivenUp, done: Done) -> None:
+    def _abort(self, given_up: AbortedCommunicator, done: Done) -> None:
         def abort() -> Callable[[], None]:
             self._free(given_up)
             return lambda: self._gone(given_up, done)
@@ -131,20 +131,20 @@ class GivingUp:
         self._help(given_up, abort)
 
     @staticmethod
-    def _free(given_up: GivenUp) -> None:
+    def _free(given_up: AbortedCommunicator) -> None:
         try:
             given_up.communicator.abort()
         except Exception as error:
             traceback.print_exception(error, file=sys.stderr)
 
-    def _gone(self, given_up: GivenUp, done: Done = lambda: None) -> None:
+    def _gone(self, given_up: AbortedCommunicator, done: Done = lambda: None) -> None:
         del self._helped[given_up]
         done()
         track, tracks = given_up.track, self._device.tracks
         if track is not None and given_up.own:
             tracks.after_all([track], partial(tracks.release, track))
 
-    def _help(self, given_up: GivenUp, work: Callable[[], Callable[[], None]]) -> None:
+    def _help(self, given_up: AbortedCommunicator, work: Callable[[], Callable[[], None]]) -> None:
         """`work` on a thread of its own; what it returns on this one."""
         self._helped[given_up] = None
         self._expect(given_up)

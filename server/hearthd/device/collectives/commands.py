@@ -16,39 +16,39 @@ from hearth_proto.collectives import KINDS
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
-from hearthd.device.backend.communicator import Exchange
+from hearthd.device.backend.communicator import CollectiveExchange
 from hearthd.device.collectives.communicators import Memberships
-from hearthd.device.collectives.in_flight import Flight
+from hearthd.device.collectives.in_flight import InFlightCollective
 from hearthd.device.collectives.membership import Membership
-from hearthd.device.collectives.negotiation import Presented, SessionOf
+from hearthd.device.collectives.negotiation import Negotiation, SessionOf
 from hearthd.device.collectives.parts import locate
-from hearthd.device.collectives.pending import Key, Pending
+from hearthd.device.collectives.pending import OperationKey, PendingCollective
 from hearthd.device.collectives.request import parse
-from hearthd.device.context import Device
+from hearthd.device.context import DeviceContext
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.session.buffer import Buffer
-from hearthd.device.session.session import Session
+from hearthd.device.session.session import DeviceSession
 
 _as_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
-class Wanted(NamedTuple):
+class SubmittedCollective(NamedTuple):
     """An operation with all that belongs to it."""
 
     origin: Origin
-    pending: Pending
+    pending: PendingCollective
     sources: tuple[Buffer, ...]
     """Those that are not among the destinations."""
     destinations: tuple[Buffer, ...]
 
 
-class Collectives:
+class CollectiveCommands:
     """Belongs to the device-handle thread."""
 
-    def __init__(self, device: Device, post: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(self, device: DeviceContext, post: Callable[[Callable[[], None]], None]) -> None:
         self._device = device
         self._members = Memberships(device, post, self._send)
-        self._presented = Presented(device, self._members, self._send, self._say)
+        self._negotiation = Negotiation(device, self._members, self._send, self._say)
         self._groups: dict[tuple[int, str], tuple[int, int]] = {}
         """Rank and ranks of groups over several daemons, by channel and name."""
 
@@ -68,7 +68,7 @@ class Collectives:
         )
         devices = tuple(sorted(command.devices))
         place = self._place(devices)
-        key = Key(origin.session.channel, "", devices, command.sequence)
+        key = OperationKey(origin.session.channel, "", devices, command.sequence)
         return self._operation(origin, key, [part], place, command.timeout_ns)
 
     def collective(self, origin: Origin, command: commands_pb2.Collective) -> Operation:
@@ -90,7 +90,7 @@ class Collectives:
                 fix="create or join it first: NodeService.CreateGroup, JoinGroup",
                 details={"kind": "group", "handle": group},
             )
-        key = Key(channel, group, devices, command.sequence)
+        key = OperationKey(channel, group, devices, command.sequence)
         return self._operation(origin, key, command.operations, place, command.timeout_ns)
 
     def sync_collective(self, origin: Origin, _command: commands_pb2.SyncCollective) -> Operation:
@@ -124,7 +124,7 @@ class Collectives:
     def _operation(
         self,
         origin: Origin,
-        key: Key,
+        key: OperationKey,
         operations: Sequence[commands_pb2.CollectiveOperation],
         place: tuple[int, int],
         timeout_ns: int,
@@ -133,14 +133,14 @@ class Collectives:
         try:
             parts = parse(operations, origin.session.buffers, *place, device.server.communicators.check)
         except Refusal as refusal:
-            self._presented.withdraw(key, refusal)
+            self._negotiation.withdraw(key, refusal)
             raise
         sources = dict.fromkeys(part.source.buffer for part in parts if part.source is not None)
         destinations = dict.fromkeys(part.destination.buffer for part in parts if part.destination is not None)
         only_read = tuple(buffer for buffer in sources if buffer not in destinations)
         seconds = timeout_ns / 1e9 or device.spec.collective_timeout
-        pending = self._presented.add(origin.session, key, parts, seconds)
-        wanted = Wanted(origin, pending, only_read, tuple(destinations))
+        pending = self._negotiation.add(origin.session, key, parts, seconds)
+        wanted = SubmittedCollective(origin, pending, only_read, tuple(destinations))
         operation = Operation(
             origin,
             partial(self._run, wanted),
@@ -150,32 +150,32 @@ class Collectives:
             spoils=wanted.destinations,
         )
         operation.after = origin.reply
-        operation.on_failure = partial(self._presented.failed, pending)
+        operation.on_failure = partial(self._negotiation.failed, pending)
         operation.announcement = pending
         return operation
 
-    def _run(self, wanted: Wanted) -> bool:
+    def _run(self, wanted: SubmittedCollective) -> bool:
         pending = wanted.pending
         if not pending.made:
             locate(pending.parts)
-            if not self._presented.present(pending):
+            if not self._negotiation.present(pending):
                 return False
         if pending.error is not None:
             if wanted.origin.stream.flights:  # errors surface in the stream's order, and how these end is not known
-                self._presented.wait_for_others(pending)
+                self._negotiation.wait_for_others(pending)
                 return False
             raise pending.error
-        if pending.comm is None or self._device.quiet.occupied:
+        if pending.comm is None or self._device.idle_work.occupied:
             return False
         member = self._members.get(pending.comm)
         if member is None:
             raise self._members.why_gone(pending.comm)
-        if member.failing or not (member.flights.next(pending.index) and self._presented.next(pending)):
+        if member.failing or not (member.flights.next(pending.index) and self._negotiation.next(pending)):
             return False
         self._launch(wanted, member, locate(pending.parts))
         return True
 
-    def _launch(self, wanted: Wanted, member: Membership, exchanges: Sequence[Exchange]) -> None:
+    def _launch(self, wanted: SubmittedCollective, member: Membership, exchanges: Sequence[CollectiveExchange]) -> None:
         device, track, origin, pending = self._device, member.track, wanted.origin, wanted.pending
         stream, destinations = origin.stream, wanted.destinations
         device.tracks.fence(track, stream.track)
@@ -185,10 +185,10 @@ class Collectives:
         size = sum(part.size for part in pending.parts)
         device.begin(stream, size, track=track)
         self._members.enqueue(member, exchanges)
-        flight = Flight(origin, pending.key, destinations, member.flights, device.tracks)
-        flight.then(partial(self._presented.settled, pending))
+        flight = InFlightCollective(origin, pending.key, destinations, member.flights, device.tracks)
+        flight.then(partial(self._negotiation.settled, pending))
         self._members.launched(member, flight, pending.deadline)
-        self._presented.launched(pending)
+        self._negotiation.launched(pending)
         if track not in stream.collectives:
             stream.collectives = (*(each for each in stream.collectives if each.users), track)
         origin.session.touch(track)
@@ -209,41 +209,41 @@ class Collectives:
             if handler is not None:
                 handler(message)
             elif what in ("go", "fail"):
-                self._presented.answered(message, session_of)
+                self._negotiation.answered(message, session_of)
             elif what == "group":
                 place = int(message["rank"]), int(message["ranks"])
                 self._groups[int(message["channel"]), str(message["group"])] = place
             elif what == "ungroup":
                 channel, group = int(message["channel"]), str(message["group"])
                 if self._groups.pop((channel, group), None) is not None:
-                    self._presented.leave(channel, group, session_of)
+                    self._negotiation.leave(channel, group, session_of)
         except (KeyError, TypeError, ValueError) as error:
             print(f"a collective frame was not understood: {error!r}: {payload[:200]!r}", file=sys.stderr)
 
     def _send(self, message: dict[str, Any]) -> None:
-        self._presented.flush()
+        self._negotiation.flush()
         self._say(message)
 
     def flush(self) -> None:
         """To be called before the outbox is emptied."""
-        self._presented.settle()
+        self._negotiation.settle()
 
     def _say(self, message: dict[str, Any]) -> None:
         self._device.outbox.put(Kind.COLLECTIVE, _as_json(message).encode())
 
     # ---- the end of a session, and the loop ----
 
-    def close(self, session: Session) -> None:
+    def close(self, session: DeviceSession) -> None:
         """The session's commands have been abandoned; what has been launched runs to its end."""
         for channel, group in [each for each in self._groups if each[0] == session.channel]:
             del self._groups[channel, group]
-        self._presented.close(session)
+        self._negotiation.close(session)
 
     def check(self) -> None:
         """Looks for what is overdue. Cheap to call often: it looks now and then."""
         self._members.check()
-        self._presented.check()
+        self._negotiation.check()
 
     def sleep(self, asleep: float | None) -> float | None:
         """How long the loop may sleep, where it would otherwise so long."""
-        return self._presented.sleep(self._members.sleep(asleep))
+        return self._negotiation.sleep(self._members.sleep(asleep))

@@ -18,14 +18,14 @@ from functools import partial
 from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal, to_text
-from hearthd.device.backend.communicator import Communicator, Exchange
-from hearthd.device.collectives.abort import GivenUp, GivingUp
-from hearthd.device.collectives.in_flight import Flight
-from hearthd.device.collectives.launch_order import Lane
+from hearthd.device.backend.communicator import CollectiveExchange, RankCommunicator
+from hearthd.device.collectives.abort import AbortedCommunicator, CommunicatorAborts
+from hearthd.device.collectives.in_flight import InFlightCollective
+from hearthd.device.collectives.launch_order import LaunchOrder
 from hearthd.device.collectives.membership import Membership, given_up, not_started, verdict
-from hearthd.device.context import Device
+from hearthd.device.context import DeviceContext
 from hearthd.device.platform.spin_policy import sooner
-from hearthd.device.streams.stream_pool import Track
+from hearthd.device.streams.stream_pool import PooledStream
 
 CHECK_S = 0.05
 """How often communicators are asked whether they have failed."""
@@ -42,7 +42,7 @@ Send = Callable[[dict[str, Any]], None]
 class Memberships:
     """Belongs to the device-handle thread, but for what runs on its helper threads."""
 
-    def __init__(self, device: Device, post: Callable[[Callable[[], None]], None], send: Send) -> None:
+    def __init__(self, device: DeviceContext, post: Callable[[Callable[[], None]], None], send: Send) -> None:
         self._device = device
         self._post = post
         self._send = send
@@ -54,8 +54,8 @@ class Memberships:
         """Made here, for communicators that this rank has not joined yet."""
         self._making: dict[str, bool] = {}
         """Communicators that a helper thread works on, and whether they are still wanted."""
-        self._giving_up = GivingUp(device, post, send)
-        self._shared: tuple[Track, Lane[Any]] | None = None
+        self._aborts = CommunicatorAborts(device, post, send)
+        self._shared: tuple[PooledStream, LaunchOrder[Any]] | None = None
         self._next_check = 0.0
         self.handlers: dict[str, Callable[[dict[str, Any]], None]] = {
             "create_id": self._on_create_id,
@@ -76,7 +76,7 @@ class Memberships:
 
     # ---- operations ----
 
-    def enqueue(self, member: Membership, exchanges: Sequence[Exchange]) -> None:
+    def enqueue(self, member: Membership, exchanges: Sequence[CollectiveExchange]) -> None:
         """Gives the device a communicator's next operation; all that has to be waited for has been fenced."""
         if exchanges:
             try:
@@ -85,13 +85,13 @@ class Memberships:
                 self.broken(member, f"rank could not launch: {refusal.message}")
                 raise
 
-    def launched(self, member: Membership, flight: Flight, deadline: float) -> None:
+    def launched(self, member: Membership, flight: InFlightCollective, deadline: float) -> None:
         """Watches over what has been enqueued."""
         member.flights.launch(flight, deadline)
         self._busy[member] = None
         self._device.tracks.on_complete(member.track, partial(self._arrived, member, flight))
 
-    def _arrived(self, member: Membership, flight: Flight) -> None:
+    def _arrived(self, member: Membership, flight: InFlightCollective) -> None:
         """The device has come to the operation's end, well or not."""
         if flight.over:
             return
@@ -164,18 +164,18 @@ class Memberships:
             return
         self._post(partial(self._joined, comm, communicator, group))
 
-    def _joined(self, comm: str, communicator: Communicator, group: bool) -> None:
+    def _joined(self, comm: str, communicator: RankCommunicator, group: bool) -> None:
         self._ids.pop(comm, None)
         if not self._making.pop(comm):  # it was given up meanwhile
-            self._giving_up.end(GivenUp(comm, communicator, None, own=False), under_way=False)
+            self._aborts.end(AbortedCommunicator(comm, communicator, None, own=False), under_way=False)
             return
         tracks = self._device.tracks
         if group:
             # Who coordinates another group knows nothing of this one's order: one track for both could have each wait
             # for the other.
-            track, lane = tracks.acquire_own(), Lane[Any]()
+            track, lane = tracks.acquire_own(), LaunchOrder[Any]()
         else:
-            self._shared = self._shared or (tracks.acquire_own(), Lane[Any]())
+            self._shared = self._shared or (tracks.acquire_own(), LaunchOrder[Any]())
             track, lane = self._shared
         self._live[comm] = Membership(comm, communicator, track, lane, group)
         self._send({"op": "joined", "comm": comm})
@@ -211,7 +211,9 @@ class Memberships:
             {"op": "failed", "comm": member.comm, "reason": reason, "timed_out": timed_out, "sequence": sequence}
         )
 
-    def _end(self, member: Membership, refusal: Callable[[Flight], Refusal], gone: Refusal | None = None) -> None:
+    def _end(
+        self, member: Membership, refusal: Callable[[InFlightCollective], Refusal], gone: Refusal | None = None
+    ) -> None:
         """Gives it up: what was under way has failed, and is told so before the abort lets it go on."""
         del self._live[member.comm]
         self._busy.pop(member, None)
@@ -223,8 +225,8 @@ class Memberships:
         self._device.telemetry.collectives_failed += len(flights)
         for flight in flights:
             flight.fail(refusal(flight))
-        given_up = GivenUp(member.comm, member.communicator, member.track, own=member.group)
-        self._giving_up.end(given_up, under_way=bool(flights))
+        given_up = AbortedCommunicator(member.comm, member.communicator, member.track, own=member.group)
+        self._aborts.end(given_up, under_way=bool(flights))
         self._device.kick(None)
 
     # ---- the loop ----
@@ -233,12 +235,12 @@ class Memberships:
         """Looks for what has failed or is overdue, and says how far all have come. Cheap to call often: it looks now
         and then."""
         now = time.monotonic()
-        if now < self._next_check or not (self._live or self._giving_up.watching):
+        if now < self._next_check or not (self._live or self._aborts.watching):
             return
         self._next_check = now + CHECK_S
         for member in list(self._live.values()):
             self._check(member, now)
-        self._giving_up.check(now)
+        self._aborts.check(now)
 
     def _tell_progress(self, member: Membership, *, at_once: bool = False) -> None:
         done = member.flights.progress(time.monotonic(), at_once=at_once)
@@ -263,7 +265,7 @@ class Memberships:
 
     def sleep(self, asleep: float | None) -> float | None:
         """How long the loop may sleep, where it would otherwise so long."""
-        if not (self._busy or self._giving_up.watching):
+        if not (self._busy or self._aborts.watching):
             return asleep
         left = max(self._next_check - time.monotonic(), 0.0)
         return sooner(left, asleep)

@@ -15,7 +15,7 @@ PROGRESS_S = 0.05
 """How often others are told, at most, how far it has come."""
 
 
-class Flights(Generic[T]):
+class InFlightQueue(Generic[T]):
     """One communicator's. Times are seconds of any one clock."""
 
     __slots__ = ("_deadlines", "_told", "_told_at", "done", "launched", "numbered")

@@ -10,21 +10,21 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from hearth_proto.reasons import Refusal
-from hearthd.device.collectives.flight_policy import Flights
+from hearthd.device.collectives.flight_policy import InFlightQueue
 from hearthd.device.operation import Origin
 from hearthd.device.session.buffer import Buffer
-from hearthd.device.streams.stream_errors import Failure
-from hearthd.device.streams.stream_pool import Tracks
+from hearthd.device.streams.stream_errors import StreamFailure
+from hearthd.device.streams.stream_pool import StreamPool
 
 
-class Named(Protocol):
+class OperationName(Protocol):
     """An operation's name: as text, what messages say."""
 
     @property
     def sequence(self) -> int: ...
 
 
-class Flight:
+class InFlightCollective:
     """One. Device-handle thread."""
 
     __slots__ = ("_behind", "_destinations", "_key", "_tracks", "failure", "origin", "over", "place", "row")
@@ -32,10 +32,10 @@ class Flight:
     def __init__(
         self,
         origin: Origin,
-        key: Named,
+        key: OperationName,
         destinations: Sequence[Buffer],
-        flights: Flights[Flight],
-        tracks: Tracks,
+        flights: InFlightQueue[InFlightCollective],
+        tracks: StreamPool,
     ) -> None:
         self.origin = origin
         self._key = key
@@ -43,12 +43,12 @@ class Flight:
         """Those of its communicator: it is the next of them."""
         self.place = flights.launched
         self.over = False
-        self.failure: Failure | None = None
+        self.failure: StreamFailure | None = None
         """Why it came to nothing."""
         self._destinations = destinations
         self._tracks = tracks
         self._behind: list[Callable[[], None]] = []
-        tracks.doubts.launched(self, [buffer.usage for buffer in destinations])
+        tracks.pending_outcomes.launched(self, [buffer.usage for buffer in destinations])
         origin.stream.flights[self] = None
 
     @property
@@ -83,7 +83,7 @@ class Flight:
         origin = self.origin
         if not origin.over:  # its source had failed: that is its error, and it took part for the others' sake
             origin.over = True
-            self.failure = Failure(origin.name, origin.stream.handle, origin.seq, origin.index, refusal)
+            self.failure = StreamFailure(origin.name, origin.stream.handle, origin.seq, origin.index, refusal)
             origin.replies.failed(origin, refusal)
             if origin.record is not None:
                 origin.record.failed(refusal.reason)
@@ -93,7 +93,7 @@ class Flight:
     def _end(self) -> None:
         self.over = True
         self._destinations = ()
-        self._tracks.doubts.open.pop(self, None)
+        self._tracks.pending_outcomes.open.pop(self, None)
         self.origin.stream.flights.pop(self, None)
         behind, self._behind = self._behind, []
         for callback in behind:

@@ -16,17 +16,17 @@ makes who gives a few tracks a thousand or so wait until some are done, and nobo
 peers. What goes beyond waits here: its peers come to it in the same order, so that the first can always be done."""
 
 
-class Weighed(Protocol):
+class WeightedOperation(Protocol):
     """An operation; one or a batch."""
 
     @property
     def weight(self) -> int: ...
 
 
-P = TypeVar("P", bound=Weighed)
+P = TypeVar("P", bound=WeightedOperation)
 
 
-class Lane(Generic[P]):
+class LaunchOrder(Generic[P]):
     """One track's. Pure."""
 
     __slots__ = ("_line", "_weight")

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal, from_text
-from hearthd.device.backend.communicator import Communicator
-from hearthd.device.collectives.flight_policy import Flights
-from hearthd.device.collectives.in_flight import Flight
-from hearthd.device.collectives.launch_order import Lane
-from hearthd.device.streams.stream_pool import Track
+from hearthd.device.backend.communicator import RankCommunicator
+from hearthd.device.collectives.flight_policy import InFlightQueue
+from hearthd.device.collectives.in_flight import InFlightCollective
+from hearthd.device.collectives.launch_order import LaunchOrder
+from hearthd.device.streams.stream_pool import PooledStream
 
 
 class Membership:
@@ -19,7 +19,9 @@ class Membership:
 
     __slots__ = ("comm", "communicator", "flights", "gone", "group", "lane", "refusal", "reported", "track")
 
-    def __init__(self, comm: str, communicator: Communicator, track: Track, lane: Lane[Any], group: bool) -> None:
+    def __init__(
+        self, comm: str, communicator: RankCommunicator, track: PooledStream, lane: LaunchOrder[Any], group: bool
+    ) -> None:
         self.comm = comm
         self.communicator = communicator
         self.track = track
@@ -27,10 +29,10 @@ class Membership:
         """The order on the track."""
         self.group = group
         """Whether it is one over several daemons, and has the track to itself."""
-        self.flights: Flights[Flight] = Flights()
+        self.flights: InFlightQueue[InFlightCollective] = InFlightQueue()
         self.reported = math.inf
         """When the front was told that it has failed."""
-        self.refusal: Callable[[Flight], Refusal] | None = None
+        self.refusal: Callable[[InFlightCollective], Refusal] | None = None
         """Why, for an operation that was under way."""
         self.gone: Refusal | None = None
         """Why, for one that was told to go, and could not start."""
@@ -46,7 +48,7 @@ class Membership:
         return not (len(self.flights) or self.failing or self.flights.progress_at() < math.inf)
 
 
-def given_up(why: str, late: int, flight: Flight) -> Refusal:
+def given_up(why: str, late: int, flight: InFlightCollective) -> Refusal:
     """For an operation that was under way when its communicator failed; `late`: the one that was not done in time."""
     if late and flight.sequence == late:
         return Refusal(

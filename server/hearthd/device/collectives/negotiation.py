@@ -9,14 +9,14 @@ from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal, to_text
 from hearthd.device.collectives.communicators import CHECK_S, Memberships, Send
-from hearthd.device.collectives.launch_order import Lane
+from hearthd.device.collectives.launch_order import LaunchOrder
 from hearthd.device.collectives.membership import verdict
-from hearthd.device.collectives.outgoing import Rows
-from hearthd.device.collectives.parts import Part, locate
-from hearthd.device.collectives.pending import Key, Pending
-from hearthd.device.context import Device
+from hearthd.device.collectives.outgoing import OutgoingOperations
+from hearthd.device.collectives.parts import CollectivePart, locate
+from hearthd.device.collectives.pending import OperationKey, PendingCollective
+from hearthd.device.context import DeviceContext
 from hearthd.device.platform.spin_policy import sooner
-from hearthd.device.session.session import Session
+from hearthd.device.session.session import DeviceSession
 
 MOST_PRESENTED = 512
 """Operations of a session, those of a batch counted one by one, that are presented and not known to be done; beyond
@@ -32,32 +32,34 @@ REFILL = 64
 REMEMBERED = 1024
 """Operations that were launched lately: the same number again is refused."""
 
-SessionOf = Callable[[int], Session | None]
+SessionOf = Callable[[int], DeviceSession | None]
 """The session of a channel."""
 
 
-class Presented:
+class Negotiation:
     """Belongs to the device-handle thread."""
 
-    def __init__(self, device: Device, members: Memberships, send: Send, say: Send) -> None:
+    def __init__(self, device: DeviceContext, members: Memberships, send: Send, say: Send) -> None:
         """`send` flushes before it says something."""
         self._device = device
         self._members = members
         self._send = send
-        self._rows = Rows(say, self._unanswered)
-        self._pending: dict[Key, Pending] = {}
-        self._going: dict[Pending, None] = {}
+        self._rows = OutgoingOperations(say, self._unanswered)
+        self._pending: dict[OperationKey, PendingCollective] = {}
+        self._going: dict[PendingCollective, None] = {}
         """Those of them that have been told to go."""
-        self._launched: OrderedDict[Key, None] = OrderedDict()
-        self._weights: dict[Session, int] = {}
+        self._launched: OrderedDict[OperationKey, None] = OrderedDict()
+        self._weights: dict[DeviceSession, int] = {}
         """Of what each session has presented and is not known to be done."""
-        self._standing: dict[Session, deque[Pending]] = {}
+        self._standing: dict[DeviceSession, deque[PendingCollective]] = {}
         """What waits for room, in order."""
-        self._failing: set[Session] = set()
+        self._failing: set[DeviceSession] = set()
         """Whose operations have failed while others before them are under way."""
         self._next_check = 0.0
 
-    def add(self, session: Session, key: Key, parts: list[Part], seconds: float) -> Pending:
+    def add(
+        self, session: DeviceSession, key: OperationKey, parts: list[CollectivePart], seconds: float
+    ) -> PendingCollective:
         """An operation has been submitted. Raises Refusal(INVALID_ARGUMENT) where that has happened before."""
         if key in self._pending or key in self._launched:
             raise Refusal(
@@ -66,12 +68,12 @@ class Presented:
                 fix="count a group's operations from 1, each number once",
                 details={"sequence": key.sequence},
             )
-        pending = self._pending[key] = Pending(self, session, key, parts, seconds)
+        pending = self._pending[key] = PendingCollective(self, session, key, parts, seconds)
         return pending
 
     # ---- presenting ----
 
-    def ask(self, pending: Pending, ahead: list[Pending]) -> None:
+    def ask(self, pending: PendingCollective, ahead: list[PendingCollective]) -> None:
         """Presents it, or lines it up, behind those ahead of it, which have been. Raises as `locate`."""
         group = pending.key.group
         # A group over daemons has an order and a track of its own, and may stand behind anything. One of this daemon's
@@ -89,7 +91,7 @@ class Presented:
         else:
             self._present(pending)
 
-    def present(self, pending: Pending) -> bool:
+    def present(self, pending: PendingCollective) -> bool:
         """Its turn has come: nothing stands before it. False: there is no room even so."""
         if self._crowded(pending, MOST_AT_ALL):
             return False
@@ -97,11 +99,11 @@ class Presented:
         self._present(pending)
         return True
 
-    def _crowded(self, pending: Pending, most: int = MOST_PRESENTED) -> bool:
+    def _crowded(self, pending: PendingCollective, most: int = MOST_PRESENTED) -> bool:
         weight = self._weights.get(pending.session, 0)
         return weight > 0 and weight + pending.weight > most
 
-    def _present(self, pending: Pending) -> None:
+    def _present(self, pending: PendingCollective) -> None:
         """Tells the front that this rank is there; it has so many seconds to be done."""
         pending.made = pending.stands = True
         pending.deadline = time.monotonic() + pending.seconds
@@ -121,7 +123,7 @@ class Presented:
         """The same, but for what is better sent with more."""
         self._rows.settle()
 
-    def _make_room(self, session: Session, weight: int) -> None:
+    def _make_room(self, session: DeviceSession, weight: int) -> None:
         """So much less of the session's is presented."""
         left = self._weights.get(session, 0) - weight
         if left > 0:
@@ -141,13 +143,13 @@ class Presented:
         if standing is not None and not standing:
             del self._standing[session]
 
-    def _unanswered(self, key: Key) -> bool:
+    def _unanswered(self, key: OperationKey) -> bool:
         other = self._pending.get(key)
         return other is not None and other.comm is None and other.error is None
 
     # ---- how it goes on ----
 
-    def next(self, pending: Pending) -> bool:
+    def next(self, pending: PendingCollective) -> bool:
         """Whether it is the next of its track, whose order all ranks keep."""
         lane = pending.lane
         if lane is None:
@@ -157,7 +159,7 @@ class Presented:
             head.lane = None
         return head is pending
 
-    def launched(self, pending: Pending) -> None:
+    def launched(self, pending: PendingCollective) -> None:
         """It is on the device; `settled` is to be called when it is known how it ended."""
         del self._pending[pending.key]
         self._going.pop(pending, None)
@@ -169,7 +171,7 @@ class Presented:
         while len(self._launched) > REMEMBERED:
             self._launched.popitem(last=False)
 
-    def settled(self, pending: Pending) -> None:
+    def settled(self, pending: PendingCollective) -> None:
         """It is known how it ended."""
         lane = pending.lane
         if lane is not None:
@@ -182,11 +184,11 @@ class Presented:
             self._failing.discard(pending.session)
             self._device.kick(pending.session)
 
-    def wait_for_others(self, pending: Pending) -> None:
+    def wait_for_others(self, pending: PendingCollective) -> None:
         """It has failed, and is to be looked at again when more is known of those before it."""
         self._failing.add(pending.session)
 
-    def failed(self, pending: Pending, refusal: Refusal) -> None:
+    def failed(self, pending: PendingCollective, refusal: Refusal) -> None:
         """It will not be launched: refused, skipped, given up."""
         if self._pending.get(pending.key) is not pending:
             return
@@ -201,22 +203,22 @@ class Presented:
             self.withdraw(pending.key, refusal)
         self._unpresent(pending)
 
-    def withdraw(self, key: Key, refusal: Refusal) -> None:
+    def withdraw(self, key: OperationKey, refusal: Refusal) -> None:
         """Tells the others that this rank will not come."""
         self._send({"op": "withdraw", **key.address(), "status": to_text(refusal)})
 
-    def _unpresent(self, pending: Pending) -> None:
+    def _unpresent(self, pending: PendingCollective) -> None:
         if pending.made:
             pending.made = False
             self._make_room(pending.session, pending.weight)
 
-    def _go_on(self, lane: Lane[Pending]) -> None:
+    def _go_on(self, lane: LaunchOrder[PendingCollective]) -> None:
         """The next on the track may be another session's."""
         head = lane.head
         if head is not None:
             self._device.kick(head.session)
 
-    def _missed(self, key: Key, comm: str | None, why: str) -> None:
+    def _missed(self, key: OperationKey, comm: str | None, why: str) -> None:
         """The others were told to go on, and would wait for this rank."""
         member = self._members.get(comm) if comm is not None else None
         if member is not None:
@@ -232,17 +234,17 @@ class Presented:
         if message["op"] == "go":
             comm, index = str(message["comm"]), int(message.get("index") or 0)
             for step in range(int(message.get("count") or 1)):
-                key = Key(channel, group, devices, sequence + step)
+                key = OperationKey(channel, group, devices, sequence + step)
                 self._go(key, self._pending.get(key), comm, index + step if index else 0)
         else:
-            pending = self._pending.get(Key(channel, group, devices, sequence))
+            pending = self._pending.get(OperationKey(channel, group, devices, sequence))
             if pending is not None and pending.comm is None and pending.error is None:
                 pending.error = verdict(message.get("status"))
         if self._rows.settle():
             self._device.outbox.send()  # the front looks at the next while these are launched
         self._kick(session_of(channel))
 
-    def _go(self, key: Key, pending: Pending | None, comm: str, index: int) -> None:
+    def _go(self, key: OperationKey, pending: PendingCollective | None, comm: str, index: int) -> None:
         member = self._members.get(comm)
         if member is not None and index and not member.flights.number(index):
             return  # said before
@@ -269,18 +271,18 @@ class Presented:
         self._forget(lambda key: key.channel == channel and key.group == group)
         self._kick(session_of(channel))
 
-    def close(self, session: Session) -> None:
+    def close(self, session: DeviceSession) -> None:
         """The session is over; what it had here has been abandoned."""
         self._standing.pop(session, None)
         self._failing.discard(session)
         self._rows.forget(session.channel)
         self._forget(lambda key: key.channel == session.channel)
 
-    def _forget(self, whose: Callable[[Key], bool]) -> None:
+    def _forget(self, whose: Callable[[OperationKey], bool]) -> None:
         for key in [key for key in self._launched if whose(key)]:
             del self._launched[key]
 
-    def _kick(self, session: Session | None) -> None:
+    def _kick(self, session: DeviceSession | None) -> None:
         if session is not None:
             self._device.kick(session)
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from hearthd.device.collectives.pending import Key, Pending, Row
+from hearthd.device.collectives.pending import OperationKey, OperationRun, PendingCollective
 from hearthd.device.platform.spin_policy import sooner
 
 UNANSWERED = 2
@@ -29,16 +29,16 @@ MOST_KEPT = 64
 Say = Callable[[dict[str, Any]], None]
 
 
-class Rows:
+class OutgoingOperations:
     """Belongs to the device-handle thread. `unanswered`: whether the front has yet to say something of an operation."""
 
     def __init__(
-        self, say: Say, unanswered: Callable[[Key], bool], clock: Callable[[], float] = time.monotonic
+        self, say: Say, unanswered: Callable[[OperationKey], bool], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._say = say
         self._unanswered = unanswered
         self._clock = clock
-        self._rows: list[Row] = []
+        self._rows: list[OperationRun] = []
         """Those that have not been sent, in order."""
         self._count = 0
         """Operations in them."""
@@ -46,14 +46,14 @@ class Rows:
         """Whether each stands behind the one before, and the first behind what was sent last."""
         self._since = 0.0
         """When the first of them came."""
-        self._sent: list[Key] = []
+        self._sent: list[OperationKey] = []
         """The last operation of each of the messages of one line that were sent last, oldest first."""
 
     def __len__(self) -> int:
         """Operations that have not been sent."""
         return self._count
 
-    def add(self, pending: Pending, signature: list[dict[str, Any]]) -> None:
+    def add(self, pending: PendingCollective, signature: list[dict[str, Any]]) -> None:
         """One more is presented."""
         rows = self._rows
         if rows and rows[-1].goes_on(pending, signature):
@@ -68,7 +68,7 @@ class Rows:
             else:
                 self._line = follows
                 self._since = self._clock()
-            rows.append(Row(pending, signature))
+            rows.append(OperationRun(pending, signature))
         self._count += 1
 
     def flush(self) -> bool:
@@ -109,6 +109,6 @@ class Rows:
         return sooner(max(self._since + KEEP_S - self._clock(), 0.0), asleep)
 
 
-def _same_line(before: Key, pending: Pending) -> bool:
+def _same_line(before: OperationKey, pending: PendingCollective) -> bool:
     key = pending.key
     return key.channel == before.channel and key.devices == before.devices and pending.behind == [before]

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 from hearth_proto.collectives import GATHERING, ITEM_SIZES, SAME, SCATTERING
 from hearth_proto.layouts import clash
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.backend.communicator import Exchange
+from hearthd.device.backend.communicator import CollectiveExchange
 from hearthd.device.session.buffer import Buffer
 
 
-class Range(NamedTuple):
+class BufferRange(NamedTuple):
     """Bytes of a buffer."""
 
     buffer: Buffer
@@ -22,7 +22,7 @@ class Range(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CollectivePart:
     """One operation of one rank. What its kind does not ask for is empty: it need not match anybody's."""
 
     kind: str
@@ -32,9 +32,9 @@ class Part:
     root: int
     peer: int
     rank: int
-    source: Range | None
+    source: BufferRange | None
     """None: this rank gives nothing."""
-    destination: Range | None
+    destination: BufferRange | None
 
     @property
     def signature(self) -> dict[str, Any]:
@@ -111,16 +111,16 @@ class Part:
             return since == to + before
         return self.kind in SCATTERING and to == since + before
 
-    def exchange(self, since: int, to: int) -> Exchange | None:
+    def exchange(self, since: int, to: int) -> CollectiveExchange | None:
         """What the backend is given; None: nothing has to be moved. What does not reduce goes as bytes."""
         if self.kind == "barrier":
-            return Exchange("barrier")
+            return CollectiveExchange("barrier")
         if not self.count:
             return None
         if self.op:
-            return Exchange(self.kind, since, to, self.count, self.dtype, self.op, self.root, self.peer)
+            return CollectiveExchange(self.kind, since, to, self.count, self.dtype, self.op, self.root, self.peer)
         size = self.count * ITEM_SIZES[self.dtype]
-        return Exchange(self.kind, since, to, size, "uint8", "", self.root, self.peer)
+        return CollectiveExchange(self.kind, since, to, size, "uint8", "", self.root, self.peer)
 
 
 _IN_PLACE = {
@@ -130,10 +130,12 @@ _IN_PLACE = {
 }
 
 
-def locate(parts: Iterable[Part]) -> list[Exchange]:
-    """What the backend is to be given, as one. Raises as `Part.locate`, and for operations that run at once and of
-    which one writes what another one reads or writes."""
-    exchanges: list[Exchange] = []
+def locate(parts: Iterable[CollectivePart]) -> list[CollectiveExchange]:
+    """Returns the exchanges that the backend runs as one group.
+
+    Raises as `CollectivePart.locate`, and for concurrent operations where one writes what another reads or writes.
+    """
+    exchanges: list[CollectiveExchange] = []
     reads: list[tuple[int, int]] = []
     writes: list[tuple[int, int]] = []
     for part in parts:

@@ -8,20 +8,20 @@ from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
 from hearth_proto.reasons import Refusal
-from hearthd.device.collectives.launch_order import Lane
-from hearthd.device.collectives.parts import Part
-from hearthd.device.session.session import Session
+from hearthd.device.collectives.launch_order import LaunchOrder
+from hearthd.device.collectives.parts import CollectivePart
+from hearthd.device.session.session import DeviceSession
 
 
-class Registry(Protocol):
-    """Presents operations to the front: `hearthd.device.collectives.negotiation.Presented`."""
+class Presenter(Protocol):
+    """Presents operations to the front: `hearthd.device.collectives.negotiation.Negotiation`."""
 
-    def ask(self, pending: Pending, ahead: list[Pending]) -> None:
+    def ask(self, pending: PendingCollective, ahead: list[PendingCollective]) -> None:
         """Ahead of its turn, behind those that are ahead of it. Raises Refusal."""
         ...
 
 
-class Key(NamedTuple):
+class OperationKey(NamedTuple):
     """An operation's name on this device; `group` is empty for a group of this daemon's devices."""
 
     channel: int
@@ -39,7 +39,7 @@ class Key(NamedTuple):
         }  # fmt: skip
 
 
-class Pending:
+class PendingCollective:
     """An operation of this rank that has not been launched; its command's `Announcement`."""
 
     __slots__ = (
@@ -59,7 +59,14 @@ class Pending:
         "weight",
     )
 
-    def __init__(self, registry: Registry, session: Session, key: Key, parts: list[Part], seconds: float) -> None:
+    def __init__(
+        self,
+        registry: Presenter,
+        session: DeviceSession,
+        key: OperationKey,
+        parts: list[CollectivePart],
+        seconds: float,
+    ) -> None:
         self._registry = registry
         self.session = session
         self.key = key
@@ -72,11 +79,11 @@ class Pending:
         """Whether it has been presented."""
         self.stands = False
         """Whether it has, or will be behind others of its kind as soon as there is room."""
-        self.behind: list[Key] = []
+        self.behind: list[OperationKey] = []
         """Those that it stands behind here, and that had not been told to go when it was presented."""
         self.comm: str | None = None
         """The communicator on which it may go."""
-        self.lane: Lane[Pending] | None = None
+        self.lane: LaunchOrder[PendingCollective] | None = None
         self.index = 0
         """Its number there; 0: the front has given it none."""
         self.error: Refusal | None = None
@@ -85,23 +92,23 @@ class Pending:
         """Presents it ahead of its turn: behind other collectives that have been presented, so that matching does not
         cost a round trip to the front for each of a row. Behind anything else that would not be safe: the ranks could
         then be told to go in an order in which one of them cannot."""
-        others = [other for other in ahead if isinstance(other, Pending)]
+        others = [other for other in ahead if isinstance(other, PendingCollective)]
         with suppress(Refusal):  # it will be met again, and answered, when its turn comes
             self._registry.ask(self, others)
 
 
-class Row:
+class OperationRun:
     """Operations of one group that are presented one behind the other and are the same: one message."""
 
     __slots__ = ("_first", "_signature", "count", "last")
 
-    def __init__(self, first: Pending, signature: list[dict[str, Any]]) -> None:
+    def __init__(self, first: PendingCollective, signature: list[dict[str, Any]]) -> None:
         self._first = first
         self._signature = signature
         self.last = first.key
         self.count = 1
 
-    def goes_on(self, pending: Pending, signature: list[dict[str, Any]]) -> bool:
+    def goes_on(self, pending: PendingCollective, signature: list[dict[str, Any]]) -> bool:
         """Whether it is the next. Groups over daemons have a message for each."""
         key, last = pending.key, self.last
         return (

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from hearth_proto.collectives import ITEM_SIZES, KINDS, NUMBERS, OPS, PEERED, SHAPES
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
-from hearthd.device.collectives.parts import Part, Range
+from hearthd.device.collectives.parts import BufferRange, CollectivePart
 from hearthd.device.session.buffer import Buffer
-from hearthd.device.session.handle_table import Table
+from hearthd.device.session.handle_table import HandleTable
 
 MAX_OPERATIONS = 1024
 """Operations of one Collective."""
@@ -22,11 +22,11 @@ _OPS = {number: name for name, number in OPS.items()}
 
 def parse(
     operations: Sequence[commands_pb2.CollectiveOperation],
-    buffers: Table[Buffer],
+    buffers: HandleTable[Buffer],
     rank: int,
     ranks: int,
     check: Check,
-) -> list[Part]:
+) -> list[CollectivePart]:
     """The parts of `rank` of `ranks`. Raises Refusal for what no rank could do, whatever the others present."""
     if len(operations) > MAX_OPERATIONS:
         raise Refusal(
@@ -48,8 +48,8 @@ def parse(
 
 
 def _part(
-    operation: commands_pb2.CollectiveOperation, buffers: Table[Buffer], rank: int, ranks: int, check: Check
-) -> Part:
+    operation: commands_pb2.CollectiveOperation, buffers: HandleTable[Buffer], rank: int, ranks: int, check: Check
+) -> CollectivePart:
     kind = KINDS.get(operation.kind, "")
     shape = SHAPES.get(kind)
     if shape is None:
@@ -60,7 +60,7 @@ def _part(
             details={"requested": operation.kind},
         )
     if kind == "barrier":
-        return Part(kind, 0, "", "", 0, 0, rank, None, None)
+        return CollectivePart(kind, 0, "", "", 0, 0, rank, None, None)
     item = ITEM_SIZES.get(operation.dtype)
     if item is None:
         raise Refusal(
@@ -82,13 +82,13 @@ def _part(
             )
     size = operation.count * item
 
-    def place(handle: int, offset: int, times: int, needed: bool) -> Range | None:
+    def place(handle: int, offset: int, times: int, needed: bool) -> BufferRange | None:
         if not times or not needed:
             return None
-        return Range(buffers.find(handle), offset, size * (ranks if times == 2 else 1))
+        return BufferRange(buffers.find(handle), offset, size * (ranks if times == 2 else 1))
 
     at_root = rank == root
-    return Part(
+    return CollectivePart(
         kind,
         operation.count,
         operation.dtype,

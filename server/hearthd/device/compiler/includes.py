@@ -54,7 +54,7 @@ _LONGEST_COMMENT = 4096
 """Between the words of a directive: nobody writes a longer one there, and looking further would take for ever."""
 
 
-class Finding(NamedTuple):
+class IncludeFinding(NamedTuple):
     """A place where a source reaches out: `what` is written there, `name` is the file if it can be told."""
 
     file: str
@@ -159,22 +159,25 @@ def _blanked(match: re.Match[str]) -> str:
 
 
 def _first(
-    search: Callable[[str, _Reading, set[str]], Iterator[Finding]], file: str, reading: _Reading, defined: set[str]
-) -> Finding | None:
+    search: Callable[[str, _Reading, set[str]], Iterator[IncludeFinding]],
+    file: str,
+    reading: _Reading,
+    defined: set[str],
+) -> IncludeFinding | None:
     try:
         return next(search(file, reading, defined), None)
     except _Hidden as hidden:
-        return Finding(file, reading.line(hidden.args[0]), "#: a directive behind a long comment", "")
+        return IncludeFinding(file, reading.line(hidden.args[0]), "#: a directive behind a long comment", "")
 
 
-def _findings(file: str, reading: _Reading, defined: set[str]) -> Iterator[Finding]:
+def _findings(file: str, reading: _Reading, defined: set[str]) -> Iterator[IncludeFinding]:
     text = reading.text
     for match in _INCLUDE.finditer(text):
         yield from _named(file, reading, f"#{match[1]}", match.start(), match.end(), defined)
     for match in _LINE.finditer(text):
         yield from _renamed(file, reading, match)
     for match in _OTHERS.finditer(text):
-        yield Finding(file, reading.line(match.start()), match[0], "")
+        yield IncludeFinding(file, reading.line(match.start()), match[0], "")
     at = 0
     for line in text.split("\n"):
         if "__has_" in line:
@@ -182,22 +185,24 @@ def _findings(file: str, reading: _Reading, defined: set[str]) -> Iterator[Findi
         absolute = _ABSOLUTE.search(line)
         condition = _CONDITION.search(line) if absolute else None
         if absolute and condition and condition.end() <= absolute.start():
-            yield Finding(file, reading.line(at), f"#if {absolute[0]}", absolute[0][1:])
+            yield IncludeFinding(file, reading.line(at), f"#if {absolute[0]}", absolute[0][1:])
         at += len(line) + 1
 
 
-def _queries(file: str, reading: _Reading, at: int, line: str, defined: set[str]) -> Iterator[Finding]:
+def _queries(file: str, reading: _Reading, at: int, line: str, defined: set[str]) -> Iterator[IncludeFinding]:
     """`__has_include(...)` in the line that starts `at`; asking for the word itself is no question for a file."""
     for match in _QUERY.finditer(line):
         after = _skip(reading.text, at + match.end())
         if reading.text.startswith("(", after):
             yield from _named(file, reading, match[0], at + match.start(), after + 1, defined)
         elif re.search(r"\bdefine\b", line[: match.start()]):
-            yield Finding(file, reading.line(at), f"#define of {match[0]}", "")
+            yield IncludeFinding(file, reading.line(at), f"#define of {match[0]}", "")
             return
 
 
-def _named(file: str, reading: _Reading, what: str, start: int, position: int, defined: set[str]) -> Iterator[Finding]:
+def _named(
+    file: str, reading: _Reading, what: str, start: int, position: int, defined: set[str]
+) -> Iterator[IncludeFinding]:
     """What follows an include: a name, or a macro that makes one."""
     text = reading.text
     position = _skip(text, position)
@@ -205,17 +210,17 @@ def _named(file: str, reading: _Reading, what: str, start: int, position: int, d
     if literal is not None:
         name = literal[1] if literal[1] is not None else literal[2]
         if foreign(name):
-            yield Finding(file, reading.line(start), f"{what} {literal[0]}", name)
+            yield IncludeFinding(file, reading.line(start), f"{what} {literal[0]}", name)
         return
     word = _IDENTIFIER.match(text, position)
     if word is None:
         return  # nothing a compiler would follow
     after = _skip(text, word.end())
     if word[0].startswith("_") or word[0] in defined or text[after : after + 1] in ("(", '"'):
-        yield Finding(file, reading.line(start), f"{what} {word[0]}", "")
+        yield IncludeFinding(file, reading.line(start), f"{what} {word[0]}", "")
 
 
-def _renamed(file: str, reading: _Reading, match: re.Match[str]) -> Iterator[Finding]:
+def _renamed(file: str, reading: _Reading, match: re.Match[str]) -> Iterator[IncludeFinding]:
     """`#line 1 "file"`, with or without the word: a compiler may quote the file, or take what follows for its own."""
     text = reading.text
     number = _NUMBER.match(text, _skip(text, match.end()))
@@ -223,9 +228,9 @@ def _renamed(file: str, reading: _Reading, match: re.Match[str]) -> Iterator[Fin
     literal = _NAME.match(text, after)
     if literal is not None and literal[1] is not None:
         if foreign(literal[1]) or literal[1].startswith("<"):
-            yield Finding(file, reading.line(match.start()), f"#line {literal[0]}", literal[1])
+            yield IncludeFinding(file, reading.line(match.start()), f"#line {literal[0]}", literal[1])
     elif _IDENTIFIER.match(text, after) and "line" in match[0]:
-        yield Finding(file, reading.line(match.start()), "#line of a macro", "")
+        yield IncludeFinding(file, reading.line(match.start()), "#line of a macro", "")
 
 
 def _skip(text: str, position: int) -> int:
@@ -246,7 +251,7 @@ class _Hidden(Exception):
     """The rest of a directive stands behind a comment that is too long, or has no end."""
 
 
-def _defined(_file: str, reading: _Reading, defined: set[str]) -> Iterator[Finding]:
+def _defined(_file: str, reading: _Reading, defined: set[str]) -> Iterator[IncludeFinding]:
     """Adds the macros that a source defines; finds nothing."""
     for match in _DEFINE.finditer(reading.text):
         word = _IDENTIFIER.match(reading.text, _skip(reading.text, match.end()))
@@ -255,7 +260,7 @@ def _defined(_file: str, reading: _Reading, defined: set[str]) -> Iterator[Findi
     yield from ()
 
 
-def _refusal(finding: Finding) -> Refusal:
+def _refusal(finding: IncludeFinding) -> Refusal:
     where = f"{finding.file}({finding.line})"
     if finding.name:
         why = f"{finding.what} names a file of the host, and the compiler reads none"

@@ -34,7 +34,7 @@ class Option(NamedTuple):
     default: str = ""  # the value of the bare option; empty where it needs one
 
 
-class Refused(NamedTuple):
+class RefusedOption(NamedTuple):
     """An option of NVRTC that no backend takes."""
 
     long: str
@@ -101,30 +101,32 @@ _LINK = ("it makes code that has to be linked, which the daemon does not", "leav
 _NO_CODE = ("it makes no code that a device could run", "leave it out")
 
 REFUSED = (
-    Refused("gpu-architecture", "arch", True, *_DEVICE),
-    Refused("include-path", "I", True, *_FOLDER),
-    Refused("pre-include", "include", True, _FILE[0], "write the #include into the source, and send the header along"),
-    Refused("use-bundled-headers", "use-bundled-headers", True, *_FOLDER),
-    Refused("create-pch", "create-pch", True, *_FILE),
-    Refused("use-pch", "use-pch", True, *_FILE),
-    Refused("pch-dir", "pch-dir", True, *_FOLDER),
-    Refused("time", "time", True, _FILE[0], "leave it out; the module knows how long its compile took"),
-    Refused("fdevice-time-trace", "fdevice-time-trace", True, *_FILE),
-    Refused("device-c", "dc", False, *_LINK),
-    Refused("extensible-whole-program", "ewp", False, *_LINK),
-    Refused("dlink-time-opt", "dlto", False, *_LINK),
-    Refused("gen-opt-lto", "gen-opt-lto", False, *_LINK),
-    Refused("optix-ir", "optix-ir", False, *_NO_CODE),
-    Refused("fdevice-syntax-only", "fdevice-syntax-only", False, *_NO_CODE),
-    Refused(
+    RefusedOption("gpu-architecture", "arch", True, *_DEVICE),
+    RefusedOption("include-path", "I", True, *_FOLDER),
+    RefusedOption(
+        "pre-include", "include", True, _FILE[0], "write the #include into the source, and send the header along"
+    ),
+    RefusedOption("use-bundled-headers", "use-bundled-headers", True, *_FOLDER),
+    RefusedOption("create-pch", "create-pch", True, *_FILE),
+    RefusedOption("use-pch", "use-pch", True, *_FILE),
+    RefusedOption("pch-dir", "pch-dir", True, *_FOLDER),
+    RefusedOption("time", "time", True, _FILE[0], "leave it out; the module knows how long its compile took"),
+    RefusedOption("fdevice-time-trace", "fdevice-time-trace", True, *_FILE),
+    RefusedOption("device-c", "dc", False, *_LINK),
+    RefusedOption("extensible-whole-program", "ewp", False, *_LINK),
+    RefusedOption("dlink-time-opt", "dlto", False, *_LINK),
+    RefusedOption("gen-opt-lto", "gen-opt-lto", False, *_LINK),
+    RefusedOption("optix-ir", "optix-ir", False, *_NO_CODE),
+    RefusedOption("fdevice-syntax-only", "fdevice-syntax-only", False, *_NO_CODE),
+    RefusedOption(
         "ptxas-options", "Xptxas", True, "the assembler's options can name files of the host",
         "leave it out; for registers, -maxrregcount",
     ),
-    Refused(
+    RefusedOption(
         "device-float128", "device-float128", False,
         "devices before compute capability 10.0 have no such type", "use double, or two of them",
     ),
-    Refused(
+    RefusedOption(
         "warning-as-error", "Werror", True, "the backends' compilers warn of different things",
         "leave it out, and look at the log of compile(log_stream=...)",
     ),
@@ -146,7 +148,7 @@ ALLOWED = ", ".join(f"-{option.short}" for option in ACCEPTED)
 
 
 @dataclass(frozen=True)
-class Given:
+class GivenOption:
     """An option of a source that is accepted: in its author's words, and taken apart."""
 
     text: str
@@ -158,7 +160,7 @@ class Given:
 class CompileOptions:
     """The options of one source, after parsing."""
 
-    given: list[Given] = field(default_factory=list)
+    given: list[GivenOption] = field(default_factory=list)
 
     def has(self, long: str) -> bool:
         return any(each.option.long == long for each in self.given)
@@ -193,7 +195,7 @@ class CompileOptions:
         return [f"warning: the option '{text}' has no effect {where}" for text in texts]
 
 
-def _spelled(given: Given) -> str:
+def _spelled(given: GivenOption) -> str:
     option = given.option
     if option.short in ("D", "U"):
         return f"-{option.short}{given.value}"
@@ -251,23 +253,23 @@ def _wants_value(name: str) -> bool:
     return name in ("rdc", _DEVICE_CODE) or (option is not None and option.takes_value)
 
 
-def _judge(text: str, name: str, value: str | None) -> Iterator[Given]:
+def _judge(text: str, name: str, value: str | None) -> Iterator[GivenOption]:
     if name in ("rdc", _DEVICE_CODE):
         if value != "false":
             raise _refusal(text, *_LINK)
-        yield Given(text, _WHOLE_PROGRAM, "")
+        yield GivenOption(text, _WHOLE_PROGRAM, "")
         return
     option = _BY_NAME.get(name)
     if option is None:
         host = bool(_HOST.fullmatch(text))
         why = "it is an option of a host's compiler; NVRTC has none such" if host else _UNKNOWN
         raise _refusal(text, why, "leave it out" if host else "see NVRTC's documentation for its name")
-    if isinstance(option, Refused):
+    if isinstance(option, RefusedOption):
         raise _refusal(text, option.why, option.fix)
     if option.value is None:
         if value is not None:
             raise _refusal(text, "it takes no value", f"write it as -{option.short}")
-        yield Given(text, option, "")
+        yield GivenOption(text, option, "")
         return
     value = value or option.default
     if not value:
@@ -278,7 +280,7 @@ def _judge(text: str, name: str, value: str | None) -> Iterator[Given]:
         _check_macro(text, value)
     elif option.short == "U" and not re.fullmatch(r"[A-Za-z_]\w*", value):
         raise _refusal(text, "it names no macro", "write -UNAME")
-    yield Given(text, option, value)
+    yield GivenOption(text, option, value)
 
 
 def _values(option: Option) -> str:
@@ -308,6 +310,6 @@ def _refusal(text: str, why: str, fix: str) -> Refusal:
     )
 
 
-_BY_NAME: dict[str, Option | Refused] = {}
+_BY_NAME: dict[str, Option | RefusedOption] = {}
 for _each in (*ACCEPTED, *REFUSED):
     _BY_NAME[_each.long] = _BY_NAME[_each.short] = _each

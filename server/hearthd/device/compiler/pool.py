@@ -18,7 +18,7 @@ from hearthd.device.backend.compiler import Assembly, Compiler, Image, Job
 from hearthd.device.compiler import protocol
 from hearthd.device.compiler.limits import CompileLimits
 from hearthd.device.compiler.worker_main import Main
-from hearthd.device.compiler.worker_process import Died, NeverBegan, Start, Worker, forked, fresh
+from hearthd.device.compiler.worker_process import CompileWorker, Start, WorkerDied, WorkerNotStarted, forked, fresh
 from hearthd.shared import disk
 from hearthd.shared.scratch_dir import Scratch
 
@@ -48,8 +48,8 @@ class CompileWorkers:
         self._confine = confine
         self._compiler: Compiler | None = None
         self._lock = threading.Lock()
-        self._idle: list[Worker] = []
-        self._busy: list[Worker] = []
+        self._idle: list[CompileWorker] = []
+        self._busy: list[CompileWorker] = []
         self._closed = False
         self._scratch: Scratch | None = None
         self._identity: bytes | None = None
@@ -161,11 +161,13 @@ class CompileWorkers:
 
     def _ask(self, job: Job | None, head: dict[str, Any], parts: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
         for _ in range(_TRIES):
-            with contextlib.suppress(NeverBegan), self._worker(job) as worker:
+            with contextlib.suppress(WorkerNotStarted), self._worker(job) as worker:
                 return self._asked(worker, head, parts)
         raise _not_started("each was gone before it had begun")
 
-    def _asked(self, worker: Worker, head: dict[str, Any], parts: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
+    def _asked(
+        self, worker: CompileWorker, head: dict[str, Any], parts: list[bytes]
+    ) -> tuple[dict[str, Any], list[bytes]]:
         limits = self._limits
         deadline = time.monotonic() + limits.seconds
         try:
@@ -174,9 +176,9 @@ class CompileWorkers:
             worker.kill()
             worker.end()
             raise (_cancelled() if worker.cancelled else limits.out_of_time()) from None
-        except Died as died:
+        except WorkerDied as died:
             raise (_cancelled() if worker.cancelled else self._crashed(died, worker)) from None
-        except NeverBegan:
+        except WorkerNotStarted:
             if worker.cancelled:
                 raise _cancelled() from None
             raise
@@ -185,7 +187,7 @@ class CompileWorkers:
             worker.end()
         return answer
 
-    def _crashed(self, died: Died, worker: Worker) -> Refusal:
+    def _crashed(self, died: WorkerDied, worker: CompileWorker) -> Refusal:
         if disk.says_full(died.said):
             return disk.temporary()
         said = died.said.lower()
@@ -201,7 +203,7 @@ class CompileWorkers:
             details={"status": died.status, "log": died.said},
         )
 
-    def _spent(self, worker: Worker, answer: dict[str, Any]) -> bool:
+    def _spent(self, worker: CompileWorker, answer: dict[str, Any]) -> bool:
         """Whether the worker is better replaced: it has reached a limit, or holds on to much memory."""
         if answer.get("reason") in (Reason.COMPILE_LIMIT, Reason.INTERNAL):
             return True
@@ -209,7 +211,7 @@ class CompileWorkers:
         return bool(answer.get("address_space", 0) - began > self._limits.memory // _GROWTH)
 
     @contextlib.contextmanager
-    def _worker(self, job: Job | None) -> Iterator[Worker]:
+    def _worker(self, job: Job | None) -> Iterator[CompileWorker]:
         """A worker that is ready, for one job. Raises Refusal where none can be started."""
         worker = self._taken(job)
         try:
@@ -235,7 +237,7 @@ class CompileWorkers:
             with contextlib.suppress(Exception):  # told when a job needs it
                 self.ready()
 
-    def _taken(self, job: Job | None) -> Worker:
+    def _taken(self, job: Job | None) -> CompileWorker:
         said = ""
         recipe = dict(self._of().recipe())
         for _ in range(_TRIES):
@@ -247,7 +249,7 @@ class CompileWorkers:
                     return worker
                 worker.kill()
                 said = worker.end().said
-            except (Died, TimeoutError) as error:
+            except (WorkerDied, TimeoutError) as error:
                 worker.kill()
                 said = worker.end().said or str(error)
             except BaseException:
@@ -269,7 +271,7 @@ class CompileWorkers:
                 fix='run a kernel with Landlock, or set compile.tenants = "trusted" in the daemon\'s configuration',
             )
 
-    def _next(self, job: Job | None) -> Worker:
+    def _next(self, job: Job | None) -> CompileWorker:
         with self._lock:
             if self._closed:
                 raise _cancelled()
@@ -281,18 +283,18 @@ class CompileWorkers:
             self._busy.append(worker)
             return worker
 
-    def _drop(self, worker: Worker) -> None:
+    def _drop(self, worker: CompileWorker) -> None:
         worker.kill()
         worker.end()
         with self._lock:
             self._busy.remove(worker)
 
-    def _start(self, start: Start = fresh) -> Worker:
+    def _start(self, start: Start = fresh) -> CompileWorker:
         if self._scratch is None:
             self._scratch = Scratch("hearth-workers-")
-        return Worker(self._main, self._scratch.room(), start)
+        return CompileWorker(self._main, self._scratch.room(), start)
 
-    def _setup(self, worker: Worker, recipe: dict[str, Any]) -> dict[str, Any]:
+    def _setup(self, worker: CompileWorker, recipe: dict[str, Any]) -> dict[str, Any]:
         return {
             "recipe": recipe,
             "scratch": str(worker.scratch),

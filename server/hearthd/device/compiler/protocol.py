@@ -28,7 +28,7 @@ MAX_LOG = 256 << 10
 """Characters of a compiler's log that are kept: the beginning, where the cause is, and the end."""
 
 
-class Closed(Exception):
+class WorkerConnectionClosed(Exception):
     """The other side is gone, or does not speak as it should."""
 
 
@@ -44,7 +44,7 @@ def send(link: socket.socket, head: dict[str, Any], parts: Sequence[bytes] = ())
     except TimeoutError:
         raise
     except OSError as error:
-        raise Closed(str(error)) from error
+        raise WorkerConnectionClosed(str(error)) from error
 
 
 def receive(
@@ -56,16 +56,16 @@ def receive(
     """
     (count,) = _COUNT.unpack(_exactly(link, _COUNT.size, deadline))
     if not 1 <= count <= MAX_PARTS:
-        raise Closed(f"a message of {count} parts")
+        raise WorkerConnectionClosed(f"a message of {count} parts")
     lengths = [length for (length,) in _LENGTH.iter_unpack(_exactly(link, count * _LENGTH.size, deadline))]
     if lengths[0] > MAX_HEAD or sum(lengths) > max_bytes:
-        raise Closed(f"a message of {sum(lengths)} bytes")
+        raise WorkerConnectionClosed(f"a message of {sum(lengths)} bytes")
     try:
         head = json.loads(_exactly(link, lengths[0], deadline))
     except ValueError as error:
-        raise Closed("a head that is no JSON") from error
+        raise WorkerConnectionClosed("a head that is no JSON") from error
     if not isinstance(head, dict):
-        raise Closed("a head that is no object")
+        raise WorkerConnectionClosed("a head that is no object")
     return head, [_exactly(link, length, deadline) for length in lengths[1:]]
 
 
@@ -81,9 +81,9 @@ def _exactly(link: socket.socket, size: int, deadline: float | None) -> bytes:
         except TimeoutError:
             raise
         except OSError as error:
-            raise Closed(str(error)) from error
+            raise WorkerConnectionClosed(str(error)) from error
         if not got:
-            raise Closed("the end of the stream")
+            raise WorkerConnectionClosed("the end of the stream")
         at += got
     return bytes(data)
 
@@ -126,7 +126,7 @@ def unpack_image(head: dict[str, Any], parts: Sequence[bytes]) -> Image:
     """Raises Closed where the answer is none."""
     names, log = head.get("names"), head.get("log")
     if not isinstance(names, dict) or not isinstance(log, str) or len(parts) != 1:
-        raise Closed("an answer without an image")
+        raise WorkerConnectionClosed("an answer without an image")
     return Image(code=parts[0], names={str(key): str(value) for key, value in names.items()}, log=log)
 
 

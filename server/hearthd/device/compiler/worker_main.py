@@ -68,7 +68,7 @@ def main(link_descriptor: int, lifeline: int, load: Callable[[], type[Any]]) -> 
                 protocol.send(link, {"begun": True})
                 _answer(link, compiler, limits, head, parts)
                 _empty(Path(setup["scratch"]))
-        except protocol.Closed:
+        except protocol.WorkerConnectionClosed:
             pass
 
 
@@ -116,7 +116,7 @@ def _answer(
         protocol.send(link, protocol.pack_refusal(limits.ended(ended.number, ended.log)))
     except MemoryError:
         protocol.send(link, protocol.pack_refusal(limits.out_of_memory()))
-    except protocol.Closed:
+    except protocol.WorkerConnectionClosed:
         raise
     except Exception as error:  # ours, or the binding's: the source's author is told, and the log has the rest
         failure = disk.temporary()

@@ -38,7 +38,7 @@ _SAID = 4096
 """Bytes of a worker's last words that are kept."""
 
 
-class Died(Exception):
+class WorkerDied(Exception):
     """The worker is gone: `status` as waitpid reports it, `resident` its largest resident set in bytes."""
 
     def __init__(self, status: int, resident: int, said: str) -> None:
@@ -48,7 +48,7 @@ class Died(Exception):
         self.said = said
 
 
-class NeverBegan(Exception):
+class WorkerNotStarted(Exception):
     """The worker was gone before it had the job: another one can have it."""
 
 
@@ -104,7 +104,7 @@ def _leave(link: int, life: int, said: int) -> None:
                 os.close(descriptor)
 
 
-class Worker:
+class CompileWorker:
     """One compile worker, as `start` starts it."""
 
     def __init__(self, main: Main, scratch: Path, start: Start) -> None:
@@ -118,7 +118,7 @@ class Worker:
         self.cancelled = False
         self.hello: dict[str, Any] | None = None
         self.recipe: dict[str, Any] | None = None
-        self._ended: Died | None = None
+        self._ended: WorkerDied | None = None
         self._reaped = False
         self._ending = threading.Lock()
         self._greeting = threading.Lock()
@@ -146,11 +146,11 @@ class Worker:
             self.link.settimeout(max(0.001, deadline - time.monotonic()))
             protocol.send(self.link, head, parts)
             protocol.receive(self.link, deadline=deadline, max_bytes=protocol.MAX_HEAD)
-        except protocol.Closed:
-            raise NeverBegan from self.end()
+        except protocol.WorkerConnectionClosed:
+            raise WorkerNotStarted from self.end()
         try:
             return protocol.receive(self.link, deadline=deadline, max_bytes=max_bytes)
-        except protocol.Closed:
+        except protocol.WorkerConnectionClosed:
             raise self.end() from None
 
     def greet(self, setup: dict[str, Any]) -> None:
@@ -160,7 +160,9 @@ class Worker:
                 return
             self.recipe = setup["recipe"]
             self.link.settimeout(START_S)
-            with contextlib.suppress(protocol.Closed, TimeoutError):  # seen when the answer is waited for
+            with contextlib.suppress(
+                protocol.WorkerConnectionClosed, TimeoutError
+            ):  # seen when the answer is waited for
                 protocol.send(self.link, setup)
 
     def greeted(self) -> dict[str, Any]:
@@ -168,7 +170,7 @@ class Worker:
         if self.hello is None:
             try:
                 self.hello, _ = protocol.receive(self.link, deadline=time.monotonic() + START_S, max_bytes=1 << 20)
-            except protocol.Closed:
+            except protocol.WorkerConnectionClosed:
                 raise self.end() from None
         return self.hello
 
@@ -178,7 +180,7 @@ class Worker:
             if not self._reaped:
                 os.killpg(self.pid, signal.SIGKILL)
 
-    def end(self) -> Died:
+    def end(self) -> WorkerDied:
         """Sees it end, and clears up after it."""
         with self._ending:
             if self._ended is None:
@@ -186,7 +188,7 @@ class Worker:
                 self._wait(1.0)
                 self.kill()
                 status, resident = self._reap()
-                self._ended = Died(status, resident, self._last_words())
+                self._ended = WorkerDied(status, resident, self._last_words())
                 self.link.close()
                 os.close(self._lifeline)
                 os.close(self._said)

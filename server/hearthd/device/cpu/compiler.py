@@ -177,9 +177,9 @@ def compile_image(
         lines += [*hidden, *parsed.prologue, f'#line 1 "{FILE}"']
         text = ("\n".join(lines) + "\n" + source + "\n").encode()
         own = [*(WARNING_OPTIONS if parsed.warnings else ("-w",)), *parsed.arguments]
-        quiet = [*CLANG_OPTIONS, *own, "-dI"] if toolchain.is_clang else [*GCC_OPTIONS, *own, "-fpch-preprocess"]
+        idle_work = [*CLANG_OPTIONS, *own, "-dI"] if toolchain.is_clang else [*GCC_OPTIONS, *own, "-fpch-preprocess"]
         base = [option for option in prelude if option != "-w"]
-        done = toolchain.run([*base, *quiet, "-E", "-I.", "-x", "c++", "-"], room, text, _left(deadline))
+        done = toolchain.run([*base, *idle_work, "-E", "-I.", "-x", "c++", "-"], room, text, _left(deadline))
         preprocessing = Messages(done.log, texts, str(room))
         if done.status != 0:
             raise _failure(done, preprocessing)

@@ -7,14 +7,14 @@ from typing import Any
 
 from hearth_proto.reasons import Refusal
 from hearthd.device.backend.resources import HostInfo
-from hearthd.device.cpu.memory import CpuHostBuffer, HostPool, fill_with
+from hearthd.device.cpu.memory import CpuHostBuffer, CpuHostPool, fill_with
 from hearthd.device.cpu.streams import CpuStream
 
 
-class CopyOperations:
+class CpuCopyOperations:
     """The part of CpuServer that moves bytes. "Host" memory is ordinary memory: there is always some."""
 
-    _host: HostPool
+    _host: CpuHostPool
 
     def allocate_host(self, size: int) -> CpuHostBuffer | None:
         return self._host.take(size)

@@ -44,7 +44,7 @@ class CpuGraph:
         self._all = None
 
 
-class GraphOperations:
+class CpuGraphOperations:
     """The part of CpuServer that makes graphs and launches them."""
 
     _note_session: Callable[[CpuStream], None]

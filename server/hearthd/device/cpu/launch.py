@@ -69,7 +69,7 @@ class LoadedModule:
         return self._module.global_(name)
 
 
-class LaunchOperations:
+class CpuLaunchOperations:
     """The part of CpuServer that loads code and runs it."""
 
     def __init__(self, toolchain: Callable[[], LibraryMaker], multiprocessors: int) -> None:

@@ -81,7 +81,7 @@ class CpuHostBuffer:
         self.address = ctypes.addressof(self._bytes)
 
 
-class HostPool:
+class CpuHostPool:
     """Host buffers by size class, kept for the next copy: touching fresh memory costs more than the copy itself."""
 
     def __init__(self, keep_bytes: int) -> None:

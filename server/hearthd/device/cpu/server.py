@@ -14,13 +14,13 @@ from hearthd.device.backend.server import DeviceFault
 from hearthd.device.cpu import occupancy
 from hearthd.device.cpu.collective.communicators import CpuCommunicators
 from hearthd.device.cpu.compiler import CpuCompiler
-from hearthd.device.cpu.copies import CopyOperations
-from hearthd.device.cpu.graphs import GraphOperations
-from hearthd.device.cpu.launch import LaunchOperations
+from hearthd.device.cpu.copies import CpuCopyOperations
+from hearthd.device.cpu.graphs import CpuGraphOperations
+from hearthd.device.cpu.launch import CpuLaunchOperations
 from hearthd.device.cpu.libraries import LibraryMaker
-from hearthd.device.cpu.memory import CpuMemory, Heap, HostPool
+from hearthd.device.cpu.memory import CpuHostPool, CpuMemory, Heap
 from hearthd.device.cpu.module import MAX_BLOCK, MAX_GRID
-from hearthd.device.cpu.shared_memory import SharedMemoryOperations
+from hearthd.device.cpu.shared_memory import CpuSharedMemoryOperations
 from hearthd.device.cpu.streams import CpuEvent, CpuStream
 from hearthd.device.resources.budget import GRANULARITY
 from hearthd.shared.device_spec import DeviceSpec
@@ -35,7 +35,7 @@ COMPUTE_CAPABILITY = (7, 0)
 """That of `__CUDA_ARCH__` in kernels compiled here: programs then take their paths without inline PTX."""
 
 
-class CpuServer(CopyOperations, SharedMemoryOperations, LaunchOperations, GraphOperations):
+class CpuServer(CpuCopyOperations, CpuSharedMemoryOperations, CpuLaunchOperations, CpuGraphOperations):
     """One virtual device. Streams are threads; events wake the device-handle thread."""
 
     def __init__(self, spec: DeviceSpec, libraries: LibraryMaker | None = None) -> None:
@@ -43,13 +43,13 @@ class CpuServer(CopyOperations, SharedMemoryOperations, LaunchOperations, GraphO
         self._spec = spec
         self._wake: Callable[[], None] = lambda: None
         self._streams: list[CpuStream] = []
-        self._host = HostPool(spec.staging_bytes)
+        self._host = CpuHostPool(spec.staging_bytes)
         self._heap = Heap(spec.memory_limit or _host_memory() // 4)
         self._properties = _properties(spec, self._heap.limit)
         self._compiler = CpuCompiler(spec.cache_dir)
         maker: Callable[[], LibraryMaker] = self._compiler.toolchain if libraries is None else lambda: libraries
         self._communicators = CpuCommunicators(maker)
-        LaunchOperations.__init__(self, maker, self._properties.multiprocessor_count)
+        CpuLaunchOperations.__init__(self, maker, self._properties.multiprocessor_count)
 
     @property
     def properties(self) -> node_pb2.DeviceProperties:

@@ -30,7 +30,7 @@ _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
-class SharedMemory:
+class CpuSharedMemory:
     """A mapped segment. `file` is -1 where it is another process's."""
 
     __slots__ = ("address", "counted", "file", "protected", "reserved", "size")
@@ -45,12 +45,12 @@ class SharedMemory:
         """Whether it counts as memory of this process."""
 
 
-class SharedMemoryOperations:
+class CpuSharedMemoryOperations:
     """The part of CpuServer that shares memory with other processes."""
 
     _heap: Heap
 
-    def create_shared(self, size: int, *, writable: bool = False) -> SharedMemory:
+    def create_shared(self, size: int, *, writable: bool = False) -> CpuSharedMemory:
         reserved = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         heap = self._heap
         if heap.in_use + reserved > heap.limit:
@@ -66,14 +66,14 @@ class SharedMemoryOperations:
         except OSError as error:
             os.close(file)
             raise _refused(size, error) from error
-        memory = SharedMemory(address, size, reserved, file, protected=False)
+        memory = CpuSharedMemory(address, size, reserved, file, protected=False)
         self.own_shared(memory)
         return memory
 
-    def export_shared(self, memory: SharedMemory) -> int:
+    def export_shared(self, memory: CpuSharedMemory) -> int:
         return os.dup(memory.file)
 
-    def import_shared(self, file: int, size: int) -> SharedMemory:
+    def import_shared(self, file: int, size: int) -> CpuSharedMemory:
         reserved = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         try:
             # Else whoever made it could cut it short, and reading would end this process.
@@ -83,14 +83,14 @@ class SharedMemoryOperations:
             address = _map(file, reserved, mmap.PROT_READ)
         except OSError as error:
             raise _refused(size, error) from error
-        return SharedMemory(address, size, reserved, -1, protected=True)
+        return CpuSharedMemory(address, size, reserved, -1, protected=True)
 
-    def own_shared(self, memory: SharedMemory) -> None:
+    def own_shared(self, memory: CpuSharedMemory) -> None:
         if not memory.counted:
             memory.counted = True
             self._heap.in_use += memory.reserved
 
-    def release_shared(self, memory: SharedMemory) -> None:
+    def release_shared(self, memory: CpuSharedMemory) -> None:
         if memory.counted:
             memory.counted = False
             self._heap.in_use -= memory.reserved

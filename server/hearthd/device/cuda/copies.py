@@ -15,7 +15,7 @@ from hearth_proto.reasons import Refusal
 from hearthd.device.backend.resources import HostInfo
 from hearthd.device.cuda.errors import CudaError, checked, translate
 from hearthd.device.cuda.fill import fill
-from hearthd.device.cuda.host import HostBuffer, HostPool
+from hearthd.device.cuda.host import CudaHostPool, PinnedBuffer
 from hearthd.device.cuda.streams import Stream
 
 MAX_ROWS = 1 << 20
@@ -31,17 +31,17 @@ TO_HOST = runtime.memcpyDeviceToHost
 WITHIN = runtime.memcpyDeviceToDevice
 
 
-class CopyOperations:
+class CudaCopyOperations:
     """The part of CudaServer that moves bytes."""
 
-    host: HostPool
+    host: CudaHostPool
     _index: int
     _max_pitch = 0
     _signals: bool | None = None
     """Whether streams write 64-bit values; None: nobody has asked."""
     _side = 0
 
-    def allocate_host(self, size: int) -> HostBuffer | None:
+    def allocate_host(self, size: int) -> PinnedBuffer | None:
         return self.host.take(size)
 
     def host_grown(self) -> bool:
@@ -53,7 +53,7 @@ class CopyOperations:
     def host_info(self) -> HostInfo:
         return self.host.info()
 
-    def free_host(self, buffer: HostBuffer) -> None:
+    def free_host(self, buffer: PinnedBuffer) -> None:
         self.host.give(buffer)
 
     def register_host(self, address: int, size: int) -> None:
@@ -83,23 +83,23 @@ class CopyOperations:
         except CudaError as error:
             raise translate(error, "writing a signal") from error
 
-    def upload(self, destination: int, source: HostBuffer, offset: int, size: int, stream: Stream) -> None:
+    def upload(self, destination: int, source: PinnedBuffer, offset: int, size: int, stream: Stream) -> None:
         _copy(destination, source.address + offset, size, TO_DEVICE, stream.pointer)
 
-    def download(self, destination: HostBuffer, offset: int, source: int, size: int, stream: Stream) -> None:
+    def download(self, destination: PinnedBuffer, offset: int, source: int, size: int, stream: Stream) -> None:
         _copy(destination.address + offset, source, size, TO_HOST, stream.pointer)
 
     def copy(self, destination: int, source: int, size: int, stream: Stream) -> None:
         _copy(destination, source, size, WITHIN, stream.pointer)
 
     def upload_rows(
-        self, destination: int, pitch: int, source: HostBuffer, offset: int, width: int, rows: int, stream: Stream
+        self, destination: int, pitch: int, source: PinnedBuffer, offset: int, width: int, rows: int, stream: Stream
     ) -> None:
         start = source.address + offset
         self._rows(destination, pitch, start, width, width, rows, TO_DEVICE, stream.pointer)
 
     def download_rows(
-        self, destination: HostBuffer, offset: int, source: int, pitch: int, width: int, rows: int, stream: Stream
+        self, destination: PinnedBuffer, offset: int, source: int, pitch: int, width: int, rows: int, stream: Stream
     ) -> None:
         start = destination.address + offset
         self._rows(start, width, source, pitch, width, rows, TO_HOST, stream.pointer)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from hearthd.device.profiling.annotations import KernelSeen
+from hearthd.device.profiling.annotations import KernelTiming
 
 BUFFER_BYTES = 8 << 20
 """Of one buffer of records, as in NVIDIA's samples; CUPTI asks for more when it has filled one."""
@@ -26,7 +26,7 @@ MAX_KERNELS = 1_000_000
 
 
 class KernelActivity:
-    """`hearthd.device.profiling.annotations.Activity` by CUPTI. CUPTI calls back on a thread of its own."""
+    """`hearthd.device.profiling.annotations.KernelActivitySource` by CUPTI. CUPTI calls back on a thread of its own."""
 
     def __init__(self, cupti: Any, warn: Callable[[str], None]) -> None:
         self._cupti = cupti
@@ -38,8 +38,8 @@ class KernelActivity:
         self._pushed: list[bool] = []
         self._offset = 0
         self._external: dict[int, int] = {}
-        self._kernels: list[tuple[int, KernelSeen]] = []
-        self._seen: dict[int, list[KernelSeen]] = {}
+        self._kernels: list[tuple[int, KernelTiming]] = []
+        self._seen: dict[int, list[KernelTiming]] = {}
         kinds = cupti.ActivityKind
         # External correlation comes only with the records of the calls that it is pushed around.
         self._kinds = (kinds.CONCURRENT_KERNEL, kinds.EXTERNAL_CORRELATION, kinds.DRIVER, kinds.RUNTIME)
@@ -91,7 +91,7 @@ class KernelActivity:
             return False
         return True
 
-    def collect(self, numbers: Iterable[int]) -> list[KernelSeen]:
+    def collect(self, numbers: Iterable[int]) -> list[KernelTiming]:
         """The kernels of these commands, in the order of their start. Waits for CUPTI's thread; any thread.
 
         While another trace runs, buffers with records of kernels that still run stay with CUPTI, and with them what
@@ -125,8 +125,8 @@ class KernelActivity:
         except Exception as error:  # on CUPTI's thread nobody would hear of it
             self._warn(f"a record of CUPTI could not be read: {type(error).__name__}: {error}")
 
-    def _kernel(self, activity: Any) -> KernelSeen:
-        return KernelSeen(
+    def _kernel(self, activity: Any) -> KernelTiming:
+        return KernelTiming(
             number=0,
             name=str(activity.name),
             started_ns=int(activity.start) + self._offset,

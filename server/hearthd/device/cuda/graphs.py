@@ -43,7 +43,7 @@ class _Captures(Enqueues, Protocol):
     def create_stream(self, priority: int = 0) -> Stream: ...
 
 
-class GraphOperations:
+class CudaGraphOperations:
     """The part of CudaServer that makes graphs and launches them."""
 
     _recorder: Stream | None = None

@@ -9,9 +9,9 @@ from functools import partial
 from cupy_backends.cuda.api import runtime
 
 from hearthd.device.resources import host_pool
-from hearthd.device.resources.host_pool import SLAB, HostBuffer, Lock
+from hearthd.device.resources.host_pool import SLAB, Lock, PinnedBuffer
 
-__all__ = ["HostBuffer", "HostPool", "lock_pages"]
+__all__ = ["PinnedBuffer", "CudaHostPool", "lock_pages"]
 
 
 def lock_pages(size: int, device: int | None = None) -> int:
@@ -25,7 +25,7 @@ def lock_pages(size: int, device: int | None = None) -> int:
     return int(runtime.hostAlloc(size, runtime.hostAllocPortable))
 
 
-class HostPool(host_pool.HostPool):
+class CudaHostPool(host_pool.HostPool):
     """Locked with `cudaHostAlloc`, unless told otherwise, for the device that is current where the pool is made."""
 
     def __init__(

@@ -39,12 +39,12 @@ DEFAULT_SHARED = 48 << 10
 """Shared memory of a block without opting in to more, bytes (CUDA C++ Programming Guide, "Shared Memory")."""
 
 
-class Function:
+class CudaFunction:
     """A kernel. Making one loads its code, so that the first launch does not have to."""
 
     __slots__ = ("attributes", "dynamic_limit", "module", "name", "parameters", "pointer")
 
-    def __init__(self, module: Module, name: str, pointer: int) -> None:
+    def __init__(self, module: CudaModule, name: str, pointer: int) -> None:
         self.module = module  # the code lives as long as its functions
         self.name = name
         self.pointer = pointer
@@ -79,22 +79,22 @@ class Function:
         self.dynamic_limit = size
 
 
-class Module:
+class CudaModule:
     """A module in the device's context. Name expressions stand for the names that the compiler gave them."""
 
     def __init__(self, image: Image, pointer: int) -> None:
         self.pointer = pointer
         self._names = dict(image.names)
-        self._functions: dict[str, Function] = {}
+        self._functions: dict[str, CudaFunction] = {}
         self._listed: tuple[str, ...] | None = None
 
-    def function(self, name: str) -> Function:
+    def function(self, name: str) -> CudaFunction:
         known = self._functions.get(name)
         if known is not None:
             return known
         try:
             pointer = cu.moduleGetFunction(self.pointer, self._names.get(name, name))
-            function = Function(self, name, pointer)
+            function = CudaFunction(self, name, pointer)
         except CudaError as error:
             if getattr(error, "status", 0) == NOT_FOUND:
                 raise self._missing(Reason.FUNCTION_NOT_FOUND, "function", name, self.functions) from error
@@ -152,7 +152,7 @@ class Module:
         )
 
 
-class LaunchOperations:
+class CudaLaunchOperations:
     """The part of CudaServer that loads code and runs it. `capability` is the device's compute capability."""
 
     capability: tuple[int, int]
@@ -173,16 +173,16 @@ class LaunchOperations:
 
     loading_waits = True
 
-    def first_launch_waits(self, function: Function, prints: bool) -> bool:
+    def first_launch_waits(self, function: CudaFunction, prints: bool) -> bool:
         """The driver waits for all kernels when it makes room for more local memory a thread than any kernel before
         had, and when it makes the buffer that kernels print to (measured with CUDA 13 on an H200)."""
         return function.attributes.local_bytes > self._local_bytes or (prints and not self._printed)
 
-    def first_launch_made(self, function: Function, prints: bool) -> None:
+    def first_launch_made(self, function: CudaFunction, prints: bool) -> None:
         self._local_bytes = max(self._local_bytes, function.attributes.local_bytes)
         self._printed = self._printed or prints
 
-    def load(self, image: Image) -> Module:
+    def load(self, image: Image) -> CudaModule:
         """With all its kernels: the driver would put off each until it is first asked for, and wait then for whatever
         is running (CUDA Programming Guide, "Lazy Loading": concurrent execution), where the caller of this has seen to
         it that nothing is. Not by CUDA_MODULE_LOADING=EAGER, which would load every kernel of NCCL, too."""
@@ -190,7 +190,7 @@ class LaunchOperations:
         pointer = 0
         try:
             pointer = cu.moduleLoadData(bytes(image.code))
-            module = Module(image, pointer)
+            module = CudaModule(image, pointer)
             module.load_functions()
             return module
         except CudaError as error:
@@ -211,7 +211,7 @@ class LaunchOperations:
                 details={"log": log} if log else None,
             ) from error
 
-    def unload(self, module: Module) -> None:
+    def unload(self, module: CudaModule) -> None:
         """The caller has seen the last launch from it end. A second time does nothing."""
         pointer, module.pointer = module.pointer, 0
         if pointer:
@@ -222,7 +222,7 @@ class LaunchOperations:
 
     def repeated(
         self,
-        function: Function,
+        function: CudaFunction,
         grid: tuple[int, int, int],
         block: tuple[int, int, int],
         shared_mem: int,
@@ -245,7 +245,7 @@ class LaunchOperations:
 
     def launch(
         self,
-        function: Function,
+        function: CudaFunction,
         grid: tuple[int, int, int],
         block: tuple[int, int, int],
         shared_mem: int,

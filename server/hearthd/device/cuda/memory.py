@@ -17,7 +17,7 @@ from cupy_backends.cuda.api import runtime
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.resources import MemoryInfo
-from hearthd.device.cuda.copies import CopyOperations
+from hearthd.device.cuda.copies import CudaCopyOperations
 from hearthd.device.cuda.errors import OUT_OF_MEMORY, CudaError, translate
 from hearthd.device.cuda.streams import Stream
 from hearthd.device.resources.budget import out_of_memory, rounded
@@ -26,7 +26,7 @@ GRAIN = 32 << 20
 """Bytes; a memory pool of the driver grows by multiples of this (`cudaMemPoolAttrReservedMemCurrent`)."""
 
 
-class Memory:
+class CudaMemory:
     """A device allocation. `reserved` is its size as `rounded` says; empty ones have address 0."""
 
     __slots__ = ("address", "owner", "reserved", "size")
@@ -45,14 +45,14 @@ class Pool(ABC):
         self._limit = limit
         self._held = 0
         self._outside = 0
-        self._live: dict[int, Memory] = {}
+        self._live: dict[int, CudaMemory] = {}
 
     @abstractmethod
     def _take(self, size: int, stream: Stream) -> tuple[int, Any]:
         """Address and owner of `size` bytes, which are `rounded`. Raises CudaError or MemoryError."""
 
     @abstractmethod
-    def _give(self, memory: Memory, stream: Stream) -> None: ...
+    def _give(self, memory: CudaMemory, stream: Stream) -> None: ...
 
     @abstractmethod
     def reserved(self) -> int:
@@ -75,12 +75,12 @@ class Pool(ABC):
         self._held += more
         self._outside += more
 
-    def allocate(self, size: int, stream: Stream) -> Memory:
+    def allocate(self, size: int, stream: Stream) -> CudaMemory:
         """Raises Refusal(OUT_OF_MEMORY) after one trim and one more attempt, Refusal(INVALID_ARGUMENT) below 0."""
         if size <= 0:
             if size < 0:
                 raise Refusal(Reason.INVALID_ARGUMENT, f"An allocation of {size} bytes was asked for; 0 is the least.")
-            return Memory(0, 0, 0)
+            return CudaMemory(0, 0, 0)
         reserved = rounded(size)
         if self._limit:
             self.check(size, reserved)
@@ -90,12 +90,12 @@ class Pool(ABC):
             address, owner = self._again(error, size, reserved, stream)
         except MemoryError as error:
             address, owner = self._again(error, size, reserved, stream)
-        memory = Memory(address, size, reserved, owner)
+        memory = CudaMemory(address, size, reserved, owner)
         self._live[address] = memory
         self._held += reserved
         return memory
 
-    def free(self, memory: Memory, stream: Stream) -> None:
+    def free(self, memory: CudaMemory, stream: Stream) -> None:
         """A second free of the same memory does nothing."""
         if self._live.get(memory.address) is not memory:
             return
@@ -123,7 +123,7 @@ class Pool(ABC):
         self._held = 0
 
     @abstractmethod
-    def _release(self, memory: Memory) -> None:
+    def _release(self, memory: CudaMemory) -> None:
         """Frees outside any stream."""
 
     def _again(self, error: RuntimeError | MemoryError, size: int, reserved: int, stream: Stream) -> tuple[int, Any]:
@@ -162,11 +162,11 @@ class StreamOrderedPool(Pool):
     def _take(self, size: int, stream: Stream) -> tuple[int, Any]:
         return runtime.mallocFromPoolAsync(size, self._pool, stream.pointer), None
 
-    def _give(self, memory: Memory, stream: Stream) -> None:
+    def _give(self, memory: CudaMemory, stream: Stream) -> None:
         runtime.freeAsync(memory.address, stream.pointer)
         self._freed_on.add(stream)
 
-    def _release(self, memory: Memory) -> None:
+    def _release(self, memory: CudaMemory) -> None:
         runtime.free(memory.address)
 
     def reserved(self) -> int:
@@ -205,10 +205,10 @@ class ArenaPool(Pool):
             pointer = self._pool.malloc(size)
         return pointer.ptr, pointer
 
-    def _give(self, memory: Memory, stream: Stream) -> None:
+    def _give(self, memory: CudaMemory, stream: Stream) -> None:
         memory.owner = None  # the chunk goes back to the arena of the stream that it was allocated on
 
-    def _release(self, memory: Memory) -> None:
+    def _release(self, memory: CudaMemory) -> None:
         memory.owner = None
 
     def reserved(self) -> int:
@@ -223,15 +223,15 @@ class ArenaPool(Pool):
             self._pool.free_all_blocks()
 
 
-class MemoryOperations(CopyOperations):
+class MemoryOperations(CudaCopyOperations):
     """The part of CudaServer that allocates and copies."""
 
     pool: Pool
 
-    def allocate(self, size: int, stream: Stream) -> Memory:
+    def allocate(self, size: int, stream: Stream) -> CudaMemory:
         return self.pool.allocate(size, stream)
 
-    def free(self, memory: Memory, stream: Stream) -> None:
+    def free(self, memory: CudaMemory, stream: Stream) -> None:
         self.pool.free(memory, stream)
 
     def memory_info(self) -> MemoryInfo:

@@ -16,7 +16,7 @@ from cupy.cuda import nccl
 from cupy_backends.cuda.api import runtime
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.backend.communicator import Exchange
+from hearthd.device.backend.communicator import CollectiveExchange
 from hearthd.device.cuda.errors import NOT_READY, CudaError, raise_status, translate
 from hearthd.device.cuda.nccl_operations import BYTES, Call, calls, check, named, reducible
 from hearthd.device.cuda.streams import Stream
@@ -74,7 +74,7 @@ class NcclCommunicator:
     def stops(self) -> bool:
         return _revoke_function() is not None
 
-    def enqueue(self, operations: Sequence[Exchange], stream: Stream) -> None:
+    def enqueue(self, operations: Sequence[CollectiveExchange], stream: Stream) -> None:
         failure = self._failure
         if failure:
             raise self._refusal(named(operations), failure)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from hearth_proto.collectives import PEERED, REDUCING
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.backend.communicator import Exchange
+from hearthd.device.backend.communicator import CollectiveExchange
 
 # nccl.h: ncclDataType_t and ncclRedOp_t. CuPy hands these numbers on as they are.
 DTYPES = {
@@ -46,7 +46,7 @@ def check(kind: str, dtype: str, op: str, allowed: Sequence[str]) -> None:
         raise _unsupported(f"NCCL has no reduction {op!r}", op, tuple(OPS), "use one of these")
 
 
-def calls(operations: Sequence[Exchange], rank: int, ranks: int, scratch: int) -> list[Call]:
+def calls(operations: Sequence[CollectiveExchange], rank: int, ranks: int, scratch: int) -> list[Call]:
     """The calls of `rank` that do all of `operations`, in an order that goes together with that of the other ranks.
 
     More than one of them belong between ncclGroupStart and ncclGroupEnd. NCCL pairs the sends and receives of two ranks
@@ -64,39 +64,39 @@ def calls(operations: Sequence[Exchange], rank: int, ranks: int, scratch: int) -
     return made
 
 
-def named(operations: Sequence[Exchange]) -> str:
+def named(operations: Sequence[CollectiveExchange]) -> str:
     """For messages: "all_reduce", "a batch of 3 (all_gather, recv, send)"."""
     if len(operations) == 1:
         return operations[0].kind
     return f"a batch of {len(operations)} ({', '.join(sorted({each.kind for each in operations}))})"
 
 
-def _all_reduce(it: Exchange, rank: int, ranks: int, scratch: int) -> Iterator[Call]:
+def _all_reduce(it: CollectiveExchange, rank: int, ranks: int, scratch: int) -> Iterator[Call]:
     yield "allReduce", (it.source, it.destination, it.count, DTYPES[it.dtype], OPS[it.op])
 
 
-def _reduce(it: Exchange, rank: int, ranks: int, scratch: int) -> Iterator[Call]:
+def _reduce(it: CollectiveExchange, rank: int, ranks: int, scratch: int) -> Iterator[Call]:
     yield "reduce", (it.source, it.destination, it.count, DTYPES[it.dtype], OPS[it.op], it.root)
 
 
-def _reduce_scatter(it: Exchange, rank: int, ranks: int, scratch: int) -> Iterator[Call]:
+def _reduce_scatter(it: CollectiveExchange, rank: int, ranks: int, scratch: int) -> Iterator[Call]:
     yield "reduceScatter", (it.source, it.destination, it.count, DTYPES[it.dtype], OPS[it.op])
 
 
-def _broadcast(it: Exchange, rank: int, ranks: int, scratch: int) -> Iterator[Call]:
+def _broadcast(it: CollectiveExchange, rank: int, ranks: int, scratch: int) -> Iterator[Call]:
     # NCCL reads the source of the root only, and writes the destination of all: a root that names one buffer keeps it.
     yield "broadcast", (it.source or it.destination, it.destination or it.source, it.count, BYTES, it.root)
 
 
-def _all_gather(it: Exchange, rank: int, ranks: int, scratch: int) -> Iterator[Call]:
+def _all_gather(it: CollectiveExchange, rank: int, ranks: int, scratch: int) -> Iterator[Call]:
     yield "allGather", (it.source, it.destination, it.count, BYTES)
 
 
-def _send(it: Exchange, rank: int, ranks: int, scratch: int) -> Iterator[Call]:
+def _send(it: CollectiveExchange, rank: int, ranks: int, scratch: int) -> Iterator[Call]:
     yield "send", (it.source, it.count, BYTES, it.peer)
 
 
-def _recv(it: Exchange, rank: int, ranks: int, scratch: int) -> Iterator[Call]:
+def _recv(it: CollectiveExchange, rank: int, ranks: int, scratch: int) -> Iterator[Call]:
     yield "recv", (it.destination, it.count, BYTES, it.peer)
 
 
@@ -104,13 +104,13 @@ def _recv(it: Exchange, rank: int, ranks: int, scratch: int) -> Iterator[Call]:
 # at the same time as they move, and in one launch. A copy of its own would come before them.
 
 
-def _all_to_all(it: Exchange, rank: int, ranks: int, scratch: int) -> Iterator[Call]:
+def _all_to_all(it: CollectiveExchange, rank: int, ranks: int, scratch: int) -> Iterator[Call]:
     for peer in range(ranks):
         yield "send", (it.source + peer * it.count, it.count, BYTES, peer)
         yield "recv", (it.destination + peer * it.count, it.count, BYTES, peer)
 
 
-def _gather(it: Exchange, rank: int, ranks: int, scratch: int) -> Iterator[Call]:
+def _gather(it: CollectiveExchange, rank: int, ranks: int, scratch: int) -> Iterator[Call]:
     in_place = it.source == it.destination + rank * it.count
     if rank != it.root or not in_place:
         yield "send", (it.source, it.count, BYTES, it.root)
@@ -120,7 +120,7 @@ def _gather(it: Exchange, rank: int, ranks: int, scratch: int) -> Iterator[Call]
                 yield "recv", (it.destination + peer * it.count, it.count, BYTES, peer)
 
 
-def _scatter(it: Exchange, rank: int, ranks: int, scratch: int) -> Iterator[Call]:
+def _scatter(it: CollectiveExchange, rank: int, ranks: int, scratch: int) -> Iterator[Call]:
     in_place = it.destination == it.source + rank * it.count
     if rank == it.root:
         for peer in range(ranks):
@@ -130,11 +130,11 @@ def _scatter(it: Exchange, rank: int, ranks: int, scratch: int) -> Iterator[Call
         yield "recv", (it.destination, it.count, BYTES, it.root)
 
 
-def _barrier(it: Exchange, rank: int, ranks: int, scratch: int) -> Iterator[Call]:
+def _barrier(it: CollectiveExchange, rank: int, ranks: int, scratch: int) -> Iterator[Call]:
     yield "allReduce", (scratch, scratch, 1, DTYPES["int32"], OPS["sum"])
 
 
-_CALLS: dict[str, Callable[[Exchange, int, int, int], Iterator[Call]]] = {
+_CALLS: dict[str, Callable[[CollectiveExchange, int, int, int], Iterator[Call]]] = {
     "all_reduce": _all_reduce,
     "reduce": _reduce,
     "broadcast": _broadcast,

@@ -23,8 +23,8 @@ def label(name: str) -> str:
 
 
 class Ranges:
-    """`hearthd.device.profiling.annotations.Marks` by NVTX. A push that fails is not popped, and ends the ranges for
-    good."""
+    """`hearthd.device.profiling.annotations.RangeMarker` by NVTX. A push that fails is not popped, and ends the
+    ranges for good."""
 
     def __init__(self, push: Push, pop: Pop, warn: Callable[[str], None]) -> None:
         self._push = push

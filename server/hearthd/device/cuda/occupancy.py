@@ -8,7 +8,7 @@ from hearth_proto.reasons import Reason
 from hearthd.device.backend.graph_nodes import Dim, LaunchAttributes
 from hearthd.device.cuda.attributes import allow_cluster, driver_attributes, launch_config
 from hearthd.device.cuda.errors import CudaError, checked, translate
-from hearthd.device.cuda.launch import Function
+from hearthd.device.cuda.launch import CudaFunction
 
 INVALID_CLUSTER_SIZE = 912  # CUDA_ERROR_INVALID_CLUSTER_SIZE
 
@@ -16,7 +16,7 @@ INVALID_CLUSTER_SIZE = 912  # CUDA_ERROR_INVALID_CLUSTER_SIZE
 class OccupancyOperations:
     """The part of CudaServer that says what fits. Host computations of the driver: they wait for nothing."""
 
-    def blocks_per_multiprocessor(self, function: Function, threads: int, shared_mem: int) -> int:
+    def blocks_per_multiprocessor(self, function: CudaFunction, threads: int, shared_mem: int) -> int:
         try:
             if shared_mem > function.dynamic_limit:
                 function.allow_shared(shared_mem)
@@ -28,7 +28,7 @@ class OccupancyOperations:
         except CudaError as error:
             raise translate(error, f"asking for the occupancy of {function.name}", Reason.LAUNCH_INVALID) from error
 
-    def max_clusters(self, function: Function, cluster: Dim, block: Dim, shared_mem: int) -> int:
+    def max_clusters(self, function: CudaFunction, cluster: Dim, block: Dim, shared_mem: int) -> int:
         try:
             if shared_mem > function.dynamic_limit:
                 function.allow_shared(shared_mem)
@@ -43,7 +43,7 @@ class OccupancyOperations:
                 return 0
             raise translate(error, f"asking how many clusters of {function.name} fit", Reason.LAUNCH_INVALID) from error
 
-    def suggested_block(self, function: Function, shared_mem: int) -> int:
+    def suggested_block(self, function: CudaFunction, shared_mem: int) -> int:
         try:
             _, threads = checked(
                 driver.cuOccupancyMaxPotentialBlockSize(function.pointer, driver.CUoccupancyB2DSize(0), shared_mem, 0)

@@ -12,13 +12,13 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import node_pb2
 from hearthd.device.cuda.compiler import CudaCompiler
 from hearthd.device.cuda.errors import INVALID_DEVICE, NO_DEVICE, CudaError, checked, translate
-from hearthd.device.cuda.graphs import GraphOperations
-from hearthd.device.cuda.host import HostPool
-from hearthd.device.cuda.launch import LaunchOperations
+from hearthd.device.cuda.graphs import CudaGraphOperations
+from hearthd.device.cuda.host import CudaHostPool
+from hearthd.device.cuda.launch import CudaLaunchOperations
 from hearthd.device.cuda.memory import ArenaPool, MemoryOperations, Pool, StreamOrderedPool
 from hearthd.device.cuda.nccl import NcclCommunicators
 from hearthd.device.cuda.occupancy import OccupancyOperations
-from hearthd.device.cuda.shared_memory import SharedMemoryOperations
+from hearthd.device.cuda.shared_memory import CudaSharedMemoryOperations
 from hearthd.device.cuda.streams import StreamOperations
 from hearthd.device.cuda.tensor_maps import TensorMapOperations
 from hearthd.shared.device_spec import DeviceSpec
@@ -32,12 +32,12 @@ MEMORY_ALIGNMENT = 256
 
 class CudaServer(
     MemoryOperations,
-    SharedMemoryOperations,
+    CudaSharedMemoryOperations,
     StreamOperations,
-    LaunchOperations,
+    CudaLaunchOperations,
     OccupancyOperations,
     TensorMapOperations,
-    GraphOperations,
+    CudaGraphOperations,
 ):
     """Implements `ComputeServer`. The device's primary context becomes current on the calling thread, which stays the
     only one to call anything but `compiler` and the blocking half of `communicators`."""
@@ -45,7 +45,7 @@ class CudaServer(
     def __init__(self, spec: DeviceSpec) -> None:
         """Raises Refusal(DEVICE_NOT_FOUND), Refusal(DEVICE_UNAVAILABLE), DeviceFault."""
         StreamOperations.__init__(self)
-        LaunchOperations.__init__(self)
+        CudaLaunchOperations.__init__(self)
         self._index = index = spec.index
         try:
             count = runtime.getDeviceCount()
@@ -68,7 +68,7 @@ class CudaServer(
             if getattr(error, "status", 0) in (NO_DEVICE, INVALID_DEVICE):
                 raise _not_found(index, str(error)) from error
             raise translate(error, f"opening CUDA device {index}", Reason.DEVICE_UNAVAILABLE) from error
-        self.host = HostPool(spec.staging_bytes, on_grown=self.wake)
+        self.host = CudaHostPool(spec.staging_bytes, on_grown=self.wake)
         capability = (self._properties.compute_capability_major, self._properties.compute_capability_minor)
         self.capability = capability
         self._compiler = CudaCompiler(capability, (version // 1000, version % 1000 // 10))

@@ -26,7 +26,7 @@ _SUPPORTED = (
 )
 
 
-class SharedMemory:
+class CudaSharedMemory:
     """A mapped allocation. `handle` is None where another process made it: the mapping alone keeps it."""
 
     __slots__ = ("address", "counted", "handle", "protected", "reserved", "size")
@@ -41,13 +41,13 @@ class SharedMemory:
         """Whether it counts as memory of this process."""
 
 
-class SharedMemoryOperations:
+class CudaSharedMemoryOperations:
     """The part of CudaServer that shares memory with other processes."""
 
     pool: Pool
     _index: int
 
-    def create_shared(self, size: int, *, writable: bool = False) -> SharedMemory:
+    def create_shared(self, size: int, *, writable: bool = False) -> CudaSharedMemory:
         index = self._index  # who maps it chooses the access: `writable` changes nothing
         self._check_shared()
         try:
@@ -74,18 +74,18 @@ class SharedMemoryOperations:
             with suppress(*CudaError):
                 checked(driver.cuMemRelease(handle))
             raise translate(error, f"mapping {size} bytes to be shared") from error
-        memory = SharedMemory(address, size, reserved, handle, protected=False)
+        memory = CudaSharedMemory(address, size, reserved, handle, protected=False)
         self.own_shared(memory)
         return memory
 
-    def export_shared(self, memory: SharedMemory) -> int:
+    def export_shared(self, memory: CudaSharedMemory) -> int:
         try:
             (file,) = checked(driver.cuMemExportToShareableHandle(memory.handle, _POSIX, 0))
         except CudaError as error:
             raise translate(error, f"exporting {memory.size} bytes") from error
         return int(file)  # type: ignore[call-overload, no-any-return]
 
-    def import_shared(self, file: int, size: int) -> SharedMemory:
+    def import_shared(self, file: int, size: int) -> CudaSharedMemory:
         index = self._index
         self._check_shared()
         try:
@@ -103,14 +103,14 @@ class SharedMemoryOperations:
             with suppress(*CudaError):
                 _unmap(address, reserved)
             raise translate(error, f"making {size} bytes of another process accessible") from error
-        return SharedMemory(address, size, reserved, None, protected)
+        return CudaSharedMemory(address, size, reserved, None, protected)
 
-    def own_shared(self, memory: SharedMemory) -> None:
+    def own_shared(self, memory: CudaSharedMemory) -> None:
         if not memory.counted:
             memory.counted = True
             self.pool.count(memory.reserved)
 
-    def release_shared(self, memory: SharedMemory) -> None:
+    def release_shared(self, memory: CudaSharedMemory) -> None:
         try:
             _unmap(memory.address, memory.reserved)
             if memory.handle is not None:

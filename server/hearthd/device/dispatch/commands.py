@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.dispatch.cache import KnownDispatches
-from hearthd.device.dispatch.plan import Failure, Pointed, named_transfers, read_bindings, refuse
-from hearthd.device.dispatch.run import DispatchRun, Means, Slot
+from hearthd.device.dispatch.plan import BindingFailure, PointerTarget, named_transfers, read_bindings, refuse
+from hearthd.device.dispatch.run import DispatchResources, DispatchRun, TransientSlot
 from hearthd.device.launch.binder import Pointer, split
 from hearthd.device.operation import Operation, Origin
-from hearthd.device.session.session import Session
+from hearthd.device.session.session import DeviceSession
 
 
 class DispatchCommands:
     """Belongs to the device-handle thread."""
 
-    def __init__(self, means: Means) -> None:
+    def __init__(self, means: DispatchResources) -> None:
         self._means = means
         self._known = KnownDispatches()
 
@@ -43,12 +43,12 @@ class DispatchCommands:
             else (known.plan, [])
         )
         device = self._means.device
-        slots = {what.binding: Slot(device, origin, what, inputs[what.binding]) for what in plan.transients}
+        slots = {what.binding: TransientSlot(device, origin, what, inputs[what.binding]) for what in plan.transients}
         pointers = _pointers(session, plan.pointed, slots, failures)
         entry = session.functions.get(command.function)
         if entry is None:
             unknown = session.functions.unknown(command.function)
-            raise refuse("a kernel", [Failure(unknown.reason, unknown.message), *failures])
+            raise refuse("a kernel", [BindingFailure(unknown.reason, unknown.message), *failures])
         origin.name = f"dispatch {entry.name}"
         if failures:
             raise refuse(entry.name, failures)
@@ -78,7 +78,7 @@ class DispatchCommands:
         operation.on_failure = run.let_go
         return operation
 
-    def _give_up(self, session: Session, transfers: Sequence[int], refusal: Refusal) -> None:
+    def _give_up(self, session: DeviceSession, transfers: Sequence[int], refusal: Refusal) -> None:
         """Tells whoever is at the other ends that nothing comes of these; those of another command are left to it."""
         for number in transfers:
             flow = session.uploads.get(number) or session.downloads.get(number)
@@ -87,7 +87,10 @@ class DispatchCommands:
 
 
 def _pointers(
-    session: Session, pointed: Sequence[Pointed], slots: dict[int, Slot], failures: list[Failure]
+    session: DeviceSession,
+    pointed: Sequence[PointerTarget],
+    slots: dict[int, TransientSlot],
+    failures: list[BindingFailure],
 ) -> list[Pointer]:
     """What the kernel's pointers point to, in order; handles that nothing is behind are added to the failures."""
     pointers: list[Pointer] = []
@@ -98,5 +101,5 @@ def _pointers(
         try:
             pointers.append(session.tensor_maps.find(handle) if tensor_map else session.buffers.find(handle))
         except Refusal as refusal:
-            failures.append(Failure(refusal.reason, f"binding {binding}: {refusal.message}"))
+            failures.append(BindingFailure(refusal.reason, f"binding {binding}: {refusal.message}"))
     return pointers

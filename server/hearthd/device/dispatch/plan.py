@@ -27,14 +27,14 @@ from hearth_proto.v1 import commands_pb2
 Binding = commands_pb2.Binding
 
 
-class Failure(NamedTuple):
+class BindingFailure(NamedTuple):
     """One thing that is wrong."""
 
     reason: Reason
     text: str
 
 
-class Transient(NamedTuple):
+class TransientBuffer(NamedTuple):
     """A buffer that lives as long as the dispatch. Sizes and offsets in bytes; a transfer of 0: inline."""
 
     binding: int
@@ -49,7 +49,7 @@ class Transient(NamedTuple):
     download: int
 
 
-class Pointed(NamedTuple):
+class PointerTarget(NamedTuple):
     """What one of the kernel's pointers points to."""
 
     binding: int
@@ -62,8 +62,8 @@ class DispatchPlan(NamedTuple):
     """The bindings of a dispatch, checked. `arguments`: for the parameter block; a transient's names no buffer yet."""
 
     arguments: list[commands_pb2.Argument]
-    transients: list[Transient]
-    pointed: list[Pointed]
+    transients: list[TransientBuffer]
+    pointed: list[PointerTarget]
     """In the order of the parameters."""
     iterations: int
 
@@ -75,13 +75,13 @@ class DispatchPlan(NamedTuple):
 
 def read_bindings(
     command: commands_pb2.Dispatch, inputs: Sequence[bytes], max_inline_bytes: int
-) -> tuple[DispatchPlan, list[Failure]]:
+) -> tuple[DispatchPlan, list[BindingFailure]]:
     """The plan, and what is wrong with the command in itself; with failures the plan is not to be run. `inputs`: the
     `data` of each binding, of which each look at the message makes a copy."""
-    failures: list[Failure] = []
+    failures: list[BindingFailure] = []
     arguments: list[commands_pb2.Argument] = []
-    transients: list[Transient] = []
-    pointed: list[Pointed] = []
+    transients: list[TransientBuffer] = []
+    pointed: list[PointerTarget] = []
     for index, (binding, data) in enumerate(zip(command.bindings, inputs, strict=True)):
         wrong = [] if _plain(binding, data) else _check(index, binding, data)
         failures += wrong
@@ -89,22 +89,22 @@ def read_bindings(
             value = binding.value
             arguments.append(value)
             if value.HasField("pointer"):
-                pointed.append(Pointed(index, value.pointer.buffer))
+                pointed.append(PointerTarget(index, value.pointer.buffer))
             elif value.HasField("tensor_map"):
-                pointed.append(Pointed(index, value.tensor_map, tensor_map=True))
+                pointed.append(PointerTarget(index, value.tensor_map, tensor_map=True))
             continue
         read_only = binding.role == Binding.ROLE_INPUT
         arguments.append(commands_pb2.Argument(pointer=commands_pb2.Argument.Pointer(read_only=read_only)))
         if not wrong:
-            pointed.append(Pointed(index, 0))
+            pointed.append(PointerTarget(index, 0))
             transients.append(_transient(index, binding))
     iterations = command.iterations if command.HasField("iterations") else 1
     if not iterations:
-        failures.append(Failure(Reason.LAUNCH_INVALID, "iterations is 0; a kernel is launched once or more"))
+        failures.append(BindingFailure(Reason.LAUNCH_INVALID, "iterations is 0; a kernel is launched once or more"))
     inline = sum(slot.length for slot in transients if slot.returns and not slot.download)
     if inline > max_inline_bytes:
         failures.append(
-            Failure(
+            BindingFailure(
                 Reason.MESSAGE_TOO_LARGE,
                 f"the outputs that come back inline have {inline} bytes together; the most is {max_inline_bytes}: "
                 "name a download for the large ones",
@@ -116,7 +116,7 @@ def read_bindings(
         for number, times in Counter(transfers).items():
             if times > 1:
                 text = f"{times} transfers have the number {number}; each has its own"
-                failures.append(Failure(Reason.HANDLE_IN_USE, text))
+                failures.append(BindingFailure(Reason.HANDLE_IN_USE, text))
     return plan, failures
 
 
@@ -125,7 +125,7 @@ def named_transfers(command: commands_pb2.Dispatch) -> list[int]:
     return [number for binding in command.bindings for number in (binding.upload, binding.download) if number]
 
 
-def refuse(kernel: str, failures: Sequence[Failure], details: dict[str, object] | None = None) -> Refusal:
+def refuse(kernel: str, failures: Sequence[BindingFailure], details: dict[str, object] | None = None) -> Refusal:
     """The refusal of one dispatch: the first failure decides the reason, all are told."""
     return Refusal(
         failures[0].reason,
@@ -150,7 +150,7 @@ def _plain(binding: Binding, data: bytes) -> bool:
     return not data if binding.upload else len(data) == binding.size
 
 
-def _check(index: int, binding: Binding, data: bytes) -> list[Failure]:
+def _check(index: int, binding: Binding, data: bytes) -> list[BindingFailure]:
     try:
         role = Binding.Role.Name(binding.role)
     except ValueError:
@@ -159,7 +159,7 @@ def _check(index: int, binding: Binding, data: bytes) -> list[Failure]:
     if binding.role not in known:
         return [_invalid(index, f"has the role {role}; it is one of VALUE, INPUT, OUTPUT and INPUT_OUTPUT")]
     role = role.removeprefix("ROLE_")
-    wrong: list[Failure] = []
+    wrong: list[BindingFailure] = []
     for field in sorted(_given(binding, data) - _FIELDS[binding.role]):
         wrong.append(_invalid(index, f"is {_AN.get(role, 'a')} {role} and has a {field}"))
     if binding.role == Binding.ROLE_VALUE:
@@ -173,7 +173,7 @@ def _check(index: int, binding: Binding, data: bytes) -> list[Failure]:
     return wrong
 
 
-def _check_input(index: int, binding: Binding, data: bytes) -> list[Failure]:
+def _check_input(index: int, binding: Binding, data: bytes) -> list[BindingFailure]:
     if data and binding.upload:
         return [_invalid(index, f"brings its bytes inline and on upload {binding.upload}; it is one of them")]
     if not binding.upload and len(data) != binding.size:
@@ -181,13 +181,13 @@ def _check_input(index: int, binding: Binding, data: bytes) -> list[Failure]:
     return []
 
 
-def _check_range(index: int, binding: Binding) -> list[Failure]:
+def _check_range(index: int, binding: Binding) -> list[BindingFailure]:
     start = binding.range_offset
     end = start + binding.range_size if binding.HasField("range_size") else max(start, binding.size)
     if end <= binding.size:
         return []
     return [
-        Failure(
+        BindingFailure(
             Reason.OUT_OF_BOUNDS,
             f"binding {index} returns bytes [{start}..{end}) of an output of {binding.size}",
         )
@@ -213,10 +213,10 @@ def _given(binding: Binding, data: bytes) -> set[str]:
     return given | {field for field in ("size", "upload", "download") if getattr(binding, field)}
 
 
-def _transient(index: int, binding: Binding) -> Transient:
+def _transient(index: int, binding: Binding) -> TransientBuffer:
     length = binding.range_size if binding.HasField("range_size") else binding.size - binding.range_offset
     returns = binding.role != Binding.ROLE_INPUT
-    return Transient(
+    return TransientBuffer(
         binding=index,
         size=binding.size,
         brings=binding.role != Binding.ROLE_OUTPUT,
@@ -228,5 +228,5 @@ def _transient(index: int, binding: Binding) -> Transient:
     )
 
 
-def _invalid(index: int, text: str) -> Failure:
-    return Failure(Reason.INVALID_ARGUMENT, f"binding {index} {text}")
+def _invalid(index: int, text: str) -> BindingFailure:
+    return BindingFailure(Reason.INVALID_ARGUMENT, f"binding {index} {text}")

@@ -24,22 +24,22 @@ from hearth_proto.layouts import Rows
 from hearth_proto.reasons import Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.backend.resources import HostBuffer
-from hearthd.device.context import Device
-from hearthd.device.dispatch.plan import Transient
-from hearthd.device.flows.transfer import Download, Upload
+from hearthd.device.context import DeviceContext
+from hearthd.device.dispatch.plan import TransientBuffer
+from hearthd.device.flows.transfer import DownloadFlow, UploadFlow
 from hearthd.device.graphs.repeat import TURN
 from hearthd.device.launch.binder import Binder, BoundLaunch, Pointer
 from hearthd.device.memory.commands import MemoryCommands
-from hearthd.device.memory.deferred_allocation import LateAllocation
+from hearthd.device.memory.deferred_allocation import DeferredAllocation
 from hearthd.device.memory.reservations import Reservation
 from hearthd.device.operation import Origin
 from hearthd.device.profiling.stopwatch import Stopwatch
 from hearthd.device.resources.budget import check_budget
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.module import FunctionEntry
-from hearthd.device.streams.pending_outcomes import Verdict, both
+from hearthd.device.streams.pending_outcomes import PendingOutcome, both
 from hearthd.device.streams.stream_pool import WINDOW
-from hearthd.device.transfers.staged import Copies, Direct
+from hearthd.device.transfers.staged import DirectCopies, StagedCopies
 from hearthd.device.transfers.transfers import Transfers
 
 CLEAR = b"\0"
@@ -49,7 +49,7 @@ ASK_FROM = 16 << 20
 can save, for one reservation is refused as a whole."""
 
 
-class Slot:
+class TransientSlot:
     """One transient buffer: what it is for, where it lies, and the ways of its bytes.
 
     `into` and `out_of` are for want of page-locked memory.
@@ -57,16 +57,16 @@ class Slot:
 
     __slots__ = ("buffer", "data", "download", "into", "out_of", "output", "upload", "what")
 
-    def __init__(self, device: Device, origin: Origin, what: Transient, data: bytes) -> None:
+    def __init__(self, device: DeviceContext, origin: Origin, what: TransientBuffer, data: bytes) -> None:
         self.what = what
         self.data = data
         """Its input, where that came inside the message."""
         self.buffer = Buffer(0, what.size)
-        self.upload: Upload | None = None
-        self.download: Download | None = None
+        self.upload: UploadFlow | None = None
+        self.download: DownloadFlow | None = None
         self.output = b""
-        self.into = Direct(device, origin, self.buffer, Rows(0, what.size))
-        self.out_of = Direct(device, origin, self.buffer, Rows(what.offset, what.length))
+        self.into = DirectCopies(device, origin, self.buffer, Rows(0, what.size))
+        self.out_of = DirectCopies(device, origin, self.buffer, Rows(what.offset, what.length))
 
     def place(self, reservation: Reservation, offset: int) -> None:
         """There is memory behind it now."""
@@ -75,13 +75,13 @@ class Slot:
         self.out_of.address = self.buffer.address + self.what.offset
 
 
-class Means(NamedTuple):
+class DispatchResources(NamedTuple):
     """What a dispatch works with."""
 
-    device: Device
+    device: DeviceContext
     binder: Binder
     memory: MemoryCommands
-    copies: Copies
+    copies: StagedCopies
     transfers: Transfers
 
 
@@ -90,13 +90,13 @@ class DispatchRun:
 
     def __init__(
         self,
-        means: Means,
+        means: DispatchResources,
         origin: Origin,
         entry: FunctionEntry,
         record: Record,
         key: bytes,
         pointers: list[Pointer],
-        slots: list[Slot],
+        slots: list[TransientSlot],
         iterations: int,
         timed: bool,
     ) -> None:
@@ -112,9 +112,9 @@ class DispatchRun:
         self._timed = timed
         self._incoming = slots
         self._outgoing = [slot for slot in slots if slot.what.returns]
-        self._fetched: list[tuple[Slot, HostBuffer]] = []
+        self._fetched: list[tuple[TransientSlot, HostBuffer]] = []
         """Outputs on their way to the host, which nobody is told the end of yet."""
-        self._allocation: LateAllocation | None = LateAllocation(
+        self._allocation: DeferredAllocation | None = DeferredAllocation(
             device, means.memory.reservations, origin.session, self._reserve
         )
         self._bound: BoundLaunch | None = None
@@ -132,9 +132,9 @@ class DispatchRun:
         try:
             for slot in self._slots:
                 if slot.what.upload:
-                    slot.upload = transfers.expect(session, slot.what.upload, "dispatch")
+                    slot.upload = transfers.uploads.expect(session, slot.what.upload, "dispatch")
                 if slot.what.download:
-                    slot.download = transfers.promise(session, slot.what.download, "dispatch")
+                    slot.download = transfers.downloads.promise(session, slot.what.download, "dispatch")
         except Refusal as refusal:
             self.let_go(refusal)
             raise
@@ -206,12 +206,14 @@ class DispatchRun:
             self._up.stop()
         return not self._incoming
 
-    def _bring(self, slot: Slot) -> bool:
+    def _bring(self, slot: TransientSlot) -> bool:
         """Gives the buffer what it begins with; whether that was all of it."""
         what = slot.what
         if slot.upload is not None:
             put = partial(self._put, slot)
-            return self._means.transfers.receive(self._origin, what.upload, slot.upload, what.size, put, slot.into)
+            return self._means.transfers.uploads.receive(
+                self._origin, what.upload, slot.upload, what.size, put, slot.into
+            )
         if not what.size:
             return True
         if self._track.full:
@@ -236,14 +238,14 @@ class DispatchRun:
         device.server.fill(buffer.address, CLEAR, buffer.size, self._track.stream)
         device.telemetry.fills += 1
 
-    def _host(self, size: int, direct: Direct) -> HostBuffer | None:
+    def _host(self, size: int, direct: DirectCopies) -> HostBuffer | None:
         """Page-locked memory for a copy, or None: wait, or do without it."""
         return None if direct.asked else self._device.staging.find(size, self._origin.session)
 
-    def _without(self, size: int, direct: Direct) -> bool:
+    def _without(self, size: int, direct: DirectCopies) -> bool:
         return direct.asked or self._device.staging.refusal(size) is not None
 
-    def _put(self, slot: Slot, host: HostBuffer, at: int, size: int) -> None:
+    def _put(self, slot: TransientSlot, host: HostBuffer, at: int, size: int) -> None:
         self._up.start()
         self._means.copies.upload(self._origin, slot.buffer, slot.buffer.address + at, host, size)
 
@@ -280,19 +282,19 @@ class DispatchRun:
             self._keep_soon()  # their memory may be what the others wait for
             return False
         self._handed_ns = time.perf_counter_ns()
-        doubts = self._device.tracks.doubts
-        verdicts = [each for slot in self._slots for each in doubts.about(slot.buffer.usage)]
-        if verdicts:
+        pending_outcomes = self._device.tracks.pending_outcomes
+        outcomes = [each for slot in self._slots for each in pending_outcomes.about(slot.buffer.usage)]
+        if outcomes:
             self._keep_soon()  # they may take their time
-        self._device.tracks.on_complete(self._track, both(verdicts, partial(self._answer, verdicts)))
+        self._device.tracks.on_complete(self._track, both(outcomes, partial(self._answer, outcomes)))
         return True
 
-    def _fetch(self, slot: Slot) -> bool:
+    def _fetch(self, slot: TransientSlot) -> bool:
         """Gives the output's way to the host to the device; whether that was all of it."""
         what = slot.what
         if slot.download is not None:
             take = partial(self._take, slot)
-            send = self._means.transfers.send
+            send = self._means.transfers.downloads.send
             if not send(self._origin, what.download, slot.download, what.length, take, direct=slot.out_of):
                 return False
         elif what.length:
@@ -311,7 +313,7 @@ class DispatchRun:
         self._release(slot)
         return True
 
-    def _take(self, slot: Slot, host: HostBuffer, at: int, size: int) -> None:
+    def _take(self, slot: TransientSlot, host: HostBuffer, at: int, size: int) -> None:
         self._down.start()
         address = slot.buffer.address + slot.what.offset + at
         self._means.copies.download(self._origin, slot.buffer, address, host, size)
@@ -323,20 +325,20 @@ class DispatchRun:
         if fetched:
             self._device.tracks.on_complete(self._track, partial(self._keep, fetched))
 
-    def _keep(self, fetched: Sequence[tuple[Slot, HostBuffer]]) -> None:
+    def _keep(self, fetched: Sequence[tuple[TransientSlot, HostBuffer]]) -> None:
         for slot, host in fetched:
             slot.output = bytes(host.view[: slot.what.length])
             self._device.staging.release(host)
 
     # ---- the end ----
 
-    def _release(self, slot: Slot) -> None:
+    def _release(self, slot: TransientSlot) -> None:
         self._means.memory.release(self._origin.session, slot.buffer)
 
-    def _answer(self, verdicts: Sequence[Verdict]) -> None:
-        """`verdicts`: of collectives that its kernel used the results of."""
+    def _answer(self, outcomes: Sequence[PendingOutcome]) -> None:
+        """`outcomes`: of collectives that its kernel used the results of."""
         self._keep(self._fetched)
-        failure = next((each.failure for each in verdicts if each.failure is not None), None)
+        failure = next((each.failure for each in outcomes if each.failure is not None), None)
         if failure is not None:
             self._origin.skip(failure, ())
             return

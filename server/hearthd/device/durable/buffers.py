@@ -6,21 +6,23 @@ from collections import deque
 from collections.abc import Callable
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.durable.snapshot_policy import Areas
+from hearthd.device.durable.snapshot_policy import SnapshotAreas
 from hearthd.device.session.buffer import Buffer
-from hearthd.device.session.session import Session
+from hearthd.device.session.session import DeviceSession
 
 
-class Durable:
+class DurableBuffer:
     """A buffer that has copies in the host's memory. `areas` is None until the front has granted them."""
 
     __slots__ = ("_on_end", "areas", "buffer", "ended", "key", "line", "refusal", "session", "writes")
 
-    def __init__(self, key: int, session: Session, buffer: Buffer, on_end: Callable[[Durable], None]) -> None:
+    def __init__(
+        self, key: int, session: DeviceSession, buffer: Buffer, on_end: Callable[[DurableBuffer], None]
+    ) -> None:
         self.key = key
         self.session = session
         self.buffer = buffer
-        self.areas: Areas | None = None
+        self.areas: SnapshotAreas | None = None
         self.refusal: Refusal | None = None
         """Why the front has not."""
         self.line: deque[object] = deque()
@@ -38,7 +40,7 @@ class Durable:
             self._on_end(self)
 
 
-def never_granted(durable: Durable, refusal: Refusal) -> Refusal:
+def never_granted(durable: DurableBuffer, refusal: Refusal) -> Refusal:
     return Refusal(
         Reason.DEPENDENCY_FAILED,
         f"buffer {durable.buffer.handle} was never made durable: {refusal.message}",

@@ -11,19 +11,19 @@ from typing import Any
 from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Reason, Refusal, from_text
 from hearth_proto.v1 import commands_pb2
-from hearthd.device.context import Device
-from hearthd.device.durable.buffers import Durable
+from hearthd.device.context import DeviceContext
+from hearthd.device.durable.buffers import DurableBuffer
 from hearthd.device.durable.file_io import FileThread, SessionFiles
-from hearthd.device.durable.restore import Means, Restore
+from hearthd.device.durable.restore import Restore, RestoreResources
 from hearthd.device.durable.snapshot import Snapshot
-from hearthd.device.durable.snapshot_policy import Allowance, Areas, Which
+from hearthd.device.durable.snapshot_policy import SnapshotAreas, StagingAllowance, Which
 from hearthd.device.ipc.published import ATTACHED
 from hearthd.device.memory.commands import MemoryCommands
-from hearthd.device.operation import Operation, Origin, Replies, submit
-from hearthd.device.platform.fd_passing import Descriptors
+from hearthd.device.operation import Operation, Origin, ReplySink, submit
+from hearthd.device.platform.fd_passing import DescriptorSocket
 from hearthd.device.session.buffer import Buffer
-from hearthd.device.session.session import Session
-from hearthd.device.streams.stream_pool import Track
+from hearthd.device.session.session import DeviceSession
+from hearthd.device.streams.stream_pool import PooledStream
 
 AHEAD = 4
 """Snapshots whose copies the device may be given before it has come to them; each needs a track of its own."""
@@ -40,9 +40,9 @@ class SnapshotCommands:
 
     def __init__(
         self,
-        device: Device,
+        device: DeviceContext,
         memory: MemoryCommands,
-        replies: Replies,
+        replies: ReplySink,
         post: Callable[[Callable[[], None]], None],
     ) -> None:
         self._device = device
@@ -50,18 +50,18 @@ class SnapshotCommands:
         self._replies = replies
         self._post = post
         self._files = FileThread(post)
-        self._allowance = Allowance(device.spec.staging_bytes)
+        self._allowance = StagingAllowance(device.spec.staging_bytes)
         self._keys = itertools.count((device.spec.generation << GENERATIONS) + 1)
         self._ids = itertools.count(1)
-        self._answers: dict[Session, dict[int, Answer]] = {}
+        self._answers: dict[DeviceSession, dict[int, Answer]] = {}
         """What waits for the front, by the number of the question."""
         self._file_of = SessionFiles(self._files, lambda: device.kick(None))
-        self._shared: Track | None = None
-        self._spare: list[Track] = []
+        self._shared: PooledStream | None = None
+        self._spare: list[PooledStream] = []
         self._lent = 0
         self._served = False
 
-    def listen(self, descriptors: Descriptors | None) -> None:
+    def listen(self, descriptors: DescriptorSocket | None) -> None:
         """Takes the files of sessions from now on."""
         self._served = descriptors is not None
         if descriptors is not None:
@@ -79,10 +79,10 @@ class SnapshotCommands:
             return self._end(origin, buffers)
         for buffer in buffers:
             self._check(buffer)
-        fresh: list[Durable] = []
+        fresh: list[DurableBuffer] = []
         for buffer in buffers:
             if buffer.durable is None or buffer.durable.ended or buffer.durable.refusal is not None:
-                buffer.durable = Durable(next(self._keys), session, buffer, self._ended)
+                buffer.durable = DurableBuffer(next(self._keys), session, buffer, self._ended)
                 session.durable[buffer.handle] = buffer
                 fresh.append(buffer.durable)
         if fresh:
@@ -94,7 +94,7 @@ class SnapshotCommands:
     def checkpoint(self, origin: Origin, command: commands_pb2.Checkpoint) -> None:
         """New copies of durable buffers; without handles, of all that the session has."""
         session = origin.session
-        durables: list[Durable] = []
+        durables: list[DurableBuffer] = []
         for handle in dict.fromkeys(command.buffers):
             durable = session.buffers.find(handle).durable
             if durable is None or durable.ended:
@@ -138,7 +138,7 @@ class SnapshotCommands:
                 details={"buffer": buffer.handle},
             )
 
-    def _take(self, origin: Origin, durables: list[Durable]) -> None:
+    def _take(self, origin: Origin, durables: list[DurableBuffer]) -> None:
         session = origin.session
         beside = Origin(
             origin.replies,
@@ -179,21 +179,21 @@ class SnapshotCommands:
         operation.on_failure = end
         return operation
 
-    # ---- what snapshots need; see `hearthd.device.durable.snapshot.Vault` ----
+    # ---- what snapshots need; see `hearthd.device.durable.snapshot.SnapshotStore` ----
 
-    def file(self, session: Session) -> int | None:
+    def file(self, session: DeviceSession) -> int | None:
         return self._file_of.get(session.channel)
 
-    def lend(self) -> Track | None:
+    def lend(self) -> PooledStream | None:
         if not self._spare and self._lent < AHEAD:
             self._lent += 1
             return self._device.tracks.acquire()
         return self._spare.pop() if self._spare else None
 
-    def give_back(self, track: Track) -> None:
+    def give_back(self, track: PooledStream) -> None:
         self._spare.append(track)
 
-    def track(self) -> Track:
+    def track(self) -> PooledStream:
         if self._shared is None:
             self._shared = self._device.tracks.acquire()
         return self._shared
@@ -201,7 +201,7 @@ class SnapshotCommands:
     def commit(self, snapshot: Snapshot, copies: Iterable[tuple[int, Which]]) -> None:
         self._ask(snapshot.session, {"commit": list(copies)}, lambda _, refusal: snapshot.committed(refusal))
 
-    def written(self, durable: Durable) -> None:
+    def written(self, durable: DurableBuffer) -> None:
         if durable.ended and not durable.writes:
             self._forget(durable)
 
@@ -212,7 +212,7 @@ class SnapshotCommands:
 
     # ---- the front ----
 
-    def answered(self, session: Session, frame: Frame) -> None:
+    def answered(self, session: DeviceSession, frame: Frame) -> None:
         """The front's answer to what was asked under the frame's id."""
         waiting = self._answers.get(session, {})
         answer = waiting.pop(frame.id, None)
@@ -225,14 +225,14 @@ class SnapshotCommands:
         refusal = from_text(error) if error else None
         answer(body, refusal)
 
-    def restore(self, session: Session, frame: Frame) -> None:
+    def restore(self, session: DeviceSession, frame: Frame) -> None:
         """Brings back what the session had in a process that was lost; answered when all of it is there."""
         copies = [
-            (self._durable(session, key, handle, size), Areas(offset, span, which))
+            (self._durable(session, key, handle, size), SnapshotAreas(offset, span, which))
             for key, handle, size, offset, span, which in json.loads(frame.payload)["copies"]
         ]
         origin = Origin(self._replies, session, session.streams.items[0], "restore")
-        means = Means(self._device, self._memory, self._files, self._allowance, partial(self.file, session))
+        means = RestoreResources(self._device, self._memory, self._files, self._allowance, partial(self.file, session))
 
         def done(failed: dict[int, str]) -> None:
             self._device.telemetry.restored_buffers += len(copies) - len(failed)
@@ -241,31 +241,31 @@ class SnapshotCommands:
 
         Restore(means, origin, done).begin(copies)
 
-    def _durable(self, session: Session, key: int, handle: int, size: int) -> Durable:
+    def _durable(self, session: DeviceSession, key: int, handle: int, size: int) -> DurableBuffer:
         buffer = session.buffers.add(handle, Buffer(handle, size))
         session.durable[handle] = buffer
-        durable = buffer.durable = Durable(key, session, buffer, self._ended)
+        durable = buffer.durable = DurableBuffer(key, session, buffer, self._ended)
         return durable
 
-    def _ask(self, session: Session, body: dict[str, Any], answer: Answer) -> None:
+    def _ask(self, session: DeviceSession, body: dict[str, Any], answer: Answer) -> None:
         ident = next(self._ids)
         self._answers.setdefault(session, {})[ident] = answer
         payload = json.dumps(body, separators=(",", ":")).encode()
         self._device.outbox.put(Kind.SNAPSHOT, payload, channel=session.channel, id=ident)
 
-    def _granted(self, durables: list[Durable], body: dict[str, Any], refusal: Refusal | None) -> None:
+    def _granted(self, durables: list[DurableBuffer], body: dict[str, Any], refusal: Refusal | None) -> None:
         """Places for these buffers, or why there are none."""
         if refusal is not None:
             for durable in durables:
                 durable.refusal = refusal
         else:
             for durable, (offset, span) in zip(durables, body["places"], strict=True):
-                durable.areas = Areas(offset, span)
+                durable.areas = SnapshotAreas(offset, span)
                 if not durable.ended:
                     durable.session.bytes_durable += 2 * span
         self._device.kick(durables[0].session)
 
-    def _ended(self, durable: Durable) -> None:
+    def _ended(self, durable: DurableBuffer) -> None:
         session = durable.session
         if session.durable.get(durable.buffer.handle) is durable.buffer:
             del session.durable[durable.buffer.handle]
@@ -274,14 +274,14 @@ class SnapshotCommands:
         if not durable.writes:
             self._forget(durable)
 
-    def _forget(self, durable: Durable) -> None:
+    def _forget(self, durable: DurableBuffer) -> None:
         if durable.refusal is None:
             payload = json.dumps({"forget": [durable.key]}).encode()
             self._device.outbox.put(Kind.SNAPSHOT, payload, channel=durable.session.channel)
 
     # ---- the end of a session ----
 
-    def close(self, session: Session) -> None:
+    def close(self, session: DeviceSession) -> None:
         """The session's snapshots come to nothing, and its file is closed behind what is being written."""
         gone = Refusal(Reason.SESSION_EXPIRED, "the session was closed before its snapshot was complete")
         for snapshot in list(session.snapshots):

@@ -11,23 +11,23 @@ from typing import NamedTuple
 from hearth_proto.layouts import Rows
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.resources import HostBuffer
-from hearthd.device.context import Device
-from hearthd.device.durable.buffers import Durable
+from hearthd.device.context import DeviceContext
+from hearthd.device.durable.buffers import DurableBuffer
 from hearthd.device.durable.file_io import FileThread
-from hearthd.device.durable.snapshot_policy import Allowance, Areas
+from hearthd.device.durable.snapshot_policy import SnapshotAreas, StagingAllowance
 from hearthd.device.memory.commands import MemoryCommands
-from hearthd.device.memory.deferred_allocation import LATE, LateAllocation
+from hearthd.device.memory.deferred_allocation import LATE, DeferredAllocation
 from hearthd.device.operation import Operation, Origin, submit
-from hearthd.device.transfers.staged import Direct
+from hearthd.device.transfers.staged import DirectCopies
 
 
-class Means(NamedTuple):
+class RestoreResources(NamedTuple):
     """What a restore works with."""
 
-    device: Device
+    device: DeviceContext
     memory: MemoryCommands
     files: FileThread
-    allowance: Allowance
+    allowance: StagingAllowance
     file: Callable[[], int | None]
     """The session's file; None: it is on its way."""
 
@@ -35,23 +35,23 @@ class Means(NamedTuple):
 class Restore:
     """All durable buffers of one session. `done` is told, once all is there, of those that are not, and why: by key."""
 
-    def __init__(self, means: Means, origin: Origin, done: Callable[[dict[int, str]], None]) -> None:
+    def __init__(self, means: RestoreResources, origin: Origin, done: Callable[[dict[int, str]], None]) -> None:
         self._means = means
         self._origin = origin
         self._done = done
         self._failed: dict[int, str] = {}
         self._left = 0
 
-    def begin(self, copies: Sequence[tuple[Durable, Areas]]) -> None:
+    def begin(self, copies: Sequence[tuple[DurableBuffer, SnapshotAreas]]) -> None:
         self._left = len(copies)
         for durable, areas in copies:
             durable.areas = areas
             durable.session.bytes_durable += 2 * areas.span
-            one = Return(self._means, self._origin, durable, areas, partial(self._one, durable))
+            one = BufferRestore(self._means, self._origin, durable, areas, partial(self._one, durable))
             for operation in one.operations():
                 submit(operation)
 
-    def _one(self, durable: Durable, refusal: Refusal | None) -> None:
+    def _one(self, durable: DurableBuffer, refusal: Refusal | None) -> None:
         if refusal is not None:
             self._failed[durable.key] = refusal.message
         self._left -= 1
@@ -59,7 +59,7 @@ class Restore:
             self._done(self._failed)
 
 
-class Chunk(NamedTuple):
+class RestoreChunk(NamedTuple):
     """Bytes from `at` on that have been read into `host`, or into `data` where no page-locked memory is to be had."""
 
     at: int
@@ -68,15 +68,15 @@ class Chunk(NamedTuple):
     data: bytearray
 
 
-class Return:
+class BufferRestore:
     """One buffer on its way back. Device-handle thread."""
 
     def __init__(
         self,
-        means: Means,
+        means: RestoreResources,
         origin: Origin,
-        durable: Durable,
-        areas: Areas,
+        durable: DurableBuffer,
+        areas: SnapshotAreas,
         done: Callable[[Refusal | None], None],
     ) -> None:
         self._means = means
@@ -88,11 +88,11 @@ class Return:
         self._areas = areas
         self._done = done
         self._track = origin.stream.track
-        self._late = LateAllocation(means.device, means.memory.reservations, origin.session, self._reserve)
-        self._direct = Direct(means.device, origin, durable.buffer, Rows(0, durable.buffer.size))
+        self._late = DeferredAllocation(means.device, means.memory.reservations, origin.session, self._reserve)
+        self._direct = DirectCopies(means.device, origin, durable.buffer, Rows(0, durable.buffer.size))
         self._asked = 0
         self._given = 0
-        self._read: deque[Chunk] = deque()
+        self._read: deque[RestoreChunk] = deque()
         self._over = False
 
     def operations(self) -> tuple[Operation, Operation]:
@@ -151,7 +151,7 @@ class Return:
             if staging.refusal(size) is None or self._asked > self._given:  # directly: one at a time
                 return False
             data = bytearray(size)
-        chunk = Chunk(self._asked, size, host, data)
+        chunk = RestoreChunk(self._asked, size, host, data)
         self._asked += size
         assert self._areas.committed is not None, "only what is complete is brought back"
         place = self._areas.at(self._areas.committed) + chunk.at
@@ -159,17 +159,17 @@ class Return:
         self._means.files.read(file, into, place, partial(self._arrived, chunk))
         return True
 
-    def _arrived(self, chunk: Chunk, error: OSError | None) -> None:
+    def _arrived(self, chunk: RestoreChunk, error: OSError | None) -> None:
         """A chunk has been read."""
         if error is not None:
             self._fail(Refusal(Reason.BUFFER_LOST, f"its copy in the host's memory cannot be read: {error}"))
         if self._over:
-            self._let_go(chunk)
+            self._release(chunk)
         else:
             self._read.append(chunk)
             self._device.kick(self._session)
 
-    def _put(self, chunk: Chunk) -> bool:
+    def _put(self, chunk: RestoreChunk) -> bool:
         """Gives a chunk to the device; False: not yet."""
         device, track = self._device, self._track
         if chunk.host is None:
@@ -178,12 +178,12 @@ class Return:
             return False
         device.tracks.before(track, (self._buffer.usage,))
         device.server.upload(self._buffer.address + chunk.at, chunk.host, 0, chunk.size, track.stream)
-        device.tracks.on_complete(track, partial(self._let_go, chunk))
+        device.tracks.on_complete(track, partial(self._release, chunk))
         device.telemetry.host_to_device_bytes += chunk.size
         device.telemetry.host_to_device_operations += 1
         return True
 
-    def _let_go(self, chunk: Chunk) -> None:
+    def _release(self, chunk: RestoreChunk) -> None:
         if chunk.host is not None:
             self._device.staging.release(chunk.host)
             self._give_back(chunk.size)
@@ -210,7 +210,7 @@ class Return:
             self._means.memory.reservations.give(self._session, reservation, buffer)
         self._durable.end()
         while self._read:
-            self._let_go(self._read.popleft())
+            self._release(self._read.popleft())
         self._finish(refusal)
 
     def _finish(self, refusal: Refusal | None) -> None:

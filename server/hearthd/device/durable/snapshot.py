@@ -15,31 +15,31 @@ from typing import Protocol
 from hearth_proto.layouts import Rows
 from hearth_proto.reasons import Refusal
 from hearthd.device.backend.resources import HostBuffer
-from hearthd.device.context import Device
-from hearthd.device.durable.buffers import Durable, never_granted, not_written
+from hearthd.device.context import DeviceContext
+from hearthd.device.durable.buffers import DurableBuffer, never_granted, not_written
 from hearthd.device.durable.file_io import FileThread
-from hearthd.device.durable.snapshot_policy import Allowance, Areas, Which
+from hearthd.device.durable.snapshot_policy import SnapshotAreas, StagingAllowance, Which
 from hearthd.device.operation import Operation, Origin
-from hearthd.device.session.session import Session
+from hearthd.device.session.session import DeviceSession
 from hearthd.device.session.stream import LogicalStream
-from hearthd.device.streams.pending_outcomes import Verdict
-from hearthd.device.streams.stream_pool import Track
-from hearthd.device.transfers.staged import Direct
+from hearthd.device.streams.pending_outcomes import PendingOutcome
+from hearthd.device.streams.stream_pool import PooledStream
+from hearthd.device.transfers.staged import DirectCopies
 
 
-class Vault(Protocol):
+class SnapshotStore(Protocol):
     """The front's side of it: see `hearthd.device.durable.commands`."""
 
-    def file(self, session: Session) -> int | None:
+    def file(self, session: DeviceSession) -> int | None:
         """The session's file; None: it is on its way."""
         ...
 
-    def lend(self) -> Track | None:
+    def lend(self) -> PooledStream | None:
         """A track for copies that are given to it ahead of their point; None: they have to wait for it."""
         ...
 
-    def give_back(self, track: Track) -> None: ...
-    def track(self) -> Track:
+    def give_back(self, track: PooledStream) -> None: ...
+    def track(self) -> PooledStream:
         """The track for copies that wait for nothing any more: all snapshots share it."""
         ...
 
@@ -47,7 +47,7 @@ class Vault(Protocol):
         """Tells the front that these copies are complete, and the snapshot what it says."""
         ...
 
-    def written(self, durable: Durable) -> None:
+    def written(self, durable: DurableBuffer) -> None:
         """A write of one of its copies is over."""
         ...
 
@@ -56,12 +56,12 @@ class Vault(Protocol):
         ...
 
 
-class Part:
+class BufferSnapshot:
     """One buffer's copy, `given` bytes of which have been given to the device."""
 
     __slots__ = ("areas", "direct", "durable", "given", "which")
 
-    def __init__(self, durable: Durable, areas: Areas, direct: Direct) -> None:
+    def __init__(self, durable: DurableBuffer, areas: SnapshotAreas, direct: DirectCopies) -> None:
         self.durable = durable
         self.areas = areas
         self.which = areas.begin()
@@ -74,30 +74,30 @@ class Snapshot:
 
     def __init__(
         self,
-        device: Device,
+        device: DeviceContext,
         files: FileThread,
-        allowance: Allowance,
-        vault: Vault,
+        allowance: StagingAllowance,
+        store: SnapshotStore,
         origin: Origin,
-        durables: list[Durable],
+        durables: list[DurableBuffer],
     ) -> None:
         self.stream: LogicalStream = origin.stream
         self.over = False
         self._device = device
         self._files = files
         self._allowance = allowance
-        self._vault = vault
+        self._store = store
         self.session = origin.session
         self._origin = origin
         self._durables = durables
-        self._track: Track | None = None
-        self._lent: Track | None = None
+        self._track: PooledStream | None = None
+        self._lent: PooledStream | None = None
         """The track, where the copies may be given to it before the point is reached."""
         self._reached = False
-        self._parts: list[Part] | None = None
-        self._sent: list[Part] = []
+        self._parts: list[BufferSnapshot] | None = None
+        self._sent: list[BufferSnapshot] = []
         """Whose areas are the front's to decide on."""
-        self._verdicts: dict[Verdict, None] = {}
+        self._verdicts: dict[PendingOutcome, None] = {}
         """Of collectives on which the buffers' contents hung."""
         self._given = False
         self._under_way = 0
@@ -113,7 +113,7 @@ class Snapshot:
         return point, copy
 
     @property
-    def track(self) -> Track | None:
+    def track(self) -> PooledStream | None:
         """That of its copies; None: it has not begun."""
         return self._track
 
@@ -139,7 +139,7 @@ class Snapshot:
         stream = self.stream
         before = [stream.track, *stream.collectives]
         if not any(durable.line for durable in self._durables):
-            self._track = self._lent = self._vault.lend()
+            self._track = self._lent = self._store.lend()
         if self._track is not None:
             for track in before:
                 tracks.fence(self._track, track)
@@ -162,7 +162,7 @@ class Snapshot:
             return True
         if self._parts is None and not self._begin():
             return self.over
-        file, track = self._vault.file(self.session), self._track
+        file, track = self._store.file(self.session), self._track
         if file is None or track is None:
             return False
         for part in self._parts or ():
@@ -179,7 +179,7 @@ class Snapshot:
         if self._track is None and not self._reached:
             return False
         live = [durable for durable in self._durables if not durable.ended]
-        areas: list[Areas] = []
+        areas: list[SnapshotAreas] = []
         for durable in live:
             if durable.refusal is not None:
                 raise durable.refusal
@@ -187,15 +187,15 @@ class Snapshot:
                 return False
             areas.append(durable.areas)
         if self._track is None:
-            self._track = self._vault.track()
+            self._track = self._store.track()
         self._parts = []
         for durable, place in zip(live, areas, strict=True):
-            direct = Direct(self._device, self._origin, durable.buffer, Rows(0, durable.buffer.size))
+            direct = DirectCopies(self._device, self._origin, durable.buffer, Rows(0, durable.buffer.size))
             direct.address = durable.buffer.address
-            self._parts.append(Part(durable, place, direct))
+            self._parts.append(BufferSnapshot(durable, place, direct))
         return True
 
-    def _chunk(self, file: int, track: Track, part: Part, left: int) -> bool:
+    def _chunk(self, file: int, track: PooledStream, part: BufferSnapshot, left: int) -> bool:
         device, buffer, session = self._device, part.durable.buffer, self.session
         size = min(left, self._allowance.chunk(session.pinned_bytes))
         if part.direct.asked:
@@ -218,13 +218,13 @@ class Snapshot:
             raise
         self._count(part, size)
         place = part.areas.at(part.which) + part.given - size
-        self._verdicts.update(dict.fromkeys(device.tracks.doubts.about(buffer.usage)))
+        self._verdicts.update(dict.fromkeys(device.tracks.pending_outcomes.about(buffer.usage)))
         arrived = partial(self._arrived, file, part, host, size, place, ahead)
-        device.tracks.on_complete(track, device.tracks.doubts.settled(buffer.usage, arrived))
+        device.tracks.on_complete(track, device.tracks.pending_outcomes.settled(buffer.usage, arrived))
         return True
 
-    def _chunk_directly(self, file: int, part: Part, size: int) -> bool:
-        """Without page-locked memory: see `Direct`."""
+    def _chunk_directly(self, file: int, part: BufferSnapshot, size: int) -> bool:
+        """Without page-locked memory: see `DirectCopies`."""
         data = part.direct.read(part.given, size)
         if data is None:
             return False
@@ -234,7 +234,7 @@ class Snapshot:
         self._files.write(file, memoryview(data), place, partial(self._written, part, None, 0, False))
         return True
 
-    def _count(self, part: Part, size: int) -> None:
+    def _count(self, part: BufferSnapshot, size: int) -> None:
         part.given += size
         self._under_way += 1
         telemetry = self._device.telemetry
@@ -242,7 +242,7 @@ class Snapshot:
         telemetry.device_to_host_operations += 1
         telemetry.checkpointed_bytes += size
 
-    def _arrived(self, file: int, part: Part, host: HostBuffer, size: int, place: int, ahead: bool) -> None:
+    def _arrived(self, file: int, part: BufferSnapshot, host: HostBuffer, size: int, place: int, ahead: bool) -> None:
         """The device has put a chunk into the host's memory."""
         if self.over or part.durable.ended:
             self._done(host, size, ahead)
@@ -250,9 +250,11 @@ class Snapshot:
             part.durable.writes += 1
             self._files.write(file, host.view[:size], place, partial(self._written, part, host, size, ahead))
 
-    def _written(self, part: Part, host: HostBuffer | None, size: int, ahead: bool, error: OSError | None) -> None:
+    def _written(
+        self, part: BufferSnapshot, host: HostBuffer | None, size: int, ahead: bool, error: OSError | None
+    ) -> None:
         part.durable.writes -= 1
-        self._vault.written(part.durable)
+        self._store.written(part.durable)
         if error is not None:
             self.fail(not_written(error))
         self._done(host, size, ahead)
@@ -286,7 +288,7 @@ class Snapshot:
         self._sent = live
         self._parts = []
         if live:
-            self._vault.commit(self, [(part.durable.key, part.which) for part in live])
+            self._store.commit(self, [(part.durable.key, part.which) for part in live])
         else:
             self.committed(None)
 
@@ -326,7 +328,7 @@ class Snapshot:
             for durable in self._durables:
                 durable.buffer.usage.read_by(self._track.index, self._track.done_position)
         if self._lent is not None:
-            self._vault.give_back(self._lent)
+            self._store.give_back(self._lent)
         behind, self._behind = self._behind, []
-        self._vault.over(self, behind)
+        self._store.over(self, behind)
         self._device.kick(self.session)

@@ -15,7 +15,7 @@ CHUNK = 4 << 20
 """Bytes of one copy out of a buffer, or into it: some 0.1 ms of the bus, a millisecond of a helper thread."""
 
 
-class Areas:
+class SnapshotAreas:
     """The two areas of one buffer, `span` bytes each, the first at `offset` of the file."""
 
     __slots__ = ("_committed", "_sent", "_writing", "offset", "span")
@@ -62,7 +62,7 @@ class Areas:
         self._writing, self._sent = None, False
 
 
-class Allowance:
+class StagingAllowance:
     """How much of the host memory for copies (`cap` bytes) snapshots may hold together.
 
     A quarter, so that the transfers of others always have most of it; and a sixteenth of the whole for copies whose

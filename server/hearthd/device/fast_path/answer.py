@@ -1,20 +1,20 @@
-"""What a copy that went straight to the device is answered, as soon as it is done, before the books are closed on
-it."""
+"""Answers of inline copies and reads, sent on completion and ahead of accounting."""
 
 from __future__ import annotations
 
 from hearth_proto.reasons import Refusal
-from hearthd.device.context import Device
-from hearthd.device.fast_path.batch import StraightBatch
-from hearthd.device.operation import Replies
+from hearthd.device.context import DeviceContext
+from hearthd.device.fast_path.batch import InlineBatch
+from hearthd.device.operation import ReplySink
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.stream import LogicalStream
 from hearthd.device.streams.pending_outcomes import Callback
-from hearthd.device.streams.stream_pool import NEVER, Track
+from hearthd.device.streams.stream_pool import NEVER, PooledStream
 
 
-class StraightAnswer:
-    """Its batch's ack is sent with it, unless that takes its time."""
+class InlineAnswer:
+    """The pending answer of one inline command. The acknowledgement of its batch is sent with it, unless the answer is
+    delayed."""
 
     __slots__ = ("_batch", "_device", "_replies", "_request", "_stream", "_then", "_told", "over", "refusal", "size")
 
@@ -23,9 +23,9 @@ class StraightAnswer:
 
     def __init__(
         self,
-        device: Device,
-        replies: Replies,
-        batch: StraightBatch,
+        device: DeviceContext,
+        replies: ReplySink,
+        batch: InlineBatch,
         stream: LogicalStream,
         request: bytes,
         size: int,
@@ -46,12 +46,12 @@ class StraightAnswer:
         self.refusal: Refusal | None = None
         """Why the driver has not taken all of it."""
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         """The device is done with it."""
         raise NotImplementedError
 
     @property
-    def track(self) -> Track:
+    def track(self) -> PooledStream:
         return self._stream.track
 
     def follow(self, then: Callback) -> bool:
@@ -82,20 +82,20 @@ class StraightAnswer:
     def fail(self, refusal: Refusal) -> None:
         """It has been refused, or some of it; what the driver took of it is under way."""
         self.over = True
-        self._device.tracks.on_complete(self._stream.track, self._let_go)
+        self._device.tracks.on_complete(self._stream.track, self._release)
         self._batch.origin(self._replies, self._stream, self.name, self._request).fail(refusal)
         self.take_its_time()
 
 
-def latest(track: Track, position: int) -> StraightAnswer | None:
+def latest(track: PooledStream, position: int) -> InlineAnswer | None:
     """The one at whose end all is done that the track has been given; `position`: that of the last command."""
     if not track.pending or track.pending[-1][0] != position:  # more has been given to it since
         return None
     found = getattr(track.pending[-1][2], "__self__", None)
-    return found if isinstance(found, StraightAnswer) else None
+    return found if isinstance(found, InlineAnswer) else None
 
 
-def untroubled(device: Device, stream: LogicalStream, buffer: Buffer, offset: int, size: int) -> bool:
+def untroubled(device: DeviceContext, stream: LogicalStream, buffer: Buffer, offset: int, size: int) -> bool:
     """Whether nobody is told of a copy of these bytes of the buffer but who asked, and it need not wait for a turn."""
     return not (
         stream.starting
@@ -103,5 +103,5 @@ def untroubled(device: Device, stream: LogicalStream, buffer: Buffer, offset: in
         or buffer.lost is not None
         or offset + size > buffer.size
         or stream.track.stop != NEVER
-        or device.tracks.doubts.open
+        or device.tracks.pending_outcomes.open
     )

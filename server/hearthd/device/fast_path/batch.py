@@ -1,21 +1,21 @@
-"""A batch that goes straight through, and the ways back to who sent it."""
+"""A batch on the inline path, and the channel that its answer takes."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 from hearthd.device.fast_path import plain_batch
-from hearthd.device.operation import Origin, Replies
+from hearthd.device.operation import Origin, ReplySink
 from hearthd.device.outbox import ACK, LaneSink, Outbox
 from hearthd.device.scheduler.backlog import Backlog
-from hearthd.device.session.session import BatchEntry, Session
+from hearthd.device.session.session import BatchEntry, DeviceSession
 from hearthd.device.session.stream import LogicalStream
 
 
-class StraightBatch(NamedTuple):
-    """Nothing else of its session is under way, and nobody else has work."""
+class InlineBatch(NamedTuple):
+    """A batch of a session that has no other work under way, on a device that no other session uses."""
 
-    session: Session
+    session: DeviceSession
     backlog: Backlog
     """The session's row."""
     lane: LaneSink | None
@@ -35,7 +35,7 @@ class StraightBatch(NamedTuple):
     def answer(self, outbox: Outbox, answer: bytes) -> None:
         """Sends it with the ack, the way that it came."""
         if self.lane is not None:
-            outbox.straight(self.lane, self.seq, answer)
+            outbox.inline(self.lane, self.seq, answer)
         else:
             outbox.straight_linked(self.session.channel, self.seq, answer)
 
@@ -43,7 +43,7 @@ class StraightBatch(NamedTuple):
         """Others may come between from here on."""
         outbox.put(ACK, channel=self.session.channel, id=self.seq)
 
-    def origin(self, replies: Replies, stream: LogicalStream, name: str, request: bytes, index: int = 0) -> Origin:
+    def origin(self, replies: ReplySink, stream: LogicalStream, name: str, request: bytes, index: int = 0) -> Origin:
         """Of the command that is answered under `request`, which is as it is written, for the long way."""
         return Origin(
             replies,

@@ -1,31 +1,31 @@
-"""Who waits for a batch that went straight through, and is answered before the books are closed on it."""
+"""Sync commands on the inline path: answered on completion and ahead of accounting."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable
 
-from hearthd.device.context import Device
+from hearthd.device.context import DeviceContext
 from hearthd.device.fast_path import plain_batch
-from hearthd.device.fast_path.batch import StraightBatch
+from hearthd.device.fast_path.batch import InlineBatch
 from hearthd.device.fast_path.plain_batch import PlainBatch
 from hearthd.device.flows.segment import Segment
 from hearthd.device.launch.stream_commands import answer_with
-from hearthd.device.operation import Origin, Replies
+from hearthd.device.operation import Origin, ReplySink
 from hearthd.device.session.stream import LogicalStream
 
 
-class Wait:
-    """A Sync whose batch has run. Its ack is sent with its answer, unless that takes its time."""
+class InlineSync:
+    """A Sync whose batch has run. The acknowledgement is sent with the answer, unless the answer is delayed."""
 
     __slots__ = ("_answer", "_batch", "_began", "_device", "_index", "_origin", "_plain", "_replies", "_stream", "over",
                  "signalled")  # fmt: skip
 
     def __init__(
         self,
-        device: Device,
-        replies: Replies,
-        batch: StraightBatch,
+        device: DeviceContext,
+        replies: ReplySink,
+        batch: InlineBatch,
         stream: LogicalStream,
         plain: PlainBatch,
         index: int,

@@ -9,14 +9,14 @@ answer follows it as ever.
 from __future__ import annotations
 
 from hearth_proto.reasons import Refusal
-from hearthd.device.context import Device
+from hearthd.device.context import DeviceContext
 from hearthd.device.fast_path import plain_batch
-from hearthd.device.fast_path.batch import StraightBatch
+from hearthd.device.fast_path.batch import InlineBatch
 from hearthd.device.flows.segment import Segment
 from hearthd.device.session.stream import LogicalStream
 
 
-def signal(device: Device, batch: StraightBatch, stream: LogicalStream, request: bytes) -> Segment | None:
+def signal(device: DeviceContext, batch: InlineBatch, stream: LogicalStream, request: bytes) -> Segment | None:
     """Has the device say that what the stream has been given so far is done, to who waits for that under `request`,
     as it is written. None: it will not. Else where: to be dropped when the track has come to its end, which is to be
     asked for behind it."""
@@ -29,7 +29,7 @@ def signal(device: Device, batch: StraightBatch, stream: LogicalStream, request:
         or stream.errors
         or session.deferred
         or device.output.suspects
-        or device.tracks.doubts.open
+        or device.tracks.pending_outcomes.open
     ):
         return None
     segment = signals.segment

@@ -1,9 +1,8 @@
-"""Copies between buffers and memory that a client shares, one by one: straight to the device, and answered as soon as
-they are done, before the books are closed on them.
+"""Inline copies between buffers and memory that a client shares: one command, issued and answered at once.
 
-What they name is written in the same bytes again and again: it is read once. What is not as plain as can be (rows, a
-failure that somebody is to be told of, memory that is not page-locked, more than the track takes now) is left to
-`hearthd.device.transfers.registered`, which comes to the same.
+Operands are parsed once for each distinct command, by its bytes. The plain case only: rows, pending failures, pageable
+memory and copies beyond the budget of the stream are left to `hearthd.device.transfers.registered`, which has the same
+result.
 """
 
 from __future__ import annotations
@@ -14,19 +13,19 @@ from typing import NamedTuple
 from hearth_proto.reasons import Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.backend.server import DeviceFault
-from hearthd.device.context import Device
+from hearthd.device.context import DeviceContext
 from hearthd.device.fast_path import plain_batch
-from hearthd.device.fast_path.answer import StraightAnswer, untroubled
-from hearthd.device.fast_path.batch import StraightBatch
+from hearthd.device.fast_path.answer import InlineAnswer, untroubled
+from hearthd.device.fast_path.batch import InlineBatch
 from hearthd.device.fast_path.completion_signal import signal
 from hearthd.device.fast_path.plain_batch import LoneCopy
 from hearthd.device.flows.segment import Segment
 from hearthd.device.flows.segment_policy import PART, step
-from hearthd.device.operation import Replies, internal_error
+from hearthd.device.operation import ReplySink, internal_error
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.stream import LogicalStream
-from hearthd.device.streams.completion_forecast import Foreseen
-from hearthd.device.streams.stream_pool import Track
+from hearthd.device.streams.completion_forecast import CopyForecast
+from hearthd.device.streams.stream_pool import PooledStream
 from hearthd.device.transfers.registered import DOWN, UP
 from hearthd.device.transfers.segments import Segments
 
@@ -37,8 +36,8 @@ LONGEST = 128
 """Bytes of one: there are no data in it."""
 
 
-class Named(NamedTuple):
-    """What a Write or a Read of shared memory names, by handles and in bytes."""
+class SegmentOperands(NamedTuple):
+    """Operands of a Write or Read of shared memory: handles, and sizes in bytes."""
 
     writes: bool
     stream: int
@@ -54,24 +53,24 @@ class Named(NamedTuple):
     """The fields of its Result, but for its number."""
 
 
-class StraightCopies:
-    """Belongs to the device-handle thread."""
+class InlineCopies:
+    """Issues inline copies. Device-handle thread only."""
 
-    def __init__(self, device: Device, segments: Segments, replies: Replies) -> None:
+    def __init__(self, device: DeviceContext, segments: Segments, replies: ReplySink) -> None:
         self._device = device
         self._segments = segments
         self._replies = replies
-        self._known: dict[bytes, Named] = {}
+        self._known: dict[bytes, SegmentOperands] = {}
         self._began = 0.0
         """When the device was given the first byte of the latest."""
         self._alone = False
         """Whether its stream had come to its end before."""
 
-    def known(self, found: LoneCopy) -> Named | None:
+    def known(self, found: LoneCopy) -> SegmentOperands | None:
         """What a command names that has come before."""
         return self._known.get(found.rest) if found.request else None
 
-    def learn(self, found: LoneCopy, command: commands_pb2.Command) -> Named | None:
+    def learn(self, found: LoneCopy, command: commands_pb2.Command) -> SegmentOperands | None:
         """What it names, where it is a plain copy from or to shared memory; `command`: what it was read as."""
         copy = command.write if found.kind == "write" else command.read
         if not found.request or len(found.rest) > LONGEST or not copy.HasField("shared"):
@@ -83,7 +82,7 @@ class StraightCopies:
             self._known[found.rest] = named
         return named
 
-    def give(self, batch: StraightBatch, request: bytes, named: Named) -> Copy | None:
+    def give(self, batch: InlineBatch, request: bytes, named: SegmentOperands) -> InlineCopy | None:
         """Gives it to the device, where nothing else of the session waits; None, with nothing done, where it takes
         more than a look."""
         session = batch.session
@@ -103,7 +102,7 @@ class StraightCopies:
         ):
             return None
         refusal = self._give(buffer, segment, track, named)
-        copy = Copy(self._device, self._replies, batch, stream, segment, request, named, self._began)
+        copy = InlineCopy(self._device, self._replies, batch, stream, segment, request, named, self._began)
         copy.refusal = refusal
         if refusal is None:
             copy.signalled = signal(self._device, batch, stream, request)
@@ -111,7 +110,7 @@ class StraightCopies:
             self._note(copy, named)
         return copy
 
-    def _give(self, buffer: Buffer, segment: Segment, track: Track, named: Named) -> Refusal | None:
+    def _give(self, buffer: Buffer, segment: Segment, track: PooledStream, named: SegmentOperands) -> Refusal | None:
         """Why the driver has not taken all of it, if so."""
         tracks, server, stream = self._device.tracks, self._device.server, track.stream
         writes, reads = ((buffer.usage,), ()) if named.writes else ((), (buffer.usage,))
@@ -135,7 +134,7 @@ class StraightCopies:
             return error if isinstance(error, Refusal) else internal_error(_kind(named), error)
         return None
 
-    def _note(self, copy: Copy, named: Named) -> None:
+    def _note(self, copy: InlineCopy, named: SegmentOperands) -> None:
         """The device is at it."""
         telemetry, size = self._device.telemetry, named.size
         if self._alone:
@@ -147,7 +146,7 @@ class StraightCopies:
         else:
             telemetry.download_shared_memory_bytes += size
 
-    def _count(self, named: Named, size: int) -> None:
+    def _count(self, named: SegmentOperands, size: int) -> None:
         """The device has been given so many bytes of it."""
         telemetry, parts = self._device.telemetry, _parts(named.start, size)
         if named.writes:
@@ -158,20 +157,20 @@ class StraightCopies:
             telemetry.device_to_host_operations += parts
 
 
-class Copy(StraightAnswer):
-    """One that has been given to the device."""
+class InlineCopy(InlineAnswer):
+    """A copy that the device has been given."""
 
     __slots__ = ("_answer", "_began", "_segment", "foreseen", "name", "signalled")
 
     def __init__(
         self,
-        device: Device,
-        replies: Replies,
-        batch: StraightBatch,
+        device: DeviceContext,
+        replies: ReplySink,
+        batch: InlineBatch,
         stream: LogicalStream,
         segment: Segment,
         request: bytes,
-        named: Named,
+        named: SegmentOperands,
         began: float,
     ) -> None:
         super().__init__(device, replies, batch, stream, request, named.size)
@@ -179,7 +178,7 @@ class Copy(StraightAnswer):
         self._began = began
         self._answer = plain_batch.answered(request, named.answer)
         self.name = _kind(named)
-        self.foreseen: Foreseen | None = None
+        self.foreseen: CopyForecast | None = None
         self.signalled: Segment | None = None
         """Where the device says that it is done."""
         segment.hold()
@@ -191,9 +190,9 @@ class Copy(StraightAnswer):
         self._send(self._answer)
         if self.foreseen is not None:
             self._device.tracks.forecast.came(self.foreseen, now)
-        self._let_go()
+        self._release()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._device.telemetry.transfer.observe(int((time.perf_counter() - self._began) * 1e9))
         self._segment.drop()
         if self.signalled is not None:
@@ -205,11 +204,11 @@ def _parts(start: int, size: int) -> int:
     return (start + size - 1) // PART - start // PART + 1 if size else 0
 
 
-def _kind(named: Named) -> str:
+def _kind(named: SegmentOperands) -> str:
     return "write" if named.writes else "read"
 
 
-def _named(command: commands_pb2.Command) -> Named | None:
+def _named(command: commands_pb2.Command) -> SegmentOperands | None:
     """None where it is anything else."""
     kind = command.WhichOneof("kind")
     if command.request or kind not in ("write", "read"):
@@ -226,7 +225,7 @@ def _named(command: commands_pb2.Command) -> Named | None:
         if writes
         else commands_pb2.Result(read=commands_pb2.ReadResult(size=size))
     )
-    return Named(
+    return SegmentOperands(
         writes,
         command.stream,
         copy.buffer,

@@ -1,11 +1,10 @@
-"""Launches and the wait for them that go straight through: from the lane, or from the front, to the device, and the
-answer back, in one go. So do copies that come one by one, as far as to the device; those from and to shared memory are
-answered like the former (`hearthd.device.fast_path.copies`).
+"""The inline path: a plain batch is executed in the turn of the loop in which it arrives.
 
-Whoever launches and waits, again and again, pays for every step between. So where nothing else is going on (nobody else
-has work, nothing of the session waits, nothing looks at its commands), a plain batch is not queued, nor taken apart
-into messages and commands, and its answer is written as soon as the device is done, before the books are closed on it.
-What does not fit goes the long way, from its beginning or from where it ceased to fit.
+A client that launches and waits in a loop pays for every step in between. While its session is alone on the device,
+with no other work, no trace and no queued command, such a batch is neither queued nor decoded into messages, and its
+answer is written on completion and ahead of accounting. Covers launches with a Sync, single copies
+(`hearthd.device.fast_path.copies`) and the batches of `hearthd.device.fast_path.mixed_batch`. A batch that does not fit
+takes the queued path, from its beginning or from the first command that does not fit.
 """
 
 from __future__ import annotations
@@ -18,25 +17,25 @@ from google.protobuf.message import DecodeError
 
 from hearth_proto.chunks import varint
 from hearth_proto.v1 import commands_pb2
-from hearthd.device.context import Device
+from hearthd.device.context import DeviceContext
 from hearthd.device.fast_path import mixed_batch, plain_batch
-from hearthd.device.fast_path.answer import StraightAnswer, latest
-from hearthd.device.fast_path.batch import StraightBatch
-from hearthd.device.fast_path.completion import Wait
+from hearthd.device.fast_path.answer import InlineAnswer, latest
+from hearthd.device.fast_path.batch import InlineBatch
+from hearthd.device.fast_path.completion import InlineSync
 from hearthd.device.fast_path.completion_signal import signal
-from hearthd.device.fast_path.copies import StraightCopies
+from hearthd.device.fast_path.copies import InlineCopies
 from hearthd.device.fast_path.mixed_batch import MixedBatch
 from hearthd.device.fast_path.plain_batch import LoneCopy, PlainBatch
-from hearthd.device.fast_path.reads import StraightReads
+from hearthd.device.fast_path.reads import InlineReads
 from hearthd.device.launch.commands import LaunchCommands
-from hearthd.device.operation import Replies
+from hearthd.device.operation import ReplySink
 from hearthd.device.outbox import LaneSink
-from hearthd.device.scheduler.arrivals import AtOnce, Commands
+from hearthd.device.scheduler.arrivals import AtOnce, CommandRunner
 from hearthd.device.scheduler.backlog import Backlog
-from hearthd.device.scheduler.fair_share import Sharing
-from hearthd.device.session.session import BatchEntry, Session
+from hearthd.device.scheduler.fair_share import FairShare
+from hearthd.device.session.session import BatchEntry, DeviceSession
 from hearthd.device.session.stream import LogicalStream
-from hearthd.device.streams.stream_pool import Track
+from hearthd.device.streams.stream_pool import PooledStream
 from hearthd.device.transfers.segments import Segments
 
 HERE_S = 2e-5
@@ -46,25 +45,25 @@ SOON = 512 << 10
 """Bytes of a copy that may be done by then."""
 
 
-class Executing(Commands, Replies, Protocol):
-    """Who runs and answers what does not go straight through: the executor."""
+class BatchExecutor(CommandRunner, ReplySink, Protocol):
+    """The executor (`hearthd.device.process.executor.Executor`), which runs and answers the queued path."""
 
-    def session(self, channel: int) -> Session | None: ...
+    def session(self, channel: int) -> DeviceSession | None: ...
     @property
     def held_up(self) -> bool:
         """Whether something that was put off is to be tried first."""
         ...
 
 
-class Straight:
-    """Belongs to the device-handle thread."""
+class InlinePath:
+    """Executes plain batches at once. Device-handle thread only."""
 
     def __init__(
         self,
-        device: Device,
-        executor: Executing,
+        device: DeviceContext,
+        executor: BatchExecutor,
         launches: LaunchCommands,
-        sharing: Sharing,
+        sharing: FairShare,
         segments: Segments,
         at_once: Mapping[str, AtOnce],
     ) -> None:
@@ -74,29 +73,29 @@ class Straight:
         self._launches = launches
         self._sharing = sharing
         self._at_once = at_once
-        self._copies = StraightCopies(device, segments, executor)
-        self._reads = StraightReads(device, executor)
+        self._copies = InlineCopies(device, segments, executor)
+        self._reads = InlineReads(device, executor)
         self.answered = False
         """Whether somebody was answered in the turn in which it asked, since somebody looked."""
 
     def take(self, lane: LaneSink, seq: int, payload: bytes) -> bool:
-        """A batch has come over a lane on which nothing waits. False, with nothing done, where it goes the long way."""
+        """Executes a batch from a lane without a backlog. Returns False, with nothing done, for the queued path."""
         session = self._executor.session(lane.channel)
         return session is not None and seq == session.last_seq + 1 and self._take(session, lane, payload)
 
     def take_linked(self, channel: int, payload: bytes) -> bool:
-        """The same for one that the front has passed on, with no other frame beside it."""
+        """As `take`, for a batch from the front without another frame beside it."""
         session = self._executor.session(channel)
         if session is None or channel in self._device.outbox.lanes:  # else what has come over the lane goes before it
             return False
         return self._take(session, None, payload)
 
-    def _take(self, session: Session, lane: LaneSink | None, payload: bytes) -> bool:
+    def _take(self, session: DeviceSession, lane: LaneSink | None, payload: bytes) -> bool:
         backlog = self._alone(session)
         if backlog is None:
             return False
         seq = session.last_seq + 1
-        batch = StraightBatch(session, backlog, lane, seq, len(payload), time.perf_counter_ns())
+        batch = InlineBatch(session, backlog, lane, seq, len(payload), time.perf_counter_ns())
         if payload.endswith(plain_batch.ENDS):
             plain = plain_batch.read(payload, seq)
             if plain is not None:
@@ -112,7 +111,7 @@ class Straight:
             self._mixed(batch, mixed)
         return mixed is not None
 
-    def _alone(self, session: Session) -> Backlog | None:
+    def _alone(self, session: DeviceSession) -> Backlog | None:
         """The session's row, where nothing else is going on."""
         if (
             session.batches
@@ -128,7 +127,7 @@ class Straight:
 
     # ---- launches and a wait ----
 
-    def _plain(self, batch: StraightBatch, plain: PlainBatch) -> bool:
+    def _plain(self, batch: InlineBatch, plain: PlainBatch) -> bool:
         session = batch.session
         stream = _free(session, plain.stream)
         if stream is None:
@@ -142,10 +141,10 @@ class Straight:
             return True
         if entry is not None:
             session.batches.clear()  # it has run
-        self._wait(batch, Wait(self._device, self._executor, batch, stream, plain, index), busy, index)
+        self._wait(batch, InlineSync(self._device, self._executor, batch, stream, plain, index), busy, index)
         return True
 
-    def _wait(self, batch: StraightBatch, wait: Wait, busy: list[Track], launches: int) -> None:
+    def _wait(self, batch: InlineBatch, wait: InlineSync, busy: list[PooledStream], launches: int) -> None:
         """For the end of one track, if any."""
         device = self._device
         device.telemetry.sync_points += 1
@@ -169,9 +168,9 @@ class Straight:
 
     def _given(
         self,
-        batch: StraightBatch,
-        waiting: Wait | StraightAnswer,
-        track: Track,
+        batch: InlineBatch,
+        waiting: InlineSync | InlineAnswer,
+        track: PooledStream,
         commands: int,
         launches: int,
         soon: bool,
@@ -192,7 +191,7 @@ class Straight:
             waiting.take_its_time()
         self._ran(batch, launches)
 
-    def _issue(self, session: Session, records: bytes) -> tuple[int, BatchEntry | None]:
+    def _issue(self, session: DeviceSession, records: bytes) -> tuple[int, BatchEntry | None]:
         """How many launches there were; the batch, where they were not all the same as before."""
         if self._launches.again(session, records):
             return 1, None
@@ -200,7 +199,7 @@ class Straight:
         session.batches.append(entry)
         return self._launches.run_records(session, records, entry, 0)[0], entry
 
-    def _ran(self, batch: StraightBatch, launches: int) -> None:
+    def _ran(self, batch: InlineBatch, launches: int) -> None:
         """It has run, and what it has given to the device is noted."""
         telemetry = self._device.telemetry
         if launches:
@@ -208,14 +207,14 @@ class Straight:
         telemetry.batches += 1
         telemetry.batch_execution.observe(time.perf_counter_ns() - batch.began)
 
-    def _went(self, batch: StraightBatch, launches: int) -> None:
+    def _went(self, batch: InlineBatch, launches: int) -> None:
         """It has run, and what it has given to the device is under way."""
         self._sharing.went(batch.backlog)
         self._ran(batch, launches)
 
     # ---- copies, and more than launches ----
 
-    def _copy(self, batch: StraightBatch, found: LoneCopy) -> bool:
+    def _copy(self, batch: InlineBatch, found: LoneCopy) -> bool:
         """A Write or a Read alone: it does not wait for its turn, for there is nobody else's."""
         named, command = self._copies.known(found), None
         if named is None:
@@ -237,7 +236,7 @@ class Straight:
         self._mixed(batch, mixed_batch.alone(found.kind, command))
         return True
 
-    def _mixed(self, batch: StraightBatch, mixed: MixedBatch) -> None:
+    def _mixed(self, batch: InlineBatch, mixed: MixedBatch) -> None:
         session, last = batch.session, mixed.last
         stream = _free(session, last.stream)
         batch.came()
@@ -257,13 +256,13 @@ class Straight:
                 if busy is not None:
                     session.batches.clear()
                     plain = plain_batch.only_sync(request, last.stream, last.sync.all_streams)
-                    wait = Wait(self._device, self._executor, batch, stream, plain, index)
+                    wait = InlineSync(self._device, self._executor, batch, stream, plain, index)
                     self._wait(batch, wait, busy, launches)
                     return
         self._go_on(session, last, mixed.kind, entry, index)
         self._went(batch, launches)
 
-    def _before(self, session: Session, mixed: MixedBatch, entry: BatchEntry) -> tuple[int, int]:
+    def _before(self, session: DeviceSession, mixed: MixedBatch, entry: BatchEntry) -> tuple[int, int]:
         """Runs what is not answered, or puts it off; how many commands there were, each launch counted, and how many
         of them were launches."""
         index = launches = 0
@@ -279,7 +278,7 @@ class Straight:
             index += 1
         return index, launches
 
-    def _copied(self, batch: StraightBatch, copy: StraightAnswer, launches: int) -> None:
+    def _copied(self, batch: InlineBatch, copy: InlineAnswer, launches: int) -> None:
         """A copy has been given to the device, or what the driver took of it."""
         self._device.telemetry.count(copy.name)
         if copy.refusal is not None:
@@ -291,7 +290,7 @@ class Straight:
 
     # ---- both ----
 
-    def _busy(self, session: Session, stream: LogicalStream, all_streams: bool) -> list[Track] | None:
+    def _busy(self, session: DeviceSession, stream: LogicalStream, all_streams: bool) -> list[PooledStream] | None:
         """The track to wait for, if any; None: there is more to wait for than one."""
         tracks, track = self._device.tracks, stream.track
         if not all_streams:
@@ -301,7 +300,7 @@ class Straight:
         return None if len(busy) > 1 or session.streams.marked else busy
 
     def _go_on(
-        self, session: Session, last: commands_pb2.Command, kind: str, entry: BatchEntry | None, index: int
+        self, session: DeviceSession, last: commands_pb2.Command, kind: str, entry: BatchEntry | None, index: int
     ) -> None:
         """The long way from the last command on, if there is one: what is before it has to wait, or it waits for more
         than that."""
@@ -315,7 +314,7 @@ class Straight:
             self._executor.acknowledge(session, entry)
 
 
-def _free(session: Session, handle: int) -> LogicalStream | None:
+def _free(session: DeviceSession, handle: int) -> LogicalStream | None:
     """The stream, where nothing of it is out of the ordinary."""
     stream = session.streams.items.get(handle)
     return None if stream is None or stream.capture is not None or stream.flights else stream

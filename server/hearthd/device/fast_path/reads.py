@@ -1,6 +1,6 @@
-"""Reads of few bytes, which come with the answer: straight from the device, and answered as soon as they are there.
+"""Inline reads: few bytes, copied at once and returned in the answer.
 
-What is not as plain as can be is left to `hearthd.device.transfers.copy_commands`, which comes to the same.
+The plain case only: everything else is left to `hearthd.device.transfers.copy_commands`, which has the same result.
 """
 
 from __future__ import annotations
@@ -9,28 +9,28 @@ from hearth_proto.reasons import Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.backend.resources import HostBuffer
 from hearthd.device.backend.server import DeviceFault
-from hearthd.device.context import Device
+from hearthd.device.context import DeviceContext
 from hearthd.device.fast_path import plain_batch
-from hearthd.device.fast_path.answer import StraightAnswer, untroubled
-from hearthd.device.fast_path.batch import StraightBatch
-from hearthd.device.operation import Replies, internal_error
+from hearthd.device.fast_path.answer import InlineAnswer, untroubled
+from hearthd.device.fast_path.batch import InlineBatch
+from hearthd.device.operation import ReplySink, internal_error
 from hearthd.device.session.stream import LogicalStream
 
 LARGEST = 64 << 10
 """Bytes of one: with more, the steps that are saved are no longer what takes the time."""
 
 
-class StraightReads:
-    """Belongs to the device-handle thread."""
+class InlineReads:
+    """Issues inline reads. Device-handle thread only."""
 
-    def __init__(self, device: Device, replies: Replies) -> None:
+    def __init__(self, device: DeviceContext, replies: ReplySink) -> None:
         self._device = device
         self._replies = replies
         self._most = min(LARGEST, device.spec.max_inline_bytes)
 
     def give(
-        self, batch: StraightBatch, stream: LogicalStream, request: bytes, read: commands_pb2.Read
-    ) -> Reading | None:
+        self, batch: InlineBatch, stream: LogicalStream, request: bytes, read: commands_pb2.Read
+    ) -> InlineRead | None:
         """Gives a Read that `mixed_batch` has looked at to the device, as the last of its batch, where nothing
         else of the session waits; None, with nothing done, where it takes more than a look."""
         device, track = self._device, stream.track
@@ -48,7 +48,7 @@ class StraightReads:
         host = device.staging.find(size, session)
         if host is None:
             return None
-        reading = Reading(device, self._replies, batch, stream, request, host, size)
+        reading = InlineRead(device, self._replies, batch, stream, request, host, size)
         device.tracks.before(track, (), (buffer.usage,))
         try:
             device.server.download(host, 0, buffer.address + offset, size, track.stream)
@@ -65,8 +65,8 @@ class StraightReads:
         return reading
 
 
-class Reading(StraightAnswer):
-    """One that has been given to the device."""
+class InlineRead(InlineAnswer):
+    """A read that the device has been given."""
 
     __slots__ = ("_host",)
 
@@ -74,9 +74,9 @@ class Reading(StraightAnswer):
 
     def __init__(
         self,
-        device: Device,
-        replies: Replies,
-        batch: StraightBatch,
+        device: DeviceContext,
+        replies: ReplySink,
+        batch: InlineBatch,
         stream: LogicalStream,
         request: bytes,
         host: HostBuffer,
@@ -89,7 +89,7 @@ class Reading(StraightAnswer):
         """It is done."""
         self.over = True
         self._send(plain_batch.read_answer(self._request, self._host.view[: self.size]))
-        self._let_go()
+        self._release()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._device.staging.release(self._host)

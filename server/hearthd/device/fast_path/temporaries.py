@@ -11,24 +11,24 @@ from __future__ import annotations
 from hearth_proto.reasons import Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.backend.server import DeviceFault
-from hearthd.device.context import Device
+from hearthd.device.context import DeviceContext
 from hearthd.device.memory.commands import MemoryCommands
 from hearthd.device.memory.deferred_free import FEW
 from hearthd.device.memory.reservations import Reservation
-from hearthd.device.operation import Origin, Replies, internal_error
+from hearthd.device.operation import Origin, ReplySink, internal_error
 from hearthd.device.scheduler.arrivals import AtOnce
 from hearthd.device.session.buffer import Buffer
-from hearthd.device.session.session import BatchEntry, Session
+from hearthd.device.session.session import BatchEntry, DeviceSession
 from hearthd.device.session.stream import LogicalStream
 from hearthd.device.streams.ordering import Usage
-from hearthd.device.streams.stream_pool import Track, Tracks
+from hearthd.device.streams.stream_pool import PooledStream, StreamPool
 from hearthd.device.transfers.copy_commands import PATTERN_SIZES
 
 
 class Temporaries:
     """Belongs to the device-handle thread."""
 
-    def __init__(self, device: Device, memory: MemoryCommands, replies: Replies) -> None:
+    def __init__(self, device: DeviceContext, memory: MemoryCommands, replies: ReplySink) -> None:
         self._device = device
         self._reservations = memory.reservations
         self._replies = replies
@@ -41,7 +41,7 @@ class Temporaries:
         }
         """By the name of the command's field."""
 
-    def allocate(self, session: Session, command: commands_pb2.Command, _batch: BatchEntry, _index: int) -> bool:
+    def allocate(self, session: DeviceSession, command: commands_pb2.Command, _batch: BatchEntry, _index: int) -> bool:
         """One buffer, which is new and not empty."""
         stream = _plain(session, command, "allocate")
         if stream is None:
@@ -59,7 +59,7 @@ class Temporaries:
         self._counts["allocate"] += 1
         return True
 
-    def free(self, session: Session, command: commands_pb2.Command, batch: BatchEntry, index: int) -> bool:
+    def free(self, session: DeviceSession, command: commands_pb2.Command, batch: BatchEntry, index: int) -> bool:
         """A few, each of which has its memory to itself and is nobody else's."""
         stream = _plain(session, command, "free")
         if stream is None:
@@ -92,7 +92,7 @@ class Temporaries:
             Origin(self._replies, session, stream, "free", batch=batch, index=index).fail(failure)
         return True
 
-    def fill(self, session: Session, command: commands_pb2.Command, _batch: BatchEntry, _index: int) -> bool:
+    def fill(self, session: DeviceSession, command: commands_pb2.Command, _batch: BatchEntry, _index: int) -> bool:
         """Of some of a buffer with which nothing is wrong."""
         stream = _plain(session, command, "fill")
         if stream is None:
@@ -119,7 +119,7 @@ class Temporaries:
         self._counts["fill"] += 1
         return True
 
-    def write(self, session: Session, command: commands_pb2.Command, _batch: BatchEntry, _index: int) -> bool:
+    def write(self, session: DeviceSession, command: commands_pb2.Command, _batch: BatchEntry, _index: int) -> bool:
         """Of bytes that came with the command, into one range of a buffer with which nothing is wrong."""
         stream = _plain(session, command, "write")
         if stream is None:
@@ -155,7 +155,7 @@ class Temporaries:
         return True
 
 
-def _plain(session: Session, command: commands_pb2.Command, kind: str) -> LogicalStream | None:
+def _plain(session: DeviceSession, command: commands_pb2.Command, kind: str) -> LogicalStream | None:
     """The command's stream, where nobody waits for the command's end and it has nothing to wait for either."""
     if command.request or session.deferred or session.trace is not None:
         return None
@@ -166,7 +166,7 @@ def _plain(session: Session, command: commands_pb2.Command, kind: str) -> Logica
     return stream if stream is not None and stream.capture is None else None
 
 
-def _writable(session: Session, stream: LogicalStream, handle: int, offset: int, size: int) -> Buffer | None:
+def _writable(session: DeviceSession, stream: LogicalStream, handle: int, offset: int, size: int) -> Buffer | None:
     """The buffer, where the stream takes something that writes these bytes of it, and nobody is told of that."""
     if not size or stream.starting or stream.track.full:
         return None
@@ -182,9 +182,9 @@ def _writable(session: Session, stream: LogicalStream, handle: int, offset: int,
     return buffer
 
 
-def _given(tracks: Tracks, track: Track, usage: Usage) -> None:
+def _given(tracks: StreamPool, track: PooledStream, usage: Usage) -> None:
     """The track is given what writes to a buffer: as `before`, which finds most often that nobody else has used it."""
-    if usage.track == track.index and usage.reads is None and not tracks.doubts.open:
+    if usage.track == track.index and usage.reads is None and not tracks.pending_outcomes.open:
         usage.position = tracks.step(track)
     else:
         tracks.before(track, (usage,))

@@ -14,12 +14,12 @@ WORD = 8
 
 
 class SessionRef(Protocol):
-    """A session (`hearthd.device.session.session.Session`), as the layers below it know it."""
+    """A session (`hearthd.device.session.session.DeviceSession`), as the layers below it know it."""
 
     channel: int
     id: str
     tenant: str
-    signals: Signals | None
+    signals: CompletionSignals | None
 
 
 class Segment:
@@ -72,7 +72,7 @@ class Segment:
             self.drop()
 
 
-class Part:
+class SegmentSlice:
     """Some of a segment, as host memory of a copy."""
 
     __slots__ = ("address", "size", "view")
@@ -83,23 +83,23 @@ class Part:
         self.view = view
 
 
-class Place(NamedTuple):
+class SegmentRange(NamedTuple):
     """`size` bytes of a segment, from `start` on: all that a transfer has. Who keeps one holds the segment."""
 
     segment: Segment
     start: int
     size: int
 
-    def part(self, at: int, size: int) -> Part:
+    def part(self, at: int, size: int) -> SegmentSlice:
         """So many bytes, from the transfer's byte `at` on."""
-        return Part(self.segment.address + self.start + at, size, self.view(at, size))
+        return SegmentSlice(self.segment.address + self.start + at, size, self.view(at, size))
 
     def view(self, at: int, size: int) -> memoryview:
         """The same, to be read and written here."""
         return self.segment.view[self.start + at : self.start + at + size]
 
 
-class Signals:
+class CompletionSignals:
     """Where a session's completion signals go. A signal that is to be written holds the segment until the device has
     written it."""
 
@@ -110,7 +110,7 @@ class Signals:
         self.address = address
 
 
-def signals_in(segment: Segment, server: ComputeServer) -> Signals | None:
+def signals_in(segment: Segment, server: ComputeServer) -> CompletionSignals | None:
     """None where the segment is too short, or the device writes none."""
     if segment.size < WORD:
         return None
@@ -118,4 +118,4 @@ def signals_in(segment: Segment, server: ComputeServer) -> Signals | None:
         address = server.signal_address(segment.address)
     except Refusal:
         return None
-    return Signals(segment, address) if address else None
+    return CompletionSignals(segment, address) if address else None

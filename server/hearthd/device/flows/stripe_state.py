@@ -11,7 +11,7 @@ from typing import Protocol
 from hearth_proto.frames import HEADER, Kind
 from hearth_proto.stripes import Cut, taken
 from hearthd.device.backend.resources import HostBuffer
-from hearthd.device.flows.stripe_window import Landing, Window
+from hearthd.device.flows.stripe_window import StripeStaging, StripeWindow
 
 
 class StripeLike(Protocol):
@@ -26,13 +26,13 @@ class StripeLike(Protocol):
 class Striped:
     """What both ways have in common."""
 
-    def __init__(self, transfer: int, chunk: int, landing: Landing) -> None:
+    def __init__(self, transfer: int, chunk: int, stripe_staging: StripeStaging) -> None:
         self.transfer = transfer
         self.chunk = chunk
-        self.landing = landing
+        self.stripe_staging = stripe_staging
         self.cut = Cut(0, chunk)
         self.begun = False
-        self.windows: dict[StripeLike, Window] = {}
+        self.windows: dict[StripeLike, StripeWindow] = {}
         self.dropped = False
 
     def begin(self, size: int) -> None:
@@ -43,7 +43,7 @@ class Striped:
 
     def join(self, stripe: StripeLike) -> None:
         """It may go over this one, too."""
-        self.windows.setdefault(stripe, Window())
+        self.windows.setdefault(stripe, StripeWindow())
 
     def abort(self, status: bytes) -> None:
         """Tells the client why it ends before its end; payload: a Status."""
@@ -64,14 +64,14 @@ class Striped:
     @property
     def room(self) -> bool:
         """Whether the memory of one more chunk may wait for the network."""
-        return self.landing.room(self.chunk, alone=not self.under_way)
+        return self.stripe_staging.room(self.chunk, alone=not self.under_way)
 
 
 class StripedUpload(Striped):
     """Bytes on their way in."""
 
-    def __init__(self, transfer: int, chunk: int, landing: Landing) -> None:
-        super().__init__(transfer, chunk, landing)
+    def __init__(self, transfer: int, chunk: int, stripe_staging: StripeStaging) -> None:
+        super().__init__(transfer, chunk, stripe_staging)
         self.landed: deque[tuple[int, HostBuffer, int]] = deque()
         """Offset, memory and length of the chunks that have come and were not given to the device."""
         self._got: set[int] = set()
@@ -84,7 +84,7 @@ class StripedUpload(Striped):
     def grant(self, stripe: StripeLike, host: HostBuffer) -> None:
         """Lets one more chunk come, into this memory."""
         self.windows[stripe].under_way += 1
-        self.landing.lend(host)
+        self.stripe_staging.lend(host)
         stripe.grant(self.transfer, host)
 
     def arrived(self, stripe: StripeLike, offset: int, size: int, host: HostBuffer, seconds: float) -> None:
@@ -95,13 +95,13 @@ class StripedUpload(Striped):
         try:
             index = self.cut.index(offset, size)
         except ValueError:
-            self.landing.give_back(host)
+            self.stripe_staging.give_back(host)
             raise
         if index in self._got:
-            self.landing.give_back(host)
+            self.stripe_staging.give_back(host)
             return
         self._got.add(index)
-        self.landing.take(host)
+        self.stripe_staging.take(host)
         self.landed.append((offset, host, size))
 
     def complete(self) -> None:
@@ -119,17 +119,17 @@ class StripedUpload(Striped):
         self.dropped = True
         for stripe in self.windows:
             for host in stripe.revoke(self.transfer):
-                self.landing.give_back(host)
+                self.stripe_staging.give_back(host)
         self.windows.clear()
         while self.landed:
-            self.landing.give_back(self.landed.popleft()[1])
+            self.stripe_staging.give_back(self.landed.popleft()[1])
 
 
 class StripedDownload(Striped):
     """Bytes on their way out."""
 
-    def __init__(self, transfer: int, chunk: int, landing: Landing) -> None:
-        super().__init__(transfer, chunk, landing)
+    def __init__(self, transfer: int, chunk: int, stripe_staging: StripeStaging) -> None:
+        super().__init__(transfer, chunk, stripe_staging)
         self._next = 0
         self._again: deque[int] = deque()
         self._out: dict[StripeLike, set[int]] = {}
@@ -160,12 +160,12 @@ class StripedDownload(Striped):
             index, self._next = self._next, self._next + 1
         self._out[stripe].add(index)
         self.windows[stripe].under_way += 1
-        self.landing.lend(host)
+        self.stripe_staging.lend(host)
 
     def fetched(self, stripe: StripeLike, index: int, host: HostBuffer) -> None:
         """Its bytes are there."""
         if self.dropped or stripe not in self.windows:
-            self.landing.give_back(host)
+            self.stripe_staging.give_back(host)
         else:
             offset, size = self.cut.span(index)
             stripe.put_chunk(self.transfer, offset, host, size)

@@ -17,7 +17,7 @@ WINDOW = 4
 """Chunks of one transfer that may be under way on one stripe, where it is fast; else one."""
 
 
-class Loose:
+class UnpinnedSlot:
     """Ordinary memory, where the host locks no more."""
 
     __slots__ = ("address", "size", "view")
@@ -28,7 +28,7 @@ class Loose:
         self.view = memoryview(bytearray(size))
 
 
-class Landing:
+class StripeStaging:
     """Staging memory that waits for the network. Belongs to the device-handle thread."""
 
     def __init__(self, cap: int, release: Callable[[HostBuffer], None], on_room: Callable[[], None]) -> None:
@@ -66,7 +66,7 @@ class Landing:
         self._release(host)
 
 
-class Window:
+class StripeWindow:
     """What of one transfer is under way on one stripe."""
 
     __slots__ = ("limit", "under_way")

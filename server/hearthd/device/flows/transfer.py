@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import deque
 
 from hearth_proto.reasons import Refusal
-from hearthd.device.flows.segment import Place
+from hearthd.device.flows.segment import SegmentRange
 from hearthd.device.flows.stripe_state import StripedDownload, StripedUpload
-from hearthd.device.streams.pending_outcomes import Verdict
+from hearthd.device.streams.pending_outcomes import PendingOutcome
 
 
-class Over:
+class FinishedTransfers:
     """The transfers that ended lately, done or given up: their last messages may still arrive."""
 
     REMEMBERED = 1024
@@ -32,7 +32,7 @@ class Over:
         return self._sizes.get(transfer)
 
 
-class Upload:
+class UploadFlow:
     """Bytes that have arrived for a Write, or are expected."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Upload:
         self.written = 0
         self.striped: StripedUpload | None = None
         """While its bytes come over stripes."""
-        self.placed: Place | None = None
+        self.placed: SegmentRange | None = None
         """Where they lie, in memory that the client shares."""
 
     def unstripe(self) -> None:
@@ -58,7 +58,7 @@ class Upload:
             self.written = 0
 
 
-class Download:
+class DownloadFlow:
     """Chunks of a Read on their way out."""
 
     def __init__(self) -> None:
@@ -71,9 +71,9 @@ class Download:
         self.queued = 0
         self.striped: StripedDownload | None = None
         """While its bytes go over stripes."""
-        self.placed: Place | None = None
+        self.placed: SegmentRange | None = None
         """Where they go, in memory that the client shares."""
-        self.verdicts: dict[Verdict, None] = {}
+        self.outcomes: dict[PendingOutcome, None] = {}
         """Of collectives on which hung what was copied there."""
 
     def unstripe(self) -> None:

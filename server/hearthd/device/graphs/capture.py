@@ -13,14 +13,14 @@ from hearthd.device.backend.graph_nodes import CopyNode, FillNode, GraphNode, Ke
 from hearthd.device.backend.resources import Graph
 from hearthd.device.graphs.capture_policy import CaptureOrder
 from hearthd.device.graphs.repeat import NAMED, TURN, Program
-from hearthd.device.launch.binder import BoundLaunch, Parsed
+from hearthd.device.launch.binder import BoundLaunch, ResolvedRecord
 from hearthd.device.operation import Origin
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.holdings import Holdings, Uses
 from hearthd.device.session.module import ModuleEntry
-from hearthd.device.session.session import Session
+from hearthd.device.session.session import DeviceSession
 from hearthd.device.session.stream import LogicalStream
-from hearthd.device.streams.stream_errors import Failure, StreamErrors
+from hearthd.device.streams.stream_errors import StreamErrors, StreamFailure
 from hearthd.device.streams.stream_pool import WINDOW
 
 MAX_NODES = 4096
@@ -92,7 +92,7 @@ class Capture:
         if not recorded:
             origin.capture = None
 
-    def failed(self, failure: Failure) -> None:
+    def failed(self, failure: StreamFailure) -> None:
         """A command is missing from the recording, so the graph cannot be made."""
         self.entry.failures.add(failure)
 
@@ -140,7 +140,7 @@ class Capture:
         uses = Uses(written=(buffer,), modules=modules_of(buffer), replaced=buffer if whole else None)
         self._add(node, "", uses)
 
-    def discard(self, session: Session) -> None:
+    def discard(self, session: DeviceSession) -> None:
         """Forgets it all; the stream runs its commands again."""
         self.entry.order.abort()
         self._stream.capture = None
@@ -176,7 +176,7 @@ def uses_of(bound: BoundLaunch) -> Uses:
     return Uses(tuple(written), tuple(read), modules, tuple(bound.buffers))
 
 
-def check_record(parsed: Parsed) -> None:
+def check_record(parsed: ResolvedRecord) -> None:
     """Refuses launches in which the host takes part: they cannot be kept and repeated."""
     record = parsed.record
     what = (

@@ -10,23 +10,23 @@ from functools import partial
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.backend.graph_nodes import CopyNode, KernelNode
-from hearthd.device.context import Device
+from hearthd.device.context import DeviceContext
 from hearthd.device.graphs.capture import Capture, GraphEntry, check_plan, check_record, kernel_node, uses_of
 from hearthd.device.graphs.capture_policy import CaptureOrder
 from hearthd.device.graphs.repeat import ProgramLaunch, Rounds, check_count
-from hearthd.device.launch.binder import Binder, BoundLaunch, Parsed
+from hearthd.device.launch.binder import Binder, BoundLaunch, ResolvedRecord
 from hearthd.device.launch.watchdog import Watchdog
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.session.holdings import Holdings, Keepers
-from hearthd.device.session.session import Session
+from hearthd.device.session.session import DeviceSession
 from hearthd.device.session.stream import LogicalStream
-from hearthd.device.streams.stream_errors import Failure
+from hearthd.device.streams.stream_errors import StreamFailure
 
 
 class GraphCommands:
     """Belongs to the device-handle thread."""
 
-    def __init__(self, device: Device, binder: Binder, watchdog: Watchdog, keepers: Keepers) -> None:
+    def __init__(self, device: DeviceContext, binder: Binder, watchdog: Watchdog, keepers: Keepers) -> None:
         self._device = device
         self._binder = binder
         self._watchdog = watchdog
@@ -152,7 +152,7 @@ class GraphCommands:
         operation.on_failure = settled
         return operation
 
-    def _update(self, origin: Origin, entry: GraphEntry, index: int, parsed: Parsed) -> bool:
+    def _update(self, origin: Origin, entry: GraphEntry, index: int, parsed: ResolvedRecord) -> bool:
         if parsed.entry.module.pending:
             return False
         entry.check()
@@ -188,12 +188,12 @@ class GraphCommands:
 
     # ---- the end ----
 
-    def abandon(self, session: Session, stream: LogicalStream) -> None:
+    def abandon(self, session: DeviceSession, stream: LogicalStream) -> None:
         """The stream is gone, and what it was recording with it."""
         if stream.capture is not None:
             stream.capture.discard(session)
 
-    def close(self, session: Session) -> None:
+    def close(self, session: DeviceSession) -> None:
         """Lets go of all that the session's graphs hold."""
         for stream in session.streams.items.values():
             self.abandon(session, stream)
@@ -231,7 +231,7 @@ def _check_same(entry: GraphEntry, index: int, node: KernelNode, bound: BoundLau
         )
 
 
-def _not_recorded(entry: GraphEntry, failures: list[Failure]) -> Refusal:
+def _not_recorded(entry: GraphEntry, failures: list[StreamFailure]) -> Refusal:
     first = failures[0]
     more = len(failures) - 1 + sum(failure.merged for failure in failures)
     return Refusal(

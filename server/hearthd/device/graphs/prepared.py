@@ -11,16 +11,16 @@ from functools import partial
 from hearth_proto.launches import HEADER
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
-from hearthd.device.context import Device
+from hearthd.device.context import DeviceContext
 from hearthd.device.graphs.capture import check_record, uses_of
 from hearthd.device.graphs.repeat import NAMED, Program, ProgramLaunch, Rounds, check_count
-from hearthd.device.launch.binder import Binder, BoundLaunch, Parsed
+from hearthd.device.launch.binder import Binder, BoundLaunch, ResolvedRecord
 from hearthd.device.launch.watchdog import Watchdog
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.holdings import Holdings, Keepers
 from hearthd.device.session.module import ModuleEntry
-from hearthd.device.session.session import Session
+from hearthd.device.session.session import DeviceSession
 from hearthd.device.session.stream import LogicalStream
 
 MAX_LAUNCHES = 65_536
@@ -61,7 +61,7 @@ class PreparedEntry(Program):
 class PreparedCommands:
     """Belongs to the device-handle thread."""
 
-    def __init__(self, device: Device, binder: Binder, watchdog: Watchdog, keepers: Keepers) -> None:
+    def __init__(self, device: DeviceContext, binder: Binder, watchdog: Watchdog, keepers: Keepers) -> None:
         self._device = device
         self._binder = binder
         self._watchdog = watchdog
@@ -94,9 +94,9 @@ class PreparedCommands:
         operation.on_failure = partial(self._failed, entry)
         return operation
 
-    def _parse(self, session: Session, entry: PreparedEntry, data: bytes) -> list[Parsed]:
+    def _parse(self, session: DeviceSession, entry: PreparedEntry, data: bytes) -> list[ResolvedRecord]:
         """The records of the list, their handles looked up. Raises one Refusal for all that are wrong."""
-        found: list[Parsed] = []
+        found: list[ResolvedRecord] = []
         wrong: dict[int, Refusal] = {}
         records = split_records(data)
         for index, record in enumerate(records):
@@ -111,7 +111,7 @@ class PreparedCommands:
         return found
 
     def _prepare(
-        self, origin: Origin, entry: PreparedEntry, parsed: Sequence[Parsed], modules: Sequence[ModuleEntry]
+        self, origin: Origin, entry: PreparedEntry, parsed: Sequence[ResolvedRecord], modules: Sequence[ModuleEntry]
     ) -> bool:
         if any(module.pending for module in modules):
             return False
@@ -172,7 +172,7 @@ class PreparedCommands:
         operation.on_failure = lambda _: entry.holdings.release()
         return operation
 
-    def close(self, session: Session) -> None:
+    def close(self, session: DeviceSession) -> None:
         """Lets go of all that the session's lists hold."""
         for entry in session.prepared.items.values():
             entry.holdings.release()
@@ -187,7 +187,7 @@ class _Run:
     """One command's way through the list, as often as it says."""
 
     def __init__(
-        self, device: Device, watchdog: Watchdog, stream: LogicalStream, entry: PreparedEntry, count: int
+        self, device: DeviceContext, watchdog: Watchdog, stream: LogicalStream, entry: PreparedEntry, count: int
     ) -> None:
         self._device = device
         self._watchdog = watchdog

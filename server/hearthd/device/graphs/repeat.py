@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.context import Device
+from hearthd.device.context import DeviceContext
 from hearthd.device.launch.watchdog import Watchdog
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.session.holdings import Holdings
@@ -72,7 +72,7 @@ class Rounds:
 
     def __init__(
         self,
-        device: Device,
+        device: DeviceContext,
         watchdog: Watchdog,
         stream: LogicalStream,
         program: Program,

@@ -9,15 +9,15 @@ from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.server import DeviceFault
-from hearthd.device.context import Device
-from hearthd.device.ipc.published import Replies, Shared, gone
-from hearthd.device.memory.shared_ownership import MappedPlace, Place
+from hearthd.device.context import DeviceContext
+from hearthd.device.ipc.published import FrontReplies, PublishedBuffer, gone
+from hearthd.device.memory.shared_ownership import MappedAllocation, SharedAllocation
 from hearthd.device.operation import Operation, Origin, internal_error, submit
-from hearthd.device.platform.fd_passing import Descriptors
-from hearthd.device.resources.grants import Plea
+from hearthd.device.platform.fd_passing import DescriptorSocket
+from hearthd.device.resources.grants import MemoryRequest
 from hearthd.device.session.buffer import Buffer
-from hearthd.device.session.session import Session
-from hearthd.device.streams.stream_pool import Track
+from hearthd.device.session.session import DeviceSession
+from hearthd.device.streams.stream_pool import PooledStream
 
 FILE = "published"
 """The kind of the messages that carry memory to and from the front."""
@@ -32,9 +32,9 @@ class Exporting:
 
     def __init__(
         self,
-        device: Device,
-        known: Mapping[int, Shared],
-        map_place: Callable[[Any, Shared, Session | None], MappedPlace],
+        device: DeviceContext,
+        known: Mapping[int, PublishedBuffer],
+        map_place: Callable[[Any, PublishedBuffer, DeviceSession | None], MappedAllocation],
         answer: Callable[[int, dict[str, Any]], None],
         refuse: Callable[[int, Refusal], None],
     ) -> None:
@@ -43,8 +43,8 @@ class Exporting:
         self._map_place = map_place
         self._answer = answer
         self._refuse = refuse
-        self._track: Track | None = None
-        self.descriptors: Descriptors | None = None
+        self._track: PooledStream | None = None
+        self.descriptors: DescriptorSocket | None = None
 
     def export(self, call: int, number: int, file: int) -> None:
         """Hands it over as soon as it can be mapped."""
@@ -58,10 +58,10 @@ class Exporting:
         else:
             shared.waiting.append((call, file))
             if len(shared.waiting) == 1:
-                plea = Plea(self._device.grants, lambda: self._begin(shared, plea))
-                self._begin(shared, plea)
+                memory_request = MemoryRequest(self._device.grants, lambda: self._begin(shared, memory_request))
+                self._begin(shared, memory_request)
 
-    def _begin(self, shared: Shared, plea: Plea) -> None:
+    def _begin(self, shared: PublishedBuffer, memory_request: MemoryRequest) -> None:
         """As soon as there is room for it: the front may have to grant more first."""
         if shared.publisher is None:
             self._give_up(shared, gone())
@@ -70,19 +70,19 @@ class Exporting:
             self._device.grants.make_room(shared.size)
             self._copy(shared, shared.publisher)
         except Refusal as refusal:
-            if not plea.waits(refusal):
+            if not memory_request.waits(refusal):
                 self._give_up(shared, refusal)
         except DeviceFault:
             raise
         except Exception as error:
             self._give_up(shared, internal_error("export", error))
 
-    def _give_up(self, shared: Shared, refusal: Refusal) -> None:
+    def _give_up(self, shared: PublishedBuffer, refusal: Refusal) -> None:
         waiting, shared.waiting = shared.waiting, []
         for call, _ in waiting:
             self._refuse(call, refusal)
 
-    def _copy(self, shared: Shared, session: Session) -> None:
+    def _copy(self, shared: PublishedBuffer, session: DeviceSession) -> None:
         """Puts it into memory that other processes can map."""
         server, tracks, old = self._device.server, self._device.tracks, shared.place
         memory = server.create_shared(shared.size)
@@ -104,7 +104,7 @@ class Exporting:
         self._device.telemetry.device_to_device_operations += 1
         tracks.on_complete(track, partial(self._copied, shared, place, copy))
 
-    def _copied(self, shared: Shared, place: MappedPlace, copy: _Copy) -> None:
+    def _copied(self, shared: PublishedBuffer, place: MappedAllocation, copy: _Copy) -> None:
         old = shared.place
         if shared.publisher is None or self._known.get(shared.number) is not shared:
             self._give_up(shared, gone())
@@ -116,7 +116,7 @@ class Exporting:
         place.leave(copy)
         for holder, session in list(old.holders.items()):
             if isinstance(holder, Buffer):
-                origin = Origin(Replies(), session, session.streams.items[0], "publish")
+                origin = Origin(FrontReplies(), session, session.streams.items[0], "publish")
                 origin.capture = None
                 submit(Operation(origin, partial(self._follow, session, holder, place), writes=(holder,)))
         for call, file in waiting:
@@ -125,16 +125,16 @@ class Exporting:
             except Refusal as refusal:
                 self._refuse(call, refusal)
 
-    def _follow(self, session: Session, buffer: Buffer, place: MappedPlace) -> bool:
+    def _follow(self, session: DeviceSession, buffer: Buffer, place: MappedAllocation) -> bool:
         """Behind what uses the buffer where it was. What a graph holds stays there: the graph knows the address."""
-        old: Place = buffer.place
+        old: SharedAllocation = buffer.place
         if place.holders and buffer in old.holders and not buffer.holders and old is not place:
             buffer.place, buffer.address, buffer.usage = place, place.address, place.usage
-            session.recall.forget()
+            session.replay_cache.forget()
             old.move(buffer, place)
         return True
 
-    def _hand_over(self, shared: Shared, call: int, file: int) -> None:
+    def _hand_over(self, shared: PublishedBuffer, call: int, file: int) -> None:
         if self.descriptors is None:
             raise Refusal(Reason.UNSUPPORTED, "this process has no way to pass memory on to others")
         descriptor = self._device.server.export_shared(shared.place.shared)

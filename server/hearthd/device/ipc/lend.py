@@ -17,17 +17,17 @@ from functools import partial
 from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.context import Device
-from hearthd.device.ipc.published import Replies, closed
+from hearthd.device.context import DeviceContext
+from hearthd.device.ipc.published import FrontReplies, closed
 from hearthd.device.memory.reservations import Reservations
-from hearthd.device.memory.shared_ownership import LentPlace, MappedPlace, Place, PoolPlace
+from hearthd.device.memory.shared_ownership import MappedAllocation, PoolAllocation, SharedAllocation, is_lent
 from hearthd.device.operation import Operation, Origin, submit
-from hearthd.device.platform.fd_passing import Descriptors
-from hearthd.device.resources.grants import Plea
+from hearthd.device.platform.fd_passing import DescriptorSocket
+from hearthd.device.resources.grants import MemoryRequest
 from hearthd.device.session.buffer import Buffer
-from hearthd.device.session.session import Session
+from hearthd.device.session.session import DeviceSession
 from hearthd.device.streams.ordering import Usage
-from hearthd.device.streams.stream_pool import Track
+from hearthd.device.streams.stream_pool import PooledStream
 
 FILE = "lent"
 """The kind of the messages that carry memory to the front."""
@@ -39,14 +39,14 @@ Key = tuple[int, int]
 """Channel, and the client's number of an export."""
 
 
-class Lent:
+class LentBuffer:
     """One export: a holder of the memory."""
 
     __slots__ = ("place", "session")
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: DeviceSession) -> None:
         self.session = session
-        self.place: LentPlace | None = None
+        self.place: MappedAllocation | None = None
         """None: it has not come so far."""
 
 
@@ -55,7 +55,7 @@ class Lending:
 
     def __init__(
         self,
-        device: Device,
+        device: DeviceContext,
         reservations: Reservations,
         answer: Callable[[int, dict[str, Any]], None],
         refuse: Callable[[int, Refusal], None],
@@ -64,14 +64,14 @@ class Lending:
         self._reservations = reservations
         self._answer = answer
         self._refuse = refuse
-        self._lent: dict[Key, Lent] = {}
-        self.descriptors: Descriptors | None = None
+        self._lent: dict[Key, LentBuffer] = {}
+        self.descriptors: DescriptorSocket | None = None
 
     def __len__(self) -> int:
         """Exports that there are."""
         return len(self._lent)
 
-    def lend(self, call: int, session: Session | None, handle: int, number: int, file: int) -> None:
+    def lend(self, call: int, session: DeviceSession | None, handle: int, number: int, file: int) -> None:
         """Hands the buffer's memory over as soon as what it was used for before is done."""
         if session is None:
             raise closed()
@@ -87,27 +87,27 @@ class Lending:
                 details={"buffer": handle},
             )
         key = session.channel, number
-        lent = self._lent[key] = Lent(session)
+        lent = self._lent[key] = LentBuffer(session)
         origin = Origin(
-            Replies(partial(self._failed, key, lent)), session, session.streams.items[0], "export", call=call
+            FrontReplies(partial(self._failed, key, lent)), session, session.streams.items[0], "export", call=call
         )
         origin.capture = None  # it is no part of what the stream records
-        plea = Plea(self._device.grants, lambda: self._device.kick(session))
-        run = partial(self._run, call, key, lent, buffer, plea, file)
+        memory_request = MemoryRequest(self._device.grants, lambda: self._device.kick(session))
+        run = partial(self._run, call, key, lent, buffer, memory_request, file)
         submit(Operation(origin, run, writes=(buffer,), needs=(buffer,)))
 
     def release(self, channel: int, number: int) -> None:
         """The export is over; one that there is not, is."""
         self._end(self._lent.pop((channel, number), None))
 
-    def close(self, session: Session) -> None:
+    def close(self, session: DeviceSession) -> None:
         """The session is over, and so are its exports."""
         for key in [key for key, lent in self._lent.items() if lent.session is session]:
             self.release(*key)
 
     # ---- one export ----
 
-    def _check_number(self, session: Session, number: int) -> None:
+    def _check_number(self, session: DeviceSession, number: int) -> None:
         if not number:
             raise Refusal(Reason.INVALID_ARGUMENT, "0 cannot be the number of an export", fix="count from 1")
         if (session.channel, number) in self._lent:
@@ -125,35 +125,37 @@ class Lending:
                 details={"exports": MOST, "allowed": MOST},
             )
 
-    def _run(self, call: int, key: Key, lent: Lent, buffer: Buffer, plea: Plea, file: int) -> bool:
+    def _run(
+        self, call: int, key: Key, lent: LentBuffer, buffer: Buffer, memory_request: MemoryRequest, file: int
+    ) -> bool:
         """Behind all that was asked of the buffer before."""
         if self._lent.get(key) is not lent:
             raise _released()
-        if self._device.tracks.doubts.about(buffer.usage):
+        if self._device.tracks.pending_outcomes.about(buffer.usage):
             return False  # what a collective leaves in it may turn out to be worth nothing
         check_exportable(buffer)
-        if not isinstance(buffer.place, LentPlace):
+        if not is_lent(buffer):
             try:
                 self._move(buffer, lent.session)
             except Refusal as refusal:
-                if plea.waits(refusal):
+                if memory_request.waits(refusal):
                     return False
                 raise
-        place: LentPlace = buffer.place
+        place: MappedAllocation = buffer.place
         place.join(lent, lent.session)
         lent.place = place
         self._behind(place.usage, partial(self._hand_over, call, key, lent, buffer.size, file))
         return True
 
-    def _move(self, buffer: Buffer, session: Session) -> None:
+    def _move(self, buffer: Buffer, session: DeviceSession) -> None:
         """Into memory of its own, behind its use so far; what uses it from now on uses it there."""
         server, tracks, size = self._device.server, self._device.tracks, buffer.size
         self._reservations.check_quota(session, size)
         self._device.grants.make_room(size)
         memory = server.create_shared(size, writable=True)
-        place = LentPlace(self._reservations, memory, size, session, self._unmap)
+        place = MappedAllocation(self._reservations, memory, size, session, self._unmap, lent=True)
         place.join(buffer, session)
-        old: Place | None = buffer.place
+        old: SharedAllocation | None = buffer.place
         usage = buffer.usage if old is None else old.usage
         track = tracks.acquire()  # not one for all: what this waits for is none of the others' business
         tracks.before(track, (place.usage,), (usage,))
@@ -168,19 +170,19 @@ class Lending:
         self._device.telemetry.device_to_device_bytes += size
         self._device.telemetry.device_to_device_operations += 1
         if old is None:
-            old = PoolPlace(self._reservations, buffer.reservation, session, buffer)
+            old = PoolAllocation(self._reservations, buffer.reservation, session, buffer)
             old.join(buffer, session)
             buffer.reservation = None
         buffer.place, buffer.address, buffer.usage = place, place.address, place.usage
-        session.recall.forget()  # launches that know the address
+        session.replay_cache.forget()  # launches that know the address
         # Not before: to give it back, the stream that it was allocated on waits for all who use it.
         tracks.on_complete(track, partial(self._moved, track, old, buffer))
 
-    def _moved(self, track: Track, old: Place, buffer: Buffer) -> None:
+    def _moved(self, track: PooledStream, old: SharedAllocation, buffer: Buffer) -> None:
         self._device.tracks.release(track)
         old.leave(buffer)
 
-    def _hand_over(self, call: int, key: Key, lent: Lent, size: int, file: int) -> None:
+    def _hand_over(self, call: int, key: Key, lent: LentBuffer, size: int, file: int) -> None:
         if self._lent.get(key) is not lent or lent.place is None or self.descriptors is None:
             self._refuse(call, _released())
             return
@@ -196,23 +198,21 @@ class Lending:
             return
         self._answer(call, {"size": size, "allocation": memory.reserved})
 
-    def _failed(self, key: Key, lent: Lent, call: int, refusal: Refusal) -> None:
+    def _failed(self, key: Key, lent: LentBuffer, call: int, refusal: Refusal) -> None:
         if self._lent.get(key) is lent:
             del self._lent[key]
             self._end(lent)
         self._refuse(call, refusal)
 
     @staticmethod
-    def _end(lent: Lent | None) -> None:
+    def _end(lent: LentBuffer | None) -> None:
         if lent is not None and lent.place is not None:
             place, lent.place = lent.place, None
             place.leave(lent)
 
     # ---- the end of the memory ----
 
-    def _unmap(self, place: MappedPlace) -> None:
-        assert isinstance(place, LentPlace)
-
+    def _unmap(self, place: MappedAllocation) -> None:
         def unmap() -> None:
             self._device.server.release_shared(place.memory)
             self._device.kick(None)
@@ -232,7 +232,7 @@ def check_exportable(buffer: Buffer) -> None:
         why, fix = buffer.read_only.why, "export a copy: who maps memory can write to it"
     elif buffer.module is not None:
         why, fix = "is a variable of a module", "copy it to an array, and export that"
-    elif buffer.holders and not isinstance(buffer.place, LentPlace):
+    elif buffer.holders and not is_lent(buffer):
         why = f"is used by {buffer.holders} graphs, prepared lists or tensor maps, which know where it lies"
         fix = "export it before they are made, or destroy them first"
     else:

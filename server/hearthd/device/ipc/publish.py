@@ -21,27 +21,29 @@ from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Refusal, to_text
 from hearthd.device.backend.resources import SharedMemory
 from hearthd.device.backend.server import DeviceFault
-from hearthd.device.context import Device
+from hearthd.device.context import DeviceContext
 from hearthd.device.ipc.export import FILE, Exporting
 from hearthd.device.ipc.lend import Lending
-from hearthd.device.ipc.published import ATTACHED, Replies, Shared, check_publishable, closed
+from hearthd.device.ipc.published import ATTACHED, FrontReplies, PublishedBuffer, check_publishable, closed
 from hearthd.device.memory.reservations import Reservations
-from hearthd.device.memory.shared_ownership import NOTHING, MappedPlace, Place, PoolPlace
+from hearthd.device.memory.shared_ownership import NOTHING, MappedAllocation, PoolAllocation, SharedAllocation
 from hearthd.device.operation import Operation, Origin, internal_error, submit
-from hearthd.device.platform.fd_passing import Descriptors
+from hearthd.device.platform.fd_passing import DescriptorSocket
 from hearthd.device.session.buffer import Buffer, ReadOnly
-from hearthd.device.session.session import Session
+from hearthd.device.session.session import DeviceSession
 from hearthd.device.streams.ordering import Usage
 
 
 class Publishing:
     """Belongs to the device-handle thread."""
 
-    def __init__(self, device: Device, reservations: Reservations, session_of: Callable[[int], Session | None]) -> None:
+    def __init__(
+        self, device: DeviceContext, reservations: Reservations, session_of: Callable[[int], DeviceSession | None]
+    ) -> None:
         self._device = device
         self._reservations = reservations
         self._session_of = session_of
-        self._known: dict[int, Shared] = {}
+        self._known: dict[int, PublishedBuffer] = {}
         self._attachments: dict[object, int] = {}
         """The number of each attached buffer of this process."""
         self._exporting = Exporting(
@@ -58,7 +60,9 @@ class Publishing:
         """Those that have come before the frame that asks for them."""
         self._expected: dict[int, Frame] = {}
 
-    def listen(self, control: Callable[[Kind, Callable[[Frame], None]], None], descriptors: Descriptors | None) -> None:
+    def listen(
+        self, control: Callable[[Kind, Callable[[Frame], None]], None], descriptors: DescriptorSocket | None
+    ) -> None:
         """Takes its frames, and the files beside them, from now on."""
         control(Kind.EXPORT, self._export_frame)
         control(Kind.IMPORT, self._import_frame)
@@ -73,7 +77,7 @@ class Publishing:
             "buffers_exported": len(self._lending),
         }
 
-    def close(self, session: Session) -> None:
+    def close(self, session: DeviceSession) -> None:
         """The session is over, and so are the names that it gave, and its exports; what is attached stays."""
         self._lending.close(session)
         ended = [shared for shared in self._known.values() if shared.publisher is session]
@@ -117,7 +121,7 @@ class Publishing:
         if session is None:
             raise closed()
         buffer = session.buffers.find(handle)
-        replies = Replies(partial(self._refuse, Kind.EXPORTED))
+        replies = FrontReplies(partial(self._refuse, Kind.EXPORTED))
         origin = Origin(replies, session, session.streams.items[0], "publish", call=frame.id)
         origin.capture = None  # it is no part of what the stream records
         run = partial(self._name, frame.id, session, buffer, number, name)
@@ -130,17 +134,17 @@ class Publishing:
             return False
         return shared.publisher is session and session.buffers.get(handle) is shared.buffer
 
-    def _name(self, call: int, session: Session, buffer: Buffer, number: int, name: str) -> bool:
+    def _name(self, call: int, session: DeviceSession, buffer: Buffer, number: int, name: str) -> bool:
         """Behind all that was asked of the buffer before; nobody can write to it from now on."""
-        if self._device.tracks.doubts.about(buffer.usage):
+        if self._device.tracks.pending_outcomes.about(buffer.usage):
             return False  # what a collective leaves in it may turn out to be worth nothing
         check_publishable(buffer)
         if buffer.place is None:
-            buffer.place = PoolPlace(self._reservations, buffer.reservation, session, buffer)
+            buffer.place = PoolAllocation(self._reservations, buffer.reservation, session, buffer)
             buffer.place.join(buffer, session)
             buffer.reservation = None
-        place: Place = buffer.place
-        shared = Shared(number, buffer.size)
+        place: SharedAllocation = buffer.place
+        shared = PublishedBuffer(number, buffer.size)
         shared.publisher, shared.buffer, shared.place = session, buffer, place
         self._known[number] = shared
         self._take_in(place, number)
@@ -150,7 +154,7 @@ class Publishing:
             "unpublish it, and have those free it that attached it, or write to a copy",
         )
         session.shares = True
-        session.recall.forget()  # launches that wrote to it
+        session.replay_cache.forget()  # launches that wrote to it
         self._behind(place.usage, partial(self._answer, Kind.EXPORTED, call, {"size": buffer.size}))
         return True
 
@@ -161,16 +165,16 @@ class Publishing:
             return
         if shared.buffer is not None and shared.publisher is not None:
             shared.buffer.read_only = None
-            shared.publisher.recall.forget()
+            shared.publisher.replay_cache.forget()
         if shared in shared.place.holders:
             shared.place.leave(shared)
 
     def _bear(self, number: int) -> None:
         """The memory counts with this process from now on."""
         shared = self._known.get(number)
-        if shared is not None and isinstance(shared.place, MappedPlace) and shared.place.bearer is None:
-            if shared.place.shared is not NOTHING:
-                self._device.server.own_shared(shared.place.shared)
+        if shared is not None and isinstance(shared.place, MappedAllocation) and shared.place.bearer is None:
+            if shared.place.memory is not NOTHING:
+                self._device.server.own_shared(shared.place.memory)
             shared.place.bear()
             self._device.grants.overtaken()
 
@@ -219,7 +223,7 @@ class Publishing:
                 self._answer(Kind.IMPORTED, frame.id, {"missing": True})
                 return
             memory = self._device.server.import_shared(descriptor, size) if size else NOTHING
-            shared = self._known[number] = Shared(number, size)
+            shared = self._known[number] = PublishedBuffer(number, size)
             shared.place = self._map_place(memory, shared, None)
         place = shared.place
         buffer = Buffer(handle, shared.size)
@@ -232,16 +236,18 @@ class Publishing:
 
     # ---- the end ----
 
-    def _map_place(self, memory: SharedMemory, shared: Shared, bearer: Session | None) -> MappedPlace:
-        place = MappedPlace(self._reservations, memory, shared.size, bearer, self._unmap)
+    def _map_place(
+        self, memory: SharedMemory, shared: PublishedBuffer, bearer: DeviceSession | None
+    ) -> MappedAllocation:
+        place = MappedAllocation(self._reservations, memory, shared.size, bearer, self._unmap)
         self._take_in(place, shared.number)
         return place
 
-    def _take_in(self, place: Place, number: int) -> None:
+    def _take_in(self, place: SharedAllocation, number: int) -> None:
         place.number = number
         place.on_leave = self._left
 
-    def _left(self, place: Place, holder: object) -> None:
+    def _left(self, place: SharedAllocation, holder: object) -> None:
         attachment = self._attachments.pop(holder, None)
         if attachment is not None:
             self._behind(place.usage, partial(self._tell, detached=[attachment]))
@@ -249,10 +255,10 @@ class Publishing:
         if shared is not None and shared.place is place and not place.holders:
             del self._known[place.number]
 
-    def _unmap(self, place: MappedPlace) -> None:
+    def _unmap(self, place: MappedAllocation) -> None:
         def unmap() -> None:
-            if place.shared is not NOTHING:
-                self._device.server.release_shared(place.shared)
+            if place.memory is not NOTHING:
+                self._device.server.release_shared(place.memory)
             self._tell(left=[place.number])
             self._device.kick(None)
 
@@ -277,5 +283,5 @@ class Publishing:
         self._answer(Kind.IMPORTED, 0, news)
 
 
-def _protected(place: Place) -> bool:
+def _protected(place: SharedAllocation) -> bool:
     return place.shared is not None and place.shared.protected

@@ -6,26 +6,26 @@ from collections.abc import Callable
 
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2
-from hearthd.device.memory.shared_ownership import LentPlace, Place
+from hearthd.device.memory.shared_ownership import SharedAllocation, is_lent
 from hearthd.device.operation import Origin
 from hearthd.device.session.buffer import Buffer, ReadOnly
-from hearthd.device.session.session import BatchEntry, Session
+from hearthd.device.session.session import BatchEntry, DeviceSession
 
 ATTACHED = ReadOnly("is attached, and whoever attaches a published buffer only reads it", "write to a copy of it")
 
 
-class Shared:
+class PublishedBuffer:
     """One published buffer as this process has it."""
 
     __slots__ = ("buffer", "number", "place", "publisher", "size", "waiting")
 
-    place: Place
+    place: SharedAllocation
     """Where whoever attaches it next finds it."""
 
     def __init__(self, number: int, size: int) -> None:
         self.number = number
         self.size = size
-        self.publisher: Session | None = None
+        self.publisher: DeviceSession | None = None
         """None: it is another process's, or its publisher has gone."""
         self.buffer: Buffer | None = None
         """The publisher's own."""
@@ -33,17 +33,17 @@ class Shared:
         """Call and file of those that wait until it can be mapped."""
 
 
-class Replies:
+class FrontReplies:
     """Where an operation of ours answers: to the front, which asked, and not to the session's client."""
 
     def __init__(self, refuse: Callable[[int, Refusal], None] = lambda call, refusal: None) -> None:
         self._refuse = refuse
 
-    def result(self, session: Session, call: int, result: commands_pb2.Result) -> None:
+    def result(self, session: DeviceSession, call: int, result: commands_pb2.Result) -> None:
         self._refuse(call, from_status(result.error))
 
-    def done(self, session: Session, call: int, request: int) -> None: ...
-    def acknowledge(self, session: Session, entry: BatchEntry) -> None: ...
+    def done(self, session: DeviceSession, call: int, request: int) -> None: ...
+    def acknowledge(self, session: DeviceSession, entry: BatchEntry) -> None: ...
     def failed(self, origin: Origin, refusal: Refusal) -> None: ...
     def waited(self, nanoseconds: int) -> None: ...
 
@@ -55,7 +55,7 @@ def check_publishable(buffer: Buffer) -> None:
         why, fix = ATTACHED.why, "publish a copy of it"
     elif buffer.read_only is not None:
         why, fix = buffer.read_only.why, "unpublish it first, or publish a copy"
-    elif isinstance(buffer.place, LentPlace):
+    elif is_lent(buffer):
         why, fix = "is, or was, exported to another process, which may write to it", "publish a copy of it"
     elif buffer.module is not None:
         why, fix = "is a variable of a module", "copy it to an array, and publish that"

@@ -23,13 +23,13 @@ from hearth_proto.launches import (
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend import launch_limits, residency
 from hearthd.device.backend.resources import Function
-from hearthd.device.context import Device
+from hearthd.device.context import DeviceContext
 from hearthd.device.launch.watchdog import Watchdog
 from hearthd.device.platform.tally import FULL, weigh
 from hearthd.device.session.buffer import Buffer, TensorMapEntry
-from hearthd.device.session.launch_plan import Plan, Q, addresses, attributes_of, check_layout, plan_key
+from hearthd.device.session.launch_plan import LaunchPlan, Q, addresses, attributes_of, check_layout, plan_key
 from hearthd.device.session.module import FunctionEntry, ModuleEntry
-from hearthd.device.session.session import Session
+from hearthd.device.session.session import DeviceSession
 from hearthd.device.session.stream import LogicalStream
 from hearthd.device.streams.ordering import Usage
 
@@ -39,7 +39,7 @@ MAX_PLANS = 256
 Pointer = Buffer | TensorMapEntry
 
 
-class Parsed(NamedTuple):
+class ResolvedRecord(NamedTuple):
     """A record with its handles looked up."""
 
     record: Record
@@ -60,7 +60,12 @@ class BoundLaunch:
     __slots__ = ("buffers", "module", "params", "plan", "reads", "writes")
 
     def __init__(
-        self, plan: Plan, params: bytearray, written: Sequence[Buffer], read: Sequence[Buffer], module: ModuleEntry
+        self,
+        plan: LaunchPlan,
+        params: bytearray,
+        written: Sequence[Buffer],
+        read: Sequence[Buffer],
+        module: ModuleEntry,
     ) -> None:
         self.plan = plan
         self.params = params
@@ -73,11 +78,11 @@ class BoundLaunch:
 class Binder:
     """Belongs to the device-handle thread."""
 
-    def __init__(self, device: Device, watchdog: Watchdog) -> None:
+    def __init__(self, device: DeviceContext, watchdog: Watchdog) -> None:
         self._device = device
         self._watchdog = watchdog
 
-    def parse(self, session: Session, data: bytes) -> Parsed:
+    def parse(self, session: DeviceSession, data: bytes) -> ResolvedRecord:
         """One packed record. Raises Refusal(MALFORMED_MESSAGE), Refusal(INVALID_HANDLE) that names every handle."""
         try:
             (record,) = unpack(data)
@@ -108,7 +113,7 @@ class Binder:
             raise Refusal(first.reason, f"launch of {entry.name}: {message}", fix=first.fix, details=first.details)
         if unknown:
             raise unknown[0]
-        return Parsed(record, stream, entry, pointers, grid_buffer, plan_key(data, record))
+        return ResolvedRecord(record, stream, entry, pointers, grid_buffer, plan_key(data, record))
 
     def bind(self, entry: FunctionEntry, record: Record, pointers: Sequence[Pointer], key: bytes = b"") -> BoundLaunch:
         """Checks what is not known to be right yet and fills in the addresses; the module must be ready.
@@ -117,7 +122,7 @@ class Binder:
         """
         return self.fill(entry, self.check(entry, record, pointers, key), record, pointers)
 
-    def check(self, entry: FunctionEntry, record: Record, pointers: Sequence[Pointer], key: bytes = b"") -> Plan:
+    def check(self, entry: FunctionEntry, record: Record, pointers: Sequence[Pointer], key: bytes = b"") -> LaunchPlan:
         """The first half of `bind`: there need not be memory for all of the pointers yet."""
         plan = entry.plans.get(key)
         places = addresses(unpack_layout(record.layout)) if plan is None else plan.addresses
@@ -142,7 +147,7 @@ class Binder:
             )
         return plan
 
-    def fill(self, entry: FunctionEntry, plan: Plan, record: Record, pointers: Sequence[Pointer]) -> BoundLaunch:
+    def fill(self, entry: FunctionEntry, plan: LaunchPlan, record: Record, pointers: Sequence[Pointer]) -> BoundLaunch:
         """The second half: the addresses, of what has been checked."""
         params = plan.params_of(record.params)
         for (patch, _), pointer in zip(plan.pointers, pointers, strict=True):
@@ -182,7 +187,7 @@ class Binder:
         )
         device.telemetry.launched += plan.weight
 
-    def plan(self, entry: FunctionEntry, record: Record, key: bytes = b"") -> Plan:
+    def plan(self, entry: FunctionEntry, record: Record, key: bytes = b"") -> LaunchPlan:
         """Every check that does not depend on the buffers, once per geometry and layout."""
         key = key or plan_key(pack(record), record)
         plan = entry.plans.get(key)
@@ -193,7 +198,7 @@ class Binder:
             entry.plans[key] = plan
         return plan
 
-    def _check(self, entry: FunctionEntry, record: Record) -> Plan:
+    def _check(self, entry: FunctionEntry, record: Record) -> LaunchPlan:
         """In this order: flags, arguments, geometry, cluster, residency; all failures in one refusal."""
         function = entry.resolve()
         if record.flags & ~KNOWN_FLAGS:
@@ -213,7 +218,7 @@ class Binder:
             raise launch_limits.refuse(
                 entry.name, wrong + resident, record.grid, record.block, record.shared_mem, reason
             )
-        plan = Plan(function, entry.name, record, given)
+        plan = LaunchPlan(function, entry.name, record, given)
         plan.weight = weigh(plan.threads, self._occupancy(function, record))
         if entry.module.prints is not None:
             plan.length = -1  # who printed has to be known

@@ -12,15 +12,15 @@ from collections.abc import Callable, Sequence
 from hearth_proto.launches import HEADER, Extension, LaunchFlag, Record, RecordError, pack, unpack
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
-from hearthd.device.context import Device
+from hearthd.device.context import DeviceContext
 from hearthd.device.launch.arguments import dim, pack_arguments
 from hearthd.device.launch.binder import Binder
 from hearthd.device.launch.deferred_launch import LaunchRun
-from hearthd.device.operation import Operation, Origin, Replies, submit
+from hearthd.device.operation import Operation, Origin, ReplySink, submit
 from hearthd.device.session import permissions
 from hearthd.device.session.buffer import Buffer
-from hearthd.device.session.launch_plan import KEY_AT, Plan, Q
-from hearthd.device.session.session import BatchEntry, Known, Session
+from hearthd.device.session.launch_plan import KEY_AT, LaunchPlan, Q
+from hearthd.device.session.session import BatchEntry, DeviceSession, KnownLaunch
 from hearthd.device.session.stream import LogicalStream
 from hearthd.device.streams.ordering import Usage
 from hearthd.device.streams.stream_pool import NEVER, WINDOW
@@ -37,14 +37,14 @@ MODES = {
 class LaunchCommands:
     """Belongs to the device-handle thread."""
 
-    def __init__(self, device: Device, binder: Binder, replies: Replies) -> None:
+    def __init__(self, device: DeviceContext, binder: Binder, replies: ReplySink) -> None:
         self._device = device
         self._binder = binder
         self._replies = replies
 
     def run_records(
         self,
-        session: Session,
+        session: DeviceSession,
         data: bytes,
         batch: BatchEntry,
         index: int,
@@ -62,8 +62,8 @@ class LaunchCommands:
         default_timeout = session.launch_timeout
         tracks = self._device.tracks
         traced = session.trace is not None
-        recall = session.recall
-        known = recall.known if recall.worth_it() else None
+        replay_cache = session.replay_cache
+        known = replay_cache.known if replay_cache.worth_it() else None
         last, again = b"", None
         found = 0
         size = len(data)
@@ -118,20 +118,20 @@ class LaunchCommands:
             at += length
             count += 1
         if known is not None:
-            recall.report(found, count)
+            replay_cache.report(found, count)
         return count + found, at
 
-    def again(self, session: Session, record: bytes) -> bool:
+    def again(self, session: DeviceSession, record: bytes) -> bool:
         """The one launch in `record`, where nothing of the session waits; False, with nothing done, where it takes more
         than a look at what was launched before."""
-        recall = session.recall
-        known = recall.known.get(record)
+        replay_cache = session.replay_cache
+        known = replay_cache.known.get(record)
         if known is None or not self._repeat(known):
             return False
-        recall.report(1, 0)
+        replay_cache.report(1, 0)
         return True
 
-    def _repeat(self, known: Known) -> bool:
+    def _repeat(self, known: KnownLaunch) -> bool:
         """A launch that is the same, byte for byte, as one before; False, with nothing done, where it has to wait."""
         stream, track, plan = known.stream, known.track, known.plan
         if stream.starting or stream.capture is not None or track.held:
@@ -155,7 +155,7 @@ class LaunchCommands:
         return True
 
     def _launch_again(
-        self, session: Session, stream: LogicalStream, plan: Plan, data: bytes, at: int, remember: bool
+        self, session: DeviceSession, stream: LogicalStream, plan: LaunchPlan, data: bytes, at: int, remember: bool
     ) -> bool:
         """The short way; False, with nothing done, where a buffer needs a closer look."""
         device = self._device
@@ -187,13 +187,13 @@ class LaunchCommands:
             return False  # the long way meets it again, and knows whom to tell
         if remember:
             for usage in (*usages, *reads):
-                usage.recalled = True
-            session.recall.remember(data[at : at + plan.length], Known(stream, plan, params, usages, reads))
+                usage.replayable = True
+            session.replay_cache.remember(data[at : at + plan.length], KnownLaunch(stream, plan, params, usages, reads))
         device.telemetry.launched += plan.weight
         return True
 
     @staticmethod
-    def _readers(session: Session, plan: Plan, data: bytes, at: int) -> Sequence[bool]:
+    def _readers(session: DeviceSession, plan: LaunchPlan, data: bytes, at: int) -> Sequence[bool]:
         """Which of the buffers are only read: what the client says, and those that cannot be written to."""
         buffers = session.buffers.items
         handles = plan.handles.unpack_from(data, at + plan.handles_at)
@@ -227,7 +227,7 @@ class LaunchCommands:
             call=origin.call,
         )
 
-    def _malformed(self, session: Session, batch: BatchEntry, index: int, why: str) -> None:
+    def _malformed(self, session: DeviceSession, batch: BatchEntry, index: int, why: str) -> None:
         origin = Origin(self._replies, session, session.streams.items[0], "launch", batch=batch, index=index)
         refusal = Refusal(
             Reason.MALFORMED_MESSAGE,
@@ -238,7 +238,7 @@ class LaunchCommands:
 
     def _submit(
         self,
-        session: Session,
+        session: DeviceSession,
         data: bytes,
         *,
         batch: BatchEntry | None,
@@ -274,7 +274,7 @@ class LaunchCommands:
         submit(operation)
 
     @staticmethod
-    def _whose(session: Session, data: bytes) -> tuple[LogicalStream, str]:
+    def _whose(session: DeviceSession, data: bytes) -> tuple[LogicalStream, str]:
         """As far as the handles of a record are known: its stream and its name."""
         head = HEADER.unpack_from(data)
         entry = session.functions.get(head[3])
@@ -285,7 +285,7 @@ class LaunchCommands:
         )
 
     @staticmethod
-    def _named(session: Session, data: bytes) -> list[Buffer]:
+    def _named(session: DeviceSession, data: bytes) -> list[Buffer]:
         """The buffers that a record which is refused names, where its function is known."""
         try:
             (record,) = unpack(data)
@@ -297,7 +297,7 @@ class LaunchCommands:
         return [buffer for buffer in found if buffer is not None]
 
 
-def _full(session: Session, stream: LogicalStream) -> bool:
+def _full(session: DeviceSession, stream: LogicalStream) -> bool:
     """Whether a launch would have to wait for others of its stream."""
     deferred = session.deferred
     return stream.track.budget <= 0 or (len(deferred) >= WINDOW and deferred.holds(stream))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from hearth_proto.launches import LaunchFlag
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.context import Device
-from hearthd.device.launch.binder import Binder, BoundLaunch, Parsed
+from hearthd.device.context import DeviceContext
+from hearthd.device.launch.binder import Binder, BoundLaunch, ResolvedRecord
 from hearthd.device.launch.dynamic_grid import DynamicGrid
 from hearthd.device.launch.memory_checker import Validation
 from hearthd.device.operation import Origin
-from hearthd.device.resources.grants import Plea
+from hearthd.device.resources.grants import MemoryRequest
 from hearthd.device.resources.idle_work import Waiting
 from hearthd.device.streams.stream_pool import WINDOW
 
@@ -17,7 +17,7 @@ from hearthd.device.streams.stream_pool import WINDOW
 class LaunchRun:
     """One launch on the long way: what it has come to. A step that cannot go on answers False and is called again."""
 
-    def __init__(self, device: Device, binder: Binder, origin: Origin, parsed: Parsed) -> None:
+    def __init__(self, device: DeviceContext, binder: Binder, origin: Origin, parsed: ResolvedRecord) -> None:
         self._device = device
         self._binder = binder
         self._origin = origin
@@ -32,7 +32,7 @@ class LaunchRun:
         """Whether the device has rested, or need not have; or what came of it."""
         self._waiting: Waiting | None = None
         """What waits, or has waited, for its rest."""
-        self._plea = Plea(device.grants, lambda: device.kick(origin.session))
+        self._plea = MemoryRequest(device.grants, lambda: device.kick(origin.session))
         self.validates = bool(parsed.record.flags & LaunchFlag.VALIDATE)
         extension = parsed.record.extension
         if parsed.grid_buffer is not None and extension is not None:
@@ -83,7 +83,7 @@ class LaunchRun:
         device = self._device
         if not device.server.first_launch_waits(bound.plan.function, bound.module.prints is not None):
             if self._waiting is not None:  # somebody else's launch has brought about what this one waited for
-                device.quiet.drop(self._waiting)
+                device.idle_work.drop(self._waiting)
             self._rested = True
             return
         refused = self._parsed.entry.refused
@@ -91,13 +91,13 @@ class LaunchRun:
             self._rested = refused[0]
         elif self._waiting is None:
             what = f"the first launch of {bound.plan.name}"
-            self._waiting = device.quiet.load(
+            self._waiting = device.idle_work.load(
                 self._origin.session, what, lambda: self._issue_at_rest(bound), self._refuse
             )
 
     def _refuse(self, refusal: Refusal) -> None:
         self._device.telemetry.loads_refused += 1
-        self._parsed.entry.refused = refusal, self._device.quiet.hopeful()
+        self._parsed.entry.refused = refusal, self._device.idle_work.hopeful()
         self._rested = refusal
         self._device.kick(self._origin.session)
 
@@ -105,7 +105,7 @@ class LaunchRun:
         """The launch will not run: its session has ended, say."""
         self._left = 0
         if self._waiting is not None:
-            self._device.quiet.drop(self._waiting)
+            self._device.idle_work.drop(self._waiting)
         if self._bound is not None and self._rested is not True:
             self._parsed.entry.plans.clear()  # the next launch is looked at again, for it may be the first then
 

@@ -8,7 +8,7 @@ import struct
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.graph_nodes import Dim
 from hearthd.device.backend.resources import HostBuffer
-from hearthd.device.context import Device
+from hearthd.device.context import DeviceContext
 from hearthd.device.operation import Origin
 from hearthd.device.session.buffer import Buffer
 
@@ -19,7 +19,7 @@ GRID = struct.Struct("<3I")
 class DynamicGrid:
     """Belongs to the device-handle thread."""
 
-    def __init__(self, device: Device, origin: Origin, buffer: Buffer, offset: int) -> None:
+    def __init__(self, device: DeviceContext, origin: Origin, buffer: Buffer, offset: int) -> None:
         self._device = device
         self._origin = origin
         self._buffer = buffer
@@ -53,7 +53,7 @@ class DynamicGrid:
         except Refusal:
             device.staging.drop(track, host)
             raise
-        arrived = device.tracks.doubts.settled(self._buffer.usage, lambda: self._arrived(host))
+        arrived = device.tracks.pending_outcomes.settled(self._buffer.usage, lambda: self._arrived(host))
         device.tracks.on_complete(track, arrived)
         return False
 

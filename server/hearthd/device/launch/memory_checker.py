@@ -16,7 +16,7 @@ from typing import NamedTuple
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.resources import HostBuffer, Memory
 from hearthd.device.backend.server import ChecksRaces
-from hearthd.device.context import Device
+from hearthd.device.context import DeviceContext
 from hearthd.device.launch.binder import Binder, BoundLaunch, Pointer
 from hearthd.device.launch.red_zones import PATTERN, Damage, Shadow, damage, shadow
 from hearthd.device.operation import Origin
@@ -37,7 +37,7 @@ class Validation:
     """One launch between red zones. `pointers` are its arguments that point, in order. Device-handle thread."""
 
     def __init__(
-        self, device: Device, binder: Binder, origin: Origin, bound: BoundLaunch, pointers: Sequence[Pointer]
+        self, device: DeviceContext, binder: Binder, origin: Origin, bound: BoundLaunch, pointers: Sequence[Pointer]
     ) -> None:
         self._device = device
         self._binder = binder

@@ -9,19 +9,19 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.backend.compiler import Image, Job, Source
 from hearthd.device.compiler.service import Callback, Compiled
-from hearthd.device.context import Device
+from hearthd.device.context import DeviceContext
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.printf_capture import prints
 from hearthd.device.resources.idle_work import Waiting
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.module import FunctionEntry, ModuleEntry
-from hearthd.device.session.session import Session
+from hearthd.device.session.session import DeviceSession
 
 
 class ModuleCommands:
     """Every session loads its own copy of a module: one session's `__device__` variables are not another's."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: DeviceContext) -> None:
         self._device = device
         self._waiting: dict[ModuleEntry, tuple[Job, Callback]] = {}
         """Modules whose code is still being made."""
@@ -39,7 +39,7 @@ class ModuleCommands:
             return None
         return self._describe(origin, entry)
 
-    def _compile(self, session: Session, entry: ModuleEntry, command: commands_pb2.LoadModule) -> None:
+    def _compile(self, session: DeviceSession, entry: ModuleEntry, command: commands_pb2.LoadModule) -> None:
         try:
             source = Source(
                 code=command.code.decode(),
@@ -58,7 +58,7 @@ class ModuleCommands:
 
         self._submit(session, entry, source)
 
-    def _assemble(self, session: Session, entry: ModuleEntry, code: bytes) -> None:
+    def _assemble(self, session: DeviceSession, entry: ModuleEntry, code: bytes) -> None:
         """Code that is loaded as it is, or needs assembling first; the driver's own way of that would stall the device
         for everybody, and is taken only where there is no other."""
         as_it_is = Compiled(Image(code=code), None, False, 0)
@@ -72,7 +72,7 @@ class ModuleCommands:
         else:
             self._submit(session, entry, assembly, as_it_is)
 
-    def _submit(self, session: Session, entry: ModuleEntry, job: Job, otherwise: Compiled | None = None) -> None:
+    def _submit(self, session: DeviceSession, entry: ModuleEntry, job: Job, otherwise: Compiled | None = None) -> None:
         def landed(outcome: Compiled) -> None:
             del self._waiting[entry]
             self._count(outcome)
@@ -101,7 +101,7 @@ class ModuleCommands:
         entry.pending = False
         entry.error = error
 
-    def _load(self, session: Session, entry: ModuleEntry, outcome: Compiled) -> None:
+    def _load(self, session: DeviceSession, entry: ModuleEntry, outcome: Compiled) -> None:
         if outcome.image is None:
             self._fail(entry, outcome.error)
             return
@@ -112,11 +112,11 @@ class ModuleCommands:
         entry.log = outcome.image.log
         self._at_rest(session, entry, outcome.image)
 
-    def _at_rest(self, session: Session, entry: ModuleEntry, image: Image) -> None:
+    def _at_rest(self, session: DeviceSession, entry: ModuleEntry, image: Image) -> None:
         """Into the context when no kernel runs. Where that takes too long, whoever waits for it is refused, and who
         comes later waits anew."""
 
-        quiet = self._device.quiet
+        idle_work = self._device.idle_work
 
         def again(hopeful: Callable[[], bool]) -> None:
             if hopeful():
@@ -126,16 +126,16 @@ class ModuleCommands:
         def refuse(refusal: Refusal) -> None:
             del self._resting[entry]
             self._device.telemetry.loads_refused += 1
-            entry.pending, entry.error, entry.again = False, refusal, partial(again, quiet.hopeful())
+            entry.pending, entry.error, entry.again = False, refusal, partial(again, idle_work.hopeful())
             self._device.kick(session)
 
-        waiting = quiet.load(
+        waiting = idle_work.load(
             session, f"the load of module {entry.handle}", lambda: self._bring_in(session, entry, image), refuse
         )
         if waiting is not None:
             self._resting[entry] = waiting
 
-    def _bring_in(self, session: Session, entry: ModuleEntry, image: Image) -> None:
+    def _bring_in(self, session: DeviceSession, entry: ModuleEntry, image: Image) -> None:
         """Into the context, unless nobody wants it any more."""
         self._resting.pop(entry, None)
         entry.pending = False
@@ -167,7 +167,7 @@ class ModuleCommands:
         operation.on_failure = lambda _refusal: self.release(session, entry)  # the session ends; its handle has gone
         return operation
 
-    def release(self, session: Session, entry: ModuleEntry) -> None:
+    def release(self, session: DeviceSession, entry: ModuleEntry) -> None:
         """The handle is gone: unloads the code when it has run, once nobody holds it any more."""
         entry.released = True
         if not entry.holders:
@@ -177,27 +177,27 @@ class ModuleCommands:
         """Keeps the code loaded until `let_go`, also when the handle is gone: for graphs and prepared launches."""
         entry.holders += 1
 
-    def let_go(self, session: Session, entry: ModuleEntry) -> None:
+    def let_go(self, session: DeviceSession, entry: ModuleEntry) -> None:
         """The end of one `hold`; `session` is the module's."""
         entry.holders -= 1
         if entry.released and not entry.holders:
             self._unload(session, entry)
 
-    def _unload(self, session: Session, entry: ModuleEntry) -> None:
+    def _unload(self, session: DeviceSession, entry: ModuleEntry) -> None:
         waiting = self._waiting.pop(entry, None)
         if waiting is not None:
             self._device.compiler.abandon(*waiting)
         entry.again = None
         resting = self._resting.pop(entry, None)
         if resting is not None:
-            self._device.quiet.drop(resting)
+            self._device.idle_work.drop(resting)
         module, entry.module = entry.module, None
         if module is not None:
             server = self._device.server
             self._device.telemetry.modules_unloaded += 1
             # Behind what runs of it, which may be of graphs; and nobody waits for it.
             self._device.tracks.after_all(
-                session.tracks(), lambda: self._device.quiet.run(lambda: server.unload(module), urgent=False)
+                session.tracks(), lambda: self._device.idle_work.run(lambda: server.unload(module), urgent=False)
             )
 
     def describe(self, origin: Origin, command: commands_pb2.DescribeModule) -> Operation:

@@ -6,7 +6,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.backend import launch_limits, residency
 from hearthd.device.backend.graph_nodes import Dim
-from hearthd.device.context import Device
+from hearthd.device.context import DeviceContext
 from hearthd.device.launch.arguments import dim
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.session.module import FunctionEntry
@@ -15,7 +15,7 @@ from hearthd.device.session.module import FunctionEntry
 class OccupancyCommands:
     """Belongs to the device-handle thread."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: DeviceContext) -> None:
         self._device = device
 
     def occupancy(self, origin: Origin, command: commands_pb2.Occupancy) -> Operation:

@@ -8,22 +8,22 @@ from functools import partial
 
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
-from hearthd.device.context import Device
+from hearthd.device.context import DeviceContext
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.profiling.profile import ProfileCommands
-from hearthd.device.session.session import Session
+from hearthd.device.session.session import DeviceSession
 from hearthd.device.session.stream import EventEntry, LogicalStream
 from hearthd.device.streams.pending_outcomes import both
-from hearthd.device.streams.stream_errors import Failure, surface
+from hearthd.device.streams.stream_errors import StreamFailure, surface
 
 GRACE_S = 1e-3
 """An event that was recorded on an idle stream a moment ago counts as done, as cudaStreamQuery would say."""
 
 
-class WaitCommands:
+class StreamCommands:
     """Nothing here waits on the device-handle thread: answers are sent when events turn out to be done."""
 
-    def __init__(self, device: Device, profiles: ProfileCommands) -> None:
+    def __init__(self, device: DeviceContext, profiles: ProfileCommands) -> None:
         self._device = device
         self._profiles = profiles
 
@@ -207,7 +207,7 @@ class WaitCommands:
 
 def answer_with(origin: Origin, streams: Iterable[LogicalStream]) -> None:
     """Answers who waits: with what has failed on these streams before, or that it is done."""
-    failures: list[Failure] = []
+    failures: list[StreamFailure] = []
     for stream in streams:
         if stream.errors:
             failures += stream.errors.take(origin.place)
@@ -219,7 +219,7 @@ def answer_with(origin: Origin, streams: Iterable[LogicalStream]) -> None:
 
 
 def _behind_snapshots(
-    session: Session, stream: LogicalStream | None, callback: Callable[[], None]
+    session: DeviceSession, stream: LogicalStream | None, callback: Callable[[], None]
 ) -> Callable[[], None]:
     """`callback`, to be called when all else that it waits for is there: it then waits for the snapshots that are under
     way now, on `stream` or (None) on any."""

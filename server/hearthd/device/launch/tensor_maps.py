@@ -12,18 +12,18 @@ from functools import partial
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.backend import tensor_map
 from hearthd.device.backend.tensor_map import Im2col, TensorMapSpec, Tile
-from hearthd.device.context import Device
+from hearthd.device.context import DeviceContext
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.session.buffer import Buffer, TensorMapEntry
 from hearthd.device.session.holdings import Keepers
-from hearthd.device.session.session import Session
+from hearthd.device.session.session import DeviceSession
 from hearthd.device.streams.stream_errors import poisoned
 
 
 class TensorMapCommands:
     """Belongs to the device-handle thread."""
 
-    def __init__(self, device: Device, keepers: Keepers) -> None:
+    def __init__(self, device: DeviceContext, keepers: Keepers) -> None:
         self._device = device
         self._keepers = keepers
 
@@ -65,16 +65,16 @@ class TensorMapCommands:
         entry = session.tensor_maps.pop(command.tensor_map)
 
         def run() -> bool:
-            self._let_go(session, entry.buffer)
+            self._release(session, entry.buffer)
             origin.reply()
             return True
 
         return Operation(origin, run, writes=(entry.buffer,))
 
-    def close(self, session: Session) -> None:
+    def close(self, session: DeviceSession) -> None:
         """The session is over: lets go of all that its tensor maps hold."""
         for entry in session.tensor_maps.items.values():
-            self._let_go(session, entry.buffer)
+            self._release(session, entry.buffer)
         session.tensor_maps.items.clear()
 
     def _hold(self, buffer: Buffer) -> None:
@@ -82,7 +82,7 @@ class TensorMapCommands:
         if buffer.module is not None:  # a variable's memory is its module's
             self._keepers.modules.hold(buffer.module)
 
-    def _let_go(self, session: Session, buffer: Buffer) -> None:
+    def _release(self, session: DeviceSession, buffer: Buffer) -> None:
         self._keepers.memory.let_go(session, buffer)
         if buffer.module is not None:
             self._keepers.modules.let_go(session, buffer.module)

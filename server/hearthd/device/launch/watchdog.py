@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hearthd.device.platform.spin_policy import sooner
-from hearthd.device.streams.stream_pool import Track, Tracks
+from hearthd.device.streams.stream_pool import PooledStream, StreamPool
 
 CHECK_S = 0.01
 """How often limits are looked at while any launch has one."""
@@ -24,7 +24,7 @@ def shorter(wanted: float, default: float) -> float:
 
 
 @dataclass(eq=False)
-class Limit:
+class TimeLimit:
     kernel: str
     seconds: float
     session: str = ""
@@ -34,14 +34,14 @@ class Limit:
 class Watchdog:
     """Belongs to the device-handle thread."""
 
-    def __init__(self, tracks: Tracks) -> None:
+    def __init__(self, tracks: StreamPool) -> None:
         self._tracks = tracks
-        self._limits: set[Limit] = set()
+        self._limits: set[TimeLimit] = set()
 
     @contextlib.contextmanager
-    def limit(self, track: Track, kernel: str, seconds: float, session: str = "") -> Iterator[None]:
+    def limit(self, track: PooledStream, kernel: str, seconds: float, session: str = "") -> Iterator[None]:
         """What is given to the track inside may run for `seconds`."""
-        limit = Limit(kernel, seconds, session)
+        limit = TimeLimit(kernel, seconds, session)
 
         def started() -> None:
             limit.deadline = time.monotonic() + seconds
@@ -51,7 +51,7 @@ class Watchdog:
         self._limits.add(limit)
         self._tracks.on_complete(track, lambda: self._limits.discard(limit))
 
-    def expired(self) -> Limit | None:
+    def expired(self) -> TimeLimit | None:
         """A limit that has been passed."""
         if not self._limits:
             return None

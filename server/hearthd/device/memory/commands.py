@@ -8,24 +8,24 @@ from itertools import accumulate
 
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
-from hearthd.device.context import Device
-from hearthd.device.memory.deferred_allocation import LATE, LateAllocation, may_wait
-from hearthd.device.memory.deferred_free import Clearing
+from hearthd.device.context import DeviceContext
+from hearthd.device.memory.deferred_allocation import LATE, DeferredAllocation, may_wait
+from hearthd.device.memory.deferred_free import FreeQueue
 from hearthd.device.memory.reservations import Reservation, Reservations
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.resources.budget import ceiling
 from hearthd.device.session.buffer import Buffer
-from hearthd.device.session.session import Session
-from hearthd.device.streams.stream_pool import Track
+from hearthd.device.session.session import DeviceSession
+from hearthd.device.streams.stream_pool import PooledStream
 
 
 class MemoryCommands:
     """Belongs to the device-handle thread."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: DeviceContext) -> None:
         self._device = device
         self.reservations = Reservations(device)
-        self.clearance = self.reservations.clearance
+        self.deferred_free = self.reservations.deferred_free
 
     def allocate(self, origin: Origin, command: commands_pb2.Allocate) -> Operation | None:
         """At once, also while the stream waits: nothing can refer to the buffers before. What does not fit yet, waits
@@ -62,13 +62,13 @@ class MemoryCommands:
             lost(refusal)
 
         session.late_allocations += 1
-        late = LateAllocation(self._device, self.reservations, session, reserve)
+        late = DeferredAllocation(self._device, self.reservations, session, reserve)
         operation = Operation(origin, late.run, writes=(origin.stream, LATE, *buffers), spoils=buffers)
         operation.after = had
         operation.on_failure = given_up
         return operation
 
-    def _reserve(self, session: Session, track: Track, buffers: Sequence[Buffer]) -> None:
+    def _reserve(self, session: DeviceSession, track: PooledStream, buffers: Sequence[Buffer]) -> None:
         """One reservation for all: each buffer at the next multiple of the device's alignment."""
         alignment = self._device.server.properties.memory_alignment
         spaced = (-(-buffer.size // alignment) * alignment for buffer in buffers[:-1])
@@ -84,19 +84,19 @@ class MemoryCommands:
         found, unknown = session.buffers.pop_all(command.buffers)
         # Of those behind it, only programs that hold a buffer can name it still, and to them its handle is nothing.
         ahead = tuple(buffer for buffer in found if session.deferred.holds(buffer)) if session.deferred else ()
-        clearing: Clearing[Buffer] | None = None
+        free_queue: FreeQueue[Buffer] | None = None
         session.last_free = number = session.last_free + 1
         session.frees[number] = None
 
         def run() -> bool:
-            nonlocal clearing
-            if clearing is None:
-                clearing = self._clear(session, found)
-                clearing.then(lambda: self._device.kick(session))  # this, and an allocation that may wait for it
-            if not clearing.over:
+            nonlocal free_queue
+            if free_queue is None:
+                free_queue = self._clear(session, found)
+                free_queue.then(lambda: self._device.kick(session))  # this, and an allocation that may wait for it
+            if not free_queue.over:
                 return False
             del session.frees[number]
-            refusal = clearing.failure or unknown
+            refusal = free_queue.failure or unknown
             if refusal is not None:
                 raise refusal
             origin.reply()
@@ -107,19 +107,19 @@ class MemoryCommands:
         def given_up(_: Refusal) -> None:
             # The session is being closed before its turn: the buffers are in no table any more, so nobody else would.
             session.frees.pop(number, None)
-            if clearing is None:
+            if free_queue is None:
                 self._clear(session, found)
 
         operation.on_failure = given_up
         return operation
 
-    def _clear(self, session: Session, buffers: list[Buffer]) -> Clearing[Buffer]:
+    def _clear(self, session: DeviceSession, buffers: list[Buffer]) -> FreeQueue[Buffer]:
         """Releases them, and drops them from the list."""
-        clearing = self.clearance.begin(session, buffers, _home, partial(self.release, session))
+        free_queue = self.deferred_free.begin(session, buffers, _home, partial(self.release, session))
         buffers.clear()
-        return clearing
+        return free_queue
 
-    def release(self, session: Session, buffer: Buffer) -> None:
+    def release(self, session: DeviceSession, buffer: Buffer) -> None:
         """The handle is gone: gives the memory back, behind every use of it, once nobody holds it any more."""
         buffer.freed = True
         if buffer.durable is not None:
@@ -131,13 +131,13 @@ class MemoryCommands:
         """Keeps the memory until `let_go`, also when the handle is freed: for graphs and prepared launches."""
         buffer.holders += 1
 
-    def let_go(self, session: Session, buffer: Buffer) -> None:
+    def let_go(self, session: DeviceSession, buffer: Buffer) -> None:
         """The end of one `hold`; `session` is the buffer's."""
         buffer.holders -= 1
         if buffer.freed and not buffer.holders:
             self._give_back(session, buffer)
 
-    def _give_back(self, session: Session, buffer: Buffer) -> None:
+    def _give_back(self, session: DeviceSession, buffer: Buffer) -> None:
         if buffer.place is not None:
             buffer.place.leave(buffer)
             return
@@ -145,7 +145,7 @@ class MemoryCommands:
         if reservation is not None:
             self.reservations.give(session, reservation, buffer)
 
-    def close(self, session: Session) -> None:
+    def close(self, session: DeviceSession) -> None:
         """Frees all that the session has, behind its work under way, a piece at a time: `deferred_free` tells when it
         is done. What is held goes when its holders let go."""
         self.reservations.close(session)
@@ -182,16 +182,16 @@ class MemoryCommands:
 
     def _cleared(self, origin: Origin, answer: Callable[[Origin], None]) -> Operation | None:
         """Answers at once, but not before what has been given back is counted."""
-        clearing = self.clearance.latest(origin.session)
-        if clearing is None:
+        free_queue = self.deferred_free.latest(origin.session)
+        if free_queue is None:
             answer(origin)
             return None
-        clearing.then(lambda: self._device.kick(origin.session))
+        free_queue.then(lambda: self._device.kick(origin.session))
 
         def run() -> bool:
-            if clearing.over:
+            if free_queue.over:
                 answer(origin)
-            return clearing.over
+            return free_queue.over
 
         return Operation(origin, run)
 
@@ -219,12 +219,12 @@ class MemoryCommands:
         origin.reply()
 
 
-def _home(buffer: Buffer) -> Track | None:
+def _home(buffer: Buffer) -> PooledStream | None:
     reservation: Reservation | None = buffer.reservation
     return reservation.home if reservation is not None else None
 
 
-def _named(session: Session, command: commands_pb2.Allocate) -> list[Buffer]:
+def _named(session: DeviceSession, command: commands_pb2.Allocate) -> list[Buffer]:
     """The buffers that an allocation names, at least one. Raises Refusal and leaves nothing behind."""
     if not command.parts:
         session.buffers.check_new(command.buffer)

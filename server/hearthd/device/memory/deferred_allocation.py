@@ -1,19 +1,14 @@
-"""Allocations that do not fit now, behind frees that have not happened yet: they wait for those, and fail only then.
-
-A client that runs ahead of the device frees before it allocates again. Its frees may still queue behind launches that
-wait for room, or be on their way through a busy stream; without this it would be told of a shortage that is none. Where
-the device is shared with other processes, the front is asked for more before the allocation fails.
-"""
+"""Deferred allocations: an allocation that does not fit waits for frees ahead of it, and fails only behind them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from hearth_proto.reasons import Refusal
-from hearthd.device.context import Device
+from hearthd.device.context import DeviceContext
 from hearthd.device.memory.reservations import Reservations
-from hearthd.device.resources.grants import Plea
-from hearthd.device.session.session import Session
+from hearthd.device.resources.grants import MemoryRequest
+from hearthd.device.session.session import DeviceSession
 
 LATE = "late allocation"
 """What all of a session's write, as its deferred commands see it: they are served in their order."""
@@ -24,11 +19,11 @@ def may_wait(refusal: Refusal) -> bool:
     return refusal.details.get("fits") == "not now"
 
 
-class LateAllocation:
-    """One allocation that was refused. Device-handle thread."""
+class DeferredAllocation:
+    """One allocation that was refused. Device-handle thread only."""
 
     def __init__(
-        self, device: Device, reservations: Reservations, session: Session, reserve: Callable[[], None]
+        self, device: DeviceContext, reservations: Reservations, session: DeviceSession, reserve: Callable[[], None]
     ) -> None:
         self._device = device
         self._reservations = reservations
@@ -38,7 +33,7 @@ class LateAllocation:
         """The latest free that was submitted before it."""
         self._asked = False
         self._settled = False
-        self._plea: Plea | None = None
+        self._plea: MemoryRequest | None = None
 
     def run(self) -> bool:
         """Tries again; False while memory is still to come. Raises the Refusal when no more is."""
@@ -63,7 +58,7 @@ class LateAllocation:
         if "granted" not in refusal.details:
             return False
         if self._plea is None:
-            self._plea = Plea(self._device.grants, lambda: self._device.kick(self._session))
+            self._plea = MemoryRequest(self._device.grants, lambda: self._device.kick(self._session))
         return self._plea.waits(refusal)
 
     def _again(self) -> None:

@@ -1,7 +1,6 @@
-"""What goes back to the pool a piece at a time: very much of it in one go would keep everybody else waiting.
+"""Deferred free: large amounts go back to the pool a piece at a time, so that other commands are not delayed.
 
-A clearing is a row of things to give back. Few are given back at once; many, some each time the loop goes round. Those
-of one session in their order, those of several sessions by turns.
+Small amounts are freed at once. Queues of one session are processed in order, those of several sessions in turn.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any, Generic, TypeVar
 
 from hearth_proto.reasons import Refusal
-from hearthd.device.session.session import Session
-from hearthd.device.streams.stream_pool import Track
+from hearthd.device.session.session import DeviceSession
+from hearthd.device.streams.stream_pool import PooledStream
 
 T = TypeVar("T")
 
@@ -27,12 +26,14 @@ FEW = 64
 """So many are given back at once."""
 
 
-class Clearing(Generic[T]):
-    """Some things. `give` gives one back, on the track that `home` names, if any."""
+class FreeQueue(Generic[T]):
+    """Items to free, in order. `give` frees one, on the stream that `home` returns, if any."""
 
     __slots__ = ("_give", "_home", "_left", "_then", "failure", "over")
 
-    def __init__(self, things: Iterable[T], home: Callable[[T], Track | None], give: Callable[[T], None]) -> None:
+    def __init__(
+        self, things: Iterable[T], home: Callable[[T], PooledStream | None], give: Callable[[T], None]
+    ) -> None:
         self._left = deque(things)  # each is dropped when it has been given back, not all of them together
         self._home = home
         self._give = give
@@ -46,19 +47,19 @@ class Clearing(Generic[T]):
 
     @property
     def blocked(self) -> bool:
-        """Whether the next has to wait until its track has come further: the driver blocks who gives it too much."""
+        """True while the stream of the next item has no budget: the driver blocks a thread that frees beyond it."""
         track = self._home(self._left[0]) if self._left else None
         return track is not None and track.budget <= 0
 
     def then(self, callback: Callable[[], None]) -> None:
-        """`callback` when all is given back."""
+        """Calls `callback` when all items are freed."""
         if self.over:
             callback()
         else:
             self._then.append(callback)
 
     def advance(self, most: int, *, heed: bool = True) -> bool:
-        """Up to so many; whether that was all. `heed`: not beyond what their tracks take."""
+        """Frees up to `most` items; returns True if none is left. `heed`: respects the budgets of streams."""
         left, give = self._left, self._give
         for _ in range(min(most, len(left))):
             if heed and self.blocked:
@@ -79,34 +80,38 @@ class Clearing(Generic[T]):
             callback()
 
 
-class Clearance:
-    """Belongs to the device-handle thread."""
+class DeferredFree:
+    """Free queues of all sessions. Device-handle thread only."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._lines: dict[Session, deque[Clearing[Any]]] = {}
+        self._lines: dict[DeviceSession, deque[FreeQueue[Any]]] = {}
 
     def begin(
-        self, session: Session, things: Collection[T], home: Callable[[T], Track | None], give: Callable[[T], None]
-    ) -> Clearing[T]:
-        """Gives them back, behind what the session is giving back already; few at once."""
-        clearing = Clearing(things, home, give)
-        if len(things) > FEW or not clearing.advance(FEW, heed=False):
-            self._lines.setdefault(session, deque()).append(clearing)
-        return clearing
+        self,
+        session: DeviceSession,
+        things: Collection[T],
+        home: Callable[[T], PooledStream | None],
+        give: Callable[[T], None],
+    ) -> FreeQueue[T]:
+        """Frees items behind those that the session is freeing already; a small number at once."""
+        free_queue = FreeQueue(things, home, give)
+        if len(things) > FEW or not free_queue.advance(FEW, heed=False):
+            self._lines.setdefault(session, deque()).append(free_queue)
+        return free_queue
 
-    def latest(self, session: Session) -> Clearing[Any] | None:
-        """The last of what the session is giving back; None: it is all given back."""
+    def latest(self, session: DeviceSession) -> FreeQueue[Any] | None:
+        """The last free queue of the session; None: all is freed."""
         line = self._lines.get(session)
         return line[-1] if line else None
 
-    def blocked(self, session: Session) -> bool:
-        """Whether what it gives back waits for the device, which does not come further."""
+    def blocked(self, session: DeviceSession) -> bool:
+        """True if the next item of the session waits for the device."""
         line = self._lines.get(session)
         return line is not None and line[0].blocked
 
-    def after(self, session: Session, callback: Callable[[], None]) -> None:
-        """`callback` when all that the session is giving back now is given back; at once where that is nothing."""
+    def after(self, session: DeviceSession, callback: Callable[[], None]) -> None:
+        """Calls `callback` when all queues that the session has now are empty; at once if it has none."""
         latest = self.latest(session)
         if latest is None:
             callback()
@@ -114,7 +119,7 @@ class Clearance:
             latest.then(callback)
 
     def after_all(self, callback: Callable[[], None]) -> bool:
-        """The same for all sessions; False, and no call, where there is nothing to wait for."""
+        """Calls `callback` when the queues of all sessions are empty. Returns False without a call if none has any."""
         left = len(self._lines)
         if not left:
             return False
@@ -131,16 +136,16 @@ class Clearance:
 
     @property
     def waiting(self) -> bool:
-        """Whether anything is still to be given back."""
+        """True if any queue has items."""
         return bool(self._lines)
 
     @property
     def more(self) -> bool:
-        """Whether something could be given back at once."""
+        """True if an item could be freed at once."""
         return bool(self._lines) and any(not line[0].blocked for line in self._lines.values())
 
     def pump(self) -> None:
-        """Gives some back, for a short while."""
+        """Frees items for a limited time."""
         if not self._lines:
             return
         until = self._clock() + STRETCH_S
@@ -161,8 +166,8 @@ class Clearance:
             if not advanced:
                 return
 
-    def _rotate(self, session: Session) -> None:
-        """Whoever was last stands behind the others the next time."""
+    def _rotate(self, session: DeviceSession) -> None:
+        """Moves the session that was served last behind the others."""
         line = self._lines.pop(session, None)
         if line is not None:
             self._lines[session] = line

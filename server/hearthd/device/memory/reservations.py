@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.resources import Memory
 from hearthd.device.backend.server import DeviceFault
-from hearthd.device.context import Device
-from hearthd.device.memory.deferred_free import Clearance
+from hearthd.device.context import DeviceContext
+from hearthd.device.memory.deferred_free import DeferredFree
 from hearthd.device.resources.budget import out_of_memory, over_quota, rounded
 from hearthd.device.session.buffer import Buffer
-from hearthd.device.session.session import Session
+from hearthd.device.session.session import DeviceSession
 from hearthd.device.streams.ordering import Usage
-from hearthd.device.streams.stream_pool import Track
+from hearthd.device.streams.stream_pool import PooledStream
 
 
 class Reservation:
@@ -25,11 +25,11 @@ class Reservation:
 
     __slots__ = ("home", "last", "memory", "parts", "payer", "persistent", "tenant")
 
-    def __init__(self, memory: Memory, home: Track, persistent: bool) -> None:
+    def __init__(self, memory: Memory, home: PooledStream, persistent: bool) -> None:
         self.memory = memory
         self.home = home
         self.persistent = persistent
-        self.payer: Session | None = None
+        self.payer: DeviceSession | None = None
         """The session that it counts with; None: the one that took it."""
         self.tenant = ""
         self.parts = 0
@@ -47,17 +47,17 @@ class Reservation:
 class Reservations:
     """Belongs to the device-handle thread."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: DeviceContext) -> None:
         self._device = device
         self._held: dict[str, int] = {}
         """What each tenant has of the pool, with what its sessions keep for themselves."""
         self._most = device.spec.memory_limit or device.server.properties.total_memory
-        self._freed_at: dict[Track, int] = {}
+        self._freed_at: dict[PooledStream, int] = {}
         """Where each track's last free stands, until it is known to have happened."""
-        self.clearance = Clearance()
+        self.deferred_free = DeferredFree()
         """What is on its way back, a piece at a time."""
 
-    def take(self, session: Session, size: int, track: Track, buffers: Sequence[Buffer]) -> Reservation:
+    def take(self, session: DeviceSession, size: int, track: PooledStream, buffers: Sequence[Buffer]) -> Reservation:
         """Memory for `buffers`, `size` bytes together, usable by `track` at once and by others behind it.
 
         The caller places the buffers in it. Raises Refusal(OUT_OF_MEMORY) or Refusal(QUOTA_EXCEEDED) after what the
@@ -85,7 +85,7 @@ class Reservations:
         device.telemetry.allocated_bytes += size
         return reservation
 
-    def take_at_once(self, session: Session, buffer: Buffer, track: Track) -> bool:
+    def take_at_once(self, session: DeviceSession, buffer: Buffer, track: PooledStream) -> bool:
         """As `take` for one new buffer, which is placed as well, where that takes no second thought: memory that the
         session keeps, too little left of its quota or of the pool. False then, and nothing has changed."""
         size, persistent, tenant = buffer.size, session.persistent, session.tenant
@@ -122,7 +122,7 @@ class Reservations:
         telemetry.allocated_bytes += size
         return True
 
-    def give(self, session: Session, reservation: Reservation, buffer: Buffer) -> None:
+    def give(self, session: DeviceSession, reservation: Reservation, buffer: Buffer) -> None:
         """One buffer less; the last one gives the memory back, behind every use of it."""
         session.allocations -= 1
         session.bytes_in_use -= buffer.size
@@ -138,7 +138,7 @@ class Reservations:
         if not (size and reservation.persistent and session.persistent.keep(size, reservation)):
             self._free(reservation)
 
-    def give_at_once(self, session: Session, buffer: Buffer) -> None:
+    def give_at_once(self, session: DeviceSession, buffer: Buffer) -> None:
         """As `give` for a buffer that is `alone` in its reservation, which it has no more then."""
         reservation: Reservation = buffer.reservation
         memory, home, usage = reservation.memory, reservation.home, buffer.usage
@@ -157,7 +157,7 @@ class Reservations:
         self._held[reservation.tenant] -= reserved
         self._freed_at[home] = tracks.step(home)
 
-    def check_quota(self, session: Session, more: int) -> None:
+    def check_quota(self, session: DeviceSession, more: int) -> None:
         """Raises Refusal(QUOTA_EXCEEDED) where the session's tenant may not have so many bytes more."""
         quota, held = session.device_bytes, self._held.get(session.tenant, 0)
         if quota and held + rounded(more) > quota:
@@ -167,7 +167,7 @@ class Reservations:
         """So many bytes outside of the pool more, or less, count with the tenant."""
         self._held[tenant] = self._held.get(tenant, 0) + more
 
-    def pass_on(self, reservation: Reservation, session: Session) -> None:
+    def pass_on(self, reservation: Reservation, session: DeviceSession) -> None:
         """It counts with another session, and its tenant, from now on."""
         size = reservation.memory.reserved
         self.count(reservation.tenant, -size)
@@ -182,7 +182,7 @@ class Reservations:
             if not self._when_freed(callback):
                 callback()
 
-        return self.clearance.after_all(cleared) or self._when_freed(callback)
+        return self.deferred_free.after_all(cleared) or self._when_freed(callback)
 
     def _when_freed(self, callback: Callable[[], None]) -> bool:
         self._freed_at = {track: at for track, at in self._freed_at.items() if track.done_position < at}
@@ -190,21 +190,21 @@ class Reservations:
             self._device.tracks.after_all(self._freed_at, callback)
         return bool(self._freed_at)
 
-    def clear(self, session: Session) -> None:
+    def clear(self, session: DeviceSession) -> None:
         """Gives what the session keeps unused back to the pool, a piece at a time."""
         self._free_all(session, session.persistent.clear())
 
-    def cleanup(self, session: Session) -> None:
+    def cleanup(self, session: DeviceSession) -> None:
         """Gives what the session keeps unused back to the pool, and what the pool has unused to the device."""
         for reservation in session.persistent.clear():
             self._free(reservation)
         self._device.server.trim()
 
-    def close(self, session: Session) -> None:
+    def close(self, session: DeviceSession) -> None:
         """The session is over: it keeps nothing."""
         self._free_all(session, session.persistent.close())
 
-    def _allocate(self, session: Session, size: int, track: Track) -> Memory:
+    def _allocate(self, session: DeviceSession, size: int, track: PooledStream) -> Memory:
         if size > self._most:
             raise out_of_memory(size, self._device.server.memory_info(), self._device.spec.memory_limit)
         try:
@@ -215,12 +215,12 @@ class Reservations:
         self.cleanup(session)
         return self._within_quota(session, size, track)
 
-    def _within_quota(self, session: Session, size: int, track: Track) -> Memory:
+    def _within_quota(self, session: DeviceSession, size: int, track: PooledStream) -> Memory:
         self.check_quota(session, size)
         return self._device.grants.allocate(size, track.stream)
 
-    def _free_all(self, session: Session, reservations: list[Reservation]) -> None:
-        self.clearance.begin(session, reservations, _home, self._free)
+    def _free_all(self, session: DeviceSession, reservations: list[Reservation]) -> None:
+        self.deferred_free.begin(session, reservations, _home, self._free)
 
     def _free(self, reservation: Reservation) -> None:
         home = reservation.home
@@ -231,7 +231,7 @@ class Reservations:
         self._freed_at[home] = tracks.step(home)  # of its own: what came before it may long be done
 
 
-def _home(reservation: Reservation) -> Track:
+def _home(reservation: Reservation) -> PooledStream:
     return reservation.home
 
 

@@ -1,7 +1,7 @@
-"""Memory that several handles of one process share: who has it, and with whom it counts.
+"""Shared ownership of an allocation among the handles of one process, and its accounting.
 
-A place has holders: buffers of sessions, and the name that it is published under. It counts with one session, that of
-its oldest holder, and passes on to the next when that one lets go; with the last holder it goes back.
+An allocation has holders: buffers of sessions, and the name that it is published under. It counts with one session,
+that of the oldest holder, and passes to the next when that holder leaves; the last holder frees it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from hearthd.device.backend.resources import SharedMemory
 from hearthd.device.memory.reservations import Reservation, Reservations
 from hearthd.device.session.buffer import Buffer
-from hearthd.device.session.session import Session
+from hearthd.device.session.session import DeviceSession
 from hearthd.device.streams.ordering import Usage
 
 
@@ -26,20 +26,24 @@ class _Nothing:
 NOTHING: SharedMemory = _Nothing()
 
 
-class Place(ABC):
-    """`usage` is that of every buffer in it, so that all sessions of the process are ordered against each other."""
+class SharedAllocation(ABC):
+    """An allocation with several holders. Its `usage` is that of every buffer in it, so that all sessions of the
+    process are ordered against each other."""
 
-    def __init__(self, address: int, size: int, usage: Usage, bearer: Session | None) -> None:
+    def __init__(self, address: int, size: int, usage: Usage, bearer: DeviceSession | None) -> None:
         self.address = address
         self.size = size
         self.usage = usage
         self.bearer = bearer
         """The session that it counts with; None: it counts with another process."""
-        self.holders: dict[object, Session] = {}
+        self.holders: dict[object, DeviceSession] = {}
         """Oldest first."""
         self.number = 0
         """Of the publication."""
-        self.on_leave: Callable[[Place, object], None] = lambda place, holder: None
+        self.lent = False
+        """Another process of this host may read and write the memory. That cannot be revoked, so the memory is not
+        shared with any further process."""
+        self.on_leave: Callable[[SharedAllocation, object], None] = lambda place, holder: None
         """Told of each holder that has let go, before the memory goes back with the last one."""
 
     @property
@@ -47,18 +51,18 @@ class Place(ABC):
         """The memory, where other processes can map it."""
         return None
 
-    def join(self, holder: object, session: Session) -> None:
+    def join(self, holder: object, session: DeviceSession) -> None:
         self.holders[holder] = session
 
     def leave(self, holder: object) -> None:
-        """One holder less; the last one gives the memory back, behind every use of it."""
+        """Removes a holder; with the last one, the memory is freed behind every use of it."""
         self._drop(holder)
         self.on_leave(self, holder)
         if not self.holders:
             self._release()
 
-    def move(self, holder: object, to: Place) -> None:
-        """The holder has the same contents in another place from now on."""
+    def move(self, holder: object, to: SharedAllocation) -> None:
+        """Moves a holder to another allocation with the same contents."""
         to.join(holder, self.holders[holder])
         self._drop(holder)
         if not self.holders:
@@ -72,22 +76,29 @@ class Place(ABC):
             self._count(self.bearer, 1)
 
     @abstractmethod
-    def _count(self, session: Session, sign: int) -> None:
-        """The memory counts with the session from now on, or, with -1, not any more."""
+    def _count(self, session: DeviceSession, sign: int) -> None:
+        """Adds the memory to the accounting of the session; removes it with a `sign` of -1."""
 
     @abstractmethod
     def _release(self) -> None: ...
 
 
-class PoolPlace(Place):
-    """A buffer's part of a reservation."""
+def is_lent(buffer: Buffer) -> bool:
+    """Returns True if another process of this host may write to the buffer."""
+    return buffer.place is not None and bool(buffer.place.lent)
 
-    def __init__(self, reservations: Reservations, reservation: Reservation, session: Session, buffer: Buffer) -> None:
+
+class PoolAllocation(SharedAllocation):
+    """A buffer's part of a reservation of the pool."""
+
+    def __init__(
+        self, reservations: Reservations, reservation: Reservation, session: DeviceSession, buffer: Buffer
+    ) -> None:
         super().__init__(buffer.address, buffer.size, buffer.usage, session)
         self._reservations = reservations
         self._reservation = reservation
 
-    def _count(self, session: Session, sign: int) -> None:
+    def _count(self, session: DeviceSession, sign: int) -> None:
         session.allocations += sign
         session.bytes_in_use += sign * self.size
         session.bytes_peak = max(session.bytes_peak, session.bytes_in_use)
@@ -104,55 +115,45 @@ class PoolPlace(Place):
         self._reservations.give(self.bearer, self._reservation, part)
 
 
-class MappedPlace(Place):
-    """Memory that other processes map as well. `release` gives it back, once nothing uses it any more."""
+class MappedAllocation(SharedAllocation):
+    """Memory that other processes map as well. `release` frees it, behind the last use."""
 
     def __init__(
         self,
         reservations: Reservations,
         memory: SharedMemory,
         size: int,
-        bearer: Session | None,
-        release: Callable[[MappedPlace], None],
+        bearer: DeviceSession | None,
+        release: Callable[[MappedAllocation], None],
+        *,
+        lent: bool = False,
     ) -> None:
         super().__init__(memory.address, size, Usage(), bearer)
         self._reservations = reservations
-        self._memory = memory
+        self.memory = memory
+        self.lent = lent
         self._give_back = release
         if bearer is not None:
             self._count(bearer, 1)
 
     @property
-    def shared(self) -> SharedMemory:
-        return self._memory
+    def shared(self) -> SharedMemory | None:
+        return None if self.lent else self.memory
 
     def bear(self) -> None:
-        """It counts here from now on: the process that it counted with does not have it any more."""
+        """Counts the memory here from now on: the process that it counted with has dropped it."""
         if self.bearer is None and self.holders:
             self.bearer = next(iter(self.holders.values()))
             self._count(self.bearer, 1)
 
-    def _count(self, session: Session, sign: int) -> None:
+    def _count(self, session: DeviceSession, sign: int) -> None:
         session.allocations += sign
         session.bytes_in_use += sign * self.size
-        session.bytes_reserved += sign * self._memory.reserved
-        self._reservations.count(session.tenant, sign * self._memory.reserved)
+        session.bytes_reserved += sign * self.memory.reserved
+        self._reservations.count(session.tenant, sign * self.memory.reserved)
         session.bytes_peak = max(session.bytes_peak, session.bytes_in_use)
 
     def _release(self) -> None:
         if self.bearer is not None:
             self._count(self.bearer, -1)
         self._give_back(self)
-
-
-class LentPlace(MappedPlace):
-    """Memory that another process on this host was given, to read and to write, by the session whose it is. It is not
-    handed on to anybody else: that it was given cannot be taken back."""
-
-    @property
-    def shared(self) -> None:  # type: ignore[override]
-        return None
-
-    @property
-    def memory(self) -> SharedMemory:
-        return self._memory

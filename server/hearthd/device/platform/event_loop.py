@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from hearthd.device.platform.spin_policy import Spinning
+from hearthd.device.platform.spin_policy import SpinPolicy
 
 Task = Callable[[], object]
 
@@ -51,7 +51,7 @@ class Loop:
         self._began = 0
         self._came = False
         """Whether what is ready has been looked for, and came."""
-        self.lingering: Spinning | None = None
+        self.lingering: SpinPolicy | None = None
         """How long to look for what is ready again and again, once something was done, before the loop sleeps."""
 
     @property
@@ -147,7 +147,7 @@ class Loop:
             self._tasks.popleft()()
         return tasks
 
-    def _look(self, lingering: Spinning, sleep: float | None) -> list[tuple[int, int]]:
+    def _look(self, lingering: SpinPolicy, sleep: float | None) -> list[tuple[int, int]]:
         """What is ready: soon after something was done, else after a sleep."""
         poll, ready = self._epoll.poll, None
         while lingering.spins(time.perf_counter()):

@@ -9,16 +9,16 @@ from typing import Any
 
 from hearth_proto import descriptors
 from hearthd.device.platform.event_loop import Loop
-from hearthd.device.platform.log import Journal
+from hearthd.device.platform.log import ProcessLog
 
 Receiver = Callable[[dict[str, Any], list[int]], None]
 """Owns the descriptors that it is given."""
 
 
-class Descriptors:
+class DescriptorSocket:
     """The device process's end. Messages name their `kind`; each kind has one receiver."""
 
-    def __init__(self, end: socket.socket, loop: Loop, journal: Journal) -> None:
+    def __init__(self, end: socket.socket, loop: Loop, journal: ProcessLog) -> None:
         self._end = end
         self._loop = loop
         self._journal = journal

@@ -9,7 +9,7 @@ import structlog
 from hearthd.shared.device_spec import DeviceSpec
 
 
-class Journal:
+class ProcessLog:
     """Events of one device process; each line carries its device and generation."""
 
     def __init__(self, spec: DeviceSpec) -> None:

@@ -24,8 +24,8 @@ _PART = 8
 """A sleep is so small a part of what has been waited already."""
 
 
-class Spinning:
-    """What is awaited, as if it were one thing: of a row, what comes next comes as soon again."""
+class SpinPolicy:
+    """Adaptive spin-wait for one source of completions: the last wait predicts the next one."""
 
     __slots__ = ("_most", "_patience", "_since")
 
@@ -34,11 +34,11 @@ class Spinning:
         self._most = self._patience = most
 
     def begin(self, now: float) -> None:
-        """Something is awaited from now on."""
+        """Starts a wait."""
         self._since = now
 
     def came(self, now: float) -> None:
-        """Something that was awaited is done."""
+        """Records the end of a wait."""
         if now - self._since <= 2 * self._most:
             self._patience = self._most
         else:
@@ -46,11 +46,11 @@ class Spinning:
         self._since = now
 
     def spins(self, now: float) -> bool:
-        """Whether to ask again without a sleep."""
+        """Returns True if the next poll follows without a sleep."""
         return now - self._since < self._patience
 
     def sleep(self, now: float) -> float:
-        """How long to sleep before asking again."""
+        """Seconds to sleep before the next poll."""
         return min(LONGEST_S, max(SHORTEST_S, (now - self._since) / _PART))
 
 

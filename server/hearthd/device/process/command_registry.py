@@ -1,14 +1,14 @@
-"""The families of commands: what a session may ask of its device, and which of them answers it."""
+"""Command registry: the handler of each kind of command, and the construction of the command groups."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from hearthd.device.collectives.commands import Collectives
-from hearthd.device.context import Device
+from hearthd.device.collectives.commands import CollectiveCommands
+from hearthd.device.context import DeviceContext
 from hearthd.device.dispatch.commands import DispatchCommands
-from hearthd.device.dispatch.run import Means
+from hearthd.device.dispatch.run import DispatchResources
 from hearthd.device.durable.commands import SnapshotCommands
 from hearthd.device.fast_path.temporaries import Temporaries
 from hearthd.device.graphs.commands import GraphCommands
@@ -18,52 +18,52 @@ from hearthd.device.launch.binder import Binder
 from hearthd.device.launch.commands import LaunchCommands, asked_for_launches
 from hearthd.device.launch.module_commands import ModuleCommands
 from hearthd.device.launch.occupancy import OccupancyCommands
-from hearthd.device.launch.stream_commands import WaitCommands
+from hearthd.device.launch.stream_commands import StreamCommands
 from hearthd.device.launch.tensor_maps import TensorMapCommands
 from hearthd.device.launch.watchdog import Watchdog
 from hearthd.device.memory.commands import MemoryCommands
-from hearthd.device.operation import Operation, Origin, Replies
-from hearthd.device.profiling.annotations import Activity, Marks
+from hearthd.device.operation import Operation, Origin, ReplySink
+from hearthd.device.profiling.annotations import KernelActivitySource, RangeMarker
 from hearthd.device.profiling.profile import ProfileCommands
 from hearthd.device.profiling.trace import TraceCommands
 from hearthd.device.session.holdings import Keepers
-from hearthd.device.session.session import Session
-from hearthd.device.transfers.chunk_memory import ChunkMemory
-from hearthd.device.transfers.copy_commands import MoveCommands
-from hearthd.device.transfers.registered import SharedMoves
+from hearthd.device.session.session import DeviceSession
+from hearthd.device.transfers.chunk_memory import DownloadChunkMemory
+from hearthd.device.transfers.copy_commands import CopyCommands
+from hearthd.device.transfers.registered import SegmentCopies
 from hearthd.device.transfers.segments import Segments
-from hearthd.device.transfers.staged import Copies
+from hearthd.device.transfers.staged import StagedCopies
 from hearthd.device.transfers.transfers import Transfers
 
 Handler = Callable[[Origin, Any], Operation | None]
 
 
-class Families:
-    """Each made with what it needs of the others. Belongs to the device-handle thread."""
+class CommandRegistry:
+    """Builds the command groups, each with the groups that it needs. Device-handle thread only."""
 
     def __init__(
         self,
-        device: Device,
-        replies: Replies,
-        session_of: Callable[[int], Session | None],
+        device: DeviceContext,
+        replies: ReplySink,
+        session_of: Callable[[int], DeviceSession | None],
         post: Callable[[Callable[[], None]], None],
-        marks: Marks | None,
-        activity: Activity | None,
+        marks: RangeMarker | None,
+        activity: KernelActivitySource | None,
     ) -> None:
         self.watchdog = Watchdog(device.tracks)
-        self.collectives = Collectives(device, post)
-        copies = Copies(device)
-        self.transfers = Transfers(device, copies, ChunkMemory(device.server, device.telemetry, post))
+        self.collectives = CollectiveCommands(device, post)
+        copies = StagedCopies(device)
+        self.transfers = Transfers(device, copies, DownloadChunkMemory(device.server, device.telemetry, post))
         self.memory = MemoryCommands(device)
         self.segments = Segments(device, post)
-        moves = MoveCommands(device, copies, self.transfers, SharedMoves(device, self.segments))
+        moves = CopyCommands(device, copies, self.transfers, SegmentCopies(device, self.segments))
         self._modules = ModuleCommands(device)
         self.binder = Binder(device, self.watchdog)
         self.launches = LaunchCommands(device, self.binder, replies)
-        means = Means(device, self.binder, self.memory, copies, self.transfers)
+        means = DispatchResources(device, self.binder, self.memory, copies, self.transfers)
         self._profiles = ProfileCommands(device)
         self.traces = TraceCommands(device, post, marks, activity)
-        waits = WaitCommands(device, self._profiles)
+        waits = StreamCommands(device, self._profiles)
         keepers = Keepers(self.memory, self._modules)
         self.snapshots = SnapshotCommands(device, self.memory, replies, post)
         self.publishing = Publishing(device, self.memory.reservations, session_of)
@@ -123,7 +123,7 @@ class Families:
         self.at_once = Temporaries(device, self.memory, replies).handlers
         """Asked first, for commands of batches."""
 
-    def close(self, session: Session) -> None:
+    def close(self, session: DeviceSession) -> None:
         """Lets go of all that the session holds, behind its work that is under way."""
         self._profiles.close(session)
         self.traces.closed(session)

@@ -12,12 +12,12 @@ from typing import NoReturn
 
 from hearth_proto.cores import cores
 from hearth_proto.frames import HEADER, Frame, FrameError, FrameReader, Kind
-from hearthd.device.backend.launch_limits import Limits
+from hearthd.device.backend.launch_limits import LaunchLimits
 from hearthd.device.backend.server import ComputeServer, DeviceFault, KeepsCrashRecord
 from hearthd.device.broker.client import Broker, BrokeredLibraries
 from hearthd.device.broker.worker_entry import WORKERS
 from hearthd.device.channels.lane import BATCH
-from hearthd.device.channels.lanes import Lanes
+from hearthd.device.channels.lanes import LaneConnections
 from hearthd.device.channels.segment_channels import SegmentConnections
 from hearthd.device.channels.stripes import Stripes
 from hearthd.device.compiler.cache import CompileCache, cache_directory
@@ -25,26 +25,26 @@ from hearthd.device.compiler.images import CachedImages, ImageSource
 from hearthd.device.compiler.limits import CompileLimits
 from hearthd.device.compiler.pool import CompileWorkers
 from hearthd.device.compiler.service import CompileService
-from hearthd.device.context import Device
+from hearthd.device.context import DeviceContext
 from hearthd.device.outbox import Outbox
 from hearthd.device.platform import spin_policy
 from hearthd.device.platform.event_loop import Loop
-from hearthd.device.platform.fd_passing import Descriptors
-from hearthd.device.platform.log import Journal
-from hearthd.device.platform.spin_policy import Spinning, sooner
+from hearthd.device.platform.fd_passing import DescriptorSocket
+from hearthd.device.platform.log import ProcessLog
+from hearthd.device.platform.spin_policy import SpinPolicy, sooner
 from hearthd.device.platform.telemetry import Telemetry
-from hearthd.device.printf_capture import Output
+from hearthd.device.printf_capture import PrintfCapture
 from hearthd.device.process.executor import Executor
 from hearthd.device.process.fatal import give_up, send_output
-from hearthd.device.process.gc_policy import Collector
-from hearthd.device.process.idle_policy import NAP_S, Haste
-from hearthd.device.profiling.annotations import Activity, Marks
-from hearthd.device.resources.grants import Grants
-from hearthd.device.resources.idle_work import Quiet
+from hearthd.device.process.gc_policy import GarbageCollector
+from hearthd.device.process.idle_policy import NAP_S, IdlePolicy
+from hearthd.device.profiling.annotations import KernelActivitySource, RangeMarker
+from hearthd.device.resources.grants import ProcessGrants
+from hearthd.device.resources.idle_work import IdleWork
 from hearthd.device.resources.staging import Staging
-from hearthd.device.session.session import Session
+from hearthd.device.session.session import DeviceSession
 from hearthd.device.streams.completion_forecast import SHORT_S
-from hearthd.device.streams.stream_pool import Tracks
+from hearthd.device.streams.stream_pool import StreamPool
 from hearthd.shared import crash_record, log
 from hearthd.shared.device_spec import DeviceSpec
 
@@ -71,7 +71,7 @@ def make_server(spec: DeviceSpec, broker: Broker | None = None) -> ComputeServer
     return CpuServer(spec, BrokeredLibraries(broker))
 
 
-def own_images(spec: DeviceSpec, server: ComputeServer, journal: Journal) -> ImageSource:
+def own_images(spec: DeviceSpec, server: ComputeServer, journal: ProcessLog) -> ImageSource:
     """A source of images within this process, for one that has no broker."""
     workers = CompileWorkers(WORKERS[spec.backend], CompileLimits(spec.compile_timeout, spec.compile_memory))
     workers.report = lambda lacking: journal.warning("compile_workers", lacking=lacking)
@@ -106,25 +106,25 @@ class DeviceProcess:
         self._outbox = Outbox(link, self._watch_writes)
         properties = server.properties
         properties.confinement = confined
-        tracks = Tracks(server, spec.max_streams, self.loop.wake)
+        tracks = StreamPool(server, spec.max_streams, self.loop.wake)
         telemetry = Telemetry()
-        journal = Journal(spec)
+        journal = ProcessLog(spec)
         images = broker or own_images(spec, server, journal)
         if broker is not None and spec.backend == "cuda":
             broker.serve(server.compiler.recipe())
-        output = Output(server.flush_output, tracks, self._outbox, telemetry, journal, self.loop.post)
-        device = Device(
+        output = PrintfCapture(server.flush_output, tracks, self._outbox, telemetry, journal, self.loop.post)
+        device = DeviceContext(
             spec=spec,
             server=server,
             tracks=tracks,
             staging=Staging(server, spec.staging_bytes, tracks, lambda: self._kick(None)),
-            grants=Grants(spec, server, self._outbox),
+            grants=ProcessGrants(spec, server, self._outbox),
             compiler=CompileService(images, spec.compile_workers, self.loop.post),
             outbox=self._outbox,
             telemetry=telemetry,
             output=output,
-            quiet=Quiet(server, tracks, lambda: self._kick(None), journal, spec.load_timeout),
-            limits=Limits(
+            idle_work=IdleWork(server, tracks, lambda: self._kick(None), journal, spec.load_timeout),
+            limits=LaunchLimits(
                 properties.max_threads_per_block,
                 _dim(properties.max_block_dim),
                 _dim(properties.max_grid_dim),
@@ -143,10 +143,10 @@ class DeviceProcess:
         self.loop.on_turn = telemetry.loop_turn.observe
         tracks.timing.on_done = telemetry.launch_completion.observe
         self._executor = Executor(device, self.loop.post, *_observers(spec, journal))
-        self.descriptors = Descriptors(descriptors, self.loop, journal) if descriptors is not None else None
+        self.descriptors = DescriptorSocket(descriptors, self.loop, journal) if descriptors is not None else None
         """The socket beside the link, where open files are handed over."""
-        self._haste = Haste(self._executor, tracks, self._outbox, self.loop)
-        self._lanes = Lanes(self.loop, self._outbox, self._executor, journal, self.descriptors)
+        self._idle_policy = IdlePolicy(self._executor, tracks, self._outbox, self.loop)
+        self._lanes = LaneConnections(self.loop, self._outbox, self._executor, journal, self.descriptors)
         self._segments = SegmentConnections(
             self.loop,
             self._executor.session,
@@ -157,7 +157,7 @@ class DeviceProcess:
         )
         self._executor.on_close = self._segments.close
         self._stripes = Stripes(self.loop, self._executor.session, self._executor.transfers, journal, self.descriptors)
-        self._collector = Collector()
+        self._collector = GarbageCollector()
         self._controls: dict[int, Callable[[Frame], None]] = {}
         self.control(Kind.TURN, self._executor.sharing.turn)
         self.control(Kind.LIMIT, device.grants.told)
@@ -167,12 +167,12 @@ class DeviceProcess:
         self._executor.transfers.chunks.listen(self.control, self.descriptors, journal)
         self.loop.add_reader(link.fileno(), self._readable)
         if spec.linger and cores() >= spin_policy.CORES:
-            self.loop.lingering = Spinning(spec.linger)
+            self.loop.lingering = SpinPolicy(spec.linger)
             tracks.forecast.short = SHORT_S
         self.loop.on_poll = self._poll
-        self.loop.on_nap = self._haste.nap
+        self.loop.on_nap = self._idle_policy.nap
         if self.loop.lingering is not None:
-            self.loop.on_served = self._haste.expects
+            self.loop.on_served = self._idle_policy.expects
         self.loop.on_idle = self._send
         if self.descriptors is not None and isinstance(server, KeepsCrashRecord):
             self.descriptors.on(crash_record.FILE, lambda _body, files: self._keep_crash_record(server, files, journal))
@@ -184,7 +184,7 @@ class DeviceProcess:
         itself."""
         self._device.output.capture()
 
-    def _keep_crash_record(self, server: KeepsCrashRecord, files: Sequence[int], journal: Journal) -> None:
+    def _keep_crash_record(self, server: KeepsCrashRecord, files: Sequence[int], journal: ProcessLog) -> None:
         for file in files:
             try:
                 server.keep_crash_record(file)
@@ -234,10 +234,10 @@ class DeviceProcess:
             return  # of a session that has ended
         news = json.loads(frame.payload)
         self._device.spec = dataclasses.replace(self._device.spec, launch_timeout=news["launch_timeout"])
-        self._device.quiet.limit = news["load_timeout"]
+        self._device.idle_work.limit = news["load_timeout"]
         log.configure(news["log_level"], news["log_format"])
 
-    def _kick(self, session: Session | None) -> None:
+    def _kick(self, session: DeviceSession | None) -> None:
         self._executor.kick(session)  # made after what calls this
 
     def _again(self) -> None:
@@ -246,7 +246,7 @@ class DeviceProcess:
     def _poll(self) -> float | None:
         device, executor = self._device, self._executor
         tracks, sharing = device.tracks, executor.sharing
-        self._haste.begin()
+        self._idle_policy.begin()
         progress = tracks.poll()
         if progress:
             self._outbox.answer()  # who waited hears of it before anything else is done
@@ -255,9 +255,9 @@ class DeviceProcess:
         device.staging.poll()
         executor.pump()
         device.staging.flush()
-        if self._haste.goes_on():
+        if self._idle_policy.goes_on():
             return NAP_S
-        wake = device.quiet.poll()
+        wake = device.idle_work.poll()
         idle = not (progress and sharing.several)  # one that others wait for is filled from the sockets first
         sharing.settle(idle)
         executor.collectives.check()
@@ -302,7 +302,7 @@ class DeviceProcess:
             len(frames) == 1
             and frames[0].kind == BATCH
             and not self._reader.pending
-            and self._executor.straight.take_linked(frames[0].channel, frames[0].payload)
+            and self._executor.inline_path.take_linked(frames[0].channel, frames[0].payload)
         ):
             return
         for frame in frames:
@@ -341,10 +341,10 @@ class DeviceProcess:
         give_up(self._device, self._executor.sharing.meter, self._link, why, fix=fix, sessions=sessions)
 
 
-def _observers(spec: DeviceSpec, journal: Journal) -> tuple[Marks | None, Activity | None]:
+def _observers(spec: DeviceSpec, journal: ProcessLog) -> tuple[RangeMarker | None, KernelActivitySource | None]:
     """What looks at every command, where the configuration asks for it and the machine has it."""
-    marks: Marks | None = None
-    activity: Activity | None = None
+    marks: RangeMarker | None = None
+    activity: KernelActivitySource | None = None
     if spec.nvtx:
         from hearthd.device.cuda.nvtx import make_ranges
 

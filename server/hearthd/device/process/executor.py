@@ -10,18 +10,18 @@ from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2, device_pb2
 from hearthd.device.backend.server import DeviceFault
-from hearthd.device.context import Device
-from hearthd.device.fast_path.inline_batch import Straight
+from hearthd.device.context import DeviceContext
+from hearthd.device.fast_path.inline_batch import InlinePath
 from hearthd.device.launch.watchdog import shorter
 from hearthd.device.operation import Origin, internal_error, submit
 from hearthd.device.platform.telemetry import resident_bytes
-from hearthd.device.process.command_registry import Families
-from hearthd.device.profiling.annotations import Activity, Marks
+from hearthd.device.process.command_registry import CommandRegistry
+from hearthd.device.profiling.annotations import KernelActivitySource, RangeMarker
 from hearthd.device.scheduler.arrivals import Arrivals
-from hearthd.device.scheduler.fair_share import Sharing
+from hearthd.device.scheduler.fair_share import FairShare
 from hearthd.device.session import failed_handles, permissions
 from hearthd.device.session.handle_limit import HandleLimits
-from hearthd.device.session.session import BatchEntry, Session
+from hearthd.device.session.session import BatchEntry, DeviceSession
 
 OPEN, RESPONSE, RESULT, ACK = Kind.OPEN, Kind.RESPONSE, Kind.RESULT, Kind.ACK  # each look-up costs 0.3 us (Python 3.11)
 
@@ -31,45 +31,45 @@ class Executor:
 
     def __init__(
         self,
-        device: Device,
+        device: DeviceContext,
         post: Callable[[Callable[[], None]], None],
-        marks: Marks | None = None,
-        activity: Activity | None = None,
+        marks: RangeMarker | None = None,
+        activity: KernelActivitySource | None = None,
     ) -> None:
         self._device = device
-        self._sessions: dict[int, Session] = {}
+        self._sessions: dict[int, DeviceSession] = {}
         self._handles = HandleLimits(device.spec.max_handles, self._sessions.values)
-        self._leaving: dict[int, Session] = {}
+        self._leaving: dict[int, DeviceSession] = {}
         """Those that are closed, until nothing more of them runs."""
         self._kicked: set[int] = set()
         self.again = False
         """Whether deferred commands are tried again at the next turn, whatever happens."""
         self._done = device_pb2.ExecuteResponse(result=commands_pb2.Result(done=commands_pb2.Done()))
-        families = Families(device, self, self.session, post, marks, activity)
-        self._families, self._handlers = families, families.handlers
-        self._memory, self._traces = families.memory, families.traces
-        self.watchdog, self.binder = families.watchdog, families.binder
-        self.collectives, self.transfers, self.segments = families.collectives, families.transfers, families.segments
-        self.snapshots, self.publishing = families.snapshots, families.publishing
+        registry = CommandRegistry(device, self, self.session, post, marks, activity)
+        self._families, self._handlers = registry, registry.handlers
+        self._memory, self._traces = registry.memory, registry.traces
+        self.watchdog, self.binder = registry.watchdog, registry.binder
+        self.collectives, self.transfers, self.segments = registry.collectives, registry.transfers, registry.segments
+        self.snapshots, self.publishing = registry.snapshots, registry.publishing
         device.telemetry.know(self._handlers)
-        device.quiet.tenant_of = self._tenant_of
-        self.sharing = Sharing(device, Arrivals(device, families.launches, self, families.at_once), self._perform)
-        self.straight = Straight(device, self, families.launches, self.sharing, self.segments, families.at_once)
-        self._at_once: dict[int, Callable[[Session, Frame], None]] = {
+        device.idle_work.tenant_of = self._tenant_of
+        self.sharing = FairShare(device, Arrivals(device, registry.launches, self, registry.at_once), self._perform)
+        self.inline_path = InlinePath(device, self, registry.launches, self.sharing, self.segments, registry.at_once)
+        self._at_once: dict[int, Callable[[DeviceSession, Frame], None]] = {
             Kind.UPLOAD: self._upload,
-            Kind.DOWNLOAD: self.transfers.download_frame,
-            Kind.CREDIT: self.transfers.credit,
+            Kind.DOWNLOAD: self.transfers.downloads.frame,
+            Kind.CREDIT: self.transfers.downloads.credit,
             Kind.ABORT: self.transfers.aborted,
             Kind.CANCEL: self._cancel,
             Kind.SNAPSHOT: self.snapshots.answered,
             Kind.CHANGE: lambda session, frame: session.change(json.loads(frame.payload)),
         }
         """Frames that do not stay in the order of a session's commands; all others do."""
-        self.on_close: Callable[[Session], None] = self.segments.close
+        self.on_close: Callable[[DeviceSession], None] = self.segments.close
         """Told of each session that ends, when nothing more of it runs."""
-        self.in_order: dict[int, Callable[[Session, Frame], None]] = {
+        self.in_order: dict[int, Callable[[DeviceSession, Frame], None]] = {
             Kind.CLOSE: self._close,
-            Kind.UPLOAD: self.transfers.upload_frame,
+            Kind.UPLOAD: self.transfers.uploads.frame,
             Kind.RESTORE: self.snapshots.restore,
         }
 
@@ -78,7 +78,7 @@ class Executor:
         if frame.kind == OPEN:
             info = json.loads(frame.payload or b"{}")
             info["launch_timeout"] = shorter(info.get("launch_timeout", 0.0), self._device.spec.launch_timeout)
-            opened = self._sessions[frame.channel] = Session(frame.channel, info, self._device.tracks.acquire)
+            opened = self._sessions[frame.channel] = DeviceSession(frame.channel, info, self._device.tracks.acquire)
             opened.permissions = permissions.of(info)
             opened.limit(self._handles)
             self.sharing.open(opened)
@@ -93,7 +93,7 @@ class Executor:
         else:
             self.sharing.take(session, frame)
 
-    def session(self, channel: int) -> Session | None:
+    def session(self, channel: int) -> DeviceSession | None:
         return self._sessions.get(channel)
 
     def _tenant_of(self, ident: str) -> str | None:
@@ -101,7 +101,7 @@ class Executor:
         each = (*self._sessions.values(), *self._leaving.values())
         return next((session.tenant for session in each if session.id == ident), None)
 
-    def kick(self, session: Session | None) -> None:
+    def kick(self, session: DeviceSession | None) -> None:
         """Deferred commands of the session (None: of all) are tried again before the loop sleeps."""
         if session is None:
             for channel, each in self._sessions.items():
@@ -115,8 +115,8 @@ class Executor:
         if self.again:
             self.again = False
             self.kick(None)
-        if self._memory.clearance.waiting:
-            self._memory.clearance.pump()
+        if self._memory.deferred_free.waiting:
+            self._memory.deferred_free.pump()
         self.sharing.pump()
         if self._kicked:
             self.pump_kicked()
@@ -132,16 +132,16 @@ class Executor:
     @property
     def held_up(self) -> bool:
         """Whether something that was put off is to be tried first."""
-        return bool(self._kicked) or self._memory.clearance.waiting
+        return bool(self._kicked) or self._memory.deferred_free.waiting
 
     @property
     def more(self) -> bool:
         """Whether something could be done at once."""
-        return bool(self._kicked) or self.again or self.sharing.more or self._memory.clearance.more
+        return bool(self._kicked) or self.again or self.sharing.more or self._memory.deferred_free.more
 
     def sleep(self, asleep: float | None) -> float | None:
         """How long the loop may sleep, where it would otherwise so long."""
-        if self._kicked or self.again or self._memory.clearance.more:
+        if self._kicked or self.again or self._memory.deferred_free.more:
             return 0.0
         return self.collectives.sleep(self.watchdog.sleep(self.sharing.sleep(asleep)))
 
@@ -158,8 +158,8 @@ class Executor:
             "prepared_lists": sum(len(session.prepared) for session in sessions),
             "commands_waiting": sum(len(session.deferred) for session in sessions),
             "streams": len(self._device.tracks.all),
-            "streams_kept_back": len(self._device.tracks.kept_back),
-            **self._device.quiet.gauges(),
+            "streams_kept_back": len(self._device.tracks.withheld),
+            **self._device.idle_work.gauges(),
             "memory_in_use_bytes": sum(session.bytes_in_use for session in sessions),
             "memory_reserved_bytes": info.reserved,
             "memory_free_bytes": info.free,
@@ -180,17 +180,17 @@ class Executor:
             "leaving": {channel: self._rest_of(session) for channel, session in self._leaving.items()},
         }
 
-    def _rest_of(self, session: Session) -> dict[str, Any]:
+    def _rest_of(self, session: DeviceSession) -> dict[str, Any]:
         """What a session that is closed keeps from its end: kernels, or only that much is given back."""
-        clearing = self._memory.clearance.latest(session)
+        free_queue = self._memory.deferred_free.latest(session)
         return {
-            "busy": clearing is None or self._memory.clearance.blocked(session),
+            "busy": free_queue is None or self._memory.deferred_free.blocked(session),
             "kernels": self._device.tracks.in_flight(session.id),
         }
 
     # ---- replies (see operation.Replies) ----
 
-    def result(self, session: Session, call: int, result: commands_pb2.Result) -> None:
+    def result(self, session: DeviceSession, call: int, result: commands_pb2.Result) -> None:
         device = self._device
         if device.output.suspects:
             device.output.settle(session.channel)
@@ -200,7 +200,7 @@ class Executor:
             response = device_pb2.ExecuteResponse(result=result)
             device.outbox.put(RESPONSE, response.SerializeToString(), channel=session.channel)
 
-    def done(self, session: Session, call: int, request: int) -> None:
+    def done(self, session: DeviceSession, call: int, request: int) -> None:
         device = self._device
         if device.output.suspects:
             device.output.settle(session.channel)
@@ -217,7 +217,7 @@ class Executor:
     def waited(self, nanoseconds: int) -> None:
         self._device.telemetry.queue_delay.observe(nanoseconds)
 
-    def acknowledge(self, session: Session, entry: BatchEntry) -> None:
+    def acknowledge(self, session: DeviceSession, entry: BatchEntry) -> None:
         """Acknowledges every batch from the oldest on whose commands have all run."""
         batches = session.batches
         done = 0
@@ -228,16 +228,16 @@ class Executor:
 
     # ---- frames ----
 
-    def _perform(self, session: Session, frame: Frame) -> None:
+    def _perform(self, session: DeviceSession, frame: Frame) -> None:
         handler = self.in_order.get(frame.kind)
         if handler is not None:
             handler(session, frame)
 
-    def _upload(self, session: Session, frame: Frame) -> None:
+    def _upload(self, session: DeviceSession, frame: Frame) -> None:
         if not self.sharing.behind(session, frame):
-            self.transfers.upload_frame(session, frame)
+            self.transfers.uploads.frame(session, frame)
 
-    def _cancel(self, session: Session, frame: Frame) -> None:
+    def _cancel(self, session: DeviceSession, frame: Frame) -> None:
         """Nobody waits for a call any more: it is dropped unless it has begun. What has runs on, and nobody is told."""
         refusal = Refusal(Reason.CANCELLED, "nobody waits for the call any more; it did not run")
         if self.sharing.cancel(session, frame.id):
@@ -253,7 +253,7 @@ class Executor:
 
     def command(
         self,
-        session: Session,
+        session: DeviceSession,
         command: commands_pb2.Command,
         kind: str,
         *,
@@ -314,7 +314,7 @@ class Executor:
         if not origin.answered:  # whoever waited knows that there is nothing
             failed_handles.refused(origin.session, kind, named, refusal)
 
-    def _close(self, session: Session, _frame: Frame) -> None:
+    def _close(self, session: DeviceSession, _frame: Frame) -> None:
         """Frees all that the session held, behind its work that is under way; then says so."""
         gone = Refusal(Reason.SESSION_EXPIRED, "the session was closed before the command ran")
         for operation in session.deferred.clear():
@@ -336,4 +336,4 @@ class Executor:
             self.sharing.gone(session)
             self._device.outbox.put(Kind.CLOSED, channel=session.channel)
 
-        self._memory.clearance.after(session, lambda: self._device.tracks.after_all(session.tracks(), closed))
+        self._memory.deferred_free.after(session, lambda: self._device.tracks.after_all(session.tracks(), closed))

@@ -17,9 +17,9 @@ from typing import NoReturn
 
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.context import Device
+from hearthd.device.context import DeviceContext
 from hearthd.device.scheduler.backlog import Backlog
-from hearthd.device.scheduler.device_time import Meter
+from hearthd.device.scheduler.device_time import DeviceTimeMeter
 
 LAST_WORDS_S = 0.3
 """How long it waits for the front to have heard why."""
@@ -28,8 +28,8 @@ _RECEIVE_BYTES = 64 << 10
 
 
 def give_up(
-    device: Device,
-    meter: Meter[Backlog],
+    device: DeviceContext,
+    meter: DeviceTimeMeter[Backlog],
     link: socket.socket,
     why: str,
     *,
@@ -61,7 +61,7 @@ def give_up(
     raise AssertionError("nobody outlives that")
 
 
-def send_output(device: Device, link: socket.socket) -> None:
+def send_output(device: DeviceContext, link: socket.socket) -> None:
     """Sends what kernels have printed; returns when the front has read it, or after a moment."""
     device.output.last_words()
     device.outbox.send_all()

@@ -1,8 +1,8 @@
-"""When Python looks for cycles of dead objects: among all that is held only while nobody wants anything.
+"""Garbage collection policy: full collections run only while the process is idle.
 
-A full collection looks at every object that the process holds, some tens of milliseconds where a session has 100,000
-buffers, and comes in the middle of whatever is being done. So the automatic ones keep to young objects, which costs
-next to nothing; the full one is done in a quiet moment, and what it finds alive is then out of the collector's sight.
+A full collection visits every object of the process, some tens of milliseconds where a session has 100,000 buffers, and
+would interrupt commands. Automatic collections are limited to the young generations; the full one runs while the
+process is idle, and freezes the survivors (`gc.freeze`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ THOROUGH = 16
 """Every so many full collections look at what was put out of sight, too."""
 
 
-class Collector:
-    """Belongs to the device-handle thread."""
+class GarbageCollector:
+    """Runs full collections. Device-handle thread only."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

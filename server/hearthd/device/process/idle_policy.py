@@ -1,4 +1,7 @@
-"""What of a turn of the loop is left undone because what somebody waits for may come soon, and how it is looked for."""
+"""Event-loop idle policy: defers housekeeping while a latency-critical completion is expected, and polls for it.
+
+See adaptive spinning; the durations are those of `hearthd.device.platform.spin_policy`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import time
 from hearthd.device.outbox import Outbox
 from hearthd.device.platform.event_loop import EXPECTED_S, Loop
 from hearthd.device.process.executor import Executor
-from hearthd.device.streams.stream_pool import Tracks
+from hearthd.device.streams.stream_pool import StreamPool
 
 HASTY = 8
 """Turns in a row that may leave undone what nobody waits for."""
@@ -22,10 +25,10 @@ LOOKS = 4
 """So often the device is asked before the sockets are looked at, which takes as long as to ask it."""
 
 
-class Haste:
-    """Belongs to the device-handle thread."""
+class IdlePolicy:
+    """Idle policy of the loop of one device process. Device-handle thread only."""
 
-    def __init__(self, executor: Executor, tracks: Tracks, outbox: Outbox, loop: Loop) -> None:
+    def __init__(self, executor: Executor, tracks: StreamPool, outbox: Outbox, loop: Loop) -> None:
         self._executor = executor
         self._tracks = tracks
         self._outbox = outbox
@@ -39,7 +42,7 @@ class Haste:
 
     def begin(self) -> None:
         """A turn begins."""
-        self._executor.straight.answered = False
+        self._executor.inline_path.answered = False
         self._expected_until = 0.0
 
     def goes_on(self) -> bool:
@@ -55,8 +58,8 @@ class Haste:
     def expects(self) -> bool:
         """Whether somebody who works step by step has just been answered: the next step comes soon, and is not to find
         this thread busy with what nobody waits for."""
-        straight, sharing = self._executor.straight, self._executor.sharing
-        answered, straight.answered = straight.answered, False
+        inline_path, sharing = self._executor.inline_path, self._executor.sharing
+        answered, inline_path.answered = inline_path.answered, False
         if not answered:
             return False
         if sharing.active:

@@ -10,19 +10,19 @@ from typing import NamedTuple, Protocol
 
 from hearthd.device.backend.graph_nodes import Dim
 from hearthd.device.operation import Origin
-from hearthd.device.session.launch_plan import Plan
+from hearthd.device.session.launch_plan import LaunchPlan
 from hearthd.device.session.observer import Record
-from hearthd.device.streams.stream_pool import Track
+from hearthd.device.streams.stream_pool import PooledStream
 
 
-class Marks(Protocol):
+class RangeMarker(Protocol):
     """Ranges around commands, for a tool that looks at the process: NVTX."""
 
     def push(self, name: str, number: int) -> None: ...
     def pop(self) -> None: ...
 
 
-class KernelSeen(NamedTuple):
+class KernelTiming(NamedTuple):
     """A kernel as CUPTI saw it; times as `time.perf_counter_ns` tells them. `number` is the command's."""
 
     number: int
@@ -35,38 +35,38 @@ class KernelSeen(NamedTuple):
     shared_bytes: int
 
 
-class Activity(Protocol):
+class KernelActivitySource(Protocol):
     """What tells of single kernels: CUPTI. Kernels that are launched between `push` and `pop` are that command's."""
 
     def start(self) -> None: ...
     def stop(self) -> None: ...
     def push(self, name: str, number: int) -> None: ...
     def pop(self) -> None: ...
-    def collect(self, numbers: Iterable[int]) -> list[KernelSeen]:
+    def collect(self, numbers: Iterable[int]) -> list[KernelTiming]:
         """The kernels of these commands, once each. May block; any thread."""
         ...
 
 
-class Marking:
+class AnnotationObserver:
     """What sees a session's commands where only marks are wanted."""
 
-    def __init__(self, marks: Marks, numbers: Iterator[int]) -> None:
+    def __init__(self, marks: RangeMarker, numbers: Iterator[int]) -> None:
         self.marks = marks
         self._numbers = numbers
 
     def record(self, origin: Origin) -> Record:
-        return MarkedRecord(self, origin, next(self._numbers))
+        return AnnotatedCommand(self, origin, next(self._numbers))
 
     def close(self) -> None:
         pass
 
 
-class MarkedRecord:
+class AnnotatedCommand:
     """A command between marks."""
 
     __slots__ = ("_marking", "_number", "_origin")
 
-    def __init__(self, marking: Marking, origin: Origin, number: int) -> None:
+    def __init__(self, marking: AnnotationObserver, origin: Origin, number: int) -> None:
         self._marking = marking
         self._origin = origin
         self._number = number
@@ -74,7 +74,7 @@ class MarkedRecord:
     def enter(self) -> None:
         self._marking.marks.push(self._origin.name, self._number)
 
-    def begin(self, track: Track, size: int, plan: Plan | None) -> None:
+    def begin(self, track: PooledStream, size: int, plan: LaunchPlan | None) -> None:
         pass
 
     def leave(self, done: bool) -> None:

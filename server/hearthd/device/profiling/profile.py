@@ -14,9 +14,9 @@ from functools import partial
 
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
-from hearthd.device.context import Device
+from hearthd.device.context import DeviceContext
 from hearthd.device.operation import Operation, Origin
-from hearthd.device.session.session import Session
+from hearthd.device.session.session import DeviceSession
 from hearthd.device.session.stream import LogicalStream, ProfileEntry
 from hearthd.device.session.stretch import Stretch
 from hearthd.device.streams.stream_errors import surface
@@ -28,7 +28,7 @@ MAX_OPEN = 1024
 class ProfileCommands:
     """Belongs to the device-handle thread."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: DeviceContext) -> None:
         self._device = device
 
     def start(self, origin: Origin, command: commands_pb2.StartProfile) -> Operation:
@@ -69,7 +69,7 @@ class ProfileCommands:
         session.profiles.pop(command.profile)
         profile.stretch.until = origin.place
         operation = Operation(origin, partial(self._end, origin, profile), writes=(origin.stream, profile))
-        operation.on_failure = lambda _refusal: self._let_go(profile)
+        operation.on_failure = lambda _refusal: self._release(profile)
         return operation
 
     def _end(self, origin: Origin, profile: ProfileEntry) -> bool:
@@ -87,7 +87,7 @@ class ProfileCommands:
             failures = taken + origin.stream.errors.take(origin.place or (0, 0))
             elapsed = device.server.elapsed_ns(start, end)
             device.server.release_event(end)
-            self._let_go(profile)
+            self._release(profile)
             wall = time.perf_counter_ns() - profile.started_ns
             if failures:
                 device.telemetry.profiles_void += 1
@@ -102,18 +102,18 @@ class ProfileCommands:
         device.tracks.on_complete(origin.stream.track, answer)  # in the order of the stream's other answers
         return True
 
-    def close(self, session: Session) -> None:
+    def close(self, session: DeviceSession) -> None:
         """The session is over: its open profiles hold no events any more."""
         for profile in session.profiles.items.values():
-            self._let_go(profile)
+            self._release(profile)
         session.profiles.items.clear()
 
-    def forget(self, session: Session, stream: LogicalStream) -> None:
+    def forget(self, session: DeviceSession, stream: LogicalStream) -> None:
         """The stream is destroyed, and so are the profiles that are open on it."""
         for handle in [handle for handle, each in session.profiles.items.items() if each.stream is stream]:
-            self._let_go(session.profiles.pop(handle))
+            self._release(session.profiles.pop(handle))
 
-    def _let_go(self, profile: ProfileEntry) -> None:
+    def _release(self, profile: ProfileEntry) -> None:
         stream = profile.stream
         if profile in stream.profiles:
             stream.profiles.remove(profile)

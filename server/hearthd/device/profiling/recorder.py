@@ -10,13 +10,13 @@ from functools import partial
 
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.backend.resources import Event, Stream
-from hearthd.device.context import Device
+from hearthd.device.context import DeviceContext
 from hearthd.device.operation import Origin
-from hearthd.device.profiling.annotations import Activity, Marks
+from hearthd.device.profiling.annotations import KernelActivitySource, RangeMarker
 from hearthd.device.profiling.device_clock import DeviceClock
-from hearthd.device.profiling.trace_record import EVENT_BYTES, MAX_NAME, TraceRecord, Uncounted, dim3
+from hearthd.device.profiling.trace_record import EVENT_BYTES, MAX_NAME, DroppedRecord, TraceRecord, dim3
 from hearthd.device.session.observer import Record
-from hearthd.device.streams.stream_pool import Track
+from hearthd.device.streams.stream_pool import PooledStream
 
 MAX_BYTES = 16 << 20
 """What a trace keeps, as it travels: one answer has to fit a message, of which the client takes 32 MiB."""
@@ -30,11 +30,11 @@ class Trace:
 
     def __init__(
         self,
-        device: Device,
+        device: DeviceContext,
         clock_stream: Stream,
         limit: int,
-        marks: Sequence[Marks],
-        activity: Activity | None,
+        marks: Sequence[RangeMarker],
+        activity: KernelActivitySource | None,
         numbers: Iterator[int],
     ) -> None:
         self.device = device
@@ -61,7 +61,7 @@ class Trace:
     def record(self, origin: Origin) -> Record:
         if len(self.records) >= self._limit or self._room <= 0:
             self.dropped += 1
-            return Uncounted(self)
+            return DroppedRecord(self)
         record = TraceRecord(self, origin, next(self._numbers))
         self.records.append(record)
         return record
@@ -88,7 +88,7 @@ class Trace:
 
     # ---- times ----
 
-    def measure(self, record: TraceRecord, track: Track) -> None:
+    def measure(self, record: TraceRecord, track: PooledStream) -> None:
         """Both events of a record have been recorded on the track."""
         queue = self._under_way.setdefault(track.index, deque())
         queue.append(record)
@@ -165,7 +165,7 @@ class Trace:
             self._add_kernels(result, self._activity)
         return result
 
-    def _add_kernels(self, result: commands_pb2.TraceResult, activity: Activity) -> None:
+    def _add_kernels(self, result: commands_pb2.TraceResult, activity: KernelActivitySource) -> None:
         commands = {record.number: record for record in self.records}
         try:
             seen = activity.collect(commands)

@@ -6,7 +6,7 @@ from functools import partial
 
 from hearthd.device.backend.resources import Event
 from hearthd.device.backend.server import ComputeServer
-from hearthd.device.streams.stream_pool import Track, Tracks
+from hearthd.device.streams.stream_pool import PooledStream, StreamPool
 
 
 class Stopwatch:
@@ -17,7 +17,7 @@ class Stopwatch:
     costs nothing. Belongs to the device-handle thread.
     """
 
-    def __init__(self, server: ComputeServer, tracks: Tracks, track: Track, running: bool = True) -> None:
+    def __init__(self, server: ComputeServer, tracks: StreamPool, track: PooledStream, running: bool = True) -> None:
         self._running = running
         self._server = server
         self._tracks = tracks

@@ -17,11 +17,11 @@ from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.backend.resources import Stream
-from hearthd.device.context import Device
+from hearthd.device.context import DeviceContext
 from hearthd.device.operation import Operation, Origin, internal_error
-from hearthd.device.profiling.annotations import Activity, Marking, Marks
+from hearthd.device.profiling.annotations import AnnotationObserver, KernelActivitySource, RangeMarker
 from hearthd.device.profiling.recorder import Trace
-from hearthd.device.session.session import Session
+from hearthd.device.session.session import DeviceSession
 
 DEFAULT_EVENTS = 100_000
 MAX_EVENTS = 200_000
@@ -32,10 +32,10 @@ class TraceCommands:
 
     def __init__(
         self,
-        device: Device,
+        device: DeviceContext,
         post: Callable[[Callable[[], None]], None],
-        marks: Marks | None = None,
-        activity: Activity | None = None,
+        marks: RangeMarker | None = None,
+        activity: KernelActivitySource | None = None,
     ) -> None:
         self._device = device
         self._post = post
@@ -43,10 +43,10 @@ class TraceCommands:
         self._clock_stream: Stream | None = None
         self._sessions: set[int] = set()
         self._numbers = itertools.count(1)
-        self._marks: list[Marks] = [each for each in (marks, activity) if each is not None]
-        self._always = Marking(marks, self._numbers) if marks is not None else None
+        self._marks: list[RangeMarker] = [each for each in (marks, activity) if each is not None]
+        self._always = AnnotationObserver(marks, self._numbers) if marks is not None else None
 
-    def opened(self, session: Session) -> None:
+    def opened(self, session: DeviceSession) -> None:
         """A session begins."""
         session.trace = self._always
 
@@ -55,7 +55,7 @@ class TraceCommands:
         """Sessions with a trace."""
         return len(self._sessions)
 
-    def closed(self, session: Session) -> None:
+    def closed(self, session: DeviceSession) -> None:
         self._sessions.discard(session.channel)
         if session.trace is not None:
             session.trace.close()

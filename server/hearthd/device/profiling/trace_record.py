@@ -1,7 +1,7 @@
 """One command in a trace.
 
-A record is made with the command's origin, entered while the command is tried, begun by `Device.begin` when it gives
-work to a track, left when it has run. Between the two events that frame its work lies its time on the device.
+A record is made with the command's origin, entered while the command is tried, begun by `DeviceContext.begin` when it
+gives work to a track, left when it has run. Between the two events that frame its work lies its time on the device.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Protocol
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.backend.graph_nodes import Dim
 from hearthd.device.backend.resources import Event
-from hearthd.device.context import Device
+from hearthd.device.context import DeviceContext
 from hearthd.device.operation import Origin
-from hearthd.device.profiling.annotations import Marks
-from hearthd.device.session.launch_plan import Plan
+from hearthd.device.profiling.annotations import RangeMarker
+from hearthd.device.session.launch_plan import LaunchPlan
 from hearthd.device.session.observer import Record
-from hearthd.device.streams.stream_pool import Track
+from hearthd.device.streams.stream_pool import PooledStream
 
 EVENT_BYTES = 112
 """A TraceEvent without its names, generously."""
@@ -29,12 +29,12 @@ MAX_NAME = 1024
 class Recording(Protocol):
     """The trace (`hearthd.device.profiling.recorder.Trace`), as its records know it."""
 
-    device: Device
-    marks: Sequence[Marks]
+    device: DeviceContext
+    marks: Sequence[RangeMarker]
     dropped: int
     """Commands that came when the trace was full."""
 
-    def measure(self, record: TraceRecord, track: Track) -> None:
+    def measure(self, record: TraceRecord, track: PooledStream) -> None:
         """Both events of a record were recorded on the track."""
         ...
 
@@ -75,7 +75,7 @@ class TraceRecord:
         self.end: Event | None = None
         self._trace = trace
         self._device = trace.device
-        self._track: Track | None = None
+        self._track: PooledStream | None = None
         self._origin: Origin | None = origin
         self._outer: Record | None = None
 
@@ -88,7 +88,7 @@ class TraceRecord:
             for mark in self._trace.marks:
                 mark.push(self._origin.name, self.number)
 
-    def begin(self, track: Track, size: int, plan: Plan | None) -> None:
+    def begin(self, track: PooledStream, size: int, plan: LaunchPlan | None) -> None:
         if self.start is None:
             self.submitted_ns = time.perf_counter_ns()
             self._track = track
@@ -146,7 +146,7 @@ class TraceRecord:
         event.error = self.error
 
 
-class Uncounted:
+class DroppedRecord:
     """A command that came when the trace was full: it is counted and not kept."""
 
     __slots__ = ("_trace",)
@@ -157,7 +157,7 @@ class Uncounted:
     def enter(self) -> None:
         pass
 
-    def begin(self, track: Track, size: int, plan: Plan | None) -> None:
+    def begin(self, track: PooledStream, size: int, plan: LaunchPlan | None) -> None:
         pass
 
     def leave(self, done: bool) -> None:

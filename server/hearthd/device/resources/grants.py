@@ -23,8 +23,8 @@ Answered = Callable[[bool], None]
 """Told whether more was granted."""
 
 
-class Grants:
-    """Belongs to the device-handle thread."""
+class ProcessGrants:
+    """Device memory that the front has granted to this process. Device-handle thread only."""
 
     def __init__(self, spec: DeviceSpec, server: ComputeServer, outbox: Outbox) -> None:
         self.limit = spec.memory_granted
@@ -135,10 +135,10 @@ class Grants:
                 self._request()
 
 
-class Plea:
-    """One allocation's requests to the front: again and again while it is granted more, not once it was denied."""
+class MemoryRequest:
+    """Requests of one allocation to the front: repeated while the grant grows, and ended by the first denial."""
 
-    def __init__(self, grants: Grants, wake: Callable[[], None]) -> None:
+    def __init__(self, grants: ProcessGrants, wake: Callable[[], None]) -> None:
         self._grants = grants
         self._wake = wake
         self._waits = False

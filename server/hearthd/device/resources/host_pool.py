@@ -48,7 +48,7 @@ class Slab:
         self.view = memoryview((ctypes.c_ubyte * size).from_address(address)).cast("B")
 
 
-class HostBuffer:
+class PinnedBuffer:
     """`size` bytes of page-locked memory; `view` is writable and must not be used after the buffer is freed."""
 
     __slots__ = ("address", "block", "size", "slab", "view")
@@ -100,10 +100,10 @@ class HostPool:
     def info(self) -> HostInfo:
         return HostInfo(self.pinned, self.in_use)
 
-    def take(self, size: int) -> HostBuffer | None:
+    def take(self, size: int) -> PinnedBuffer | None:
         """`size` bytes, or None until some are given back or have been locked; then `grown` says so."""
         if size <= 0:
-            return HostBuffer(None, 0, 0)
+            return PinnedBuffer(None, 0, 0)
         buffer = self._find(size)
         if buffer is None and self._reclaim():
             buffer = self._find(size)
@@ -113,7 +113,7 @@ class HostPool:
             self._grow(max(self._slab, -(-size // GRANULARITY) * GRANULARITY))
         return buffer
 
-    def give(self, buffer: HostBuffer) -> None:
+    def give(self, buffer: PinnedBuffer) -> None:
         """A second time does nothing."""
         slab, buffer.slab = buffer.slab, None
         if slab is None:
@@ -168,16 +168,16 @@ class HostPool:
         """Up to the cap; one copy larger than a slab may go beyond, alone."""
         return self.pinned + self._slab <= self._cap or size > self._slab or not self._slabs
 
-    def _find(self, size: int) -> HostBuffer | None:
+    def _find(self, size: int) -> PinnedBuffer | None:
         if size <= LARGEST_SMALL:
             return self._find_small(size)
         for slab in self._slabs:
             offset = slab.extents.take(size)
             if offset is not None:
-                return HostBuffer(slab, offset, size)
+                return PinnedBuffer(slab, offset, size)
         return None
 
-    def _find_small(self, size: int) -> HostBuffer | None:
+    def _find_small(self, size: int) -> PinnedBuffer | None:
         block = self._small.take(size)
         if block is None:
             for slab in self._slabs:
@@ -189,7 +189,7 @@ class HostPool:
         if block is None:
             return None
         slab, start = block.page
-        return HostBuffer(slab, start + block.offset, size, block)
+        return PinnedBuffer(slab, start + block.offset, size, block)
 
     def _reclaim(self) -> bool:
         """Gives pages of which nothing is in use back to their slabs; whether there were any."""

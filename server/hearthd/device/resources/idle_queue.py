@@ -1,8 +1,7 @@
-"""Who waits for the device to rest, in order; who of them has waited too long, and whom the log is to be told of. Pure:
-times are passed in, in seconds of a monotonic clock.
+"""Queue of jobs that wait for an idle device. Pure: times are passed in, in seconds of a monotonic clock.
 
-Some wait for nobody's sake, so that launches are not held back for them unless they are many. Of the others, a load has
-somebody who waits for it, who is told when it has waited for as long as loads may.
+Background jobs hold launches back only when there are many. A load has a client that waits for it: it holds launches
+back, is logged when it is late, and expires at a limit.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ FIRST_S = 0.020
 LONGEST_S = 5.0
 
 
-class Place(Generic[J]):
-    """One that waits, since `since`. `limited`: somebody waits for it, though not for ever."""
+class IdleWaiter(Generic[J]):
+    """A queued job, since `since`. `limited`: a load, which may expire."""
 
     __slots__ = ("excused", "job", "limited", "since", "told", "urgent")
 
@@ -44,13 +43,13 @@ class Place(Generic[J]):
         """Whether the log has been."""
 
 
-class RestLine(Generic[J]):
-    """All of them, the first that came first."""
+class IdleQueue(Generic[J]):
+    """Queued jobs, oldest first."""
 
     def __init__(self) -> None:
-        self._all: dict[Place[J], None] = {}
-        self._urgent: dict[Place[J], None] = {}
-        self._limited: dict[Place[J], None] = {}
+        self._all: dict[IdleWaiter[J], None] = {}
+        self._urgent: dict[IdleWaiter[J], None] = {}
+        self._limited: dict[IdleWaiter[J], None] = {}
         self._crowded: float | None = None
         """Since when there have been too many that nobody waits for."""
         self.since: float | None = None
@@ -60,21 +59,21 @@ class RestLine(Generic[J]):
         return len(self._all)
 
     @property
-    def first(self) -> Place[J] | None:
+    def first(self) -> IdleWaiter[J] | None:
         return next(iter(self._all), None)
 
     @property
     def limited(self) -> int:
-        """How many loads there are."""
+        """Number of loads."""
         return len(self._limited)
 
     def longest(self, now: float) -> float:
-        """Seconds that the one of them has waited which came first; 0: there is none."""
+        """Seconds that the oldest load has waited; 0 without loads."""
         return max(0.0, now - first.since) if (first := next(iter(self._limited), None)) is not None else 0.0
 
-    def add(self, job: J, now: float, *, urgent: bool, limited: bool = False) -> Place[J]:
-        """One more. `limited`: a load, which is urgent always."""
-        place = Place(job, now, urgent or limited, limited)
+    def add(self, job: J, now: float, *, urgent: bool, limited: bool = False) -> IdleWaiter[J]:
+        """Queues a job. `limited`: a load, which is always urgent."""
+        place = IdleWaiter(job, now, urgent or limited, limited)
         self._all[place] = None
         if place.urgent:
             self._urgent[place] = None
@@ -85,8 +84,8 @@ class RestLine(Generic[J]):
         self._reckon()
         return place
 
-    def drop(self, place: Place[J]) -> bool:
-        """It waits no more; False: it had not been waiting."""
+    def drop(self, place: IdleWaiter[J]) -> bool:
+        """Removes a job. Returns False if it was not queued."""
         if place not in self._all:
             return False
         del self._all[place]
@@ -105,31 +104,31 @@ class RestLine(Generic[J]):
 
     # ---- loads ----
 
-    def expired(self, now: float, limit: float) -> list[Place[J]]:
-        """Loads that have waited for `limit` seconds and are not excused; 0: they may wait for ever."""
+    def expired(self, now: float, limit: float) -> list[IdleWaiter[J]]:
+        """Loads that have waited for `limit` seconds and are not excused; 0: no limit."""
         return [place for place in self._waited(now, limit or math.inf) if now >= place.excused]
 
-    def untold(self, now: float) -> list[Place[J]]:
-        """Loads that have waited for long, each named here once."""
+    def untold(self, now: float) -> list[IdleWaiter[J]]:
+        """Late loads that have not been logged; each is returned once."""
         found = [place for place in self._waited(now, TELL_S) if not place.told]
         for place in found:
             place.told = True
         return found
 
-    def _waited(self, now: float, seconds: float) -> Iterator[Place[J]]:
+    def _waited(self, now: float, seconds: float) -> Iterator[IdleWaiter[J]]:
         for place in self._limited:
             if now < place.since + seconds:
                 return
             yield place
 
     def wake(self, now: float, limit: float) -> float | None:
-        """Seconds until the next of them has waited too long, or for so long that it is to be told; None: none will."""
+        """Seconds until the next load expires or is to be logged; None: no load will."""
         if not self._limited:
             return None
         ahead = self._next_due(limit) - now if limit else None
-        quiet = next((place for place in self._limited if not place.told), None)
-        if quiet is not None:
-            ahead = sooner(quiet.since + TELL_S - now, ahead)
+        idle_work = next((place for place in self._limited if not place.told), None)
+        if idle_work is not None:
+            ahead = sooner(idle_work.since + TELL_S - now, ahead)
         return None if ahead is None else max(0.0, ahead)
 
     def _next_due(self, limit: float) -> float:

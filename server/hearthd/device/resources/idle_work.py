@@ -1,12 +1,12 @@
-"""Work that the driver does only while no kernel runs: loading code and unloading it, and giving up what a
-communicator has.
+"""Idle work: jobs that the driver does only while no kernel runs, as loading and unloading code, and aborting
+communicators.
 
-CUDA waits for every kernel of the context before it loads or unloads a module, whatever thread asks, and lets no other
-call through meanwhile (measured with CUDA 13 on an H200: as long as the kernel runs; CUDA_MODULE_LOADING and the
-library API only move the wait). The device-handle thread must not wait, so the work does, until the device rests.
+CUDA waits for every kernel of the context before it loads or unloads a module, whatever thread asks, and blocks all
+other calls meanwhile (measured with CUDA 13 on an H200: as long as the kernel runs; CUDA_MODULE_LOADING and the library
+API only move the wait). The device-handle thread must not wait, so the job does, until the device is idle.
 
-A kernel that never ends would keep it waiting for ever. So who loads is told when that takes too long, and by whom, and
-so is the log, earlier; but who waits for its own kernels alone waits as long as they take.
+A kernel that never ends would delay a load for ever. A late load is logged, then refused with the names of the kernels;
+a session that waits for its own kernels alone waits without a limit.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import NamedTuple
 
 from hearth_proto.reasons import Refusal
 from hearthd.device.backend.server import ComputeServer
-from hearthd.device.platform.log import Journal
+from hearthd.device.platform.log import ProcessLog
 from hearthd.device.platform.spin_policy import sooner
-from hearthd.device.resources.idle_queue import Place, RestLine, holding
-from hearthd.device.resources.running import AGAIN_S, running, unrested
-from hearthd.device.session.session import Session
-from hearthd.device.streams.stream_pool import NAMED, Tracks
+from hearthd.device.resources.idle_queue import IdleQueue, IdleWaiter, holding
+from hearthd.device.resources.running import AGAIN_S, device_busy, running
+from hearthd.device.session.session import DeviceSession
+from hearthd.device.streams.stream_pool import NAMED, StreamPool
 
 Job = Callable[[], None]
 
@@ -31,34 +31,36 @@ BESIDE_S = 2.0
 """How long launches are held back, at most, for what another thread does while the device rests."""
 
 
-class Load(NamedTuple):
-    """What somebody waits for: who, what, and how to tell that it will not be done."""
+class PendingLoad(NamedTuple):
+    """A load that a client waits for: its session, its name, and the callback that refuses it."""
 
-    session: Session
+    session: DeviceSession
     what: str
     refuse: Callable[[Refusal], None]
 
 
-class Task(NamedTuple):
+class IdleTask(NamedTuple):
+    """A job, and the load that it is for."""
+
     run: Job
-    load: Load | None = None
+    load: PendingLoad | None = None
     """None: nobody waits for it."""
 
 
-Waiting = Place[Task]
+Waiting = IdleWaiter[IdleTask]
 """A job that waits."""
 
 
-class Quiet:
-    """Belongs to the device-handle thread. `kick`: launches are let through again. `limit`: seconds that a load may
-    wait; 0: for ever."""
+class IdleWork:
+    """Runs jobs while the device is idle. Device-handle thread only. `kick`: called when launches are let through
+    again. `limit`: seconds that a load may wait; 0: no limit."""
 
     def __init__(
         self,
         server: ComputeServer,
-        tracks: Tracks,
+        tracks: StreamPool,
         kick: Callable[[], None],
-        journal: Journal,
+        journal: ProcessLog,
         limit: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -70,7 +72,7 @@ class Quiet:
         self._clock = clock
         self.tenant_of: Callable[[str], str | None] = lambda _session: None
         """Of a session by its id; None: it is not known."""
-        self._line: RestLine[Task] = RestLine()
+        self._line: IdleQueue[IdleTask] = IdleQueue()
         self._asked = False
         self._ends = 0
         """How often all that the device had been given before has ended, while somebody waited for that."""
@@ -80,8 +82,8 @@ class Quiet:
 
     @property
     def occupied(self) -> bool:
-        """Whether another thread does something that no kernel is to run beside, least of all one that may wait for a
-        peer."""
+        """True while another thread does work that must not run beside a kernel, least of all beside one that may wait
+        for a peer."""
         return bool(self._beside)
 
     @property
@@ -89,24 +91,19 @@ class Quiet:
         return any(until > -math.inf for until in self._beside.values())
 
     def gauges(self) -> dict[str, int]:
-        """Loads that wait for the device to rest, and how long the first of them has."""
+        """Number of loads that wait for an idle device, and the age of the oldest."""
         longest = self._line.longest(self._clock()) if self._line.limited else 0.0
         return {"loads_waiting": self._line.limited, "load_wait_longest_ns": int(longest * 1e9)}
 
     def run(self, job: Job, *, urgent: bool = True) -> None:
-        """`job` when no kernel runs, however long that takes: at once where that is so, or where the backend does not
-        mind. In order.
+        """Runs `job` when no kernel runs: at once if the device is idle or the backend needs no idle device. Jobs run
+        in order. Launches are held back at intervals for urgent jobs."""
+        self._add(IdleTask(job), urgent)
 
-        Launches are held back in turns for what is urgent.
-        """
-        self._add(Task(job), urgent)
-
-    def load(self, session: Session, what: str, job: Job, refuse: Callable[[Refusal], None]) -> Waiting | None:
-        """`job`, which is urgent, as `run` has it; or else `refuse(why)`, when it has waited for as long as it may.
-
-        None: it was done at once. What waits can be taken back by `drop`. `what`: it, in the refusal's words.
-        """
-        return self._add(Task(job, Load(session, what, refuse)), urgent=True)
+    def load(self, session: DeviceSession, what: str, job: Job, refuse: Callable[[Refusal], None]) -> Waiting | None:
+        """Runs `job` as an urgent job, or calls `refuse(why)` when it has waited for the limit. Returns None if the job
+        has run; else the queued job, for `drop`. `what` names the load in the refusal."""
+        return self._add(IdleTask(job, PendingLoad(session, what, refuse)), urgent=True)
 
     def hopeful(self) -> Callable[[], bool]:
         """For what is refused now: whether it is worth another try by then. What kept the device from resting has
@@ -115,11 +112,11 @@ class Quiet:
         return lambda: self._ends != ends or self._clock() >= until
 
     def drop(self, waiting: Waiting) -> None:
-        """Nobody wants it any more, so nothing is held back for it. Nothing happens where it does not wait."""
+        """Removes a queued job, and lets launches through that were held back for it. No effect if it is not queued."""
         if self._line.drop(waiting):
             self._let_through()
 
-    def _add(self, task: Task, urgent: bool) -> Waiting | None:
+    def _add(self, task: IdleTask, urgent: bool) -> Waiting | None:
         if not self._server.loading_waits or (not self._line and self._idle()):
             task.run()
             return None
@@ -128,15 +125,15 @@ class Quiet:
         return waiting
 
     def beside(self, job: Callable[[Job], None], *, urgent: bool = False) -> None:
-        """`job(done)` as `run` has it, for what it has another thread do: launches are held back until `done` is
-        called, on this thread, though not for long."""
+        """Runs `job(done)` as `run`, for work of another thread: launches are held back until `done` is called on this
+        thread, for a limited time."""
         if self._server.loading_waits:
             self.run(lambda: self._occupy(job), urgent=urgent)
         else:
             job(lambda: None)
 
     def meanwhile(self, job: Callable[[Job], None]) -> None:
-        """The same, and at once, whatever runs."""
+        """As `beside`, at once, whether or not the device is idle."""
         if self._server.loading_waits:
             self._occupy(job)
         else:
@@ -162,8 +159,8 @@ class Quiet:
             self._kick()
 
     def poll(self) -> float | None:
-        """Holds launches back or lets them through, and tells who has waited too long, as it is time; seconds until
-        that changes, None: it does not."""
+        """Holds launches back or lets them through, and logs or refuses late loads. Returns seconds until the next
+        change; None: no change is due."""
         if not self._beside and self._line.since is None:
             return None
         ahead = self._look_after_loads() if self._line.limited else None
@@ -203,7 +200,7 @@ class Quiet:
             if found.own and not (found.others or found.strangers):
                 waiting.excused = now + AGAIN_S
             elif self._line.drop(waiting):  # it has not been taken back for the sake of one before
-                load.refuse(unrested(load.what, now - waiting.since, self.limit, found))
+                load.refuse(device_busy(load.what, now - waiting.since, self.limit, found))
         self._let_through()
         return self._line.wake(now, self.limit)
 

@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.session.session import Session
-from hearthd.device.streams.stream_pool import NAMED, Tracks, listed
+from hearthd.device.session.session import DeviceSession
+from hearthd.device.streams.stream_pool import NAMED, StreamPool, listed
 
 AGAIN_S = 5.0
 """Who was refused is refused again, without a wait, until so much time has passed or that work has ended: what was sent
 behind it would else wait as long, one after the other."""
 
 
-class Running(NamedTuple):
-    """Kernels in flight, those of each session apart; oldest first, each once."""
+class RunningKernels(NamedTuple):
+    """Kernels in flight, by owner: the session itself, its tenant, other tenants. Oldest first, each once."""
 
     own: list[str]
     """Those of who asks."""
@@ -40,7 +40,7 @@ class Running(NamedTuple):
         return " and ".join(parts) or "work that has no kernel's name (a graph, a collective or a copy)"
 
 
-def running(tracks: Tracks, asking: Session, tenant_of: Callable[[str], str | None]) -> Running:
+def running(tracks: StreamPool, asking: DeviceSession, tenant_of: Callable[[str], str | None]) -> RunningKernels:
     """`tenant_of` a session by its id; None where that is not known."""
     own: list[str] = []
     others: dict[str, list[str]] = {}
@@ -53,10 +53,10 @@ def running(tracks: Tracks, asking: Session, tenant_of: Callable[[str], str | No
             others[session] = names
         else:
             strangers = True
-    return Running(own, others, strangers)
+    return RunningKernels(own, others, strangers)
 
 
-def unrested(what: str, waited: float, limit: float, found: Running) -> Refusal:
+def device_busy(what: str, waited: float, limit: float, found: RunningKernels) -> Refusal:
     """For who waited for the device to rest for as long as that may take, and is refused `what`."""
     fixes = []
     if found.own:

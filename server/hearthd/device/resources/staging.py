@@ -10,8 +10,8 @@ from hearth_proto.reasons import Refusal
 from hearthd.device.backend.resources import HostBuffer
 from hearthd.device.backend.server import ComputeServer
 from hearthd.device.resources.drop_queue import DropQueue
-from hearthd.device.session.session import Session
-from hearthd.device.streams.stream_pool import Track, Tracks
+from hearthd.device.session.session import DeviceSession
+from hearthd.device.streams.stream_pool import PooledStream, StreamPool
 
 SMALL = 64 << 10
 """Buffers below this share an event with others (`DropQueue`): a batch of them holds back 4 MiB at the most, however
@@ -21,20 +21,20 @@ long the work behind it takes."""
 class Staging:
     """Buffers on loan until the copy through them is done. Each is given back once; in any order."""
 
-    def __init__(self, server: ComputeServer, cap: int, tracks: Tracks, on_room: Callable[[], None]) -> None:
+    def __init__(self, server: ComputeServer, cap: int, tracks: StreamPool, on_room: Callable[[], None]) -> None:
         self._server = server
         self._cap = cap
         self._tracks = tracks
         self._on_room = on_room
-        self._lent: dict[HostBuffer, tuple[Session | None, int]] = {}
+        self._lent: dict[HostBuffer, tuple[DeviceSession | None, int]] = {}
         self.on_return: Callable[[int], None] = lambda nanoseconds: None
         """Told how long a buffer was on loan."""
-        self._dropped: dict[Track, DropQueue[HostBuffer]] = {}  # of tracks that have an open batch
+        self._dropped: dict[PooledStream, DropQueue[HostBuffer]] = {}  # of tracks that have an open batch
         self._starved = False
         self._of_tenant: dict[str, int] = {}  # on loan
         self.in_use = 0
 
-    def acquire(self, size: int, session: Session | None = None) -> HostBuffer | None:
+    def acquire(self, size: int, session: DeviceSession | None = None) -> HostBuffer | None:
         """At least `size` bytes, or None while there are none: what waits is tried again when there are.
 
         One copy larger than the cap may go alone. `session` is whom the memory is counted for, and whose tenant's quota
@@ -47,7 +47,7 @@ class Staging:
                 raise refusal
         return buffer
 
-    def find(self, size: int, session: Session | None = None) -> HostBuffer | None:
+    def find(self, size: int, session: DeviceSession | None = None) -> HostBuffer | None:
         """As `acquire`, for who can also do without: see `refusal`."""
         if (not self.in_use or self.in_use + size <= self._cap) and self._within_quota(size, session):
             buffer = self._server.allocate_host(size)
@@ -62,7 +62,7 @@ class Staging:
         self.flush()  # what may be done already is not to wait for the end of the turn
         return None
 
-    def _within_quota(self, size: int, session: Session | None) -> bool:
+    def _within_quota(self, size: int, session: DeviceSession | None) -> bool:
         """Whether the session's tenant may have so much more on loan. One copy larger than its quota may go alone."""
         if session is None or not session.pinned_bytes:
             return True
@@ -73,7 +73,7 @@ class Staging:
         """Why the host locks no more memory for now; None: it does, or what is on loan will be enough."""
         return self._server.host_refusal(size)
 
-    def drop(self, track: Track, buffer: HostBuffer) -> None:
+    def drop(self, track: PooledStream, buffer: HostBuffer) -> None:
         """Gives a buffer back when all that the track has been given so far is done."""
         queue = self._dropped.get(track)
         if queue is None:
@@ -97,7 +97,7 @@ class Staging:
         """A second time does nothing."""
         self._release((buffer,))
 
-    def _close(self, track: Track) -> None:
+    def _close(self, track: PooledStream) -> None:
         batch = self._dropped.pop(track).close()
         self._tracks.on_complete(track, partial(self._release, batch))
 

@@ -11,10 +11,10 @@ from google.protobuf.message import DecodeError
 from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2, device_pb2
-from hearthd.device.context import Device
+from hearthd.device.context import DeviceContext
 from hearthd.device.launch.commands import LaunchCommands
-from hearthd.device.scheduler.backlog import LAUNCH, NEEDS, NOTHING, Ahead, Backlog, Changes
-from hearthd.device.session.session import BatchEntry, Session
+from hearthd.device.scheduler.backlog import LAUNCH, NEEDS, NOTHING, Backlog, Changes, PeekedBatch
+from hearthd.device.session.session import BatchEntry, DeviceSession
 
 LOOK_AHEAD_BYTES = 64 << 10
 """Longer batches are not looked into before their turn: that takes time, which belongs to others."""
@@ -30,17 +30,17 @@ CHANGING = frozenset({"begin_capture", "end_capture", "create_stream", "destroy_
 """Commands that decide what becomes of those behind them: none of those is answered ahead of its turn."""
 
 
-AtOnce = tuple[Callable[[Session, commands_pb2.Command, BatchEntry, int], bool], int]
+AtOnce = tuple[Callable[[DeviceSession, commands_pb2.Command, BatchEntry, int], bool], int]
 """What runs a command of a batch (its entry, the command's index), and how much work it gives the device: 1 or none.
 False, with nothing done, where the command has to go the long way."""
 
 
-class Commands(Protocol):
+class CommandRunner(Protocol):
     """Who runs them: the executor."""
 
     def command(
         self,
-        session: Session,
+        session: DeviceSession,
         command: commands_pb2.Command,
         kind: str,
         *,
@@ -51,8 +51,8 @@ class Commands(Protocol):
         """Runs it, which is of this kind ("": of none), or puts it off until what it needs is there."""
         ...
 
-    def result(self, session: Session, call: int, result: commands_pb2.Result) -> None: ...
-    def acknowledge(self, session: Session, entry: BatchEntry) -> None: ...
+    def result(self, session: DeviceSession, call: int, result: commands_pb2.Result) -> None: ...
+    def acknowledge(self, session: DeviceSession, entry: BatchEntry) -> None: ...
 
 
 class Arrivals:
@@ -60,7 +60,7 @@ class Arrivals:
     `Backlog.left` and `Backlog.may`."""
 
     def __init__(
-        self, device: Device, launches: LaunchCommands, commands: Commands, at_once: Mapping[str, AtOnce]
+        self, device: DeviceContext, launches: LaunchCommands, commands: CommandRunner, at_once: Mapping[str, AtOnce]
     ) -> None:
         """`at_once`: who is asked first for commands of these kinds."""
         self._device = device
@@ -216,7 +216,7 @@ class Arrivals:
                     if self._answer(backlog, command, known):
                         answered.append(place)
                     known.pop()
-        backlog.ahead[id(frame)] = Ahead(batch, changes, frozenset(answered))
+        backlog.ahead[id(frame)] = PeekedBatch(batch, changes, frozenset(answered))
 
     def _answer(self, backlog: Backlog, command: commands_pb2.Command, before: list[Changes]) -> bool:
         """Whether what is asked of an event is answered now, or when it has been recorded: `before` is what happens to
@@ -236,7 +236,7 @@ class Arrivals:
         self._commands.command(session, command, "query_event")
         return True
 
-    def _protocol_error(self, session: Session, why: str) -> None:
+    def _protocol_error(self, session: DeviceSession, why: str) -> None:
         refusal = Refusal(
             Reason.MALFORMED_MESSAGE,
             f"the message was no valid batch: {why}; nothing of it ran",

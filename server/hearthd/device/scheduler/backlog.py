@@ -12,9 +12,9 @@ from hearth_proto.frames import Frame, Kind
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.scheduler.pace import Pace
 from hearthd.device.scheduler.standstill import Standstill
-from hearthd.device.session.session import Session
+from hearthd.device.session.session import DeviceSession
 from hearthd.device.session.stream import LogicalStream
-from hearthd.device.streams.stream_pool import NEVER, Track, Tracks
+from hearthd.device.streams.stream_pool import NEVER, PooledStream, StreamPool
 
 NOTHING, COPY, LAUNCH = range(3)
 """What a command gives the device. Copies go beside the kernels of others; launches are what turns are about."""
@@ -38,7 +38,7 @@ class Slice:
 
     __slots__ = ("base", "begun", "count", "late", "most", "turn")
 
-    def __init__(self, begun: float, most: int, turn: bool, base: dict[Track, int]) -> None:
+    def __init__(self, begun: float, most: int, turn: bool, base: dict[PooledStream, int]) -> None:
         self.begun = begun
         self.most = most
         self.turn = turn
@@ -49,7 +49,7 @@ class Slice:
         self.late = False
         """Whether it has taken so long that nobody waits for it any more."""
 
-    def given(self, tracks: Iterable[Track]) -> int:
+    def given(self, tracks: Iterable[PooledStream]) -> int:
         """How many commands so far, of those that these tracks were given."""
         base = self.base
         return sum(track.given - base.get(track, track.since) for track in tracks)
@@ -59,7 +59,7 @@ Changes = dict[int, bool]
 """Events that commands record or destroy; whether they record them, once, and do no more."""
 
 
-class Ahead(NamedTuple):
+class PeekedBatch(NamedTuple):
     """A batch that waits and has been looked into."""
 
     batch: commands_pb2.Batch
@@ -78,7 +78,7 @@ class Backlog:
         "room", "session", "since", "slices", "sparse", "standstill", "transfers", "under", "used", "wanting", "work",
     )  # fmt: skip
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: DeviceSession) -> None:
         self.session = session
         # What waits.
         self.frames: deque[Frame] = deque()
@@ -89,7 +89,7 @@ class Backlog:
         """The command that it stands before, and for how many nanoseconds it has stopped in this batch."""
         self.work: Iterator[None] | None = None
         """What is left of it."""
-        self.ahead: dict[int, Ahead] = {}
+        self.ahead: dict[int, PeekedBatch] = {}
         """Batches among the frames that have been looked into, by `id` of the frame."""
         self.awaited: dict[int, list[commands_pb2.Command]] = {}
         """What is asked of events that have not been recorded yet."""
@@ -130,7 +130,7 @@ class Backlog:
         self.paid = 0.0
         """What it had used at `since`."""
         self.owes = math.inf
-        """See `hearthd.device.scheduler.device_time.Payer`."""
+        """See `hearthd.device.scheduler.device_time.DeviceTimePayer`."""
         self.counted = 0
         """Commands that were done at `since`, where it is in no slice."""
 
@@ -138,17 +138,17 @@ class Backlog:
     def session_id(self) -> str:
         return self.session.id
 
-    def tracks(self) -> list[Track]:
+    def tracks(self) -> list[PooledStream]:
         """Those of its streams, each once."""
         return self.session.streams.tracks
 
-    def busy_tracks(self) -> list[Track]:
+    def busy_tracks(self) -> list[PooledStream]:
         """Those that may have work of it, also its part in collectives."""
         streams = self.session.streams
         collectives = streams.collectives
         return list(dict.fromkeys((*streams.tracks, *collectives))) if collectives else streams.tracks
 
-    def collectives(self, tracks: Tracks) -> list[Track]:
+    def collectives(self, tracks: StreamPool) -> list[PooledStream]:
         """Communicators' tracks with work of it that is not known to be done."""
         return tracks.undone(self.session.streams.collectives)
 
@@ -198,7 +198,7 @@ class Backlog:
         standstill.stream = stream
         return True
 
-    def stands_still(self, tracks: Tracks) -> bool:
+    def stands_still(self, tracks: StreamPool) -> bool:
         """Whether it does still."""
         stream = self.standstill.stream
         if stream is None:
@@ -207,7 +207,7 @@ class Backlog:
         full = (stream.track.budget <= 0 and not tracks.reap(stream.track)) or self.session.deferred.holds(stream)
         return full and not self.closing and self.stops(stream)
 
-    def bar(self, tracks: Tracks) -> None:
+    def bar(self, tracks: StreamPool) -> None:
         """Nothing goes to the device from now on."""
         self.standstill.stream = None
         self.room = 0
@@ -216,7 +216,7 @@ class Backlog:
             tracks.bar(track, True, 0)
             track.asked = asked
 
-    def let(self, tracks: Tracks, most: int = NEVER, launches: bool = True) -> None:
+    def let(self, tracks: StreamPool, most: int = NEVER, launches: bool = True) -> None:
         """So many commands may go from now on."""
         self.room = most
         self.launches = launches
@@ -227,11 +227,11 @@ class Backlog:
         """How many commands of it are known to be done."""
         return sum([track.finished - track.since for track in self.busy_tracks()])  # a generator takes twice as long
 
-    def undone(self, tracks: Tracks) -> list[Track]:
+    def undone(self, tracks: StreamPool) -> list[PooledStream]:
         """Tracks with work that is not known to be done."""
         return tracks.undone(self.busy_tracks())
 
-    def under_way(self, tracks: Tracks) -> bool:
+    def under_way(self, tracks: StreamPool) -> bool:
         """Whether the device has work of it that is not known to be done."""
         return bool(tracks.undone(self.busy_tracks()))
 

@@ -21,7 +21,7 @@ TELL_S = 1.0
 """How often the front is told, while there is something to tell."""
 
 
-class Payer(Protocol):
+class DeviceTimePayer(Protocol):
     """Who pays: a session's `hearthd.device.scheduler.backlog.Backlog`."""
 
     used: float
@@ -35,10 +35,10 @@ class Payer(Protocol):
     def session_id(self) -> str: ...
 
 
-P = TypeVar("P", bound=Payer)
+P = TypeVar("P", bound=DeviceTimePayer)
 
 
-class Meter(Generic[P]):
+class DeviceTimeMeter(Generic[P]):
     """Belongs to the device-handle thread. `charge` is told of every bit of time and who paid it."""
 
     def __init__(

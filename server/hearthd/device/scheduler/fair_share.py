@@ -22,13 +22,13 @@ from collections.abc import Callable
 from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
-from hearthd.device.context import Device
+from hearthd.device.context import DeviceContext
 from hearthd.device.platform.spin_policy import sooner
 from hearthd.device.scheduler.arrivals import Arrivals
 from hearthd.device.scheduler.backlog import Backlog
-from hearthd.device.scheduler.process_turns import Turns
-from hearthd.device.scheduler.time_slices import Slicing
-from hearthd.device.session.session import Session
+from hearthd.device.scheduler.process_turns import ProcessTurns
+from hearthd.device.scheduler.time_slices import TimeSlices
+from hearthd.device.session.session import DeviceSession
 from hearthd.device.streams.stream_pool import NEVER
 
 BATCH, CLOSE = Kind.BATCH, Kind.CLOSE  # looked up once: each time costs 0.3 us (Python 3.11)
@@ -43,30 +43,32 @@ PIECE = 512
 """Commands of it before the clock is looked at."""
 
 
-class Sharing:
+class FairShare:
     """Belongs to the device-handle thread. `perform` runs frames that are no commands."""
 
-    def __init__(self, device: Device, arrivals: Arrivals, perform: Callable[[Session, Frame], None]) -> None:
+    def __init__(
+        self, device: DeviceContext, arrivals: Arrivals, perform: Callable[[DeviceSession, Frame], None]
+    ) -> None:
         self._device = device
         self._tracks = device.tracks
         self._arrivals = arrivals
         self._perform = perform
         self._backlogs: dict[int, Backlog] = {}
-        self._slicing = Slicing(device, self._advance, self._rest)
+        self._slicing = TimeSlices(device, self._advance, self._rest)
         self._active = self._slicing.active
         self.meter = self._slicing.meter
         self._shared_at = 0.0
         """When more than one had work last."""
-        self._turns = Turns(device.outbox, self.meter.clock)
+        self._turns = ProcessTurns(device.outbox, self.meter.clock)
         self._more = False
 
     # ---- sessions and frames ----
 
-    def open(self, session: Session) -> None:
+    def open(self, session: DeviceSession) -> None:
         """A session begins."""
         self._backlogs[session.channel] = Backlog(session)
 
-    def take(self, session: Session, frame: Frame) -> None:
+    def take(self, session: DeviceSession, frame: Frame) -> None:
         """A frame has arrived; it is looked at when all before it have been."""
         backlog = self._backlogs[session.channel]
         if frame.kind == CLOSE:
@@ -78,7 +80,7 @@ class Sharing:
         if not backlog.active:
             self._wake(backlog)
 
-    def alone(self, session: Session) -> Backlog | None:
+    def alone(self, session: DeviceSession) -> Backlog | None:
         """The session's, where nobody else has work, all that it has sent has been looked at, and no more than that
         decides what it may give the device."""
         active = self._active
@@ -105,29 +107,29 @@ class Sharing:
             now = self.meter.spent(backlog, since)
             backlog.learn(commands, since, now)
 
-    def last_batch(self, session: Session) -> int:
+    def last_batch(self, session: DeviceSession) -> int:
         """The number of the last batch that has been looked at, or waits and came with its number."""
         frames = self._backlogs[session.channel].frames
         return max(session.last_seq, *(frame.id for frame in frames if frame.kind == BATCH), 0)
 
-    def behind(self, session: Session, frame: Frame) -> bool:
+    def behind(self, session: DeviceSession, frame: Frame) -> bool:
         """Whether a message of an upload had to be put behind commands that wait."""
         behind = self._backlogs[session.channel].behind(frame)
         if behind:
             self.take(session, frame)
         return behind
 
-    def cancel(self, session: Session, call: int) -> bool:
+    def cancel(self, session: DeviceSession, call: int) -> bool:
         """Forgets a single call that nobody has looked at; whether there was one."""
         backlog = self._backlogs[session.channel]
         self._slicing.stir(backlog)
         return backlog.withdraw(call)
 
-    def gone(self, session: Session) -> None:
+    def gone(self, session: DeviceSession) -> None:
         """All that a session which was closed had on the device is done."""
         self.meter.forget(self._backlogs.pop(session.channel))
 
-    def pumped(self, session: Session) -> None:
+    def pumped(self, session: DeviceSession) -> None:
         """Commands of it that had been put off were tried."""
         backlog = self._backlogs[session.channel]
         if backlog.active:

@@ -17,7 +17,7 @@ WANTS, WORKS = 1, 2
 """Flags of TURN and of BUSY; see `hearthd.front.resources.time_credits`."""
 
 
-class Turns:
+class ProcessTurns:
     """Belongs to the device-handle thread. A process that is alone on its device is told nothing, and says nothing."""
 
     def __init__(self, outbox: Outbox, clock: Callable[[], float]) -> None:

@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable
 from functools import partial
 
-from hearthd.device.context import Device
+from hearthd.device.context import DeviceContext
 from hearthd.device.platform.spin_policy import sooner
 from hearthd.device.scheduler.backlog import COPY, NOTHING, Backlog, Slice
-from hearthd.device.scheduler.device_time import Meter
+from hearthd.device.scheduler.device_time import DeviceTimeMeter
 from hearthd.device.scheduler.pace import AHEAD, BESIDE_S, CHANCE_S, PATIENCE_S, QUANTUM_S, SLICE_S
-from hearthd.device.streams.stream_pool import NEVER, Track
-from hearthd.shared.deficit_round_robin import Fair
+from hearthd.device.streams.stream_pool import NEVER, PooledStream
+from hearthd.shared.deficit_round_robin import HierarchicalRoundRobin
 
 STRETCH_S = 2e-4
 """How long one session may keep this thread while others have work."""
@@ -30,21 +30,21 @@ NEAR_S = 1.5e-4
 """How near the end of a slice is watched for without sleeping, for sleeps take longer than they should."""
 
 
-class Slicing:
+class TimeSlices:
     """Belongs to the device-handle thread.
 
     `advance` works up to so many commands off, and says whether there are more; `rest`: a session has no more to do.
     """
 
     def __init__(
-        self, device: Device, advance: Callable[[Backlog, int], bool], rest: Callable[[Backlog], None]
+        self, device: DeviceContext, advance: Callable[[Backlog, int], bool], rest: Callable[[Backlog], None]
     ) -> None:
         self._device = device
         self._tracks = device.tracks
         self._advance = advance
         self._rest = rest
-        self.meter: Meter[Backlog] = Meter(device.outbox, device.telemetry, self._charge)
-        self._fair: Fair[Backlog] = Fair(QUANTUM_S)
+        self.meter: DeviceTimeMeter[Backlog] = DeviceTimeMeter(device.outbox, device.telemetry, self._charge)
+        self._fair: HierarchicalRoundRobin[Backlog] = HierarchicalRoundRobin(QUANTUM_S)
         self._holder: Backlog | None = None
         """The last that was given a turn."""
         self.active: dict[Backlog, None] = {}
@@ -80,9 +80,9 @@ class Slicing:
         self._fair.forget(backlog)
         self._want(backlog, False)
         self._stirred.pop(backlog, None)
-        self._let_go(backlog)
+        self._release(backlog)
 
-    def _let_go(self, backlog: Backlog) -> None:
+    def _release(self, backlog: Backlog) -> None:
         """Who comes next does not wait for its turn any more, once that is done."""
         if self._holder is backlog and not backlog.slices:
             self._holder = None
@@ -283,12 +283,12 @@ class Slicing:
         if not backlog.slices:
             self._beside.discard(backlog)
 
-    def _found(self, backlog: Backlog, tracks: list[Track], turn: bool) -> None:
+    def _found(self, backlog: Backlog, tracks: list[PooledStream], turn: bool) -> None:
         """Work is on the device that was given without a slice; it becomes one."""
         base = {track: track.finished for track in tracks}
         self._mark(backlog, Slice(backlog.since, NEVER, turn, base), tracks)
 
-    def _mark(self, backlog: Backlog, made: Slice, tracks: list[Track]) -> None:
+    def _mark(self, backlog: Backlog, made: Slice, tracks: list[PooledStream]) -> None:
         if not tracks:
             return
         made.count = made.given(tracks)
@@ -312,7 +312,7 @@ class Slicing:
             backlog.owes = math.inf
             self._beside.discard(backlog)
         if backlog.ended:
-            self._let_go(backlog)
+            self._release(backlog)
         else:
             self.stir(backlog)
 

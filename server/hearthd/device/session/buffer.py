@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.session.module import ModuleEntry
 from hearthd.device.streams.ordering import Usage
-from hearthd.device.streams.stream_errors import Failure
+from hearthd.device.streams.stream_errors import StreamFailure
 
 
 class ReadOnly(NamedTuple):
@@ -43,17 +43,17 @@ class Buffer:
         self.reservation: Any = None
         """The `hearthd.device.memory.reservations.Reservation` that it lies in; None: no memory of its own."""
         self.place: Any = None
-        """The `hearthd.device.memory.shared_ownership.Place` that it shares with others, in the place of a reservation;
-        None: it has its memory to itself."""
+        """The `hearthd.device.memory.shared_ownership.SharedAllocation` that holds the memory, where
+        several handles share it; None: the buffer has a reservation."""
         self.read_only: ReadOnly | None = None
         self.holders = 0
         """Graphs and prepared launches that use it: its memory outlives its handle for them."""
         self.durable: Any = None
-        """The `hearthd.device.durable.snapshot.Durable` that keeps copies of it; None: it never had any."""
+        """The `hearthd.device.durable.buffers.DurableBuffer` that keeps copies of it; None: it never had any."""
         self.freed = False
         self.module: ModuleEntry | None = None
         self.usage = Usage()
-        self.failure: Failure | None = None
+        self.failure: StreamFailure | None = None
         self.lost: Refusal | None = None
         """Why there is no memory behind the handle."""
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from hearth_proto.reasons import Refusal
-from hearthd.device.session.handle_table import Table
-from hearthd.device.session.session import Session
+from hearthd.device.session.handle_table import HandleTable
+from hearthd.device.session.session import DeviceSession
 
-Made = Callable[[Session, Any], tuple[Table[Any], Iterable[int]]]
-Unmade = Callable[[Session, Any], tuple[Table[Any], int]]
+Made = Callable[[DeviceSession, Any], tuple[HandleTable[Any], Iterable[int]]]
+Unmade = Callable[[DeviceSession, Any], tuple[HandleTable[Any], int]]
 
 MADE: dict[str, Made] = {
     "create_stream": lambda session, command: (session.streams, (command.stream,)),
@@ -42,10 +42,10 @@ UNMADE: dict[str, Unmade] = {
     "destroy_graph": lambda session, command: (session.graphs, command.graph),
     "destroy_prepared": lambda session, command: (session.prepared, command.prepared),
 }
-"""What each kind of command ends. Free, which ends many, does so itself: see `Table.pop_all`."""
+"""What each kind of command ends. Free, which ends many, does so itself: see `HandleTable.pop_all`."""
 
 
-def refused(session: Session, kind: str, command: Any, refusal: Refusal) -> None:
+def refused(session: DeviceSession, kind: str, command: Any, refusal: Refusal) -> None:
     """A one-way command was refused when it arrived: what it would have made says why from now on, where it is not
     there already."""
     made = MADE.get(kind)
@@ -55,7 +55,7 @@ def refused(session: Session, kind: str, command: Any, refusal: Refusal) -> None
             table.never_made(handle, refusal)
 
 
-def never_was(session: Session, kind: str, command: Any) -> bool:
+def never_was(session: DeviceSession, kind: str, command: Any) -> bool:
     """Whether what the command is to end was never made, which its client may not know: there is nothing left of it
     then."""
     unmade = UNMADE.get(kind)

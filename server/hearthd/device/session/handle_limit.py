@@ -16,7 +16,7 @@ STEP = 1024
 """Handles of a table after which it asks again, where plenty are left."""
 
 
-class Table(Protocol):
+class HandleCount(Protocol):
     """Handles of one kind."""
 
     bound: int
@@ -25,7 +25,7 @@ class Table(Protocol):
     def __len__(self) -> int: ...
 
 
-class Holder(Protocol):
+class HandleHolder(Protocol):
     """A session, as far as its handles go."""
 
     tenant: str
@@ -33,17 +33,17 @@ class Holder(Protocol):
     """The most of its tenant; 0: no limit."""
 
     @property
-    def tables(self) -> Sequence[Table]: ...
+    def tables(self) -> Sequence[HandleCount]: ...
 
 
 class HandleLimits:
     """The limits of one device process. `holders`: all its sessions."""
 
-    def __init__(self, per_session: int, holders: Callable[[], Iterable[Holder]]) -> None:
+    def __init__(self, per_session: int, holders: Callable[[], Iterable[HandleHolder]]) -> None:
         self._per_session = per_session or sys.maxsize
         self._holders = holders
 
-    def bound(self, holder: Holder, table: Table, more: int) -> int:
+    def bound(self, holder: HandleHolder, table: HandleCount, more: int) -> int:
         """How many handles a table may have before it asks again, `more` than now at least. Raises
         Refusal(QUOTA_EXCEEDED).
 
@@ -57,7 +57,7 @@ class HandleLimits:
         return len(table) + more + grant
 
 
-def _divide(tables: Sequence[Table], allowed: int, more: int, whose: str, setting: str) -> int:
+def _divide(tables: Sequence[HandleCount], allowed: int, more: int, whose: str, setting: str) -> int:
     """How many handles each of the tables may have beyond those that it has and the `more` that are asked for."""
     held = sum(map(len, tables))
     left = allowed - held - more

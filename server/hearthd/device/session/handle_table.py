@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.session.replay_cache import Recall
+from hearthd.device.session.replay_cache import ReplayCache
 
 T = TypeVar("T")
 
@@ -15,17 +15,17 @@ REFUSED = 1024
 """Handles of one kind that were never made and whose reason is known; the oldest are forgotten first."""
 
 
-class Table(Generic[T]):
+class HandleTable(Generic[T]):
     """Objects of one kind by handle."""
 
-    def __init__(self, kind: str, recall: Recall[Any] | None = None) -> None:
-        """`recall`: launches that name such objects."""
+    def __init__(self, kind: str, replay_cache: ReplayCache[Any] | None = None) -> None:
+        """`replay_cache`: launches that name such objects."""
         self.kind = kind
-        self._recall = recall
+        self._replay_cache = replay_cache
         self.items: dict[int, T] = {}
         self.bound = sys.maxsize
         """Handles that there may be before `extend` is asked."""
-        self.extend: Callable[[Table[Any], int], int] = lambda table, more: sys.maxsize
+        self.extend: Callable[[HandleTable[Any], int], int] = lambda table, more: sys.maxsize
         """The next bound, so many handles `more` at least. Raises Refusal(QUOTA_EXCEEDED)."""
         self.get = self.items.get
         self._refused: dict[int, Refusal] = {}
@@ -103,8 +103,8 @@ class Table(Generic[T]):
     def pop(self, handle: int) -> T:
         found = self.find(handle)
         del self.items[handle]
-        if self._recall is not None and self._named(found):
-            self._recall.forget()
+        if self._replay_cache is not None and self._named(found):
+            self._replay_cache.forget()
         return found
 
     def refuses(self, handle: int) -> bool:
@@ -122,8 +122,8 @@ class Table(Generic[T]):
                 found.append(item)
             elif not self.forget(handle) and wrong is None:
                 wrong = handle
-        if self._recall is not None and any(map(self._named, found)):
-            self._recall.forget()
+        if self._replay_cache is not None and any(map(self._named, found)):
+            self._replay_cache.forget()
         return found, None if wrong is None else self.unknown(wrong)
 
     def _named(self, _item: T) -> bool:

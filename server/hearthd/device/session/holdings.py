@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.module import ModuleEntry
-from hearthd.device.session.session import Session
+from hearthd.device.session.session import DeviceSession
 from hearthd.device.streams.ordering import Usage
 
 
@@ -27,14 +27,14 @@ class Keeper(Protocol):
     """Keeps buffers: `hearthd.device.memory.commands.MemoryCommands`."""
 
     def hold(self, buffer: Buffer) -> None: ...
-    def let_go(self, session: Session, buffer: Buffer) -> None: ...
+    def let_go(self, session: DeviceSession, buffer: Buffer) -> None: ...
 
 
 class ModuleKeeper(Protocol):
     """Keeps modules: `hearthd.device.launch.module_commands.ModuleCommands`."""
 
     def hold(self, entry: ModuleEntry) -> None: ...
-    def let_go(self, session: Session, entry: ModuleEntry) -> None: ...
+    def let_go(self, session: DeviceSession, entry: ModuleEntry) -> None: ...
 
 
 class Keepers(NamedTuple):
@@ -75,7 +75,7 @@ class Summary:
 class Holdings:
     """The uses of a sequence, held from `add` to `release`."""
 
-    def __init__(self, session: Session, keepers: Keepers) -> None:
+    def __init__(self, session: DeviceSession, keepers: Keepers) -> None:
         self._session = session
         self._keepers = keepers
         self._uses: list[Uses] = []
@@ -99,14 +99,14 @@ class Holdings:
         self._hold(uses)
         before, self._uses[index] = self._uses[index], uses
         self._summary = None
-        self._let_go(before)
+        self._release(before)
 
     def release(self) -> None:
         """Lets go of everything. A second time does nothing."""
         uses, self._uses = self._uses, []
         self._summary = None
         for each in uses:
-            self._let_go(each)
+            self._release(each)
 
     def _hold(self, uses: Uses) -> None:
         for buffer in (*uses.written, *uses.read):
@@ -114,7 +114,7 @@ class Holdings:
         for module in uses.modules:
             self._keepers.modules.hold(module)
 
-    def _let_go(self, uses: Uses) -> None:
+    def _release(self, uses: Uses) -> None:
         for buffer in (*uses.written, *uses.read):
             self._keepers.memory.let_go(self._session, buffer)
         for module in uses.modules:

@@ -16,7 +16,7 @@ KEY_AT = 24
 """A plan depends on a record's bytes from here (the grid) to the end of its layout."""
 
 
-class Plan:
+class LaunchPlan:
     """Geometry, where the buffers' addresses go, and how the client's parameter block becomes the kernel's.
 
     `moves` is empty where the client's block is the kernel's own; else (from, to, size) of each parameter: C leaves the

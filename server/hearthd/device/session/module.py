@@ -8,7 +8,7 @@ from typing import Any
 from hearth_proto.reasons import Refusal
 from hearthd.device.backend.resources import Function, Module
 from hearthd.device.flows.segment import SessionRef
-from hearthd.device.session.launch_plan import Plan
+from hearthd.device.session.launch_plan import LaunchPlan
 
 
 class ModuleEntry:
@@ -71,7 +71,7 @@ class FunctionEntry:
         self.module = module
         self.name = name
         self.function: Function | None = None
-        self.plans: dict[bytes, Plan] = {}
+        self.plans: dict[bytes, LaunchPlan] = {}
         self.refused: tuple[Refusal, Callable[[], bool]] | None = None
         """Why its first launch was not made, and whether that is worth another try."""
 

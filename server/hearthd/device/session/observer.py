@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from hearthd.device.session.launch_plan import Plan
-from hearthd.device.streams.stream_pool import Track
+from hearthd.device.session.launch_plan import LaunchPlan
+from hearthd.device.streams.stream_pool import PooledStream
 
 
 class Record(Protocol):
     """One command in a trace, or between marks; see `hearthd.device.profiling.trace`."""
 
-    def begin(self, track: Track, size: int, plan: Plan | None) -> None:
-        """It gives work to the track now; see `hearthd.device.context.Device.begin`."""
+    def begin(self, track: PooledStream, size: int, plan: LaunchPlan | None) -> None:
+        """It gives work to the track now; see `hearthd.device.context.DeviceContext.begin`."""
         ...
 
     def enter(self) -> None:

@@ -25,17 +25,17 @@ def of(info: Mapping[str, Any]) -> Permissions | None:
     return Permissions(info["rights"]) if "rights" in info else None
 
 
-class Subject(Protocol):
+class PermissionHolder(Protocol):
     channel: int
     tenant: str
     permissions: Permissions | None
 
 
-class Out(Protocol):
+class FrameSink(Protocol):
     def put(self, kind: int, payload: bytes = b"", *, channel: int = 0) -> None: ...
 
 
-def check(out: Out, session: Subject, kind: str) -> None:
+def check(out: FrameSink, session: PermissionHolder, kind: str) -> None:
     """Raises Refusal(PERMISSION_DENIED) for a command that the session may not send; the front, which keeps the audit
     log, is told once of each kind."""
     permissions = session.permissions

@@ -1,7 +1,7 @@
-"""Launches that came before, byte for byte: what repeats needs no second look until something it rests on goes away.
+"""Launch replay cache: launches known byte for byte, reissued without checks until one of their handles changes.
 
-A program that repeats itself sends the same record again and again; one that passes a counter never does, and should
-not pay for being looked up. So looking up is given up for a while where it finds nothing.
+A program that repeats itself sends the same record again and again; a program that passes a counter never does and
+should not pay for lookups. Lookups pause after a number of misses.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ PAUSE = 64
 """Runs of records without looking up; then it is tried again."""
 
 
-class Recall(Generic[T]):
-    """What is known of records. `forget` whenever a handle that a record may name dies or goes bad."""
+class ReplayCache(Generic[T]):
+    """Values by launch record. Call `forget` whenever a handle that a record may name is freed or fails."""
 
     __slots__ = ("_credit", "_pause", "known")
 
@@ -31,7 +31,7 @@ class Recall(Generic[T]):
         self._pause = 0
 
     def worth_it(self) -> bool:
-        """Whether to look the next run of records up."""
+        """Returns True if the next run of records is to be looked up."""
         if self._pause:
             self._pause -= 1
             if not self._pause:
@@ -39,7 +39,7 @@ class Recall(Generic[T]):
         return not self._pause
 
     def report(self, found: int, missed: int) -> None:
-        """How a run went that was looked up."""
+        """Records the hits and misses of one run."""
         self._credit = min(self._credit + found - missed, PATIENCE)
         if self._credit <= 0:
             self._pause = PAUSE

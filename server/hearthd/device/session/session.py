@@ -8,32 +8,37 @@ from functools import partial
 from typing import Any, Protocol
 
 from hearth_proto.reasons import Refusal
-from hearthd.device.flows.segment import Signals
-from hearthd.device.flows.transfer import Download, Over, Upload
+from hearthd.device.flows.segment import CompletionSignals
+from hearthd.device.flows.transfer import DownloadFlow, FinishedTransfers, UploadFlow
 from hearthd.device.session import permissions
 from hearthd.device.session.buffer import Buffer, TensorMapEntry
 from hearthd.device.session.deferred import Deferrable, Deferred
 from hearthd.device.session.handle_limit import HandleLimits
-from hearthd.device.session.handle_table import Table
-from hearthd.device.session.launch_plan import Plan
+from hearthd.device.session.handle_table import HandleTable
+from hearthd.device.session.launch_plan import LaunchPlan
 from hearthd.device.session.module import FunctionEntry, ModuleEntry
 from hearthd.device.session.observer import Observer
 from hearthd.device.session.permissions import Permissions
 from hearthd.device.session.persistent import PersistentBlocks
-from hearthd.device.session.replay_cache import Recall
+from hearthd.device.session.replay_cache import ReplayCache
 from hearthd.device.session.stream import EventEntry, LogicalStream, ProfileEntry
 from hearthd.device.session.stream_table import StreamTable
 from hearthd.device.streams.ordering import Usage
-from hearthd.device.streams.stream_pool import Track
+from hearthd.device.streams.stream_pool import PooledStream
 
 
-class Known:
+class KnownLaunch:
     """A launch that the driver has been given before: its parameter block, what it writes and what it only reads."""
 
     __slots__ = ("again", "params", "plan", "reads", "stream", "track", "writes")
 
     def __init__(
-        self, stream: LogicalStream, plan: Plan, params: bytearray, writes: Sequence[Usage], reads: Sequence[Usage]
+        self,
+        stream: LogicalStream,
+        plan: LaunchPlan,
+        params: bytearray,
+        writes: Sequence[Usage],
+        reads: Sequence[Usage],
     ) -> None:
         self.stream = stream
         self.track = stream.track
@@ -45,7 +50,7 @@ class Known:
         """Hands it to the driver once more; None until it is repeated for the first time."""
 
 
-class Waiting(Deferrable, Protocol):
+class SubmittedCommand(Deferrable, Protocol):
     """A command that has been submitted; see `hearthd.device.operation`."""
 
     begun: bool
@@ -57,11 +62,11 @@ class Waiting(Deferrable, Protocol):
     def abandon(self, refusal: Refusal) -> None: ...
 
 
-class BufferTable(Table[Buffer]):
+class BufferTable(HandleTable[Buffer]):
     """Most buffers are made, used once and freed: launches that are remembered outlive those that they do not name."""
 
     def _named(self, item: Buffer) -> bool:
-        return item.usage.recalled
+        return item.usage.replayable
 
 
 class BatchEntry:
@@ -74,43 +79,43 @@ class BatchEntry:
         self.left = 1  # the batch itself, until all of it has been looked at
 
 
-class Session:
+class DeviceSession:
     """One session's state on this device."""
 
     shares = False
     """Whether it has had buffers that cannot be written to: launches with them read them, whatever they say."""
 
-    signals: Signals | None = None
+    signals: CompletionSignals | None = None
     """Where its completion signals go; None: it has asked for none."""
 
     permissions: Permissions | None = None
     """None: every command is allowed."""
 
-    def __init__(self, channel: int, info: Mapping[str, Any], track: Callable[[int], Track]) -> None:
+    def __init__(self, channel: int, info: Mapping[str, Any], track: Callable[[int], PooledStream]) -> None:
         self.channel = channel
         self._identify(info)
-        self.recall: Recall[Known] = Recall()
+        self.replay_cache: ReplayCache[KnownLaunch] = ReplayCache()
         """Launches that may be repeated without another look, by their records."""
-        self.buffers = BufferTable("buffer", self.recall)
-        self.streams = StreamTable(self.recall)
-        self.events: Table[EventEntry] = Table("event")
-        self.modules: Table[ModuleEntry] = Table("module", self.recall)
-        self.functions: Table[FunctionEntry] = Table("function", self.recall)
-        self.profiles: Table[ProfileEntry] = Table("profile")
-        self.tensor_maps: Table[TensorMapEntry] = Table("tensor map", self.recall)
-        self.graphs: Table[Any] = Table("graph")
+        self.buffers = BufferTable("buffer", self.replay_cache)
+        self.streams = StreamTable(self.replay_cache)
+        self.events: HandleTable[EventEntry] = HandleTable("event")
+        self.modules: HandleTable[ModuleEntry] = HandleTable("module", self.replay_cache)
+        self.functions: HandleTable[FunctionEntry] = HandleTable("function", self.replay_cache)
+        self.profiles: HandleTable[ProfileEntry] = HandleTable("profile")
+        self.tensor_maps: HandleTable[TensorMapEntry] = HandleTable("tensor map", self.replay_cache)
+        self.graphs: HandleTable[Any] = HandleTable("graph")
         """Each a `hearthd.device.graphs.capture.GraphEntry`."""
-        self.prepared: Table[Any] = Table("prepared list")
+        self.prepared: HandleTable[Any] = HandleTable("prepared list")
         """Each a `hearthd.device.graphs.prepared.PreparedEntry`."""
-        self.tables: tuple[Table[Any], ...] = (
+        self.tables: tuple[HandleTable[Any], ...] = (
             self.buffers, self.streams, self.events, self.modules, self.functions, self.profiles, self.tensor_maps,
             self.graphs, self.prepared,
         )  # fmt: skip
         """All of them."""
-        self.uploads: dict[int, Upload] = {}
-        self.downloads: dict[int, Download] = {}
-        self.over = Over()
-        self.deferred: Deferred[Waiting] = Deferred()
+        self.uploads: dict[int, UploadFlow] = {}
+        self.downloads: dict[int, DownloadFlow] = {}
+        self.over = FinishedTransfers()
+        self.deferred: Deferred[SubmittedCommand] = Deferred()
         self.batches: deque[BatchEntry] = deque()
         self.last_seq = 0
         self.late_allocations = 0
@@ -134,7 +139,7 @@ class Session:
         self.persistent: PersistentBlocks[Any] = PersistentBlocks()
         self.trace: Observer | None = None
         """What sees every command of the session, if anything does; launches then take the long way."""
-        self._touched: dict[int, Track] = {}
+        self._touched: dict[int, PooledStream] = {}
         self.add_stream(0, track(self.priority))
 
     def _identify(self, info: Mapping[str, Any]) -> None:
@@ -161,7 +166,7 @@ class Session:
         self.weight, self.priority = info.get("weight", 1.0), info.get("priority", 0)
         self._bound(info)
         self.permissions = permissions.of(info)
-        self.recall.forget()
+        self.replay_cache.forget()
         for function in self.functions.items.values():
             function.plans.clear()  # launches that were checked need no second look, nor a right
 
@@ -173,14 +178,14 @@ class Session:
         self.handles: int = info.get("handles", 0)
         """The most handles of all sessions of its tenant together in this process; 0: no limit."""
 
-    def add_stream(self, handle: int, track: Track) -> None:
+    def add_stream(self, handle: int, track: PooledStream) -> None:
         self.streams.put(handle, LogicalStream(handle, track, self.id, self.launch_timeout))
         self.touch(track)
 
-    def touch(self, track: Track) -> None:
+    def touch(self, track: PooledStream) -> None:
         """Work of this session may be under way on the track from now on."""
         self._touched[track.index] = track
 
-    def tracks(self) -> list[Track]:
+    def tracks(self) -> list[PooledStream]:
         """Every track that may have work of this session under way."""
         return list(self._touched.values())

@@ -9,9 +9,9 @@ from hearthd.device.backend.graph_nodes import CopyNode, FillNode
 from hearthd.device.backend.resources import Event
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.stretch import Stretch
-from hearthd.device.streams.pending_outcomes import Verdict
-from hearthd.device.streams.stream_errors import Failure, StreamErrors
-from hearthd.device.streams.stream_pool import Track
+from hearthd.device.streams.pending_outcomes import PendingOutcome
+from hearthd.device.streams.stream_errors import StreamErrors, StreamFailure
+from hearthd.device.streams.stream_pool import PooledStream
 
 
 class Capturing(Protocol):
@@ -42,13 +42,13 @@ class Capturing(Protocol):
         """A fill of a range of the buffer."""
         ...
 
-    def failed(self, failure: Failure) -> None:
+    def failed(self, failure: StreamFailure) -> None:
         """A command of the stream was not recorded: the capture cannot end well any more."""
         ...
 
     def discard(self, session: Any) -> None:
-        """Forgets what was recorded; the stream of the session (`hearthd.device.session.session.Session`) runs its
-        commands again."""
+        """Forgets what was recorded; the stream of the session (`hearthd.device.session.session.DeviceSession`)
+        runs its commands again."""
         ...
 
 
@@ -70,7 +70,7 @@ class LogicalStream:
         "track",
     )
 
-    def __init__(self, handle: int, track: Track, session: str = "", launch_timeout: float = 0.0) -> None:
+    def __init__(self, handle: int, track: PooledStream, session: str = "", launch_timeout: float = 0.0) -> None:
         self.handle = handle
         self.track = track
         self.session = session
@@ -82,8 +82,8 @@ class LogicalStream:
         self.errors = StreamErrors()
         self.heir: LogicalStream | None = None
         """Who reports its failures: it is destroyed."""
-        self._collectives: tuple[Track, ...] = ()
-        self.flights: dict[Verdict, None] = {}
+        self._collectives: tuple[PooledStream, ...] = ()
+        self.flights: dict[PendingOutcome, None] = {}
         """Its collectives of which nobody knows yet how they end."""
         self.capture: Capturing | None = None
         """What records the stream's commands instead of running them, from the arrival of BeginCapture on."""
@@ -93,17 +93,17 @@ class LogicalStream:
         """Profiles that are open on it: what fails belongs to them."""
 
     @property
-    def collectives(self) -> tuple[Track, ...]:
+    def collectives(self) -> tuple[PooledStream, ...]:
         """The communicators' tracks, while work of this stream may be under way on them."""
         return self._collectives
 
     @collectives.setter
-    def collectives(self, tracks: tuple[Track, ...]) -> None:
+    def collectives(self, tracks: tuple[PooledStream, ...]) -> None:
         self._collectives = tracks
         if tracks:
             self._mark()
 
-    def failed(self, failure: Failure) -> None:
+    def failed(self, failure: StreamFailure) -> None:
         """A command of it has failed, and nobody has been told."""
         self.errors.add(failure)
         (self.heir or self)._mark()

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from hearthd.device.session.handle_table import Table
-from hearthd.device.session.replay_cache import Recall
+from hearthd.device.session.handle_table import HandleTable
+from hearthd.device.session.replay_cache import ReplayCache
 from hearthd.device.session.stream import LogicalStream
-from hearthd.device.streams.stream_pool import Track
+from hearthd.device.streams.stream_pool import PooledStream
 
 
-class StreamTable(Table[LogicalStream]):
+class StreamTable(HandleTable[LogicalStream]):
     """Many streams share few tracks, few of them have failures that nobody has been told of, few have collectives."""
 
-    def __init__(self, recall: Recall[Any]) -> None:
-        super().__init__("stream", recall)
-        self._used: dict[int, Track] = {}
+    def __init__(self, replay_cache: ReplayCache[Any]) -> None:
+        super().__init__("stream", replay_cache)
+        self._used: dict[int, PooledStream] = {}
         self._users: dict[int, int] = {}
         """How many of the streams each track has, by its index."""
-        self._tracks: list[Track] | None = None
+        self._tracks: list[PooledStream] | None = None
         self._marked: dict[LogicalStream, None] = {}
 
     def put(self, handle: int, stream: LogicalStream) -> None:
@@ -41,7 +41,7 @@ class StreamTable(Table[LogicalStream]):
         return stream
 
     @property
-    def tracks(self) -> list[Track]:
+    def tracks(self) -> list[PooledStream]:
         """Those of the streams, each once; the caller does not change the list."""
         if self._tracks is None:
             self._tracks = list(self._used.values())
@@ -59,11 +59,11 @@ class StreamTable(Table[LogicalStream]):
         return marked
 
     @property
-    def collectives(self) -> list[Track]:
+    def collectives(self) -> list[PooledStream]:
         """Communicators' tracks that live streams have work on, each once."""
         if not self._marked:
             return []
-        found: dict[Track, None] = {}
+        found: dict[PooledStream, None] = {}
         for stream in self.marked:
             if stream.collectives and self.items.get(stream.handle) is stream:
                 found.update(dict.fromkeys(stream.collectives))

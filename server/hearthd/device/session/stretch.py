@@ -6,7 +6,7 @@ is the place that decides whether a failure falls into the stretch, never the mo
 
 from __future__ import annotations
 
-from hearthd.device.streams.stream_errors import Failure
+from hearthd.device.streams.stream_errors import StreamFailure
 
 MAX_KEPT = 32
 """Failures kept by their names; what comes beyond is counted."""
@@ -20,10 +20,10 @@ class Stretch:
     def __init__(self, since: Place | None) -> None:
         self.since = since
         self.until: Place | None = None
-        self.failures: list[Failure] = []
+        self.failures: list[StreamFailure] = []
         self.more = 0
 
-    def add(self, failure: Failure) -> None:
+    def add(self, failure: StreamFailure) -> None:
         """A command of the stream has failed."""
         place = (failure.seq, failure.index)
         if place != (0, 0):  # of a single call: it has no place but the moment

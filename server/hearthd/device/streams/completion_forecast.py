@@ -1,8 +1,4 @@
-"""When a copy between host and device will be done. Pure; seconds, and bytes.
-
-How long a large copy takes is known from those before it: it is its bytes by what the link moves. So its end need not
-be looked for while it runs, but all the closer about when it comes: what is noticed late there is lost to who waits.
-"""
+"""Forecast of the completion of copies between host and device. Pure; seconds and bytes."""
 
 from __future__ import annotations
 
@@ -27,8 +23,8 @@ _SLOWER = 4
 at once, for none is faster than the link."""
 
 
-class Foreseen:
-    """One copy. `begins`, `ends`: between these times its end is likely, `margin` behind the first of all."""
+class CopyForecast:
+    """The forecast of one copy: it ends between `begins` and `ends`, with `margin` before the earliest end."""
 
     __slots__ = ("alone", "begins", "ends", "given", "margin", "size", "way")
 
@@ -45,19 +41,20 @@ class Foreseen:
         self.ends = at + 2 * margin
 
 
-class Forecast:
-    """Copies of one device. `way`: those of one way run one behind the other, and beside those of other ways."""
+class CompletionForecast:
+    """Forecasts for the copies of one device. Copies of one direction (`way`) run one after another, and beside those
+    of others."""
 
     def __init__(self) -> None:
         self.short = 0.0
         """Copies that take no longer are asked for all the time."""
-        self._under_way: list[Foreseen] = []
+        self._under_way: list[CopyForecast] = []
         self._free_at: dict[int, float] = {}
         """When all that goes a way is likely to be done."""
         self._pace: dict[tuple[int, int], float] = {}
         """Seconds for a byte, by way and magnitude: what small copies cost more is not the link's."""
 
-    def begin(self, way: int, size: int, given: float) -> Foreseen | None:
+    def begin(self, way: int, size: int, given: float) -> CopyForecast | None:
         """A copy that nothing has to be done before was given to the device; None: it is not foreseen."""
         if size < LEAST or len(self._under_way) >= MOST:
             return None
@@ -67,16 +64,16 @@ class Forecast:
         if took != math.inf:
             self._free_at[way] = start + took
         margin = min(_MOST_MARGIN_S, max(_LEAST_MARGIN_S, took / _MARGIN))
-        foreseen = Foreseen(way, size, given, alone, start + took, margin, self.short)
+        foreseen = CopyForecast(way, size, given, alone, start + took, margin, self.short)
         self._under_way.append(foreseen)
         return foreseen
 
-    def drop(self, foreseen: Foreseen) -> None:
+    def drop(self, foreseen: CopyForecast) -> None:
         """It failed, or nobody looks for it any more. A second time, or after `came`, does nothing."""
         if foreseen in self._under_way:
             self._under_way.remove(foreseen)
 
-    def came(self, foreseen: Foreseen, now: float) -> None:
+    def came(self, foreseen: CopyForecast, now: float) -> None:
         """It is done. A second time, or after `drop`, does nothing."""
         if foreseen not in self._under_way:
             return

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from hearthd.device.streams.track import RESTS, TIME_NEXT, TIMED, Probe, Track
+from hearthd.device.streams.track import RESTS, TIME_NEXT, TIMED, LaunchProbe, PooledStream
 
 
 class LaunchTiming:
@@ -19,7 +19,7 @@ class LaunchTiming:
         self.on_done: Callable[[int], None] = lambda nanoseconds: None
         """Told of each that was timed, in nanoseconds."""
 
-    def between(self, track: Track, position: int) -> bool:
+    def between(self, track: PooledStream, position: int) -> bool:
         """The track has been given all up to `position`, and a command more follows: the one before is timed, or the
         one behind. What turns out to be no launch is not, and the next one is. Whether the end of the one before has to
         be noticed by somebody."""
@@ -31,11 +31,11 @@ class LaunchTiming:
             track.timing = 0
         else:
             track.timing = TIMED
-            track.probe = Probe(position + 1, time.perf_counter_ns())
+            track.probe = LaunchProbe(position + 1, time.perf_counter_ns())
         return found
 
     @staticmethod
-    def passed(track: Track) -> bool:
+    def passed(track: PooledStream) -> bool:
         """As `between` where the command that follows is no launch: the one behind it is timed instead."""
         probe = track.probe
         if probe is None:
@@ -49,7 +49,7 @@ class LaunchTiming:
         track.timing = 0
         return found
 
-    def reached(self, track: Track, position: int) -> None:
+    def reached(self, track: PooledStream, position: int) -> None:
         """The track, which has a probe, is done with all up to `position`."""
         probe = track.probe
         if probe is None or position < probe.position:
@@ -62,13 +62,13 @@ class LaunchTiming:
             track.timing = TIME_NEXT
 
     @staticmethod
-    def rested(track: Track) -> None:
+    def rested(track: PooledStream) -> None:
         """The track is done with all."""
         track.rests += 1
         if not track.rests % RESTS and not track.timing:
             track.timing = TIME_NEXT
 
 
-def _is_launch(track: Track, probe: Probe) -> bool:
+def _is_launch(track: PooledStream, probe: LaunchProbe) -> bool:
     """Whether the command that is timed is the last launch of the track."""
     return bool(track.launched) and track.launched[-1][0] == probe.position

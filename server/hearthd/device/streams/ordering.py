@@ -17,7 +17,7 @@ from typing import Any
 class Usage:
     """Where a buffer was last written, and read since. Track -1: never."""
 
-    __slots__ = ("behind", "position", "reads", "recalled", "track")
+    __slots__ = ("behind", "position", "reads", "replayable", "track")
 
     def __init__(self) -> None:
         self.behind: tuple[Any, ...] = ()
@@ -26,7 +26,7 @@ class Usage:
         self.track = -1
         self.position = 0
         self.reads: dict[int, int] | None = None
-        self.recalled = False
+        self.replayable = False
         """Whether launches that use the buffer have been remembered (`hearthd.device.session.replay_cache`)."""
 
     def tracks(self) -> dict[int, int]:

@@ -1,7 +1,7 @@
-"""Collectives that have been launched, and what stands behind them until it is known how they ended.
+"""Pending outcomes of collectives, and the contents that depend on them.
 
-The device comes to the end of a collective whether it went well or not. What is made of its result meanwhile is worth
-as much as it is, and nobody is told of it before the verdict: not who reads, and not who waits.
+The device completes a collective whether it succeeded or failed. Commands run on its result meanwhile; reads and waits
+are answered only when the outcome is known.
 """
 
 from __future__ import annotations
@@ -10,49 +10,49 @@ from collections.abc import Callable, Collection, Hashable, Iterable
 from typing import Protocol
 
 from hearthd.device.streams.ordering import Usage
-from hearthd.device.streams.stream_errors import Failure
+from hearthd.device.streams.stream_errors import StreamFailure
 
 Callback = Callable[[], None]
 
 
-class Verdict(Protocol):
-    """How a collective ends that has been launched: known later than when the device has done with it."""
+class PendingOutcome(Protocol):
+    """The outcome of a launched collective, which is known later than its completion on the device."""
 
     @property
     def over(self) -> bool: ...
     @property
-    def failure(self) -> Failure | None: ...
+    def failure(self) -> StreamFailure | None: ...
     @property
     def row(self) -> Hashable:
-        """Verdicts of one row, a communicator's, are given in the order of `place`: one that ended well says so of all
-        before it."""
+        """Outcomes of one row (a communicator) become known in the order of `place`: a success implies the success of
+        all before it."""
         ...
 
     @property
     def place(self) -> int: ...
     def then(self, callback: Callback) -> None:
-        """`callback` when it is known."""
+        """Calls `callback` when the outcome is known."""
         ...
 
 
-class Doubts:
-    """Which contents stand behind which collectives. Device-handle thread."""
+class PendingOutcomes:
+    """Dependencies of buffer contents on unfinished collectives. Device-handle thread only."""
 
     __slots__ = ("open",)
 
     def __init__(self) -> None:
-        self.open: dict[Verdict, None] = {}
+        self.open: dict[PendingOutcome, None] = {}
         """Collectives of which nobody knows yet how they end."""
 
-    def about(self, usage: Usage) -> list[Verdict]:
-        """Those that a buffer's contents stand behind, as far as they have been given to the device."""
+    def about(self, usage: Usage) -> list[PendingOutcome]:
+        """Pending outcomes that the contents of a buffer depend on, for commands issued so far."""
         if not (usage.behind and self.open):
             return []
         return [each for each in usage.behind if each in self.open]
 
     def spread(self, writes: Collection[Usage], reads: Collection[Usage]) -> None:
-        """A command writes and reads these: what it makes stands behind all that its buffers stood behind."""
-        found: dict[Hashable, Verdict] = {}
+        """Propagates dependencies: what a command writes depends on all that its buffers depended on."""
+        found: dict[Hashable, PendingOutcome] = {}
         for usages in (writes, reads):
             for usage in usages:
                 for each in self.about(usage):
@@ -62,25 +62,22 @@ class Doubts:
         for usage in writes:
             usage.behind = tuple(found.values())
 
-    def launched(self, verdict: Verdict, writes: Iterable[Usage]) -> None:
-        """A collective writes these from now on."""
-        self.open[verdict] = None
+    def launched(self, outcome: PendingOutcome, writes: Iterable[Usage]) -> None:
+        """Records a collective that writes these buffers."""
+        self.open[outcome] = None
         for usage in writes:
-            usage.behind = (*(each for each in self.about(usage) if each.row is not verdict.row), verdict)
+            usage.behind = (*(each for each in self.about(usage) if each.row is not outcome.row), outcome)
 
     def settled(self, usage: Usage, callback: Callback) -> Callback:
-        """`callback`, for when what has been given to the device by now is done: it then waits for the verdicts on the
-        buffer's contents, too."""
-        verdicts = self.about(usage)
-        return both(verdicts, callback) if verdicts else callback
+        """Returns a callback for completion on the device that defers `callback` until the outcomes are known, too."""
+        outcomes = self.about(usage)
+        return both(outcomes, callback) if outcomes else callback
 
 
-def both(verdicts: Iterable[Verdict], callback: Callback) -> Callback:
-    """`callback` when what this returns has been called, and it is known how each of them ended.
-
-    Of those who stand behind the same things, whoever asks first is told first: errors surface in a stream's order.
-    """
-    waiting = [each for each in verdicts if not each.over]
+def both(outcomes: Iterable[PendingOutcome], callback: Callback) -> Callback:
+    """Returns a function that calls `callback` once it has been called and all outcomes are known. Callbacks keep their
+    order: errors surface in the order of the stream."""
+    waiting = [each for each in outcomes if not each.over]
     left = len(waiting) + 1
 
     def one() -> None:

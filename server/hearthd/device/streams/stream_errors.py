@@ -17,7 +17,7 @@ MAX_KEPT = 32
 
 
 @dataclass(eq=False)
-class Failure:
+class StreamFailure:
     """One failed command: where it was, and why it failed."""
 
     command: str
@@ -27,12 +27,12 @@ class Failure:
     refusal: Refusal
     merged: int = 0
     surfaced: bool = False
-    root: Failure | None = None
-    spokesman: Failure | None = None
+    root: StreamFailure | None = None
+    spokesman: StreamFailure | None = None
     """The failure whose surfacing tells of this one as well: it counts it, or is what it follows from."""
 
     @property
-    def cause(self) -> Failure:
+    def cause(self) -> StreamFailure:
         """The failure that this one follows from, or itself."""
         failure = self
         while failure.root is not None:
@@ -62,13 +62,13 @@ class Failure:
 class StreamErrors:
     """The failures of one logical stream that nobody has been told of."""
 
-    _kept: list[Failure] = field(default_factory=list)
+    _kept: list[StreamFailure] = field(default_factory=list)
     _heir: StreamErrors | None = None
 
     def __bool__(self) -> bool:
         return bool(self._kept)
 
-    def add(self, failure: Failure) -> None:
+    def add(self, failure: StreamFailure) -> None:
         if self._heir is not None:
             self._heir.add(failure)
             return
@@ -91,7 +91,7 @@ class StreamErrors:
         for failure in kept:
             heir.add(failure)
 
-    def take(self, before: tuple[int, int] | None = None, *, told: bool = True) -> list[Failure]:
+    def take(self, before: tuple[int, int] | None = None, *, told: bool = True) -> list[StreamFailure]:
         """All failures, oldest first; they have surfaced now, and what they poisoned may be used again.
 
         `before`: only those of commands that were submitted before this (batch, index). `told` False: the caller says
@@ -106,12 +106,12 @@ class StreamErrors:
         return taken
 
 
-def poisoned(failure: Failure | None) -> Failure | None:
+def poisoned(failure: StreamFailure | None) -> StreamFailure | None:
     """The failure that still stands behind a buffer, if any."""
     return None if failure is None or failure.told else failure
 
 
-def skipped(command: str, stream: int, seq: int, index: int, because: Failure) -> Failure:
+def skipped(command: str, stream: int, seq: int, index: int, because: StreamFailure) -> StreamFailure:
     """The failure of a command that was not run because what it needs was never produced."""
     cause = because.cause
     refusal = Refusal(
@@ -122,10 +122,10 @@ def skipped(command: str, stream: int, seq: int, index: int, because: Failure) -
         details={"cause": cause.refusal.reason, "cause_command": cause.command, "cause_stream": cause.stream},
     )
     # The cause itself, not what lies between: a long chain of skipped commands keeps two failures alive, not all.
-    return Failure(command, stream, seq, index, refusal, root=cause)
+    return StreamFailure(command, stream, seq, index, refusal, root=cause)
 
 
-def surface(failures: list[Failure]) -> status_pb2.Status:
+def surface(failures: list[StreamFailure]) -> status_pb2.Status:
     """The status that tells a client of `failures` (not empty): the first decides, all are listed."""
     first = failures[0].refusal
     more = len(failures) - 1 + sum(failure.merged for failure in failures)

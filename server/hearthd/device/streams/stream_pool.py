@@ -1,8 +1,4 @@
-"""Tracks: the pooled CUDA streams of a device process: who gets which, what each was given, and how far it has come.
-
-Logical streams map onto at most `max_streams` tracks. Completions are events in order on each track; they are polled
-for, never waited for, on the device-handle thread.
-"""
+"""Pool of CUDA streams (tracks) of a device process: assignment, order of work, and completion."""
 
 from __future__ import annotations
 
@@ -12,16 +8,16 @@ from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.resources import Event
 from hearthd.device.backend.server import ComputeServer, KeepsCrashRecord
-from hearthd.device.platform.spin_policy import Spinning
+from hearthd.device.platform.spin_policy import SpinPolicy
 from hearthd.device.streams import track_choice
-from hearthd.device.streams.completion_forecast import Forecast
+from hearthd.device.streams.completion_forecast import CompletionForecast
 from hearthd.device.streams.launch_timing import LaunchTiming
 from hearthd.device.streams.ordering import Ordering, Usage
-from hearthd.device.streams.pending_outcomes import Callback, Doubts
-from hearthd.device.streams.track import NEVER, TIME_NEXT, WINDOW, WINDOWS, Track
+from hearthd.device.streams.pending_outcomes import Callback, PendingOutcomes
+from hearthd.device.streams.track import NEVER, TIME_NEXT, WINDOW, WINDOWS, PooledStream
 from hearthd.device.streams.watched_events import WatchedEvents
 
-__all__ = ["NEVER", "WINDOW", "WINDOWS", "Track", "Tracks", "listed"]
+__all__ = ["NEVER", "WINDOW", "WINDOWS", "PooledStream", "StreamPool", "listed"]
 
 NAMED = 8
 """Kernels that a refusal names."""
@@ -30,8 +26,8 @@ WATCH_S = 1e-3
 """Sleep between two looks at events with a deadline, where the backend says when something is done."""
 
 
-class Tracks:
-    """All tracks of one device process. Device-handle thread only."""
+class StreamPool:
+    """All pooled streams of one device process. Device-handle thread only."""
 
     def __init__(self, server: ComputeServer, max_streams: int, wake: Callable[[], None]) -> None:
         self._max = max_streams
@@ -40,8 +36,8 @@ class Tracks:
         self.notified = server.on_progress(wake)
         """Whether the backend says when something is done; else it has to be asked."""
         self._watched = WatchedEvents(server)
-        self._spinning = Spinning()
-        self.forecast = Forecast()
+        self._spin_policy = SpinPolicy()
+        self.forecast = CompletionForecast()
         """Of copies whose end somebody waits for."""
         self.completions = 0
         """Counts what has completed: whoever waits for room or an end looks again when it grows."""
@@ -52,12 +48,12 @@ class Tracks:
         """How many there were when `ask` last found an end."""
         self.timing = LaunchTiming()
         self.ordering = Ordering()
-        self.all: list[Track] = []
-        self.live: dict[Track, None] = {}
+        self.all: list[PooledStream] = []
+        self.live: dict[PooledStream, None] = {}
         """Those that are not `idle`: few of many, and asked for in each turn."""
-        self.doubts = Doubts()
+        self.pending_outcomes = PendingOutcomes()
 
-    def acquire(self, priority: int = 0, *, bounded: bool = False) -> Track:
+    def acquire(self, priority: int = 0, *, bounded: bool = False) -> PooledStream:
         """A track for a logical stream: one that is free, else a new one, else the one with the fewest users; never one
         that is kept back.
 
@@ -81,7 +77,7 @@ class Tracks:
         track.users += 1
         return track
 
-    def acquire_own(self) -> Track:
+    def acquire_own(self) -> PooledStream:
         """A track that nobody else gets before it is released, even where that makes one more than there should be:
         what waits for peers on it must not hold up others, nor wait for them."""
         own = track_choice.free(self.all, 0) or self._add(0)
@@ -91,15 +87,15 @@ class Tracks:
         own.users = 1
         return own
 
-    def _add(self, priority: int) -> Track:
-        track = Track(self.ordering.add_track(), self._server.create_stream(priority), priority)
+    def _add(self, priority: int) -> PooledStream:
+        track = PooledStream(self.ordering.add_track(), self._server.create_stream(priority), priority)
         track.held = self.held
         if isinstance(self._server, KeepsCrashRecord):
             self._server.note_launches(track.stream, track.launched)
         self.all.append(track)
         return track
 
-    def release(self, track: Track) -> None:
+    def release(self, track: PooledStream) -> None:
         """One of its users is gone. Nobody new gets it before all is done that it has been given."""
         track.users -= 1
         track.own = False
@@ -108,7 +104,7 @@ class Tracks:
 
     # ---- kept back ----
 
-    def keep(self, tracks: Collection[Track]) -> Callback:
+    def keep(self, tracks: Collection[PooledStream]) -> Callback:
         """Nobody new gets these until what it returns is called: what one of them runs may never end."""
         now = time.monotonic()
         for track in tracks:
@@ -123,7 +119,7 @@ class Tracks:
         return let_go
 
     @property
-    def kept_back(self) -> list[Track]:
+    def withheld(self) -> list[PooledStream]:
         """Those that nobody gets because what they were given by who is gone does not end."""
         return track_choice.stuck(self.all, time.monotonic())
 
@@ -155,7 +151,7 @@ class Tracks:
         for track in self.all:
             track.held = held or track.barred
 
-    def bar(self, track: Track, barred: bool, most: int = NEVER) -> None:
+    def bar(self, track: PooledStream, barred: bool, most: int = NEVER) -> None:
         """Whether launches have to wait on one track, and how many commands of all kinds it may be given meanwhile."""
         track.barred = barred
         track.held = barred or self.held
@@ -164,27 +160,27 @@ class Tracks:
 
     # ---- the order ----
 
-    def done(self, track: Track) -> bool:
+    def done(self, track: PooledStream) -> bool:
         """Whether all that it has been given is known to be done."""
         return track.done_position >= self.ordering.position(track.index)
 
-    def idle(self, track: Track) -> bool:
+    def idle(self, track: PooledStream) -> bool:
         """Whether it is known to be done with all, and nobody is still to be called back for it."""
         return not track.pending and self.done(track)
 
-    def undone(self, tracks: Container[Track]) -> list[Track]:
+    def undone(self, tracks: Container[PooledStream]) -> list[PooledStream]:
         """Those of them that are not known to be done with all."""
         positions = self.ordering.positions
         return [track for track in self.live if track.done_position < positions[track.index] and track in tracks]
 
-    def busy(self, tracks: Container[Track]) -> list[Track]:
+    def busy(self, tracks: Container[PooledStream]) -> list[PooledStream]:
         """Those of them that are not `idle`."""
         return [track for track in self.live if track in tracks]
 
-    def before(self, track: Track, writes: Collection[Usage], reads: Collection[Usage] = ()) -> int:
+    def before(self, track: PooledStream, writes: Collection[Usage], reads: Collection[Usage] = ()) -> int:
         """Takes a position for a command and makes the track wait for whoever used its buffers; the position."""
-        if self.doubts.open:
-            self.doubts.spread(writes, reads)
+        if self.pending_outcomes.open:
+            self.pending_outcomes.spread(writes, reads)
         track.budget -= 1
         self.live[track] = None
         if track.timing or not track.budget % WINDOW:
@@ -194,7 +190,7 @@ class Tracks:
             self.wait(track, origin)
         return ordering.positions[index]
 
-    def step(self, track: Track) -> int:
+    def step(self, track: PooledStream) -> int:
         """As `before` for a command that is no launch and waits for nobody; the position."""
         track.budget -= 1
         self.live[track] = None
@@ -205,7 +201,7 @@ class Tracks:
             self.on_complete(track, _noticed)
         return self.ordering.step(track.index)
 
-    def _between(self, track: Track) -> None:
+    def _between(self, track: PooledStream) -> None:
         """Between two commands: the window ends here, or a launch is timed."""
         window = not track.budget % WINDOW
         if window:
@@ -213,7 +209,7 @@ class Tracks:
         if self.timing.between(track, self.ordering.position(track.index)) and not window:
             self.on_complete(track, _noticed)
 
-    def charge(self, track: Track, more: int) -> None:
+    def charge(self, track: PooledStream, more: int) -> None:
         """What the track has been given under its last position counts as so many commands more."""
         windows = -(-track.budget // WINDOW)
         track.budget -= more
@@ -221,7 +217,7 @@ class Tracks:
         for _ in range(windows + (-track.budget // WINDOW)):
             self.mark(track)
 
-    def mark(self, track: Track) -> None:
+    def mark(self, track: PooledStream) -> None:
         """Gives the track its window back when what it has been given so far is done."""
 
         def restore() -> None:
@@ -230,23 +226,23 @@ class Tracks:
 
         self.on_complete(track, restore)
 
-    def fence(self, track: Track, origin: Track) -> None:
+    def fence(self, track: PooledStream, origin: PooledStream) -> None:
         """`track` waits, on the device, for all that `origin` has been given."""
         if self.ordering.fence(track.index, origin.index, self.ordering.position(origin.index)):
             self.wait(track, origin.index)
 
-    def follow(self, track: Track, event: Event) -> None:
+    def follow(self, track: PooledStream, event: Event) -> None:
         """`track` waits for the event, and so does whoever is fenced behind the track from now on."""
         self.before(track, ())
         self._server.wait(track.stream, event)
 
-    def settle(self, track: Track, usage: Usage) -> None:
+    def settle(self, track: PooledStream, usage: Usage) -> None:
         """`track` waits for every other use of a buffer that is about to be given back."""
         for index, position in usage.tracks().items():
             if self.ordering.fence(track.index, index, position):
                 self.wait(track, index)
 
-    def wait(self, track: Track, origin: int) -> None:
+    def wait(self, track: PooledStream, origin: int) -> None:
         """`track` waits, on the device, for what the track numbered `origin` has been given."""
         event = self._server.record(self.all[origin].stream)
         self._server.wait(track.stream, event)
@@ -254,7 +250,7 @@ class Tracks:
 
     # ---- the end ----
 
-    def on_complete(self, track: Track, callback: Callback, *, still_to_come: int = 0) -> None:
+    def on_complete(self, track: PooledStream, callback: Callback, *, still_to_come: int = 0) -> None:
         """`callback` when all that the track has been given so far is done.
 
         `still_to_come`: how many of the positions taken belong to commands that have not been given to it yet.
@@ -262,13 +258,13 @@ class Tracks:
         event = self._server.record(track.stream)
         self.live[track] = None
         track.pending.append((self.ordering.position(track.index) - still_to_come, event, callback))
-        self._spinning.begin(time.perf_counter())
+        self._spin_policy.begin(time.perf_counter())
 
     def expect(self) -> None:
         """Somebody waits from now on for what is under way."""
-        self._spinning.begin(time.perf_counter())
+        self._spin_policy.begin(time.perf_counter())
 
-    def after_all(self, tracks: Iterable[Track], callback: Callback) -> None:
+    def after_all(self, tracks: Iterable[PooledStream], callback: Callback) -> None:
         """`callback` once, when all that these tracks have been given so far is done."""
         left = 1
 
@@ -292,7 +288,7 @@ class Tracks:
         need not care.
         """
         self._watched.add(event, callback, timeout, on_timeout)
-        self._spinning.begin(time.perf_counter())
+        self._spin_policy.begin(time.perf_counter())
 
     def watch_both(self, first: Event, second: Event, callback: Callback) -> None:
         """`callback` when both events are done; neither is released before it has returned."""
@@ -324,19 +320,19 @@ class Tracks:
             return False
         self._told = self.completions
         if self.completions != self._timely:
-            self._spinning.came(time.perf_counter())
+            self._spin_policy.came(time.perf_counter())
         return True
 
-    def ask(self, track: Track, seconds: float) -> None:
+    def ask(self, track: PooledStream, seconds: float) -> None:
         """Asks one track again and again for its end, so long at the most and only while that is worth it."""
-        done, pending, spins = self._server.done, track.pending, self._spinning.spins
+        done, pending, spins = self._server.done, track.pending, self._spin_policy.spins
         until = time.perf_counter() + seconds
         while pending:
             if done(pending[0][1]):
                 self._complete(track)
             elif (now := time.perf_counter()) > until or not spins(now):
                 return
-        self._spinning.came(time.perf_counter())
+        self._spin_policy.came(time.perf_counter())
         self._timely = self.completions
 
     @property
@@ -356,7 +352,7 @@ class Tracks:
         if self.notified:
             return False
         now = time.perf_counter()
-        return (self._spinning.spins(now) or self.forecast.near(now)) and self._pending
+        return (self._spin_policy.spins(now) or self.forecast.near(now)) and self._pending
 
     @property
     def _pending(self) -> bool:
@@ -374,16 +370,16 @@ class Tracks:
         if self.notified:  # but a deadline comes without a notice
             return WATCH_S if self._watched.any_deadline else None
         now = time.perf_counter()
-        return min(self._spinning.sleep(now), self.forecast.ahead(now))
+        return min(self._spin_policy.sleep(now), self.forecast.ahead(now))
 
-    def reap(self, track: Track) -> bool:
+    def reap(self, track: PooledStream) -> bool:
         """Calls back for what is done on one track; whether it takes more commands."""
         done, queue = self._server.done, track.pending
         while queue and done(queue[0][1]):
             self._complete(track)
         return track.budget > 0
 
-    def _complete(self, track: Track) -> None:
+    def _complete(self, track: PooledStream) -> None:
         """The first that is pending is done."""
         position, event, callback = track.pending.popleft()
         self._server.release_event(event)

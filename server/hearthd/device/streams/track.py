@@ -1,4 +1,4 @@
-"""One CUDA stream with what is under way on it, and how much more it may be given."""
+"""A pooled CUDA stream, called a track: work under way on it, and its remaining budget."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ NEVER = 1 << 62
 """A number of commands that no track is ever given."""
 
 
-class Probe:
-    """A command that is timed, if it is a launch: from its hand-over to the driver to when it is known to be done."""
+class LaunchProbe:
+    """A timed command: if it is a launch, the time from hand-over to the driver to observed completion."""
 
     __slots__ = ("begun_ns", "launch", "position")
 
@@ -34,8 +34,8 @@ class Probe:
         """Whether it is known to be one."""
 
 
-class Track:
-    """Belongs to the device-handle thread; see `hearthd.device.streams.stream_pool`."""
+class PooledStream:
+    """A pooled stream of `hearthd.device.streams.stream_pool.StreamPool`. Device-handle thread only."""
 
     __slots__ = (
         "asked",
@@ -69,7 +69,7 @@ class Track:
         self.returned = 0
         """What its windows have given back to the budget in all."""
         self.held = False
-        """Whether launches have to wait, though there is room; see `Tracks.hold` and `Tracks.bar`."""
+        """Whether launches have to wait, though there is room; see `StreamPool.hold` and `StreamPool.bar`."""
         self.barred = False
         self.stop = NEVER
         """What it may be `given` before it is somebody else's turn; see `hearthd.device.scheduler.fair_share`."""
@@ -87,7 +87,7 @@ class Track:
         self.finished = 0
         """How many of the commands that it was `given` are known to be done."""
         self.timing = TIME_NEXT
-        self.probe: Probe | None = None
+        self.probe: LaunchProbe | None = None
         """The launch that is being timed."""
         self.rests = 0
         """How often it has come to its end."""

@@ -17,8 +17,8 @@ MOST = 2
 """Times the tracks that there should be: no more than that are made for streams that clients create."""
 
 
-class Choosable(Protocol):
-    """What is known of a track: `hearthd.device.streams.track.Track`."""
+class ChoosableStream(Protocol):
+    """A pooled stream (`hearthd.device.streams.track.PooledStream`), as the choice sees it."""
 
     @property
     def users(self) -> int: ...
@@ -37,7 +37,7 @@ class Choosable(Protocol):
         ...
 
 
-C = TypeVar("C", bound=Choosable)
+C = TypeVar("C", bound=ChoosableStream)
 
 
 def free(tracks: Sequence[C], priority: int) -> C | None:
@@ -45,7 +45,7 @@ def free(tracks: Sequence[C], priority: int) -> C | None:
     return next((each for each in tracks if not (each.users or each.kept) and each.priority == priority), None)
 
 
-def room(tracks: Sequence[Choosable], most: int, now: float) -> bool:
+def room(tracks: Sequence[ChoosableStream], most: int, now: float) -> bool:
     """Whether one more may be made. `most`: that there should be, those not counted whose work does not end."""
     return len(tracks) - len(stuck(tracks, now)) < most and len(tracks) < MOST * most
 

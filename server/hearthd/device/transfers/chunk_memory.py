@@ -16,16 +16,16 @@ from typing import Any
 from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Refusal
 from hearthd.device.backend.server import ComputeServer
-from hearthd.device.platform.fd_passing import Descriptors
-from hearthd.device.platform.log import Journal
+from hearthd.device.platform.fd_passing import DescriptorSocket
+from hearthd.device.platform.log import ProcessLog
 from hearthd.device.platform.telemetry import Telemetry
 from hearthd.device.transfers.chunk_slots import ChunkSlots
-from hearthd.device.transfers.segment_mapper import Mapper, Post
+from hearthd.device.transfers.segment_mapper import Post, SegmentMapper
 from hearthd.shared import chunk_ring
 from hearthd.shared.chunk_ring import SMALLEST, Layout
 
 
-class Slot:
+class ChunkSlot:
     """Memory for one chunk. Copies go to it as to a `HostBuffer`."""
 
     __slots__ = ("address", "kept_ns", "number", "size", "view")
@@ -39,27 +39,27 @@ class Slot:
         """Since when it has been kept for a copy."""
 
 
-class ChunkMemory:
+class DownloadChunkMemory:
     """Belongs to the device-handle thread. The memory is mapped when a download comes for the first time, and goes with
     the process."""
 
     def __init__(self, server: ComputeServer, telemetry: Telemetry, post: Post) -> None:
         self._telemetry = telemetry
-        self._mapper = Mapper(server.register_host, server.unregister_host, post)
-        self._journal: Journal | None = None
+        self._mapper = SegmentMapper(server.register_host, server.unregister_host, post)
+        self._journal: ProcessLog | None = None
         self._known = self._wanted = False
         self._offer: tuple[int, Layout] | None = None
         """The front's file, until a download comes."""
         self._policy = ChunkSlots(0)
-        self._slots: list[Slot] = []
+        self._slots: list[ChunkSlot] = []
         self._locked = False
         """Whether the device copies there without the driver's help."""
 
     def listen(
         self,
         control: Callable[[Kind, Callable[[Frame], None]], None],
-        descriptors: Descriptors | None,
-        journal: Journal,
+        descriptors: DescriptorSocket | None,
+        journal: ProcessLog,
     ) -> None:
         """Hears of what the front sends."""
         self._journal = journal
@@ -99,7 +99,7 @@ class ChunkMemory:
     def _mapped(self, layout: Layout, address: int, locked: int, why: str) -> None:
         self._locked = locked >= layout.bytes
         size = layout.slot_bytes
-        self._slots = [Slot(number, address + layout.start(number), size) for number in range(layout.slots)]
+        self._slots = [ChunkSlot(number, address + layout.start(number), size) for number in range(layout.slots)]
         self._policy = ChunkSlots(layout.slots)
         if why:
             self._warn("chunk_slots_not_locked", why)
@@ -113,7 +113,7 @@ class ChunkMemory:
 
     # ---- chunks ----
 
-    def keep(self, size: int) -> Slot | None:
+    def keep(self, size: int) -> ChunkSlot | None:
         """A slot into which the device may copy `size` bytes, for `send` or `drop` when it has; None: go another
         way."""
         slot = self._slot(size, self._policy.keep) if self._locked else None
@@ -121,17 +121,17 @@ class ChunkMemory:
             slot.kept_ns = time.perf_counter_ns()
         return slot
 
-    def drop(self, slot: Slot) -> None:
+    def drop(self, slot: ChunkSlot) -> None:
         """What was copied there goes nowhere. Only when the device is done with it."""
         self._policy.drop(slot.number)
 
-    def send(self, slot: Slot) -> None:
+    def send(self, slot: ChunkSlot) -> None:
         """What was copied there is about to go to the front, whose slot it is from now on."""
         self._policy.send(slot.number)
         self._telemetry.transfer.observe(time.perf_counter_ns() - slot.kept_ns)
         self._telemetry.chunks_in_slots += 1
 
-    def fill(self, data: memoryview | bytes) -> Slot | None:
+    def fill(self, data: memoryview | bytes) -> ChunkSlot | None:
         """A slot with a copy of `data`, as `send` leaves one; None: go another way."""
         slot = self._slot(len(data), self._policy.send)
         if slot is not None:
@@ -139,7 +139,7 @@ class ChunkMemory:
             self._telemetry.chunks_in_slots += 1
         return slot
 
-    def _slot(self, size: int, choose: Callable[[], int | None]) -> Slot | None:
+    def _slot(self, size: int, choose: Callable[[], int | None]) -> ChunkSlot | None:
         """The one that is chosen, if there are any and chunks of this size go through them."""
         if not self._slots or not SMALLEST <= size <= self._slots[0].size:
             return None

@@ -10,23 +10,27 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.backend.graph_nodes import CopyNode, FillNode
 from hearthd.device.backend.resources import HostBuffer
-from hearthd.device.context import Device
+from hearthd.device.context import DeviceContext
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.session.buffer import Buffer
-from hearthd.device.streams.pending_outcomes import Verdict, both
+from hearthd.device.streams.pending_outcomes import PendingOutcome, both
 from hearthd.device.transfers.layout import Piece, check_apart, check_pitch, check_rows, pieces
-from hearthd.device.transfers.registered import SharedMoves
-from hearthd.device.transfers.staged import Copies, Direct, locate, refused_read
+from hearthd.device.transfers.registered import SegmentCopies
+from hearthd.device.transfers.staged import DirectCopies, StagedCopies, locate, refused_read
 from hearthd.device.transfers.transfers import Transfers
 
 PATTERN_SIZES = (1, 2, 4, 8, 16)
 
 
-class MoveCommands:
-    """`Transfers` carries those whose bytes travel beside the batch, `SharedMoves` those whose bytes lie in memory that
-    the client shares."""
+class CopyCommands:
+    """Write, Read, Copy and Fill commands.
 
-    def __init__(self, device: Device, copies: Copies, transfers: Transfers, shared: SharedMoves) -> None:
+    `Transfers` carries bytes that travel beside the batch, `SegmentCopies` bytes in memory that the client shares.
+    """
+
+    def __init__(
+        self, device: DeviceContext, copies: StagedCopies, transfers: Transfers, shared: SegmentCopies
+    ) -> None:
         self._device = device
         self._copies = copies
         self._transfers = transfers
@@ -41,15 +45,15 @@ class MoveCommands:
         if shared:
             return self._shared.write(origin, command, buffer, rows)
         if command.transfer:
-            return self._transfers.write(origin, command, buffer, rows)
+            return self._transfers.uploads.write(origin, command, buffer, rows)
         return Operation(
             origin,
-            partial(self._write, origin, buffer, rows, command.data, Direct(self._device, origin, buffer, rows)),
+            partial(self._write, origin, buffer, rows, command.data, DirectCopies(self._device, origin, buffer, rows)),
             writes=(origin.stream, buffer),
             spoils=(buffer,),
         )
 
-    def _write(self, origin: Origin, buffer: Buffer, rows: Rows, data: bytes, direct: Direct) -> bool:
+    def _write(self, origin: Origin, buffer: Buffer, rows: Rows, data: bytes, direct: DirectCopies) -> bool:
         if origin.stream.track.full:
             return False
         buffer.check_writable("write")
@@ -62,7 +66,7 @@ class MoveCommands:
         origin.reply()
         return True
 
-    def _put(self, origin: Origin, buffer: Buffer, rows: Rows, data: bytes, direct: Direct) -> bool:
+    def _put(self, origin: Origin, buffer: Buffer, rows: Rows, data: bytes, direct: DirectCopies) -> bool:
         staging, size = self._device.staging, len(data)
         host = None if direct.asked else staging.find(size, origin.session)
         if host is None:
@@ -80,7 +84,7 @@ class MoveCommands:
         if command.HasField("shared"):
             return self._shared.read(origin, command, buffer, rows)
         if command.transfer:
-            return self._transfers.read(origin, command, buffer, rows)
+            return self._transfers.downloads.read(origin, command, buffer, rows)
         limit = self._device.spec.max_inline_bytes
         if command.size > limit:
             raise Refusal(
@@ -91,12 +95,12 @@ class MoveCommands:
             )
         return Operation(
             origin,
-            partial(self._read, origin, buffer, rows, Direct(self._device, origin, buffer, rows)),
+            partial(self._read, origin, buffer, rows, DirectCopies(self._device, origin, buffer, rows)),
             writes=(origin.stream,),
             reads=(buffer,),
         )
 
-    def _read(self, origin: Origin, buffer: Buffer, rows: Rows, direct: Direct) -> bool:
+    def _read(self, origin: Origin, buffer: Buffer, rows: Rows, direct: DirectCopies) -> bool:
         device = self._device
         track = origin.stream.track
         if track.full:
@@ -111,9 +115,9 @@ class MoveCommands:
         host = None if direct.asked else device.staging.find(size, origin.session)
         if host is not None:
             self._copies.download(origin, buffer, address, host, size, _in_pieces(rows))
-            verdicts = device.tracks.doubts.about(buffer.usage)
-            arrived = partial(self._arrived, origin, buffer, verdicts, host, size)
-            device.tracks.on_complete(track, both(verdicts, arrived) if verdicts else arrived)
+            outcomes = device.tracks.pending_outcomes.about(buffer.usage)
+            arrived = partial(self._arrived, origin, buffer, outcomes, host, size)
+            device.tracks.on_complete(track, both(outcomes, arrived) if outcomes else arrived)
             device.telemetry.download_inline_bytes += size
             return True
         data = direct.read(0, size) if direct.asked or device.staging.refusal(size) is not None else None
@@ -124,12 +128,12 @@ class MoveCommands:
         return True
 
     def _arrived(
-        self, origin: Origin, buffer: Buffer, verdicts: Sequence[Verdict], host: HostBuffer, size: int
+        self, origin: Origin, buffer: Buffer, outcomes: Sequence[PendingOutcome], host: HostBuffer, size: int
     ) -> None:
-        """`verdicts`: of the collectives on which it hung what the buffer held."""
+        """`outcomes`: of the collectives on which it hung what the buffer held."""
         data = bytes(host.view[:size])
         self._device.staging.release(host)
-        if not (verdicts and refused_read(origin, buffer, verdicts)):
+        if not (outcomes and refused_read(origin, buffer, outcomes)):
             _answer_read(origin, data)
 
     # ---- on the device ----

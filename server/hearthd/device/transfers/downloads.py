@@ -11,49 +11,53 @@ from hearth_proto.layouts import Rows
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.backend.resources import HostBuffer
-from hearthd.device.flows.transfer import Download
+from hearthd.device.flows.transfer import DownloadFlow
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.session.buffer import Buffer
-from hearthd.device.session.session import Session
+from hearthd.device.session.session import DeviceSession
 from hearthd.device.streams.pending_outcomes import both
-from hearthd.device.transfers.chunk_memory import ChunkMemory, Slot
+from hearthd.device.transfers.chunk_memory import ChunkSlot, DownloadChunkMemory
 from hearthd.device.transfers.layout import pieces
-from hearthd.device.transfers.shared import PlacedDownloads
-from hearthd.device.transfers.staged import Direct, locate, refused_read
-from hearthd.device.transfers.state import Move, check_live, claim
+from hearthd.device.transfers.shared import SharedDownloads
+from hearthd.device.transfers.staged import DirectCopies, locate, refused_read
+from hearthd.device.transfers.state import Move, TransferContext, check_live, claim
 from hearthd.device.transfers.striped_downloads import StripedDownloads
 
 LAST = int(Flag.LAST)
 
-Chunk = Callable[[Slot | bytes, int], None]
+Chunk = Callable[[ChunkSlot | bytes, int], None]
 """Sends the next chunk of a transfer, and its size in bytes."""
 
 
-class Downloads(StripedDownloads, PlacedDownloads):
-    """Bytes on their way out."""
+class Downloads:
+    """Downloads of one device process. `chunks`: memory shared with the front. Device-handle thread only."""
 
-    chunks: ChunkMemory
-    """The way to the front that copies least."""
+    def __init__(self, context: TransferContext, chunks: DownloadChunkMemory) -> None:
+        self._context = context
+        self._device = context.device
+        self.chunks = chunks
+        self.striped = StripedDownloads(context)
+        self.shared = SharedDownloads(context.device)
 
-    def download_frame(self, session: Session, frame: Frame) -> None:
+    def frame(self, session: DeviceSession, frame: Frame) -> None:
         """The front has a client waiting for these chunks."""
         if frame.id in session.over:
-            self.give_up(session, frame.id, Refusal(Reason.TRANSFER_ABORTED, f"transfer {frame.id} is over"))
+            self._context.give_up(session, frame.id, Refusal(Reason.TRANSFER_ABORTED, f"transfer {frame.id} is over"))
             return
-        download = session.downloads.setdefault(frame.id, Download())
+        download = session.downloads.setdefault(frame.id, DownloadFlow())
         download.unstripe()  # its client could not go on with it
         download.open = True
         download.credits += frame.flags
         self.chunks.want()
         self._device.kick(session)
 
-    def credit(self, session: Session, frame: Frame) -> None:
+    def credit(self, session: DeviceSession, frame: Frame) -> None:
         download = session.downloads.get(frame.id)
         if download is not None:
             download.credits += frame.flags
             self._device.kick(session)
 
-    def download_aborted(self, session: Session, transfer: int, download: Download) -> None:
+    def aborted(self, session: DeviceSession, transfer: int, download: DownloadFlow) -> None:
         download.aborted = True
         if not download.claimed:  # the command that comes for it is refused: nobody would ever take its bytes
             del session.downloads[transfer]
@@ -61,10 +65,10 @@ class Downloads(StripedDownloads, PlacedDownloads):
             download.unstripe()
         self._device.kick(session)
 
-    def promise(self, session: Session, transfer: int, what: str) -> Download:
+    def promise(self, session: DeviceSession, transfer: int, what: str) -> DownloadFlow:
         """The download of this number, from now on the `what`'s. Raises as `Uploads.expect`."""
         check_live(session, transfer, session.uploads)
-        download = session.downloads.setdefault(transfer, Download())
+        download = session.downloads.setdefault(transfer, DownloadFlow())
         claim(download, transfer, what)
         return download
 
@@ -73,11 +77,13 @@ class Downloads(StripedDownloads, PlacedDownloads):
         download = self.promise(session, command.transfer, "read")
         operation = Operation(
             origin,
-            partial(self._read, origin, command, buffer, download, Direct(self._device, origin, buffer, rows), rows),
+            partial(
+                self._read, origin, command, buffer, download, DirectCopies(self._device, origin, buffer, rows), rows
+            ),
             writes=(origin.stream,),
             reads=(buffer,),
         )
-        operation.on_failure = partial(self.give_up, session, command.transfer)
+        operation.on_failure = partial(self._context.give_up, session, command.transfer)
         return operation
 
     def _read(
@@ -85,20 +91,20 @@ class Downloads(StripedDownloads, PlacedDownloads):
         origin: Origin,
         command: commands_pb2.Read,
         buffer: Buffer,
-        download: Download,
-        direct: Direct,
+        download: DownloadFlow,
+        direct: DirectCopies,
         rows: Rows,
     ) -> bool:
         session = origin.session
         if download.refused:
             return True
         if download.queued == 0 and refused_read(origin, buffer):
-            self.give_up(session, command.transfer, Refusal(Reason.DEPENDENCY_FAILED, "the read failed"))
+            self._context.give_up(session, command.transfer, Refusal(Reason.DEPENDENCY_FAILED, "the read failed"))
             return True
         direct.address = address = locate(buffer, rows, "read")
 
         def take(host: HostBuffer, at: int, size: int) -> None:
-            self._copies.download(origin, buffer, address, host, size, pieces(rows, at, size))
+            self._context.copies.download(origin, buffer, address, host, size, pieces(rows, at, size))
 
         def sent() -> None:
             origin.reply(commands_pb2.Result(read=commands_pb2.ReadResult(size=command.size)))
@@ -109,11 +115,11 @@ class Downloads(StripedDownloads, PlacedDownloads):
         self,
         origin: Origin,
         transfer: int,
-        download: Download,
+        download: DownloadFlow,
         size: int,
         take: Move,
         sent: Callable[[], None] = lambda: None,
-        direct: Direct | None = None,
+        direct: DirectCopies | None = None,
         buffer: Buffer | None = None,
     ) -> bool:
         """Lets `take` fetch as many chunks as the client has room for, in the stream's order; whether all were.
@@ -124,10 +130,10 @@ class Downloads(StripedDownloads, PlacedDownloads):
         """
         if download.placed is not None:
             place = download.placed
-            return self._send_placed(origin, transfer, download, place, size, take, sent, direct, buffer)
+            return self.shared.send(origin, transfer, download, place, size, take, sent, direct, buffer)
         striped, track = download.striped, origin.stream.track
         if striped is not None:
-            if not self._send_striped(origin, transfer, download, striped, size, take, direct, buffer):
+            if not self.striped.send(origin, transfer, download, striped, size, take, direct, buffer):
                 return False
             origin.session.downloads.pop(transfer, None)
             origin.session.over.add(transfer)  # a stripe may still come to say that it would carry it
@@ -147,19 +153,21 @@ class Downloads(StripedDownloads, PlacedDownloads):
             at, part = download.queued, min(self._device.spec.chunk_bytes, size - download.queued)
             last = at + part == size
             chunk = partial(self._chunk, origin, transfer, at, sent if last else None)
-            host = self._slot(part, direct) or self._host(origin, max(part, 1), direct)
+            host = self._slot(part, direct) or self._context.host(origin, max(part, 1), direct)
             if host is not None:
                 if part:
                     self._take(take, origin, host, at, part)
                 arrived: Callable[[], None] = partial(self._arrived, host, part, chunk)
-                verdicts = self._device.tracks.doubts.about(buffer.usage) if buffer is not None else None
-                if buffer is not None and verdicts:
+                outcomes = self._device.tracks.pending_outcomes.about(buffer.usage) if buffer is not None else None
+                if buffer is not None and outcomes:
                     release = self._release
-                    look = partial(self._look, origin, transfer, download, buffer, verdicts, host, release, arrived)
-                    arrived = both(verdicts, look)
+                    look = partial(
+                        self._context.deliver, origin, transfer, download, buffer, outcomes, host, release, arrived
+                    )
+                    arrived = both(outcomes, look)
                 self._device.tracks.on_complete(track, arrived)
             else:
-                without = direct is not None and self._without(max(part, 1), direct)
+                without = direct is not None and self._context.without(max(part, 1), direct)
                 data = direct.read(at, part) if direct is not None and without else None
                 if data is None:
                     return False
@@ -172,7 +180,7 @@ class Downloads(StripedDownloads, PlacedDownloads):
         self._device.telemetry.download_chunks_bytes += size
         return True
 
-    def _slot(self, size: int, direct: Direct | None) -> Slot | None:
+    def _slot(self, size: int, direct: DirectCopies | None) -> ChunkSlot | None:
         """Host memory for a chunk from which the front takes it; None: it has to be other memory."""
         return None if direct is not None and direct.asked else self.chunks.keep(size)
 
@@ -180,20 +188,20 @@ class Downloads(StripedDownloads, PlacedDownloads):
         try:
             take(host, at, size)
         except Refusal:  # behind what the driver has taken of it
-            if isinstance(host, Slot):
+            if isinstance(host, ChunkSlot):
                 self._device.tracks.on_complete(origin.stream.track, partial(self.chunks.drop, host))
             raise
 
     def _release(self, host: HostBuffer) -> None:
         """Nobody gets what was copied there."""
-        if isinstance(host, Slot):
+        if isinstance(host, ChunkSlot):
             self.chunks.drop(host)
         else:
             self._device.staging.release(host)
 
     def _arrived(self, host: HostBuffer, size: int, chunk: Chunk) -> None:
-        data: Slot | bytes
-        if isinstance(host, Slot):
+        data: ChunkSlot | bytes
+        if isinstance(host, ChunkSlot):
             self.chunks.send(host)
             data = host
         else:
@@ -201,17 +209,23 @@ class Downloads(StripedDownloads, PlacedDownloads):
             self._device.staging.release(host)
         chunk(data, size)
 
-    def _copied(self, data: memoryview | bytes) -> Slot | bytes:
+    def _copied(self, data: memoryview | bytes) -> ChunkSlot | bytes:
         """To where the front takes it from, if there is room; else to memory of its own."""
         slot = self.chunks.fill(data)
         return bytes(data) if slot is None else slot
 
     def _chunk(
-        self, origin: Origin, transfer: int, offset: int, sent: Callable[[], None] | None, data: Slot | bytes, size: int
+        self,
+        origin: Origin,
+        transfer: int,
+        offset: int,
+        sent: Callable[[], None] | None,
+        data: ChunkSlot | bytes,
+        size: int,
     ) -> None:
         outbox, channel, head = self._device.outbox, origin.session.channel, download_head(offset, size)
         flags = LAST if sent is not None else 0
-        if isinstance(data, Slot):
+        if isinstance(data, ChunkSlot):
             outbox.put_slot(data.number, size, head, channel=channel, id=transfer, flags=flags)
         else:
             outbox.put_chunk(head, data, channel=channel, id=transfer, flags=flags)

@@ -14,18 +14,18 @@ from functools import partial
 from hearth_proto.layouts import Rows
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
-from hearthd.device.context import Device
+from hearthd.device.context import DeviceContext
 from hearthd.device.flows.segment import Segment
 from hearthd.device.flows.segment_policy import check_range, step
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.session.buffer import Buffer
-from hearthd.device.streams.completion_forecast import Foreseen
-from hearthd.device.streams.pending_outcomes import Verdict, both
+from hearthd.device.streams.completion_forecast import CopyForecast
+from hearthd.device.streams.pending_outcomes import PendingOutcome, both
 from hearthd.device.transfers.layout import pieces
 from hearthd.device.transfers.segments import Segments
-from hearthd.device.transfers.staged import Direct, locate, refused_read
+from hearthd.device.transfers.staged import DirectCopies, locate, refused_read
 
-Copy = Callable[["Move", int, int, int], None]
+Copy = Callable[["SegmentCopy", int, int, int], None]
 """Gives the device one copy of a move: from its byte (third argument) on, so many."""
 
 
@@ -33,12 +33,23 @@ UP, DOWN = 0, 1
 """Which way a copy goes: the device has an engine for each."""
 
 
-class Move:
+class SegmentCopy:
     """One command's bytes, from `start` of the segment on, and how many of them the device has been given."""
 
     __slots__ = (
-        "began", "buffer", "direct", "foreseen", "given", "origin", "over", "rows", "segment", "since", "start", "told",
-        "verdicts",
+        "began",
+        "buffer",
+        "direct",
+        "foreseen",
+        "given",
+        "origin",
+        "outcomes",
+        "over",
+        "rows",
+        "segment",
+        "since",
+        "start",
+        "told",
     )  # fmt: skip
 
     def __init__(
@@ -48,7 +59,7 @@ class Move:
         start: int,
         buffer: Buffer,
         rows: Rows,
-        direct: Direct,
+        direct: DirectCopies,
         told: Callable[[int], None],
     ) -> None:
         self.origin = origin
@@ -64,8 +75,8 @@ class Move:
         self.given = 0
         self.began = 0.0
         """When the device was given the first copy, where it had nothing to do before it on the stream; else 0."""
-        self.foreseen: Foreseen | None = None
-        self.verdicts: dict[Verdict, None] = {}
+        self.foreseen: CopyForecast | None = None
+        self.outcomes: dict[PendingOutcome, None] = {}
         """Of collectives on which it hung what was copied."""
         self.over = False
         segment.hold()
@@ -78,10 +89,10 @@ class Move:
             self.segment.drop()
 
 
-class SharedMoves:
+class SegmentCopies:
     """Belongs to the device-handle thread."""
 
-    def __init__(self, device: Device, segments: Segments) -> None:
+    def __init__(self, device: DeviceContext, segments: Segments) -> None:
         self._device = device
         self._segments = segments
 
@@ -104,15 +115,17 @@ class SharedMoves:
         operation.on_failure = partial(self._given_up, move)
         return operation
 
-    def _move(self, what: str, origin: Origin, shared: commands_pb2.Shared, buffer: Buffer, rows: Rows) -> Move:
+    def _move(self, what: str, origin: Origin, shared: commands_pb2.Shared, buffer: Buffer, rows: Rows) -> SegmentCopy:
         segment = self._segments.find(origin.session, shared.segment)
         check_range(what, segment.ident, segment.size, shared.offset, rows.size)
-        direct = Direct(self._device, origin, buffer, rows)
-        return Move(origin, segment, shared.offset, buffer, rows, direct, self._device.telemetry.transfer.observe)
+        direct = DirectCopies(self._device, origin, buffer, rows)
+        return SegmentCopy(
+            origin, segment, shared.offset, buffer, rows, direct, self._device.telemetry.transfer.observe
+        )
 
     # ---- the other way ----
 
-    def _write(self, move: Move) -> bool:
+    def _write(self, move: SegmentCopy) -> bool:
         buffer = move.buffer
         buffer.check_writable("write")
         address = locate(buffer, move.rows, "write")
@@ -125,12 +138,12 @@ class SharedMoves:
         self._device.tracks.on_complete(move.origin.stream.track, partial(self._written, move))
         return True
 
-    def _written(self, move: Move) -> None:
+    def _written(self, move: SegmentCopy) -> None:
         self._came(move, time.perf_counter())
         move.end()
         move.origin.reply()
 
-    def _read(self, move: Move) -> bool:
+    def _read(self, move: SegmentCopy) -> bool:
         if not move.given and refused_read(move.origin, move.buffer):
             move.end()
             return True
@@ -140,32 +153,32 @@ class SharedMoves:
         self._device.telemetry.download_shared_memory_bytes += move.rows.size
         self._foresee(move, DOWN)
         arrived = partial(self._arrived, move)
-        if move.verdicts:
-            arrived = both(move.verdicts, arrived)  # type: ignore[assignment]
+        if move.outcomes:
+            arrived = both(move.outcomes, arrived)  # type: ignore[assignment]
         self._device.tracks.on_complete(move.origin.stream.track, arrived)
         return True
 
-    def _arrived(self, move: Move) -> None:
+    def _arrived(self, move: SegmentCopy) -> None:
         now, origin = time.perf_counter(), move.origin
-        if not (move.verdicts and refused_read(origin, move.buffer, move.verdicts)):
+        if not (move.outcomes and refused_read(origin, move.buffer, move.outcomes)):
             origin.reply(commands_pb2.Result(read=commands_pb2.ReadResult(size=move.rows.size)))
         if not origin.stream.track.pending:  # nothing more is done: who waits hears of it before the books are closed
             self._device.outbox.answer()
         self._came(move, now)
         move.end()
 
-    def _foresee(self, move: Move, way: int) -> None:
+    def _foresee(self, move: SegmentCopy, way: int) -> None:
         """The device has been given all of it: when it will be done is known, if nothing else was to be done before."""
         if move.began and move.segment.pinned:
             move.foreseen = self._device.tracks.forecast.begin(way, move.rows.size, move.began)
 
-    def _came(self, move: Move, now: float) -> None:
+    def _came(self, move: SegmentCopy, now: float) -> None:
         if move.foreseen is not None:
             self._device.tracks.forecast.came(move.foreseen, now)
 
     # ---- copies ----
 
-    def _give(self, move: Move, address: int, copy: Copy, directly: Callable[[Move, int], bool]) -> bool:
+    def _give(self, move: SegmentCopy, address: int, copy: Copy, directly: Callable[[SegmentCopy, int], bool]) -> bool:
         """Gives the device what it takes of the move now; whether that was the rest of it."""
         size, track = move.rows.size, move.origin.stream.track
         move.direct.address = address
@@ -185,7 +198,7 @@ class SharedMoves:
             move.given += part
         return True
 
-    def _upload(self, move: Move, address: int, at: int, size: int) -> None:
+    def _upload(self, move: SegmentCopy, address: int, at: int, size: int) -> None:
         device, segment, stream = self._device, move.segment, move.origin.stream
         server, track = device.server, stream.track
         device.tracks.before(track, (move.buffer.usage,))
@@ -199,7 +212,7 @@ class SharedMoves:
         device.telemetry.host_to_device_bytes += size
         device.telemetry.host_to_device_operations += 1
 
-    def _download(self, move: Move, address: int, at: int, size: int) -> None:
+    def _download(self, move: SegmentCopy, address: int, at: int, size: int) -> None:
         device, segment, stream = self._device, move.segment, move.origin.stream
         server, track = device.server, stream.track
         device.tracks.before(track, (), (move.buffer.usage,))
@@ -210,17 +223,17 @@ class SharedMoves:
                 server.download(segment, into + start, address + offset, width, track.stream)
             else:
                 server.download_rows(segment, into + start, address + offset, pitch, width, rows, track.stream)
-        for verdict in device.tracks.doubts.about(move.buffer.usage):
-            move.verdicts[verdict] = None
+        for outcome in device.tracks.pending_outcomes.about(move.buffer.usage):
+            move.outcomes[outcome] = None
         device.telemetry.device_to_host_bytes += size
         device.telemetry.device_to_host_operations += 1
 
-    def _put(self, move: Move, size: int) -> bool:
+    def _put(self, move: SegmentCopy, size: int) -> bool:
         """Copies a chunk where the memory is not page-locked; False: not yet."""
         start = move.start + move.given
         return move.direct.write(move.given, move.segment.view[start : start + size])
 
-    def _get(self, move: Move, size: int) -> bool:
+    def _get(self, move: SegmentCopy, size: int) -> bool:
         data = move.direct.read(move.given, size)
         if data is None:
             return False
@@ -228,7 +241,7 @@ class SharedMoves:
         move.segment.view[start : start + size] = data
         return True
 
-    def _given_up(self, move: Move, _refusal: Refusal) -> None:
+    def _given_up(self, move: SegmentCopy, _refusal: Refusal) -> None:
         """The command will not go on; what the device has been given of it is still under way."""
         if move.given or not move.segment.pinned:
             self._device.tracks.on_complete(move.origin.stream.track, move.end)

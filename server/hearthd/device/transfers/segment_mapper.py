@@ -47,7 +47,7 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _FAILED = ctypes.c_void_p(-1).value
 
 
-class Mapper:
+class SegmentMapper:
     """`map` and `unmap` are for the device-handle thread, which is told by `post`. `register` and `unregister` lock and
     unlock pages; they may block, and raise where the system refuses."""
 

@@ -15,12 +15,12 @@ from collections.abc import Callable
 from functools import partial
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.context import Device
+from hearthd.device.context import DeviceContext
 from hearthd.device.flows.segment import Segment, SessionRef, signals_in
 from hearthd.device.flows.segment_policy import check_room, check_sealed, check_size
-from hearthd.device.platform.log import Journal
-from hearthd.device.session.session import Session
-from hearthd.device.transfers.segment_mapper import Mapper, Post
+from hearthd.device.platform.log import ProcessLog
+from hearthd.device.session.session import DeviceSession
+from hearthd.device.transfers.segment_mapper import Post, SegmentMapper
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _F_GET_SEALS = fcntl.F_GET_SEALS
@@ -35,10 +35,10 @@ RETIRED_BYTES = 2 << 30
 class Segments:
     """Of one device process. Belongs to the device-handle thread."""
 
-    def __init__(self, device: Device, post: Post) -> None:
+    def __init__(self, device: DeviceContext, post: Post) -> None:
         self._device = device
-        self._mapper = Mapper(device.server.register_host, device.server.unregister_host, post)
-        self.journal: Journal | None = None
+        self._mapper = SegmentMapper(device.server.register_host, device.server.unregister_host, post)
+        self.journal: ProcessLog | None = None
         self._named: dict[SessionRef, dict[int, Segment]] = {}
         """Those whose numbers are taken."""
         self._count: Counter[SessionRef] = Counter()
@@ -56,13 +56,13 @@ class Segments:
     def gauges(self) -> dict[str, int]:
         return {"segments": sum(self._count.values()), "segment_bytes": self.bytes}
 
-    def get(self, session: Session, ident: int) -> Segment | None:
+    def get(self, session: DeviceSession, ident: int) -> Segment | None:
         """The one that the number stands for in this session, if any."""
         named = self._named.get(session)
         segment = named.get(ident) if named is not None else None
         return segment if segment is not None and segment.ready else None
 
-    def find(self, session: Session, ident: int) -> Segment:
+    def find(self, session: DeviceSession, ident: int) -> Segment:
         """Raises Refusal(INVALID_HANDLE) for a number that stands for none of this session's."""
         segment = self.get(session, ident)
         if segment is None:
@@ -77,7 +77,7 @@ class Segments:
 
     # ---- coming ----
 
-    def take(self, session: Session, ident: int, announced: object, file: int, most: int, then: Then) -> Segment:
+    def take(self, session: DeviceSession, ident: int, announced: object, file: int, most: int, then: Then) -> Segment:
         """A client's memfd, from now on under this number; owns the descriptor, unless it raises. `then` is told when
         the segment is ready, or why it is not. Raises Refusal; nothing of the file is touched before it is known to be
         a memfd, for other files may keep who asks waiting."""
@@ -113,7 +113,7 @@ class Segments:
             self._warned = True
             self.journal.warning("segments_not_locked", why=why, size=segment.size)
         if segment.over:  # its client has gone meanwhile
-            self._let_go(segment)
+            self._release(segment)
             return
         segment.ready = True
         if segment.signals and segment.pinned:
@@ -135,7 +135,7 @@ class Segments:
             self._forget(segment)
             segment.end()
 
-    def close(self, session: Session) -> None:
+    def close(self, session: DeviceSession) -> None:
         """All of a session that ends."""
         for segment in tuple(self._named.get(session, {}).values()):
             self.release(segment)
@@ -153,15 +153,15 @@ class Segments:
 
     def _retire(self, segment: Segment) -> None:
         if segment.ready:  # else it is on its way, and goes when it has come
-            self._let_go(segment)
+            self._release(segment)
 
-    def _let_go(self, segment: Segment) -> None:
+    def _release(self, segment: Segment) -> None:
         segment.view = memoryview(b"")
         if segment.locked:
             self._retired[segment] = None
             size = sum(each.size for each in self._retired)
             urgent = len(self._retired) > RETIRED or size > RETIRED_BYTES
-            self._device.quiet.beside(partial(self._unmap, segment), urgent=urgent)
+            self._device.idle_work.beside(partial(self._unmap, segment), urgent=urgent)
         else:
             self._unmap(segment, lambda: None)
 

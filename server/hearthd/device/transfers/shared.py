@@ -1,6 +1,7 @@
-"""Transfers whose bytes lie in memory that the client shares, as a whole: the command has its place among the others
-when it comes, and where the bytes are is said beside it, perhaps later. The device then copies straight from there, or
-to there; the command's answer says that it is done with the memory.
+"""Transfers whose bytes lie as a whole in memory that the client shares.
+
+The place of the bytes is announced beside the command, perhaps later. The device copies from and to that memory itself;
+the answer of the command says that the memory is free.
 """
 
 from __future__ import annotations
@@ -9,43 +10,38 @@ from collections.abc import Callable
 from functools import partial
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.flows.segment import Place
+from hearthd.device.context import DeviceContext
+from hearthd.device.flows.segment import SegmentRange
 from hearthd.device.flows.segment_policy import step
-from hearthd.device.flows.transfer import Download, Upload
+from hearthd.device.flows.transfer import DownloadFlow, UploadFlow
 from hearthd.device.operation import Origin
 from hearthd.device.session.buffer import Buffer
-from hearthd.device.session.session import Session
-from hearthd.device.streams.pending_outcomes import Verdict, both
-from hearthd.device.transfers.staged import Direct, refused_read
-from hearthd.device.transfers.state import Bulk, Move, announced, another_way, check_live
+from hearthd.device.session.session import DeviceSession
+from hearthd.device.streams.pending_outcomes import PendingOutcome, both
+from hearthd.device.transfers.staged import DirectCopies, refused_read
+from hearthd.device.transfers.state import Move, announced, another_way, check_live
 
 
-class _Placed(Bulk):
-    def _leave(self, origin: Origin, place: Place, given: bool) -> None:
-        """Behind what the device has been given of it, the memory is held no more."""
-        if given and place.segment.pinned:
-            self._device.tracks.on_complete(origin.stream.track, place.segment.drop)
-        else:
-            place.segment.drop()
+class SharedUploads:
+    """Uploads from memory that the client shares. Device-handle thread only."""
 
+    def __init__(self, device: DeviceContext) -> None:
+        self._device = device
 
-class PlacedUploads(_Placed):
-    """Bytes on their way in."""
-
-    def place_upload(self, session: Session, transfer: int, place: Place) -> None:
-        """They lie there, and stay as they are until the command is answered. Raises Refusal."""
+    def place(self, session: DeviceSession, transfer: int, place: SegmentRange) -> None:
+        """Sets where the bytes lie, unchanged until the command is answered. Raises Refusal."""
         check_live(session, transfer, session.downloads)
-        upload = announced(session.uploads, transfer, Upload, "Write")
+        upload = announced(session.uploads, transfer, UploadFlow, "Write")
         if upload.placed is not None or upload.striped is not None or upload.chunks or upload.written or upload.ended:
             raise another_way(transfer)
         upload.placed = place
         place.segment.hold()
         self._device.kick(session)
 
-    def _receive_placed(
-        self, origin: Origin, upload: Upload, place: Place, size: int, put: Move, direct: Direct | None
+    def receive(
+        self, origin: Origin, upload: UploadFlow, place: SegmentRange, size: int, put: Move, direct: DirectCopies | None
     ) -> bool:
-        """As `receive`."""
+        """As `Uploads.receive`."""
         if upload.error is not None:
             raise upload.error
         _check_size(origin, "upload", place, size)
@@ -66,37 +62,40 @@ class PlacedUploads(_Placed):
                         return False
                 upload.written += part
         finally:
-            self._leave(origin, place, upload.written > before)
+            _leave(self._device, origin, place, upload.written > before)
         self._device.telemetry.upload_shared_memory_bytes += size
         return True
 
 
-class PlacedDownloads(_Placed):
-    """Bytes on their way out."""
+class SharedDownloads:
+    """Downloads to memory that the client shares. Device-handle thread only."""
 
-    def place_download(self, session: Session, transfer: int, place: Place) -> None:
-        """They go there; the client looks when the command is answered. Raises Refusal."""
+    def __init__(self, device: DeviceContext) -> None:
+        self._device = device
+
+    def place(self, session: DeviceSession, transfer: int, place: SegmentRange) -> None:
+        """Sets where the bytes go; the client reads them when the command is answered. Raises Refusal."""
         check_live(session, transfer, session.uploads)
-        download = announced(session.downloads, transfer, Download, "Read")
+        download = announced(session.downloads, transfer, DownloadFlow, "Read")
         if download.placed is not None or download.striped is not None or download.open:
             raise another_way(transfer)
         download.placed = place
         place.segment.hold()
         self._device.kick(session)
 
-    def _send_placed(
+    def send(
         self,
         origin: Origin,
         transfer: int,
-        download: Download,
-        place: Place,
+        download: DownloadFlow,
+        place: SegmentRange,
         size: int,
         take: Move,
         sent: Callable[[], None],
-        direct: Direct | None,
+        direct: DirectCopies | None,
         buffer: Buffer | None,
     ) -> bool:
-        """As `send`."""
+        """As `Downloads.send`."""
         if download.aborted:
             raise Refusal(
                 Reason.TRANSFER_ABORTED,
@@ -123,28 +122,36 @@ class PlacedDownloads(_Placed):
                     place.view(at, part)[:] = data
                 download.queued += part
                 if buffer is not None:
-                    for verdict in device.tracks.doubts.about(buffer.usage):
-                        download.verdicts[verdict] = None
+                    for outcome in device.tracks.pending_outcomes.about(buffer.usage):
+                        download.outcomes[outcome] = None
         finally:
-            self._leave(origin, place, download.queued > before)
+            _leave(device, origin, place, download.queued > before)
         origin.session.downloads.pop(transfer, None)
         origin.session.over.add(transfer)
         device.telemetry.download_shared_memory_bytes += size
         arrived = sent
-        if buffer is not None and download.verdicts:
-            arrived = both(download.verdicts, partial(_look, origin, buffer, download.verdicts, sent))
+        if buffer is not None and download.outcomes:
+            arrived = both(download.outcomes, partial(_look, origin, buffer, download.outcomes, sent))
         device.tracks.on_complete(track, arrived)
         download.unstripe()  # what the device has been given of it holds the memory
         return True
 
 
-def _look(origin: Origin, buffer: Buffer, verdicts: dict[Verdict, None], sent: Callable[[], None]) -> None:
+def _leave(device: DeviceContext, origin: Origin, place: SegmentRange, given: bool) -> None:
+    """Releases the memory, behind the copies that the device has been given."""
+    if given and place.segment.pinned:
+        device.tracks.on_complete(origin.stream.track, place.segment.drop)
+    else:
+        place.segment.drop()
+
+
+def _look(origin: Origin, buffer: Buffer, outcomes: dict[PendingOutcome, None], sent: Callable[[], None]) -> None:
     """The bytes are there, and it is known how the collectives ended that they hung on."""
-    if not refused_read(origin, buffer, verdicts):
+    if not refused_read(origin, buffer, outcomes):
         sent()
 
 
-def _check_size(origin: Origin, what: str, place: Place, size: int) -> None:
+def _check_size(origin: Origin, what: str, place: SegmentRange, size: int) -> None:
     """Raises Refusal(OUT_OF_BOUNDS) for a place of another size than the command's bytes."""
     if place.size != size:
         raise Refusal(

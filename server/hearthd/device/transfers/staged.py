@@ -7,18 +7,18 @@ from collections.abc import Iterable
 from hearth_proto.layouts import Rows
 from hearth_proto.reasons import Refusal
 from hearthd.device.backend.resources import HostBuffer
-from hearthd.device.context import Device
+from hearthd.device.context import DeviceContext
 from hearthd.device.operation import Origin
 from hearthd.device.session.buffer import Buffer
-from hearthd.device.streams.pending_outcomes import Verdict
+from hearthd.device.streams.pending_outcomes import PendingOutcome
 from hearthd.device.streams.stream_errors import poisoned, surface
 from hearthd.device.transfers.layout import Piece, pieces
 
 
-class Copies:
+class StagedCopies:
     """Belongs to the device-handle thread."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: DeviceContext) -> None:
         self._device = device
 
     def upload(
@@ -90,7 +90,7 @@ class Copies:
                 server.download_rows(host, at, address + offset, pitch, width, rows, stream)
 
 
-class Direct:
+class DirectCopies:
     """Copies of one command for which no page-locked memory is to be had: straight out of its message, or into it.
 
     The driver makes who copies from or to ordinary memory wait for all that its stream was given before, and nobody may
@@ -100,7 +100,7 @@ class Direct:
 
     __slots__ = ("_buffer", "_device", "_origin", "_reached", "_rows", "address", "asked")
 
-    def __init__(self, device: Device, origin: Origin, buffer: Buffer, rows: Rows) -> None:
+    def __init__(self, device: DeviceContext, origin: Origin, buffer: Buffer, rows: Rows) -> None:
         self._device = device
         self._origin = origin
         self._buffer = buffer
@@ -147,8 +147,8 @@ class Direct:
             usage = (self._buffer.usage,)
             self._device.tracks.before(track, usage if writes else (), () if writes else usage)
             self._device.begin(self._origin.stream, size)
-            doubts = self._device.tracks.doubts
-            arrive = self._arrive if writes else doubts.settled(self._buffer.usage, self._arrive)
+            pending_outcomes = self._device.tracks.pending_outcomes
+            arrive = self._arrive if writes else pending_outcomes.settled(self._buffer.usage, self._arrive)
             self._device.tracks.on_complete(track, arrive)
         return False
 
@@ -164,14 +164,14 @@ def locate(buffer: Buffer, rows: Rows, what: str) -> int:
     return buffer.range(rows.offset, rows.extent, what)
 
 
-def refused_read(origin: Origin, buffer: Buffer, verdicts: Iterable[Verdict] = ()) -> bool:
+def refused_read(origin: Origin, buffer: Buffer, outcomes: Iterable[PendingOutcome] = ()) -> bool:
     """Answers a read with what failed before it on its stream, or behind the buffer on any; whether it did.
 
-    `verdicts`: of collectives that the buffer stood behind when it was copied; others may have been told by now.
+    `outcomes`: of collectives that the buffer stood behind when it was copied; others may have been told by now.
     """
     failures = origin.stream.errors.take(origin.place)
     if not failures:
-        behind = poisoned(buffer.failure) or next((each.failure for each in verdicts if each.failure), None)
+        behind = poisoned(buffer.failure) or next((each.failure for each in outcomes if each.failure), None)
         failures = [behind.cause] if behind is not None else []
     if failures:
         origin.reply_error(surface(failures))

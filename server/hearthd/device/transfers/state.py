@@ -1,19 +1,21 @@
-"""What uploads and downloads share: numbers, the host memory that they go through, an end before the last byte."""
+"""State and checks that uploads and downloads share: transfer numbers, host memory, and early ends."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import TypeVar
 
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.resources import HostBuffer
-from hearthd.device.context import Device
-from hearthd.device.flows.stripe_window import Landing
-from hearthd.device.flows.transfer import Download, Upload
+from hearthd.device.context import DeviceContext
+from hearthd.device.flows.stripe_window import StripeStaging
+from hearthd.device.flows.transfer import DownloadFlow, UploadFlow
 from hearthd.device.operation import Origin
-from hearthd.device.session.session import Session
-from hearthd.device.transfers.staged import Copies, Direct
+from hearthd.device.session.buffer import Buffer
+from hearthd.device.session.session import DeviceSession
+from hearthd.device.streams.pending_outcomes import PendingOutcome
+from hearthd.device.transfers.staged import DirectCopies, StagedCopies, refused_read
 
 MAX_UNCLAIMED = 64
 """Uploads of one session whose Write has not come yet."""
@@ -22,34 +24,56 @@ MAX_ANNOUNCED = 1024
 """The same of those that were announced on stripes, or placed in shared memory, which often overtakes the command; they
 bring nothing before it. Downloads and their Read likewise."""
 
-Flow = TypeVar("Flow", Upload, Download)
+Flow = TypeVar("Flow", UploadFlow, DownloadFlow)
 
 Move = Callable[[HostBuffer, int, int], None]
 """Copies (size bytes) between a host buffer and the device, from the transfer's byte (second argument) on."""
 
 
-class Bulk:
-    """One way of a device process's bulk side. Device-handle thread."""
+class TransferContext:
+    """State that uploads and downloads of one device process share. Device-handle thread only."""
 
-    def __init__(self, device: Device, copies: Copies) -> None:
-        self._device = device
-        self._copies = copies
+    def __init__(self, device: DeviceContext, copies: StagedCopies) -> None:
+        self.device = device
+        self.copies = copies
         staging = device.staging
-        self.landing = Landing(device.spec.staging_bytes // 2, staging.release, lambda: device.kick(None))
-        """Staging memory that stripes have."""
+        self.stripe_staging = StripeStaging(device.spec.staging_bytes // 2, staging.release, lambda: device.kick(None))
+        """Staging memory that is lent to stripes."""
 
-    def _host(self, origin: Origin, size: int, direct: Direct | None) -> HostBuffer | None:
-        """Host memory for a chunk, or None: wait, or do without it."""
+    def host(self, origin: Origin, size: int, direct: DirectCopies | None) -> HostBuffer | None:
+        """Returns host memory for a chunk; None: the copy has to wait, or to do without."""
         if direct is None:
-            return self._device.staging.acquire(size, origin.session)
-        return None if direct.asked else self._device.staging.find(size, origin.session)
+            return self.device.staging.acquire(size, origin.session)
+        return None if direct.asked else self.device.staging.find(size, origin.session)
 
-    def _without(self, size: int, direct: Direct) -> bool:
-        """Whether a chunk has to do without."""
-        return direct.asked or self._device.staging.refusal(size) is not None
+    def without(self, size: int, direct: DirectCopies) -> bool:
+        """Returns True if a chunk has to do without host memory."""
+        return direct.asked or self.device.staging.refusal(size) is not None
 
-    def give_up(self, session: Session, transfer: int, refusal: Refusal) -> None:
-        """Ends a transfer before its last byte; whoever is on its other side is told why."""
+    def deliver(
+        self,
+        origin: Origin,
+        transfer: int,
+        download: DownloadFlow,
+        buffer: Buffer,
+        outcomes: Sequence[PendingOutcome],
+        host: HostBuffer,
+        release: Callable[[HostBuffer], None],
+        arrived: Callable[[], None],
+    ) -> None:
+        """Calls `arrived` for a chunk whose contents depended on `outcomes`, or refuses the read if one of them is a
+        failure."""
+        if not download.refused and not refused_read(origin, buffer, outcomes):
+            arrived()
+            return
+        release(host)
+        if not download.refused:
+            download.refused = True
+            self.give_up(origin.session, transfer, Refusal(Reason.DEPENDENCY_FAILED, "the read failed"))
+            self.device.kick(origin.session)
+
+    def give_up(self, session: DeviceSession, transfer: int, refusal: Refusal) -> None:
+        """Ends a transfer before its last byte, and sends the reason to its other side."""
         flow = session.uploads.pop(transfer, None) or session.downloads.pop(transfer, None)
         session.over.add(transfer)
         payload = refusal.to_status().SerializeToString()
@@ -57,10 +81,10 @@ class Bulk:
             flow.striped.abort(payload)
         if flow is not None:
             flow.unstripe()
-        self._device.outbox.put(Kind.ABORT, payload, channel=session.channel, id=transfer)
+        self.device.outbox.put(Kind.ABORT, payload, channel=session.channel, id=transfer)
 
 
-def check_live(session: Session, transfer: int, other_way: Container[int]) -> None:
+def check_live(session: DeviceSession, transfer: int, other_way: Container[int]) -> None:
     """Raises Refusal(TRANSFER_ABORTED) for a number that is over, Refusal(HANDLE_IN_USE) for one of the other way."""
     if transfer in session.over:
         raise Refusal(
@@ -76,7 +100,7 @@ def check_live(session: Session, transfer: int, other_way: Container[int]) -> No
         )
 
 
-def claim(flow: Upload | Download, transfer: int, what: str) -> None:
+def claim(flow: UploadFlow | DownloadFlow, transfer: int, what: str) -> None:
     """It is the `what`'s from now on. Raises Refusal(HANDLE_IN_USE) where it is another's."""
     if flow.claimed:
         raise Refusal(
@@ -93,12 +117,12 @@ def announced(flows: dict[int, Flow], transfer: int, make: type[Flow], command: 
     flow = flows.get(transfer)
     if flow is None:
         if unclaimed(flows) >= MAX_ANNOUNCED:
-            raise too_many(MAX_ANNOUNCED, f"{make.__name__.lower()}s", command)
+            raise too_many(MAX_ANNOUNCED, "uploads" if make is UploadFlow else "downloads", command)
         flow = flows[transfer] = make()
     return flow
 
 
-def unclaimed(flows: Mapping[int, Upload] | Mapping[int, Download]) -> int:
+def unclaimed(flows: Mapping[int, UploadFlow] | Mapping[int, DownloadFlow]) -> int:
     """How many wait for their command."""
     return sum(not flow.claimed for flow in flows.values())
 

@@ -1,67 +1,70 @@
-"""Downloads over stripes: a chunk goes where there is room; the read is over when its client has all of them."""
+"""Downloads over stripes: a chunk leaves over the stripe with room; the read ends when its client has all chunks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.backend.resources import HostBuffer
 from hearthd.device.flows.stripe_state import StripedDownload, StripeLike
-from hearthd.device.flows.stripe_window import Loose
-from hearthd.device.flows.transfer import Download
+from hearthd.device.flows.stripe_window import UnpinnedSlot
+from hearthd.device.flows.transfer import DownloadFlow
 from hearthd.device.operation import Origin
 from hearthd.device.session.buffer import Buffer
-from hearthd.device.session.session import Session
-from hearthd.device.streams.pending_outcomes import Verdict, both
-from hearthd.device.transfers.staged import Direct, refused_read
-from hearthd.device.transfers.state import Bulk, Move, announced, another_way, check_live
+from hearthd.device.session.session import DeviceSession
+from hearthd.device.streams.pending_outcomes import both
+from hearthd.device.transfers.staged import DirectCopies
+from hearthd.device.transfers.state import Move, TransferContext, announced, another_way, check_live
 from hearthd.device.transfers.striped_uploads import check_chunk, check_same
 
 
-class StripedDownloads(Bulk):
-    """Bytes on their way out, in any order."""
+class StripedDownloads:
+    """Downloads whose chunks leave over stripes, in any order. Device-handle thread only."""
 
-    def stripe_download(self, session: Session, transfer: int, chunk: int, stripe: StripeLike) -> None:
-        """The client takes it over this stripe, among others. Raises Refusal."""
+    def __init__(self, context: TransferContext) -> None:
+        self._context = context
+        self._device = context.device
+
+    def announce(self, session: DeviceSession, transfer: int, chunk: int, stripe: StripeLike) -> None:
+        """Adds a stripe over which the client takes the download. Raises Refusal."""
         check_live(session, transfer, session.uploads)
         check_chunk(chunk)
-        download = announced(session.downloads, transfer, Download, "Read")
+        download = announced(session.downloads, transfer, DownloadFlow, "Read")
         if download.striped is None:
             if download.open:
                 raise another_way(transfer)
-            download.striped = StripedDownload(transfer, chunk, self.landing)
+            download.striped = StripedDownload(transfer, chunk, self._context.stripe_staging)
         check_same(transfer, chunk, download.striped.chunk)
         download.striped.join(stripe)
         self._device.kick(session)
 
-    def taken(self, session: Session, transfer: int, stripe: StripeLike, offset: int) -> None:
-        """The client has a chunk. Raises ValueError for one that it was not sent."""
+    def taken(self, session: DeviceSession, transfer: int, stripe: StripeLike, offset: int) -> None:
+        """Records that the client has a chunk. Raises ValueError for a chunk that it was not sent."""
         download = session.downloads.get(transfer)
         if download is not None and download.striped is not None:
             download.striped.taken(stripe, offset)
             if download.striped.done:
                 self._device.kick(session)
 
-    def gone(self, session: Session, transfer: int, stripe: StripeLike, seconds: float) -> None:
-        """A chunk is out, and its memory free."""
+    def gone(self, session: DeviceSession, transfer: int, stripe: StripeLike, seconds: float) -> None:
+        """Records that a chunk has been written to the stripe, and its memory is free."""
         download = session.downloads.get(transfer)
         if download is not None and download.striped is not None:
             download.striped.sent(stripe, seconds)
             self._device.kick(session)
 
-    def _send_striped(
+    def send(
         self,
         origin: Origin,
         transfer: int,
-        download: Download,
+        download: DownloadFlow,
         striped: StripedDownload,
         size: int,
         take: Move,
-        direct: Direct | None,
+        direct: DirectCopies | None,
         buffer: Buffer | None,
     ) -> bool:
-        """As `send`; but it stays until the client has all of it: what a broken stripe had is fetched again."""
+        """As `Downloads.send`, until the client has all bytes: chunks of a broken stripe are copied again."""
         striped.begin(size)
         track = origin.stream.track
         while (index := striped.peek()) is not None:
@@ -71,12 +74,12 @@ class StripedDownloads(Bulk):
             if stripe is None or not striped.room or track.full:
                 return False
             at, part = striped.cut.span(index)
-            host = self._host(origin, part, direct)
+            host = self._context.host(origin, part, direct)
             if host is None:
-                data = direct.read(at, part) if direct is not None and self._without(part, direct) else None
+                data = direct.read(at, part) if direct is not None and self._context.without(part, direct) else None
                 if data is None:
                     return False
-                host = Loose(part)
+                host = UnpinnedSlot(part)
                 host.view[:] = data
                 striped.issue(stripe, host)
                 striped.fetched(stripe, index, host)
@@ -84,11 +87,13 @@ class StripedDownloads(Bulk):
             take(host, at, part)
             striped.issue(stripe, host)
             arrived: Callable[[], None] = partial(striped.fetched, stripe, index, host)
-            verdicts = self._device.tracks.doubts.about(buffer.usage) if buffer is not None else None
-            if buffer is not None and verdicts:
-                release = self.landing.give_back
-                look = partial(self._look, origin, transfer, download, buffer, verdicts, host, release, arrived)
-                arrived = both(verdicts, look)
+            outcomes = self._device.tracks.pending_outcomes.about(buffer.usage) if buffer is not None else None
+            if buffer is not None and outcomes:
+                release = self._context.stripe_staging.give_back
+                look = partial(
+                    self._context.deliver, origin, transfer, download, buffer, outcomes, host, release, arrived
+                )
+                arrived = both(outcomes, look)
             self._device.tracks.on_complete(track, arrived)
             download.queued = max(download.queued, at + part)
         if download.aborted:
@@ -98,24 +103,3 @@ class StripedDownloads(Bulk):
                 fix=f"{origin.name.partition(' ')[0]} again",
             )
         return striped.done
-
-    def _look(
-        self,
-        origin: Origin,
-        transfer: int,
-        download: Download,
-        buffer: Buffer,
-        verdicts: Sequence[Verdict],
-        host: HostBuffer,
-        release: Callable[[HostBuffer], None],
-        arrived: Callable[[], None],
-    ) -> None:
-        """A chunk has come whose contents hung on how collectives would end."""
-        if not download.refused and not refused_read(origin, buffer, verdicts):
-            arrived()
-            return
-        release(host)
-        if not download.refused:
-            download.refused = True
-            self.give_up(origin.session, transfer, Refusal(Reason.DEPENDENCY_FAILED, "the read failed"))
-            self._device.kick(origin.session)

@@ -1,4 +1,4 @@
-"""Uploads over stripes: memory is lent when their Write has its turn, and goes to the device as it is filled."""
+"""Uploads over stripes: memory is lent when the Write has its turn, and copied to the device as it is filled."""
 
 from __future__ import annotations
 
@@ -6,37 +6,41 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.stripes import MIN_CHUNK, taken
 from hearthd.device.backend.resources import HostBuffer
 from hearthd.device.flows.stripe_state import StripedUpload, StripeLike
-from hearthd.device.flows.stripe_window import Loose
-from hearthd.device.flows.transfer import Upload
+from hearthd.device.flows.stripe_window import UnpinnedSlot
+from hearthd.device.flows.transfer import UploadFlow
 from hearthd.device.operation import Origin
-from hearthd.device.session.session import Session
-from hearthd.device.transfers.staged import Direct
-from hearthd.device.transfers.state import Bulk, Move, announced, another_way, check_live
+from hearthd.device.session.session import DeviceSession
+from hearthd.device.transfers.staged import DirectCopies
+from hearthd.device.transfers.state import Move, TransferContext, announced, another_way, check_live
 
 
-class StripedUploads(Bulk):
-    """Bytes on their way in, in any order."""
+class StripedUploads:
+    """Uploads whose chunks arrive over stripes, in any order. Device-handle thread only."""
 
-    def stripe_upload(self, session: Session, transfer: int, chunk: int, stripe: StripeLike) -> None:
-        """The client will send it over this stripe, among others. Raises Refusal."""
+    def __init__(self, context: TransferContext) -> None:
+        self._context = context
+        self._device = context.device
+
+    def announce(self, session: DeviceSession, transfer: int, chunk: int, stripe: StripeLike) -> None:
+        """Adds a stripe over which the client will send the upload. Raises Refusal."""
         size = session.over.uploaded(transfer)
         if size is not None:  # what said so was lost with the stripes that brought it
             stripe.put(taken(transfer, size))
             return
         check_live(session, transfer, session.downloads)
         check_chunk(chunk)
-        upload = announced(session.uploads, transfer, Upload, "Write")
+        upload = announced(session.uploads, transfer, UploadFlow, "Write")
         if upload.striped is None:
             if upload.chunks or upload.written or upload.ended:
                 raise another_way(transfer)
-            upload.striped = StripedUpload(transfer, chunk, self.landing)
+            upload.striped = StripedUpload(transfer, chunk, self._context.stripe_staging)
         check_same(transfer, chunk, upload.striped.chunk)
         upload.striped.join(stripe)
         self._device.kick(session)
 
     def landed(
         self,
-        session: Session,
+        session: DeviceSession,
         transfer: int,
         stripe: StripeLike,
         offset: int,
@@ -44,7 +48,7 @@ class StripedUploads(Bulk):
         host: HostBuffer,
         seconds: float,
     ) -> bool:
-        """A chunk has come; whether its memory has been taken over, and it need not be sent again."""
+        """Records the arrival of a chunk. Returns True if its memory was taken over and it need not be sent again."""
         upload = session.uploads.get(transfer)
         if upload is None or upload.striped is None:
             return False
@@ -57,17 +61,23 @@ class StripedUploads(Bulk):
         self._device.kick(session)
         return True
 
-    def _receive_striped(
-        self, origin: Origin, upload: Upload, striped: StripedUpload, size: int, put: Move, direct: Direct | None
+    def receive(
+        self,
+        origin: Origin,
+        upload: UploadFlow,
+        striped: StripedUpload,
+        size: int,
+        put: Move,
+        direct: DirectCopies | None,
     ) -> bool:
-        """As `receive`, of what has come; lends memory for what has not."""
+        """As `Uploads.receive`, for chunks that have arrived; lends memory for the others."""
         striped.begin(size)
         while striped.landed:
             if origin.stream.track.full:
                 return False
             at, host, part = striped.landed[0]
-            if isinstance(host, Loose):
-                if not self._put_loose(origin, host.view[:part], at, put, direct):
+            if isinstance(host, UnpinnedSlot):
+                if not self._put_unpinned(origin, host.view[:part], at, put, direct):
                     return False
                 striped.landed.popleft()
             else:
@@ -82,19 +92,19 @@ class StripedUploads(Bulk):
             stripe = striped.next_stripe()
             if stripe is None or not striped.room:
                 break
-            memory = self._host(origin, striped.chunk, direct)
+            memory = self._context.host(origin, striped.chunk, direct)
             if memory is None:
-                if direct is None or not self._without(striped.chunk, direct):
+                if direct is None or not self._context.without(striped.chunk, direct):
                     break
-                memory = Loose(striped.chunk)
+                memory = UnpinnedSlot(striped.chunk)
             striped.grant(stripe, memory)
         return False
 
-    def _put_loose(self, origin: Origin, data: memoryview, at: int, put: Move, direct: Direct | None) -> bool:
-        """Bytes in ordinary memory; False: not yet."""
-        host = self._host(origin, len(data), direct)
+    def _put_unpinned(self, origin: Origin, data: memoryview, at: int, put: Move, direct: DirectCopies | None) -> bool:
+        """Copies bytes from pageable memory. Returns False if they have to wait."""
+        host = self._context.host(origin, len(data), direct)
         if host is None:
-            return direct is not None and self._without(len(data), direct) and direct.write(at, data)
+            return direct is not None and self._context.without(len(data), direct) and direct.write(at, data)
         host.view[: len(data)] = data
         put(host, at, len(data))
         return True

@@ -9,50 +9,56 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hearth_proto.frames import Frame
-from hearthd.device.context import Device
+from hearthd.device.context import DeviceContext
 from hearthd.device.flows.stripe_state import StripeLike
-from hearthd.device.flows.transfer import Download, Upload
-from hearthd.device.session.session import Session
-from hearthd.device.transfers.chunk_memory import ChunkMemory
+from hearthd.device.flows.transfer import DownloadFlow, UploadFlow
+from hearthd.device.session.session import DeviceSession
+from hearthd.device.transfers.chunk_memory import DownloadChunkMemory
 from hearthd.device.transfers.downloads import Downloads
-from hearthd.device.transfers.staged import Copies
+from hearthd.device.transfers.staged import StagedCopies
+from hearthd.device.transfers.state import TransferContext
 from hearthd.device.transfers.uploads import Uploads
 
 
-class Transfers(Uploads, Downloads):
-    """The bulk side of a device process."""
+class Transfers:
+    """Uploads and downloads of one device process. Device-handle thread only."""
 
-    on_close: Callable[[Session], None] = staticmethod(lambda session: None)
+    on_close: Callable[[DeviceSession], None] = staticmethod(lambda session: None)
     """Told that a session is being closed: its stripes go with it."""
 
     stripes: Callable[[], int] = staticmethod(lambda: 0)
     """How many there are."""
 
-    def __init__(self, device: Device, copies: Copies, chunks: ChunkMemory) -> None:
-        super().__init__(device, copies)
+    def __init__(self, device: DeviceContext, copies: StagedCopies, chunks: DownloadChunkMemory) -> None:
+        self._device = device
+        context = TransferContext(device, copies)
+        self.stripe_staging = context.stripe_staging
+        self.give_up = context.give_up
+        self.uploads = Uploads(context)
+        self.downloads = Downloads(context, chunks)
         self.chunks = chunks
 
-    def close(self, session: Session) -> None:
+    def close(self, session: DeviceSession) -> None:
         """The session has ended, and all that was to use its transfers."""
         for flow in _flows(session):
             flow.unstripe()
         self.on_close(session)
 
-    def lost(self, session: Session, stripe: StripeLike) -> None:
+    def lost(self, session: DeviceSession, stripe: StripeLike) -> None:
         """A stripe broke: what it had comes, or goes, over others."""
         for flow in _flows(session):
             if flow.striped is not None:
                 flow.striped.lose(stripe)
         self._device.kick(session)
 
-    def aborted(self, session: Session, frame: Frame) -> None:
+    def aborted(self, session: DeviceSession, frame: Frame) -> None:
         """The client's side of a transfer broke."""
         download = session.downloads.get(frame.id)
         if download is not None:
-            self.download_aborted(session, frame.id, download)
+            self.downloads.aborted(session, frame.id, download)
         else:
-            self.upload_aborted(session, frame.id, frame.payload)
+            self.uploads.aborted(session, frame.id, frame.payload)
 
 
-def _flows(session: Session) -> list[Upload | Download]:
+def _flows(session: DeviceSession) -> list[UploadFlow | DownloadFlow]:
     return [*session.uploads.values(), *session.downloads.values()]

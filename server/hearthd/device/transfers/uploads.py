@@ -15,21 +15,27 @@ from hearth_proto.layouts import Rows
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2, status_pb2
 from hearthd.device.backend.resources import HostBuffer
-from hearthd.device.flows.transfer import Upload
+from hearthd.device.flows.transfer import UploadFlow
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.session.buffer import Buffer
-from hearthd.device.session.session import Session
+from hearthd.device.session.session import DeviceSession
 from hearthd.device.transfers.layout import pieces
-from hearthd.device.transfers.shared import PlacedUploads
-from hearthd.device.transfers.staged import Direct, locate
-from hearthd.device.transfers.state import MAX_UNCLAIMED, Move, check_live, claim, too_many, unclaimed
+from hearthd.device.transfers.shared import SharedUploads
+from hearthd.device.transfers.staged import DirectCopies, locate
+from hearthd.device.transfers.state import MAX_UNCLAIMED, Move, TransferContext, check_live, claim, too_many, unclaimed
 from hearthd.device.transfers.striped_uploads import StripedUploads
 
 
-class Uploads(StripedUploads, PlacedUploads):
-    """Bytes on their way in."""
+class Uploads:
+    """Uploads of one device process. Device-handle thread only."""
 
-    def upload_frame(self, session: Session, frame: Frame) -> None:
+    def __init__(self, context: TransferContext) -> None:
+        self._context = context
+        self._device = context.device
+        self.striped = StripedUploads(context)
+        self.shared = SharedUploads(context.device)
+
+    def frame(self, session: DeviceSession, frame: Frame) -> None:
         upload = session.uploads.get(frame.id)
         if upload is None:
             if frame.id in session.over:
@@ -38,9 +44,9 @@ class Uploads(StripedUploads, PlacedUploads):
                 self._device.outbox.put(Kind.CREDIT, channel=session.channel, id=frame.id, flags=1)
                 return
             if unclaimed(session.uploads) >= MAX_UNCLAIMED:
-                self.give_up(session, frame.id, too_many(MAX_UNCLAIMED, "uploads", "Write"))
+                self._context.give_up(session, frame.id, too_many(MAX_UNCLAIMED, "uploads", "Write"))
                 return
-            upload = session.uploads[frame.id] = Upload()
+            upload = session.uploads[frame.id] = UploadFlow()
         try:
             data = upload_data(frame.payload)
         except ValueError:
@@ -51,10 +57,10 @@ class Uploads(StripedUploads, PlacedUploads):
         if frame.flags & Flag.LAST:
             upload.ended = True
         if upload.error is not None and not upload.claimed:
-            self.give_up(session, frame.id, upload.error)
+            self._context.give_up(session, frame.id, upload.error)
         self._device.kick(session)
 
-    def upload_aborted(self, session: Session, transfer: int, payload: bytes) -> None:
+    def aborted(self, session: DeviceSession, transfer: int, payload: bytes) -> None:
         if transfer in session.over:
             return
         upload = session.uploads.get(transfer)
@@ -71,11 +77,11 @@ class Uploads(StripedUploads, PlacedUploads):
         )
         self._device.kick(session)
 
-    def expect(self, session: Session, transfer: int, what: str) -> Upload:
+    def expect(self, session: DeviceSession, transfer: int, what: str) -> UploadFlow:
         """The upload of this number, from now on the `what`'s. Raises Refusal(TRANSFER_ABORTED), where it is over, and
         Refusal(HANDLE_IN_USE)."""
         check_live(session, transfer, session.downloads)
-        upload = session.uploads.setdefault(transfer, Upload())
+        upload = session.uploads.setdefault(transfer, UploadFlow())
         claim(upload, transfer, what)
         return upload
 
@@ -87,11 +93,13 @@ class Uploads(StripedUploads, PlacedUploads):
             upload.chunks.appendleft(memoryview(command.data))
         operation = Operation(
             origin,
-            partial(self._write, origin, command, buffer, upload, Direct(self._device, origin, buffer, rows), rows),
+            partial(
+                self._write, origin, command, buffer, upload, DirectCopies(self._device, origin, buffer, rows), rows
+            ),
             writes=(origin.stream, buffer),
             spoils=(buffer,),
         )
-        operation.on_failure = partial(self.give_up, session, command.transfer)
+        operation.on_failure = partial(self._context.give_up, session, command.transfer)
         return operation
 
     def _write(
@@ -99,15 +107,15 @@ class Uploads(StripedUploads, PlacedUploads):
         origin: Origin,
         command: commands_pb2.Write,
         buffer: Buffer,
-        upload: Upload,
-        direct: Direct,
+        upload: UploadFlow,
+        direct: DirectCopies,
         rows: Rows,
     ) -> bool:
         buffer.check_writable("write")
         direct.address = address = locate(buffer, rows, "write")
 
         def put(host: HostBuffer, at: int, size: int) -> None:
-            self._copies.upload(origin, buffer, address, host, size, pieces(rows, at, size))
+            self._context.copies.upload(origin, buffer, address, host, size, pieces(rows, at, size))
 
         placed = upload.placed is not None
         if not self.receive(origin, command.transfer, upload, command.size, put, direct):
@@ -121,7 +129,13 @@ class Uploads(StripedUploads, PlacedUploads):
         return True
 
     def receive(
-        self, origin: Origin, transfer: int, upload: Upload, size: int, put: Move, direct: Direct | None = None
+        self,
+        origin: Origin,
+        transfer: int,
+        upload: UploadFlow,
+        size: int,
+        put: Move,
+        direct: DirectCopies | None = None,
     ) -> bool:
         """Gives the chunks that are here to `put`, in the stream's order; whether all `size` bytes have been.
 
@@ -142,11 +156,13 @@ class Uploads(StripedUploads, PlacedUploads):
                 raise self._too_long(origin, upload, size)
             if track.full:
                 return False
-            host = self._host(origin, len(data), direct)
+            host = self._context.host(origin, len(data), direct)
             if host is not None:
                 host.view[: len(data)] = data
                 put(host, upload.written, len(data))
-            elif direct is None or not self._without(len(data), direct) or not direct.write(upload.written, data):
+            elif (
+                direct is None or not self._context.without(len(data), direct) or not direct.write(upload.written, data)
+            ):
                 return False
             upload.chunks.popleft()
             upload.written += len(data)
@@ -162,15 +178,17 @@ class Uploads(StripedUploads, PlacedUploads):
         upload.unstripe()
         return True
 
-    def _receive_otherwise(self, origin: Origin, upload: Upload, size: int, put: Move, direct: Direct | None) -> bool:
-        """The same of what lies in shared memory, or comes over stripes; True where neither is so."""
+    def _receive_otherwise(
+        self, origin: Origin, upload: UploadFlow, size: int, put: Move, direct: DirectCopies | None
+    ) -> bool:
+        """As `receive`, for bytes in shared memory or over stripes; returns True for other uploads."""
         if upload.placed is not None:
-            return self._receive_placed(origin, upload, upload.placed, size, put, direct)
+            return self.shared.receive(origin, upload, upload.placed, size, put, direct)
         if upload.striped is not None:
-            return self._receive_striped(origin, upload, upload.striped, size, put, direct)
+            return self.striped.receive(origin, upload, upload.striped, size, put, direct)
         return True
 
-    def _check_not_over(self, origin: Origin, upload: Upload, size: int) -> None:
+    def _check_not_over(self, origin: Origin, upload: UploadFlow, size: int) -> None:
         """Raises what ended it before its last byte."""
         if upload.error is not None:
             raise upload.error
@@ -178,7 +196,7 @@ class Uploads(StripedUploads, PlacedUploads):
             raise self._too_short(origin, upload, size)
 
     @staticmethod
-    def _too_short(origin: Origin, upload: Upload, size: int) -> Refusal:
+    def _too_short(origin: Origin, upload: UploadFlow, size: int) -> Refusal:
         return Refusal(
             Reason.TRANSFER_ABORTED,
             f"the upload ended after {upload.written} bytes; the {origin.name} announced {size}",
@@ -187,7 +205,7 @@ class Uploads(StripedUploads, PlacedUploads):
         )
 
     @staticmethod
-    def _too_long(origin: Origin, upload: Upload, size: int) -> Refusal:
+    def _too_long(origin: Origin, upload: UploadFlow, size: int) -> Refusal:
         received = upload.written + len(upload.chunks[0])
         return Refusal(
             Reason.OUT_OF_BOUNDS,

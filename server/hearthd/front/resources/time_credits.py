@@ -27,7 +27,7 @@ from typing import Generic, NamedTuple, TypeVar
 from hearth_proto.frames import Frame, Kind
 from hearthd.front.links.link import DeviceLink
 from hearthd.front.sessions.session import Session
-from hearthd.shared.deficit_round_robin import Fair
+from hearthd.shared.deficit_round_robin import HierarchicalRoundRobin
 
 QUANTUM_S = 0.010
 """What a process of average weight gets each round."""
@@ -80,7 +80,7 @@ class Turns(Generic[K]):
 
     def __init__(self, quantum: float = QUANTUM_S) -> None:
         self._quantum = quantum
-        self._fair: Fair[K] = Fair(quantum)
+        self._fair: HierarchicalRoundRobin[K] = HierarchicalRoundRobin(quantum)
         self._processes: dict[K, _Process] = {}
         self._now = 0.0
         self._holder: K | None = None
@@ -126,7 +126,7 @@ class Turns(Generic[K]):
             for process in self._processes.values():
                 process.told = -1
                 process.state = 0
-            self._fair = Fair(self._quantum)
+            self._fair = HierarchicalRoundRobin(self._quantum)
             return told
         for key, process in self._processes.items():
             if process.state and now >= process.beside and key not in self._fair:

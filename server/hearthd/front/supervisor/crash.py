@@ -11,7 +11,7 @@ import structlog
 from hearthd.front.links.link import DeviceLink
 from hearthd.front.supervisor.exit_cause import INTENDED, Cause, signal_name
 from hearthd.shared import crash_record
-from hearthd.shared.crash_record import Crash, LastMoments, Running
+from hearthd.shared.crash_record import Crash, CrashRecord, RunningKernel
 
 log = structlog.get_logger("hearthd.supervisor")
 
@@ -59,7 +59,7 @@ class CrashFile:
             self._file = None
 
 
-def explain(cause: Cause, last: LastMoments) -> Cause:
+def explain(cause: Cause, last: CrashRecord) -> Cause:
     """A cause that names no kernels, with those that ran. Pure.
 
     A process that gave up its device has said itself what it was doing."""
@@ -76,7 +76,7 @@ def explain(cause: Cause, last: LastMoments) -> Cause:
     return _named(cause, "", running, {})
 
 
-def _blamed(cause: Cause, crash: Crash, culprit: Running) -> Cause:
+def _blamed(cause: Cause, crash: Crash, culprit: RunningKernel) -> Cause:
     """It is known which kernel did it: the others that ran share its fate."""
     block = ", ".join(map(str, crash.block))
     more = {"kernel": culprit.kernel, "block": block}
@@ -93,7 +93,7 @@ def _blamed(cause: Cause, crash: Crash, culprit: Running) -> Cause:
     return _with(cause, text, (culprit.kernel,), more)
 
 
-def _named(cause: Cause, how: str, running: tuple[Running, ...], more: dict[str, str]) -> Cause:
+def _named(cause: Cause, how: str, running: tuple[RunningKernel, ...], more: dict[str, str]) -> Cause:
     """Any of those that ran may have done it, or none."""
     kernels = tuple(dict.fromkeys(each.kernel for each in running))
     sessions = dict.fromkeys(each.session for each in running if each.session)

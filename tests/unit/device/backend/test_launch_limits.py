@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hearth_proto.launches import Place
-from hearthd.device.backend.launch_limits import KernelLimits, Limits, check, check_parameters, refuse
+from hearthd.device.backend.launch_limits import KernelLimits, LaunchLimits, check, check_parameters, refuse
 
-LIMITS = Limits(1024, (1024, 1024, 64), (2**31 - 1, 65535, 65535), 48 << 10, 227 << 10)
+LIMITS = LaunchLimits(1024, (1024, 1024, 64), (2**31 - 1, 65535, 65535), 48 << 10, 227 << 10)
 KERNEL = KernelLimits(1024, 0)
 
 

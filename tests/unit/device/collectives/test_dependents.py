@@ -192,5 +192,5 @@ def test_one_that_ends_well(rig: Filed) -> None:
     assert rig.reason(rig.start(stream=5, flush=c.Flush())) == ""
     rig.peer.release()
     assert rig.reason(read) == ""
-    assert not rig.process._device.tracks.doubts.open
+    assert not rig.process._device.tracks.pending_outcomes.open
     settle(rig)

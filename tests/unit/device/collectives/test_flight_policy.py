@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from hearth_proto.collectives import ITEM_SIZES, SHAPES
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2 as c
-from hearthd.device.collectives.flight_policy import PROGRESS_S, Flights
+from hearthd.device.collectives.flight_policy import PROGRESS_S, InFlightQueue
 from hearthd.device.collectives.parts import locate
 from hearthd.device.collectives.request import MAX_OPERATIONS, parse
 from hearthd.device.session.buffer import Buffer, ReadOnly
-from hearthd.device.session.handle_table import Table
-from hearthd.device.session.replay_cache import Recall
+from hearthd.device.session.handle_table import HandleTable
+from hearthd.device.session.replay_cache import ReplayCache
 
 STEPS = st.lists(
     st.one_of(
@@ -31,7 +31,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_flights_against_a_list(steps: list[tuple[str, float]]) -> None:
-    flights: Flights[int] = Flights()
+    flights: InFlightQueue[int] = InFlightQueue()
     now, told, told_at, launched, done = 0.0, 0, -math.inf, 0, 0
     left: list[tuple[int, float]] = []
     for what, value in steps:
@@ -61,7 +61,7 @@ def test_flights_against_a_list(steps: list[tuple[str, float]]) -> None:
 
 
 def test_progress_can_be_told_at_once() -> None:
-    flights: Flights[str] = Flights()
+    flights: InFlightQueue[str] = InFlightQueue()
     for name in "ab":
         flights.launch(name, math.inf)
     flights.finish("a")
@@ -77,8 +77,8 @@ def test_progress_can_be_told_at_once() -> None:
 BASE = 1 << 20
 
 
-def table(size: int = 4096, count: int = 2) -> Table[Buffer]:
-    buffers: Table[Buffer] = Table("buffer", Recall())
+def table(size: int = 4096, count: int = 2) -> HandleTable[Buffer]:
+    buffers: HandleTable[Buffer] = HandleTable("buffer", ReplayCache())
     for handle in range(1, count + 1):
         buffer = buffers.add(handle, Buffer(handle, size))
         buffer.address = BASE * handle

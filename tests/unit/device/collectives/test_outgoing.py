@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.device.collectives.outgoing import KEEP_S, MOST_KEPT, UNANSWERED, Rows
-from hearthd.device.collectives.pending import Key, Pending
+from hearthd.device.collectives.outgoing import KEEP_S, MOST_KEPT, UNANSWERED, OutgoingOperations
+from hearthd.device.collectives.pending import OperationKey, PendingCollective
 
 SAME = [{"kind": "all_reduce"}]
 
@@ -22,18 +22,20 @@ class Desk:
         self.said: list[dict[str, Any]] = []
         self.answered = 0
         self.added = 0
-        self.rows = Rows(self.said.append, lambda key: key.sequence > self.answered, lambda: self.now)
+        self.rows = OutgoingOperations(self.said.append, lambda key: key.sequence > self.answered, lambda: self.now)
 
     def add(self, count: int = 1, signature: Any = SAME, behind: bool = True, **named: Any) -> None:
         for _ in range(count):
             self.added += 1
-            pending = Pending(None, None, self.key(**named), [], 30.0)  # type: ignore[arg-type]
+            pending = PendingCollective(None, None, self.key(**named), [], 30.0)  # type: ignore[arg-type]
             if behind and self.added > 1:
                 pending.behind = [self.key(sequence=self.added - 1)]
             self.rows.add(pending, signature)
 
-    def key(self, channel: int = 1, group: str = "", devices: tuple[int, ...] = (0, 1), sequence: int = 0) -> Key:
-        return Key(channel, group, devices, sequence or self.added)
+    def key(
+        self, channel: int = 1, group: str = "", devices: tuple[int, ...] = (0, 1), sequence: int = 0
+    ) -> OperationKey:
+        return OperationKey(channel, group, devices, sequence or self.added)
 
     def settle(self) -> list[int]:
         """How many operations each message has that went since."""

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.graph_nodes import LaunchAttributes
 from hearthd.device.cpu import occupancy
-from hearthd.device.cpu.launch import LaunchOperations, LoadedFunction
+from hearthd.device.cpu.launch import CpuLaunchOperations, LoadedFunction
 from hearthd.device.cpu.streams import CpuStream
 from hearthd.device.cpu.toolchain import find_toolchain
 from tests.support.cpu.kernels import Kernels
@@ -215,7 +215,7 @@ def test_no_block_holds_more_threads_than_the_suggested_one(max_threads: int, sh
         assert held < most or threads <= best
 
 
-class _Server(LaunchOperations):
+class _Server(CpuLaunchOperations):
     """Two multiprocessors, and nothing else of a server."""
 
     def __init__(self) -> None:

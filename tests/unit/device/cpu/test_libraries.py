@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hearthd.device.backend.communicator import Exchange
+from hearthd.device.backend.communicator import CollectiveExchange
 from hearthd.device.cpu.collective.communicators import CpuCommunicators
 from hearthd.device.cpu.toolchain import Toolchain, find_toolchain
 from tests.support.cpu.ranks import Array, address
@@ -38,8 +38,8 @@ def communicators(toolchain: Toolchain) -> CpuCommunicators:
     return CpuCommunicators(lambda: toolchain)
 
 
-def summing(array: Array) -> Exchange:
-    return Exchange("all_reduce", address(array), address(array), array.size, array.dtype.name, "sum")
+def summing(array: Array) -> CollectiveExchange:
+    return CollectiveExchange("all_reduce", address(array), address(array), array.size, array.dtype.name, "sum")
 
 
 def made(toolchain: Toolchain) -> set[str]:
@@ -121,7 +121,7 @@ def test_a_cache_that_is_gone(communicators: CpuCommunicators, held: HeldCompile
     held.go_on(1)
     ranks = pair_of(communicators)
     toolchain.cache_dir.rename(toolchain.cache_dir.with_name("elsewhere"))
-    waits = ranks[1].enqueue(Exchange("barrier"))
+    waits = ranks[1].enqueue(CollectiveExchange("barrier"))
     failed = ranks[0].enqueue(summing(np.ones(7, np.uint8)))
     for rank, event in zip(ranks, (failed, waits), strict=True):
         rank.reached(event)

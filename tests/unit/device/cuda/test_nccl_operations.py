@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.backend.communicator import Exchange
+from hearthd.device.backend.communicator import CollectiveExchange
 from hearthd.device.cuda.nccl_operations import BYTES, DTYPES, OPS, Call, calls, check, named, reducible
 
 KINDS = (
@@ -106,7 +106,7 @@ class Program:
     def __init__(self, ranks: int, seed: int) -> None:
         self.nccl = Nccl(ranks)
         self.ranks = ranks
-        self.operations: list[list[Exchange]] = [[] for _ in range(ranks)]
+        self.operations: list[list[CollectiveExchange]] = [[] for _ in range(ranks)]
         self._expected: list[tuple[int, int, np.ndarray]] = []
         self._random = np.random.default_rng(seed)
         self._next = START
@@ -150,7 +150,7 @@ class Program:
                 destination = 0
             if kind == "barrier":
                 source = destination = 0
-            exchange = Exchange(kind, source, destination, count, root=root)
+            exchange = CollectiveExchange(kind, source, destination, count, root=root)
             self.operations[rank].append(replace(exchange, dtype="int32", op=op) if reducing else exchange)
         self._expect(kind, data, unit, root, op)
 
@@ -179,8 +179,8 @@ class Program:
         source, destination = self._place(count), self._place(count)
         data = self._fill(sender, source, count)
         for rank, exchange, place in (
-            (sender, Exchange("send", source, 0, count, peer=receiver), at[0]),
-            (receiver, Exchange("recv", 0, destination, count, peer=sender), at[1]),
+            (sender, CollectiveExchange("send", source, 0, count, peer=receiver), at[0]),
+            (receiver, CollectiveExchange("recv", 0, destination, count, peer=sender), at[1]),
         ):
             own = self.operations[rank]
             first = next((i for i, each in enumerate(own) if each.kind == exchange.kind), len(own))
@@ -238,7 +238,7 @@ def test_a_message_does_not_meet_a_part_of_another_operation() -> None:
 
 def test_nothing_is_nothing() -> None:
     assert calls([], 0, 2, SCRATCH) == []
-    in_place = Exchange("gather", START, START, 8, root=0)
+    in_place = CollectiveExchange("gather", START, START, 8, root=0)
     assert calls([in_place], 0, 1, SCRATCH) == []
 
 
@@ -292,5 +292,8 @@ def test_what_is_no_operation_is_refused() -> None:
 
 
 def test_names_for_messages() -> None:
-    assert named([Exchange("reduce")]) == "reduce"
-    assert named([Exchange("send"), Exchange("all_gather"), Exchange("send")]) == "a batch of 3 (all_gather, send)"
+    assert named([CollectiveExchange("reduce")]) == "reduce"
+    assert (
+        named([CollectiveExchange("send"), CollectiveExchange("all_gather"), CollectiveExchange("send")])
+        == "a batch of 3 (all_gather, send)"
+    )

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from hearth_proto.reasons import Reason
 from hearth_proto.v1 import commands_pb2 as c
 from hearthd.device.dispatch import plan as dispatch_plan
-from hearthd.device.dispatch.plan import DispatchPlan, Failure, named_transfers, read_bindings, refuse
+from hearthd.device.dispatch.plan import BindingFailure, DispatchPlan, named_transfers, read_bindings, refuse
 
 B = c.Binding
 INLINE = 1000
 
 
-def planned(command: c.Dispatch) -> tuple[DispatchPlan, list[Failure]]:
+def planned(command: c.Dispatch) -> tuple[DispatchPlan, list[BindingFailure]]:
     return read_bindings(command, [binding.data for binding in command.bindings], INLINE)
 
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.device.durable.snapshot_policy import CHUNK, Allowance, Areas
+from hearthd.device.durable.snapshot_policy import CHUNK, SnapshotAreas, StagingAllowance
 
 
 def test_the_areas_take_turns_and_the_last_complete_copy_is_left_alone() -> None:
-    areas = Areas(8192, 4096)
+    areas = SnapshotAreas(8192, 4096)
     assert areas.committed is None and areas.idle
     seen = []
     for _ in range(4):
@@ -25,7 +25,7 @@ def test_the_areas_take_turns_and_the_last_complete_copy_is_left_alone() -> None
 
 
 def test_a_copy_that_fails_leaves_the_one_before() -> None:
-    areas = Areas(0, 4096, committed=1)
+    areas = SnapshotAreas(0, 4096, committed=1)
     assert areas.begin() == 0
     areas.fail()
     assert areas.committed == 1 and areas.idle
@@ -33,7 +33,7 @@ def test_a_copy_that_fails_leaves_the_one_before() -> None:
 
 
 def test_a_second_copy_cannot_begin_beside_the_first() -> None:
-    areas = Areas(0, 4096)
+    areas = SnapshotAreas(0, 4096)
     areas.begin()
     with pytest.raises(AssertionError):
         areas.begin()
@@ -42,9 +42,9 @@ def test_a_second_copy_cannot_begin_beside_the_first() -> None:
 
 
 def test_one_copy_may_go_alone_but_none_ahead_of_its_point() -> None:
-    allowance = Allowance(4)
+    allowance = StagingAllowance(4)
     assert allowance.chunk() == 1
-    big = Allowance(256 << 20)
+    big = StagingAllowance(256 << 20)
     assert big.chunk() == CHUNK and big.chunk(pinned=1 << 20) == 1 << 19
     assert big.take(100 << 20, ahead=False)  # larger than all that there is: alone
     assert not big.take(1, ahead=False)
@@ -59,7 +59,7 @@ def test_one_copy_may_go_alone_but_none_ahead_of_its_point() -> None:
 def test_what_is_held_stays_within_bounds(steps: list[tuple[int, bool, bool]]) -> None:
     """(size, ahead, give one back first): never more than a quarter together, or one alone; a sixteenth ahead."""
     cap = 128
-    allowance, held = Allowance(cap), []
+    allowance, held = StagingAllowance(cap), []
     for size, ahead, give in steps:
         if give and held:
             allowance.give(*held.pop())

@@ -48,7 +48,7 @@ def rig(request: pytest.FixtureRequest) -> Iterator[Sharing]:
 
 @pytest.fixture(scope="module", params=[Told, Asked])
 def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Sharing, Sharing]]:
-    both = Sharing(request.param), Sharing(request.param, straight=False)
+    both = Sharing(request.param), Sharing(request.param, inline_path=False)
     yield both
     for each in both:
         each.stop()
@@ -413,7 +413,7 @@ def test_a_number_that_is_written_twice_counts_the_second_time(rig: Sharing) -> 
 def test_no_more_is_known_than_so_many(rig: Sharing, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(straight_copies, "MOST", 4)
     client, _, _ = begin(rig)
-    known = rig.process._executor.straight._copies._known
+    known = rig.process._executor.inline_path._copies._known
     for number in range(2, 40):
         client.batch(write(1, number, request=number, buffer=2))
         client.response()

@@ -18,10 +18,10 @@ from hearth_proto.reasons import from_status
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2
 from hearthd.device.cpu.server import CpuServer
-from hearthd.device.fast_path import inline_batch as straight
-from hearthd.device.fast_path.inline_batch import Straight
+from hearthd.device.fast_path import inline_batch as inline_path
+from hearthd.device.fast_path.inline_batch import InlinePath
 from hearthd.device.platform import event_loop
-from hearthd.device.platform.spin_policy import Spinning
+from hearthd.device.platform.spin_policy import SpinPolicy
 from hearthd.device.process import device_process, idle_policy
 from tests.support.device.inline_programs import BROKEN, FRESH, LAUNCH, Step, launch, run
 from tests.support.device.lane_rig import Client, add, batch, summed, sync
@@ -39,7 +39,7 @@ def rig(request: pytest.FixtureRequest) -> Iterator[Passing]:
 
 @pytest.fixture(scope="module", params=[CpuServer, Polled])
 def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Passing, Passing]]:
-    both = Passing(request.param), Passing(request.param, straight=False)
+    both = Passing(request.param), Passing(request.param, inline_path=False)
     yield both
     for each in both:
         each.stop()
@@ -268,10 +268,10 @@ def test_what_else_is_going_on_is_looked_at(rig: Passing, other: str) -> None:
         sharing._slicing.on = True
     else:
         sharing._turns.on = True
-    straight: Straight = rig.process._executor.straight
+    inline_path: InlinePath = rig.process._executor.inline_path
     lane = rig.process._outbox.lanes[1]
     payload = batch(session.last_seq + 1, sync(2))[20:]
-    assert not Straight.take(straight, lane, session.last_seq + 1, payload)
+    assert not InlinePath.take(inline_path, lane, session.last_seq + 1, payload)
     sharing._slicing.on = sharing._turns.on = False
     session.permissions = session.trace = None
 
@@ -316,14 +316,14 @@ def lingering(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Passing, thread
     monkeypatch.setattr(event_loop, "EXPECTED_S", 30.0)
     rig, rounds = Passing(Polled), threading.Semaphore(0)
     rig.prepare()
-    quiet = rig.process._device.quiet
-    real = quiet.poll
+    idle_work = rig.process._device.idle_work
+    real = idle_work.poll
 
     def poll() -> float | None:
         rounds.release()
         return real()
 
-    quiet.poll = poll  # type: ignore[method-assign]
+    idle_work.poll = poll  # type: ignore[method-assign]
     yield rig, rounds
     rig.stop()
 
@@ -337,7 +337,7 @@ def taken(rounds: threading.Semaphore) -> int:
 
 def asked_for_long(rig: Passing) -> None:
     """The device, where it is worth it at all."""
-    rig.process._device.tracks._spinning = Spinning(30.0)
+    rig.process._device.tracks._spin_policy = SpinPolicy(30.0)
 
 
 def test_the_next_step_comes_before_what_nobody_waits_for(
@@ -407,14 +407,14 @@ def test_what_was_done_in_between_is_in_the_books(
 ) -> None:
     """Commands, batches and the device's time, though nobody looked after them in between."""
     rig, _ = lingering
-    monkeypatch.setattr(straight, "HERE_S", 30.0)
+    monkeypatch.setattr(inline_path, "HERE_S", 30.0)
     asked_for_long(rig)  # each is waited for in the turn in which it came
     executor = rig.process._executor
     client = rig.lane()
     client.batch(add(1), sync(1))
     client.response()
     rig.barrier()
-    telemetry = executor.straight._device.telemetry
+    telemetry = executor.inline_path._device.telemetry
     session = executor.session(1)
     assert session is not None
     backlog = executor.sharing._backlogs[1]
@@ -448,7 +448,7 @@ def test_what_is_still_under_way_beside_is_in_the_books(
 ) -> None:
     """Who is answered for one stream may have given another something in the same batch."""
     rig, _ = lingering
-    monkeypatch.setattr(straight, "HERE_S", 30.0)
+    monkeypatch.setattr(inline_path, "HERE_S", 30.0)
     asked_for_long(rig)
     executor = rig.process._executor
     for kind in ({"create_stream": c.CreateStream(stream=5)}, {"allocate": c.Allocate(buffer=2, size=8)}):
@@ -475,7 +475,7 @@ def test_a_step_behind_one_that_took_its_time_comes_first_too(
 ) -> None:
     """One that was answered in a turn of its own: the next is looked for before the rest of that is done."""
     rig, rounds = lingering
-    monkeypatch.setattr(straight, "HERE_S", 0.0)
+    monkeypatch.setattr(inline_path, "HERE_S", 0.0)
     asked_for_long(rig)
     executor, tracks = rig.process._executor, rig.process._device.tracks
     client = rig.lane()
@@ -486,7 +486,7 @@ def test_a_step_behind_one_that_took_its_time_comes_first_too(
         gate = threading.Event()
         rig.server._streams[0].submit(gate.wait)
         client.batch(add(1), sync(number))
-        while not tracks.live or rig.process._haste._expected_until:
+        while not tracks.live or rig.process._idle_policy._expected_until:
             time.sleep(1e-4)
         taken(rounds)
         gate.set()

@@ -34,7 +34,7 @@ def rig(request: pytest.FixtureRequest) -> Iterator[Passing]:
 
 @pytest.fixture(scope="module", params=[CpuServer, Polled])
 def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Passing, Passing]]:
-    both = Passing(request.param), Passing(request.param, straight=False)
+    both = Passing(request.param), Passing(request.param, inline_path=False)
     yield both
     for each in both:
         each.stop()
@@ -328,12 +328,12 @@ def test_a_profile_begins_with_the_read(rig: Passing) -> None:
 def test_a_read_while_a_collective_may_fail_goes_the_long_way(rig: Passing, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have to tell of that."""
     client, device, given = rig.lane(), rig.process._device, []
-    reads = rig.process._executor.straight._reads
+    reads = rig.process._executor.inline_path._reads
     give = reads.give
     monkeypatch.setattr(reads, "give", lambda *what: given.append(give(*what)) or given[-1])
     client.batch(read(1))
     assert value(client) == 0
-    monkeypatch.setitem(device.tracks.doubts.open, object(), None)
+    monkeypatch.setitem(device.tracks.pending_outcomes.open, object(), None)
     client.batch(read(2))
     assert value(client) == 0
     assert given[0] is not None and given[1] is None

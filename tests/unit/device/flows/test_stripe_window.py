@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hearthd.device.flows.stripe_state import StripedDownload, StripedUpload
-from hearthd.device.flows.stripe_window import WINDOW, Landing, Loose
+from hearthd.device.flows.stripe_window import WINDOW, StripeStaging, UnpinnedSlot
 
 CHUNK = 10
 
@@ -42,10 +42,10 @@ class Lender:
 
     def __init__(self, cap: int) -> None:
         self.out: set[Any] = set()
-        self.landing = Landing(cap, self.out.discard, lambda: None)
+        self.stripe_staging = StripeStaging(cap, self.out.discard, lambda: None)
 
-    def lend(self) -> Loose:
-        host = Loose(CHUNK)
+    def lend(self) -> UnpinnedSlot:
+        host = UnpinnedSlot(CHUNK)
         self.out.add(host)
         return host
 
@@ -56,7 +56,7 @@ Steps = st.lists(st.tuples(st.sampled_from(["come", "twice", "lose", "join"]), s
 @given(st.integers(1, 200), Steps)
 def test_an_upload(size: int, steps: list[tuple[str, int]]) -> None:
     lender = Lender(1 << 20)
-    upload = StripedUpload(1, CHUNK, lender.landing)
+    upload = StripedUpload(1, CHUNK, lender.stripe_staging)
     upload.begin(size)
     stripes = [FakeStripe() for _ in range(4)]
     for stripe in stripes:
@@ -86,7 +86,7 @@ def test_an_upload(size: int, steps: list[tuple[str, int]]) -> None:
             come(stripe, min(landed) // CHUNK)
         elif what == "lose":
             for host in stripe.revoke(1):
-                lender.landing.give_back(host)
+                lender.stripe_staging.give_back(host)
             upload.lose(stripe)
             stripes[which] = FakeStripe()
         elif what == "join":
@@ -102,13 +102,13 @@ def test_an_upload(size: int, steps: list[tuple[str, int]]) -> None:
         pump()
     assert landed == {upload.cut.span(index)[0] for index in range(upload.cut.count)}
     upload.drop()
-    assert not lender.out and lender.landing.bytes == 0
+    assert not lender.out and lender.stripe_staging.bytes == 0
 
 
 @given(st.integers(1, 200), Steps)
 def test_a_download(size: int, steps: list[tuple[str, int]]) -> None:
     lender = Lender(1 << 20)
-    download = StripedDownload(1, CHUNK, lender.landing)
+    download = StripedDownload(1, CHUNK, lender.stripe_staging)
     download.begin(size)
     stripes = [FakeStripe() for _ in range(4)]
     for stripe in stripes:
@@ -123,7 +123,7 @@ def test_a_download(size: int, steps: list[tuple[str, int]]) -> None:
 
     def go(stripe: FakeStripe, told: bool) -> None:
         offset, host, _ = stripe.out.popleft()
-        lender.landing.give_back(host)
+        lender.stripe_staging.give_back(host)
         download.sent(stripe, 0.0)
         if told:
             came.add(offset)
@@ -136,7 +136,7 @@ def test_a_download(size: int, steps: list[tuple[str, int]]) -> None:
             go(stripe, what == "come")
         elif what == "lose":
             for _, host, _ in stripe.out:
-                lender.landing.give_back(host)
+                lender.stripe_staging.give_back(host)
             download.lose(stripe)
             stripes[which] = FakeStripe()
         elif what == "join":
@@ -144,7 +144,7 @@ def test_a_download(size: int, steps: list[tuple[str, int]]) -> None:
         pump()
     for index, stripe in enumerate(stripes):  # what they sent and nobody took, comes again
         for _, host, _ in stripe.out:
-            lender.landing.give_back(host)
+            lender.stripe_staging.give_back(host)
         download.lose(stripe)
         stripes[index] = FakeStripe()
         download.join(stripes[index])
@@ -153,12 +153,12 @@ def test_a_download(size: int, steps: list[tuple[str, int]]) -> None:
         go(next(each for each in stripes if each.out), told=True)
         pump()
     assert came == {download.cut.span(index)[0] for index in range(download.cut.count)}
-    assert not lender.out and lender.landing.bytes == 0
+    assert not lender.out and lender.stripe_staging.bytes == 0
 
 
 def test_what_was_not_sent_is_not_taken() -> None:
     lender = Lender(1 << 20)
-    download = StripedDownload(1, CHUNK, lender.landing)
+    download = StripedDownload(1, CHUNK, lender.stripe_staging)
     download.begin(35)
     one, other = FakeStripe(), FakeStripe()
     download.join(one)
@@ -174,7 +174,7 @@ def test_what_was_not_sent_is_not_taken() -> None:
 
 def test_the_first_chunk_of_a_transfer_always_finds_room() -> None:
     lender = Lender(2 * CHUNK)
-    greedy, modest = StripedUpload(1, CHUNK, lender.landing), StripedUpload(2, CHUNK, lender.landing)
+    greedy, modest = StripedUpload(1, CHUNK, lender.stripe_staging), StripedUpload(2, CHUNK, lender.stripe_staging)
     for upload in (greedy, modest):
         upload.begin(100)
         upload.join(FakeStripe())
@@ -189,7 +189,7 @@ def test_the_first_chunk_of_a_transfer_always_finds_room() -> None:
 
 def test_a_slow_stripe_has_one_chunk_at_a_time() -> None:
     lender = Lender(1 << 20)
-    upload = StripedUpload(1, CHUNK, lender.landing)
+    upload = StripedUpload(1, CHUNK, lender.stripe_staging)
     upload.begin(1000)
     stripe = FakeStripe()
     upload.join(stripe)

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.context import Device
+from hearthd.device.context import DeviceContext
 from hearthd.device.graphs.repeat import TURN, Program, Rounds, check_count
 from hearthd.device.launch.watchdog import Watchdog
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.holdings import Holdings, Keepers, Uses
-from hearthd.device.session.session import Session
+from hearthd.device.session.session import DeviceSession
 from hearthd.device.session.stream import LogicalStream
-from hearthd.device.streams.stream_pool import WINDOW, WINDOWS, Track, Tracks
+from hearthd.device.streams.stream_pool import WINDOW, WINDOWS, PooledStream, StreamPool
 
 
 class Event:
@@ -70,7 +70,7 @@ class Fake(Program):
 
     def __init__(self, price: int, buffers: list[Buffer]) -> None:
         keeper = SimpleNamespace(hold=lambda _: None, let_go=lambda *_: None)
-        super().__init__(1, Holdings(cast(Session, None), cast(Keepers, Keepers(keeper, keeper))))
+        super().__init__(1, Holdings(cast(DeviceSession, None), cast(Keepers, Keepers(keeper, keeper))))
         self.price = price
         self.holdings.add(Uses(written=tuple(buffers)))
 
@@ -84,13 +84,13 @@ class Bench:
 
     def __init__(self, price: int) -> None:
         self.server = Server()
-        self.tracks = Tracks(cast(Any, self.server), 1, lambda: None)
-        self.track: Track = self.tracks.acquire()
+        self.tracks = StreamPool(cast(Any, self.server), 1, lambda: None)
+        self.track: PooledStream = self.tracks.acquire()
         self.stream = LogicalStream(0, self.track)
         self.again = 0
         """How often it wanted to be tried again at the next turn."""
         self.device = cast(
-            Device, SimpleNamespace(tracks=self.tracks, begin=lambda _stream: None, again=self._count_again)
+            DeviceContext, SimpleNamespace(tracks=self.tracks, begin=lambda _stream: None, again=self._count_again)
         )
         self.program = Fake(price, [Buffer(1, 8)])
         self.given = 0

@@ -134,7 +134,7 @@ def test_who_asks_again_later_waits_again(start: Start, monkeypatch: pytest.Monk
     load(rig, 2, b"another")
     while counter(rig, "loads_refused") < 3:
         refused(rig.answer(ready(rig, 2)))
-    rig.process._device.quiet.limit = 0.0
+    rig.process._device.idle_work.limit = 0.0
     while not rig.gauges()["loads_waiting"]:
         answer = ready(rig, 2)
     rig.server.gate.set()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.memory.deferred_allocation import LateAllocation, may_wait
+from hearthd.device.memory.deferred_allocation import DeferredAllocation, may_wait
 
 NOT_NOW = Refusal(Reason.OUT_OF_MEMORY, "no room", details={"fits": "not now"})
 NEVER = Refusal(Reason.OUT_OF_MEMORY, "no room", details={"fits": "never"})
@@ -55,9 +55,9 @@ class Memory:
     def _kick(self, _session: Any) -> None:
         self.kicked += 1
 
-    def late(self) -> LateAllocation:
+    def late(self) -> DeferredAllocation:
         reservations: Any = SimpleNamespace(when_settled=self.when_settled)
-        return LateAllocation(self.device, reservations, self.session, self.reserve)
+        return DeferredAllocation(self.device, reservations, self.session, self.reserve)
 
 
 def test_what_can_never_fit_does_not_wait() -> None:
@@ -112,4 +112,4 @@ def test_another_refusal_is_no_reason_to_wait() -> None:
 
     reservations: Any = SimpleNamespace(when_settled=memory.when_settled)
     with pytest.raises(Refusal, match="driver"):
-        LateAllocation(memory.device, reservations, memory.session, reserve).run()
+        DeferredAllocation(memory.device, reservations, memory.session, reserve).run()

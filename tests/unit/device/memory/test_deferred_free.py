@@ -12,7 +12,7 @@ from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2 as c
 from hearthd.device.cpu.server import CpuServer
-from hearthd.device.memory.deferred_free import FEW, PIECE, STRETCH_S, Clearance
+from hearthd.device.memory.deferred_free import FEW, PIECE, STRETCH_S, DeferredFree
 from hearthd.shared.device_spec import DeviceSpec
 from tests.support.device.rig import Rig
 
@@ -28,10 +28,10 @@ class Bench:
         self.cost = cost
         self.given: list[Any] = []
         self.track: Any = None
-        self.clearance = Clearance(lambda: self.now)
+        self.deferred_free = DeferredFree(lambda: self.now)
 
     def begin(self, session: Any, things: list[Any]) -> Any:
-        return self.clearance.begin(session, things, lambda _: self.track, self.give)
+        return self.deferred_free.begin(session, things, lambda _: self.track, self.give)
 
     def give(self, thing: Any) -> None:
         self.now += self.cost
@@ -42,8 +42,8 @@ class Bench:
     def finish(self) -> int:
         """Pumps until nothing is left; how often."""
         times = 0
-        while self.clearance.more:
-            self.clearance.pump()
+        while self.deferred_free.more:
+            self.deferred_free.pump()
             times += 1
         return times
 
@@ -51,7 +51,7 @@ class Bench:
 def test_few_go_back_at_once_and_many_in_pieces_in_their_order() -> None:
     bench = Bench()
     few = bench.begin("a", list(range(FEW)))
-    assert few.over and bench.given == list(range(FEW)) and not bench.clearance.more
+    assert few.over and bench.given == list(range(FEW)) and not bench.deferred_free.more
     bench.given.clear()
     many = bench.begin("a", list(range(10 * FEW)))
     assert not many.over and not bench.given, "whoever asks for much waits for its turn"
@@ -66,17 +66,17 @@ def test_sessions_take_turns_and_each_is_told_of_its_own() -> None:
         things = [(session, number) for number in range(2 * FEW)]
         bench.begin(session, things)
         bench.begin(session, [(session, 2 * FEW + number) for number in range(2 * FEW)])
-        bench.clearance.after(session, lambda session=session: told.append(session))  # type: ignore[misc]
-    assert bench.clearance.after_all(lambda: told.append("all"))
-    bench.clearance.pump()
-    bench.clearance.pump()
+        bench.deferred_free.after(session, lambda session=session: told.append(session))  # type: ignore[misc]
+    assert bench.deferred_free.after_all(lambda: told.append("all"))
+    bench.deferred_free.pump()
+    bench.deferred_free.pump()
     assert {session for session, _ in bench.given} == {"a", "b"}, "neither waits for the whole of the other"
     bench.finish()
     for session in "ab":
         assert [number for who, number in bench.given if who == session] == list(range(4 * FEW))
     assert told[-1] == "all" and sorted(told[:-1]) == ["a", "b"]
-    assert not bench.clearance.after_all(lambda: told.append("never"))
-    bench.clearance.after("a", lambda: told.append("at once"))
+    assert not bench.deferred_free.after_all(lambda: told.append("never"))
+    bench.deferred_free.after("a", lambda: told.append("at once"))
     assert told[-1] == "at once"
 
 
@@ -84,10 +84,10 @@ def test_what_a_track_has_no_room_for_waits_and_keeps_nobody_awake() -> None:
     bench = Bench()
     bench.track = SimpleNamespace(budget=0)
     clearing = bench.begin("a", list(range(2 * FEW)))
-    bench.clearance.pump()
-    assert not bench.clearance.more and not bench.given
+    bench.deferred_free.pump()
+    assert not bench.deferred_free.more and not bench.given
     bench.track.budget = 1
-    assert bench.clearance.more
+    assert bench.deferred_free.more
     bench.finish()
     assert clearing.over
 

@@ -13,7 +13,7 @@ from hearth_proto.v1 import commands_pb2 as c
 from hearthd.device.cpu.server import CpuServer
 from hearthd.device.cpu.streams import CpuEvent, CpuStream
 from hearthd.device.memory.commands import MemoryCommands
-from hearthd.device.session.session import Session
+from hearthd.device.session.session import DeviceSession
 from hearthd.shared.device_spec import DeviceSpec
 from tests.support.device.rig import Command, Rig
 
@@ -47,7 +47,7 @@ def rig() -> Iterator[Rig[Watched]]:
     made.stop()
 
 
-def inside(rig: Rig[Watched], task: Callable[[MemoryCommands, Session], T]) -> T:
+def inside(rig: Rig[Watched], task: Callable[[MemoryCommands, DeviceSession], T]) -> T:
     """Runs on the device-handle thread, as graphs do."""
     answers: list[T] = []
     done = threading.Event()

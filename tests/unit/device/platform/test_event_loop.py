@@ -13,7 +13,7 @@ from functools import partial
 import pytest
 
 from hearthd.device.platform.event_loop import Loop
-from hearthd.device.platform.spin_policy import Spinning
+from hearthd.device.platform.spin_policy import SpinPolicy
 
 
 class Napping:
@@ -104,7 +104,7 @@ def test_who_lingers_hears_sockets_and_tasks_without_a_sleep_and_sleeps_at_last(
     """What comes soon behind something that was done is heard while it looks, what comes late while it sleeps."""
     ours, theirs = socket.socketpair()
     loop, heard = Loop(), threading.Semaphore(0)
-    loop.lingering = Spinning(0.05)
+    loop.lingering = SpinPolicy(0.05)
 
     def readable(_events: int) -> None:
         theirs.recv(1)

@@ -5,31 +5,31 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.device.platform.spin_policy import LEAST_S, LONGEST_S, SHORTEST_S, SPIN_S, Spinning
+from hearthd.device.platform.spin_policy import LEAST_S, LONGEST_S, SHORTEST_S, SPIN_S, SpinPolicy
 
 
 def test_a_short_wait_is_spent_asking() -> None:
-    spinning = Spinning()
-    spinning.begin(10.0)
-    assert spinning.spins(10.0) and spinning.spins(10.0 + 0.9 * SPIN_S)
-    assert not spinning.spins(10.0 + 1.1 * SPIN_S)
+    policy = SpinPolicy()
+    policy.begin(10.0)
+    assert policy.spins(10.0) and policy.spins(10.0 + 0.9 * SPIN_S)
+    assert not policy.spins(10.0 + 1.1 * SPIN_S)
 
 
 def test_what_takes_long_again_and_again_is_asked_for_less_until_something_short_comes() -> None:
-    spinning, now = Spinning(), 0.0
+    policy, now = SpinPolicy(), 0.0
     for _ in range(20):
-        spinning.begin(now)
-        spinning.came(now := now + 1e-3)
-    spinning.begin(now)
-    assert not spinning.spins(now + 1.1 * LEAST_S) and spinning.spins(now + 0.9 * LEAST_S)
-    spinning.came(now := now + SPIN_S / 2)
-    spinning.begin(now)
-    assert spinning.spins(now + 0.9 * SPIN_S)
+        policy.begin(now)
+        policy.came(now := now + 1e-3)
+    policy.begin(now)
+    assert not policy.spins(now + 1.1 * LEAST_S) and policy.spins(now + 0.9 * LEAST_S)
+    policy.came(now := now + SPIN_S / 2)
+    policy.begin(now)
+    assert policy.spins(now + 0.9 * SPIN_S)
 
 
 def test_who_lingers_does_so_longer() -> None:
     linger = 500e-6
-    lingering = Spinning(linger)
+    lingering = SpinPolicy(linger)
     lingering.begin(1.0)
     assert lingering.spins(1.0 + 0.9 * linger) and not lingering.spins(1.0 + 1.1 * linger)
     lingering.came(1.0 + 10 * linger)
@@ -42,11 +42,11 @@ def test_who_lingers_does_so_longer() -> None:
 
 @given(st.lists(st.floats(1e-6, 1.0), max_size=30), st.floats(0.0, 10.0))
 def test_it_never_spins_longer_than_it_may_and_always_sleeps_within_bounds(waits: list[float], waited: float) -> None:
-    spinning, now = Spinning(), 100.0
+    policy, now = SpinPolicy(), 100.0
     for each in waits:
-        spinning.begin(now)
-        spinning.came(now := now + each)
-    spinning.begin(now)
-    if spinning.spins(now + waited):
+        policy.begin(now)
+        policy.came(now := now + each)
+    policy.begin(now)
+    if policy.spins(now + waited):
         assert waited <= SPIN_S + 1e-9
-    assert SHORTEST_S <= spinning.sleep(now + waited) <= LONGEST_S
+    assert SHORTEST_S <= policy.sleep(now + waited) <= LONGEST_S

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hearthd.device.process.gc_policy import DUE, FORCED, QUIET_S, Collector
+from hearthd.device.process.gc_policy import DUE, FORCED, QUIET_S, GarbageCollector
 
 
 class Node:
@@ -49,18 +49,18 @@ def make_due() -> None:
 
 
 def test_no_full_collection_comes_by_itself_for_a_long_time() -> None:
-    Collector().begin()
+    GarbageCollector().begin()
     assert gc.get_threshold()[2] == FORCED and gc.get_freeze_count()
 
 
 def test_nothing_due_changes_no_sleep() -> None:
-    collector = Collector(Clock())
+    collector = GarbageCollector(Clock())
     assert [collector.sleep(each) for each in (None, 0.0, 5.0)] == [None, 0.0, 5.0]
 
 
 def test_it_waits_for_a_quiet_moment() -> None:
     clock = Clock()
-    collector = Collector(clock)
+    collector = GarbageCollector(clock)
     collector.begin()
     dead = aged()
     make_due()
@@ -77,7 +77,7 @@ def test_it_waits_for_a_quiet_moment() -> None:
 
 def test_what_was_put_out_of_sight_is_looked_at_now_and_then() -> None:
     clock = Clock()
-    collector = Collector(clock)
+    collector = GarbageCollector(clock)
     node = Node()
     collector.begin()
     dead = weakref.ref(node)

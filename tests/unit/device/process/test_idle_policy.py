@@ -98,15 +98,15 @@ def test_who_keeps_the_loop_in_haste_holds_up_nothing(rig: Rig[Polled]) -> None:
     """Each sync is awaited anew, and none comes to its end; what is looked at now and then is looked at all the
     same."""
     polls = 0
-    quiet = rig.process._device.quiet
-    real = quiet.poll
+    idle_work = rig.process._device.idle_work
+    real = idle_work.poll
 
     def poll() -> float | None:
         nonlocal polls
         polls += 1
         return real()
 
-    quiet.poll = poll  # type: ignore[method-assign]
+    idle_work.poll = poll  # type: ignore[method-assign]
     rig.send(Kind.OPEN, b"{}", channel=2)
     gate = rig.server.shut()
     rig.batch(c.Command(launches=LIMITED))

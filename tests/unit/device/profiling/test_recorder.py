@@ -12,16 +12,16 @@ import pytest
 
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2 as c
-from hearthd.device.context import Device
+from hearthd.device.context import DeviceContext
 from hearthd.device.operation import Operation, Origin, submit
 from hearthd.device.platform.telemetry import Telemetry
 from hearthd.device.profiling import recorder
-from hearthd.device.profiling.annotations import KernelSeen
+from hearthd.device.profiling.annotations import KernelTiming
 from hearthd.device.profiling.profile import ProfileCommands
 from hearthd.device.profiling.trace import TraceCommands
-from hearthd.device.session.session import BatchEntry, Session
+from hearthd.device.session.session import BatchEntry, DeviceSession
 from hearthd.device.session.stream import LogicalStream
-from hearthd.device.streams.stream_pool import Tracks
+from hearthd.device.streams.stream_pool import StreamPool
 
 
 class Event:
@@ -82,13 +82,13 @@ class Replies:
     def __init__(self) -> None:
         self.results: list[c.Result] = []
 
-    def result(self, session: Session, call: int, result: c.Result) -> None:
+    def result(self, session: DeviceSession, call: int, result: c.Result) -> None:
         self.results.append(result)
 
-    def done(self, session: Session, call: int, request: int) -> None:
+    def done(self, session: DeviceSession, call: int, request: int) -> None:
         self.results.append(c.Result(request=request, done=c.Done()))
 
-    def acknowledge(self, session: Session, entry: BatchEntry) -> None: ...
+    def acknowledge(self, session: DeviceSession, entry: BatchEntry) -> None: ...
     def failed(self, origin: Origin, refusal: Refusal) -> None: ...
     def waited(self, nanoseconds: int) -> None: ...
 
@@ -96,17 +96,17 @@ class Replies:
 class Rig:
     def __init__(self, **more: Any) -> None:
         self.server = Server()
-        self.tracks = Tracks(self.server, 4, lambda: None)  # type: ignore[arg-type]
+        self.tracks = StreamPool(self.server, 4, lambda: None)  # type: ignore[arg-type]
         self.posted: deque[Callable[[], None]] = deque()
         self.copies: list[bytes] = []
         """What went to the front beside the answers."""
-        self.device = Device(
+        self.device = DeviceContext(
             spec=SimpleNamespace(), server=self.server, tracks=self.tracks, staging=None, grants=None, compiler=None,
-            outbox=SimpleNamespace(put=self.put), telemetry=Telemetry(), limits=None, output=None, quiet=None,
+            outbox=SimpleNamespace(put=self.put), telemetry=Telemetry(), limits=None, output=None, idle_work=None,
             kick=lambda session: None,
             again=lambda: None,
         )  # type: ignore[arg-type]  # fmt: skip
-        self.session = Session(1, {}, self.tracks.acquire)
+        self.session = DeviceSession(1, {}, self.tracks.acquire)
         self.replies = Replies()
         self.profiles = ProfileCommands(self.device)
         self.traces = TraceCommands(self.device, self.posted.append, **more)
@@ -342,10 +342,12 @@ class Activity:
     def pop(self) -> None:
         self.calls.append("pop")
 
-    def collect(self, numbers: Any) -> list[KernelSeen]:
+    def collect(self, numbers: Any) -> list[KernelTiming]:
         if self.error is not None:
             raise self.error
-        return [KernelSeen(n, "k", 5, 9, (1, 2, 3), (4, 5, 6), 32, 64) for n in numbers if "launch" in self.numbers[n]]
+        return [
+            KernelTiming(n, "k", 5, 9, (1, 2, 3), (4, 5, 6), 32, 64) for n in numbers if "launch" in self.numbers[n]
+        ]
 
 
 def test_kernel_activity_comes_with_the_trace_and_marks_around_every_command() -> None:

@@ -13,9 +13,9 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.resources import MemoryInfo
 from hearthd.device.launch.watchdog import shorter
 from hearthd.device.resources.budget import over_quota
-from hearthd.device.resources.grants import Grants, Plea
+from hearthd.device.resources.grants import MemoryRequest, ProcessGrants
 from hearthd.device.resources.staging import Staging
-from hearthd.device.session.session import Session
+from hearthd.device.session.session import DeviceSession
 from hearthd.shared.device_spec import DeviceSpec
 
 GRAIN = 10
@@ -69,7 +69,7 @@ class Process:
         self.said: list[tuple[int, dict[str, Any]]] = []
         outbox: Any = SimpleNamespace(put=lambda kind, payload, id=0: self.said.append((id, json.loads(payload))))
         spec = DeviceSpec(0, "cpu", 0, memory_granted=granted, scrub=scrub)
-        self.grants = Grants(spec, self.server, outbox)  # type: ignore[arg-type]
+        self.grants = ProcessGrants(spec, self.server, outbox)  # type: ignore[arg-type]
 
     def told(self, limit: int, **more: Any) -> dict[str, Any]:
         """The front says LIMIT; the answer."""
@@ -172,25 +172,27 @@ def test_a_request_is_answered_by_the_next_limit_and_others_wait_for_the_one_aft
 def test_a_plea_goes_on_while_more_is_granted_and_ends_with_a_denial() -> None:
     process = Process(0)
     woken: list[None] = []
-    plea = Plea(process.grants, lambda: woken.append(None))
+    plea = MemoryRequest(process.grants, lambda: woken.append(None))
     refusal = process.refused(30)
     assert plea.waits(refusal) and plea.waits(refusal) and len(process.said) == 1
     process.told(10)  # somebody else may have been quicker
     assert woken and plea.waits(process.refused(30))
     process.told(10, denied=True)
     assert len(woken) == 2 and not plea.waits(process.refused(30))
-    assert not Plea(process.grants, lambda: None).waits(over_quota(5, 4, 0)), "the front could not help"
+    assert not MemoryRequest(process.grants, lambda: None).waits(over_quota(5, 4, 0)), "the front could not help"
 
 
 def test_a_quota_that_several_processes_share() -> None:
     process = Process(10)
-    plea = Plea(process.grants, lambda: None)
+    plea = MemoryRequest(process.grants, lambda: None)
     assert plea.waits(process.refused(30))
     process.told(10, denied=True, quota=25)
     refusal = process.refused(30)
     assert refusal.reason == Reason.QUOTA_EXCEEDED and refusal.details["allowed"] == "25"
     assert not plea.waits(refusal)
-    assert Plea(process.grants, lambda: None).waits(refusal), "another allocation asks again: it may have changed"
+    assert MemoryRequest(process.grants, lambda: None).waits(refusal), (
+        "another allocation asks again: it may have changed"
+    )
     process.told(50)
     process.allocate(30)
 
@@ -213,9 +215,9 @@ def test_a_session_may_want_less_time_than_the_daemon_allows(wanted: float, defa
 # ---- host memory ----
 
 
-def session(tenant: str, quota: int) -> Session:
+def session(tenant: str, quota: int) -> DeviceSession:
     track: Any = SimpleNamespace(index=0)
-    return Session(1, {"tenant": tenant, "pinned_bytes": quota}, lambda *_: track)
+    return DeviceSession(1, {"tenant": tenant, "pinned_bytes": quota}, lambda *_: track)
 
 
 def test_a_tenant_has_so_much_host_memory_on_loan_and_no_more() -> None:

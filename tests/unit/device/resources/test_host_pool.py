@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from hearthd.device.resources.host_pool import LARGEST_SMALL, PAGE, RETRY_S, SMALLEST_SLAB, HostBuffer, HostPool
+from hearthd.device.resources.host_pool import LARGEST_SMALL, PAGE, RETRY_S, SMALLEST_SLAB, HostPool, PinnedBuffer
 from tests.support.device.host_memory import Host
 
 MIB = 1 << 20
@@ -80,7 +80,7 @@ def test_a_second_time_is_not_given_back_twice() -> None:
 
 def test_it_grows_on_another_thread_up_to_the_cap() -> None:
     pool, host, _, grown = make(cap=4 * MIB)
-    held: list[HostBuffer] = []
+    held: list[PinnedBuffer] = []
     first = pool.take(2 * MIB)
     assert first is not None and pool.take(4096) is None, "nothing is locked on this thread"
     assert grown.wait(10) and pool.grown() and not pool.grown()

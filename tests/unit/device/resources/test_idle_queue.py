@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.device.resources.idle_queue import PATIENT_MOST, TELL_S, RestLine
+from hearthd.device.resources.idle_queue import PATIENT_MOST, TELL_S, IdleQueue
 
 
 def test_in_order_and_since_the_first_that_matters() -> None:
-    line: RestLine[str] = RestLine()
+    line: IdleQueue[str] = IdleQueue()
     assert line.first is None and line.since is None and not line
     patient = line.add("unload", 1.0, urgent=False)
     assert line.since is None and line.limited == 0
@@ -23,7 +23,7 @@ def test_in_order_and_since_the_first_that_matters() -> None:
 
 
 def test_the_patient_are_urgent_where_they_are_many() -> None:
-    line: RestLine[int] = RestLine()
+    line: IdleQueue[int] = IdleQueue()
     places = [line.add(number, float(number), urgent=False) for number in range(PATIENT_MOST + 3)]
     assert line.since == PATIENT_MOST, "since there was one too many"
     line.add(-1, 1000.0, urgent=True)
@@ -34,7 +34,7 @@ def test_the_patient_are_urgent_where_they_are_many() -> None:
 
 
 def test_nobody_is_too_late_but_loads() -> None:
-    line: RestLine[str] = RestLine()
+    line: IdleQueue[str] = IdleQueue()
     line.add("free", 0.0, urgent=True)
     load = line.add("load", 1.0, urgent=True, limited=True)
     late = line.add("late", 5.0, urgent=True, limited=True)
@@ -47,7 +47,7 @@ def test_nobody_is_too_late_but_loads() -> None:
 
 
 def test_each_is_told_of_once() -> None:
-    line: RestLine[str] = RestLine()
+    line: IdleQueue[str] = IdleQueue()
     first = line.add("first", 0.0, urgent=True, limited=True)
     second = line.add("second", 0.5, urgent=True, limited=True)
     line.add("free", 0.0, urgent=True)
@@ -57,7 +57,7 @@ def test_each_is_told_of_once() -> None:
 
 
 def test_when_to_look_again() -> None:
-    line: RestLine[str] = RestLine()
+    line: IdleQueue[str] = IdleQueue()
     line.add("free", 0.0, urgent=True)
     assert line.wake(5.0, 10.0) is None
     line.add("load", 1.0, urgent=True, limited=True)
@@ -68,7 +68,7 @@ def test_when_to_look_again() -> None:
 
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=8), st.floats(0.1, 50), st.floats(0, 200))
 def test_who_sleeps_until_then_misses_nothing(gaps: list[float], limit: float, later: float) -> None:
-    line: RestLine[int] = RestLine()
+    line: IdleQueue[int] = IdleQueue()
     now = 0.0
     for number, gap in enumerate(gaps):
         now += gap
@@ -87,6 +87,6 @@ def test_who_sleeps_until_then_misses_nothing(gaps: list[float], limit: float, l
 
 @pytest.mark.parametrize("urgent", [True, False])
 def test_a_load_is_urgent_whatever_it_says(urgent: bool) -> None:
-    line: RestLine[str] = RestLine()
+    line: IdleQueue[str] = IdleQueue()
     line.add("load", 4.0, urgent=urgent, limited=True)
     assert line.since == 4.0

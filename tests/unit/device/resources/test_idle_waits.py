@@ -16,9 +16,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.resources.idle_queue import FIRST_S, LONGEST_S, PATIENCE_S, TELL_S
-from hearthd.device.resources.idle_work import BESIDE_S, Quiet, Waiting
+from hearthd.device.resources.idle_work import BESIDE_S, IdleWork, Waiting
 from hearthd.device.resources.running import AGAIN_S
-from hearthd.device.streams.stream_pool import Track, Tracks
+from hearthd.device.streams.stream_pool import PooledStream, StreamPool
 
 LIMIT = 30.0
 
@@ -84,41 +84,41 @@ class Journal:
 
 
 class Rest:
-    """A Quiet with two tracks, on a clock of the test's own."""
+    """An `IdleWork` with two tracks, on a clock of the test's own."""
 
     def __init__(self, limit: float = LIMIT) -> None:
         self.server = Server()
-        self.tracks = Tracks(self.server, 4, lambda: None)  # type: ignore[arg-type]
+        self.tracks = StreamPool(self.server, 4, lambda: None)  # type: ignore[arg-type]
         self.two = [self.tracks.acquire(), self.tracks.acquire()]
         self.now = 100.0
         self.kicks = 0
         self.journal = Journal()
-        self.quiet = Quiet(
+        self.idle_work = IdleWork(
             self.server, self.tracks, self._kick, self.journal, limit, lambda: self.now  # type: ignore[arg-type]
         )  # fmt: skip
-        self.quiet.tenant_of = {"a": "one", "b": "one", "c": "two"}.get
+        self.idle_work.tenant_of = {"a": "one", "b": "one", "c": "two"}.get
 
     def _kick(self) -> None:
         self.kicks += 1
 
-    def launch(self, track: Track, name: str = "endless", session: str = "a") -> None:
+    def launch(self, track: PooledStream, name: str = "endless", session: str = "a") -> None:
         self.tracks.before(track, ())
         track.launched.append((self.tracks.ordering.position(track.index), name, session))
         track.stream.queue.append(name)
 
-    def end(self, track: Track) -> None:
+    def end(self, track: PooledStream) -> None:
         track.stream.end()
         self.poll()
 
     def poll(self) -> float | None:
         self.tracks.poll()
-        return self.quiet.poll()
+        return self.idle_work.poll()
 
     def load(
         self, session: str, done: Callable[[], None], refuse: Callable[[Refusal], None], what: str = "the load"
     ) -> Waiting | None:
-        who: Any = SimpleNamespace(id=session, tenant=self.quiet.tenant_of(session))
-        return self.quiet.load(who, what, done, refuse)
+        who: Any = SimpleNamespace(id=session, tenant=self.idle_work.tenant_of(session))
+        return self.idle_work.load(who, what, done, refuse)
 
 
 class Orders(RuleBasedStateMachine):
@@ -130,8 +130,8 @@ class Orders(RuleBasedStateMachine):
         self.patient = self.urgent = 0
         self.done = 0
         self.beside: list[Callable[[], None]] = []
-        self._poll = self.rest.quiet.poll
-        self.rest.quiet.poll = self._checked  # type: ignore[method-assign]
+        self._poll = self.rest.idle_work.poll
+        self.rest.idle_work.poll = self._checked  # type: ignore[method-assign]
 
     def _checked(self) -> float | None:
         """Nobody waits longer than the limit but who waits for kernels of its own alone."""
@@ -175,7 +175,7 @@ class Orders(RuleBasedStateMachine):
             self.done += 1
 
         self.patient += 1
-        self.rest.quiet.run(done, urgent=False)
+        self.rest.idle_work.run(done, urgent=False)
 
     @rule(urgent=st.booleans())
     def free_beside(self, urgent: bool) -> None:
@@ -187,7 +187,7 @@ class Orders(RuleBasedStateMachine):
 
         self.patient += 1
         self.urgent += urgent
-        self.rest.quiet.beside(begin, urgent=urgent)
+        self.rest.idle_work.beside(begin, urgent=urgent)
 
     @precondition(lambda self: self.beside)
     @rule()
@@ -208,7 +208,7 @@ class Orders(RuleBasedStateMachine):
     def close(self, session: str) -> None:
         for number, (who, _, place) in list(self.waiting.items()):
             if who == session:
-                self.rest.quiet.drop(place)
+                self.rest.idle_work.drop(place)
                 self._answer(number, "dropped")
 
     @rule(seconds=st.sampled_from([0.001, 0.01, 0.5, TELL_S, 7.0, LIMIT]))
@@ -227,7 +227,7 @@ class Orders(RuleBasedStateMachine):
     @invariant()
     def nobody_is_answered_twice(self) -> None:
         assert all(len(answers) <= 1 for answers in self.answers.values())
-        gauges = self.rest.quiet.gauges()
+        gauges = self.rest.idle_work.gauges()
         assert gauges["loads_waiting"] == len(self.waiting) == sum(not each for each in self.answers.values())
         if all(place.excused == -math.inf for _, _, place in self.waiting.values()):
             assert gauges["load_wait_longest_ns"] <= (LIMIT + 8) * 1e9
@@ -372,18 +372,18 @@ def test_launches_are_not_held_back_for_one_that_waits_no_more(over: str) -> Non
     found: list[Refusal] = []
     place = rest.load("b", nothing, found.append)
     assert place is not None
-    rest.quiet.run(lambda: None, urgent=False)
+    rest.idle_work.run(lambda: None, urgent=False)
     rest.poll()
     rest.now += PATIENCE_S + FIRST_S / 2
     rest.poll()
     assert rest.two[1].held
     before = rest.kicks
     if over == "refused":
-        rest.quiet.limit = FIRST_S / 2  # a reload
+        rest.idle_work.limit = FIRST_S / 2  # a reload
         rest.poll()
         assert len(found) == 1
     else:
-        rest.quiet.drop(place)
+        rest.idle_work.drop(place)
     assert not rest.two[1].held and rest.kicks > before
     assert rest.poll() is None, "nobody waits for what is left"
     rest.now += 1e6
@@ -398,9 +398,9 @@ def test_without_a_limit_a_load_waits_for_ever() -> None:
     assert rest.load("b", lambda: loaded.append(True), lambda _refusal: nothing()) is not None
     rest.now += 1e9
     rest.poll()
-    assert rest.quiet.gauges() == {"loads_waiting": 1, "load_wait_longest_ns": 10**18}
+    assert rest.idle_work.gauges() == {"loads_waiting": 1, "load_wait_longest_ns": 10**18}
     rest.end(rest.two[0])
-    assert loaded == [True] and rest.quiet.gauges() == {"loads_waiting": 0, "load_wait_longest_ns": 0}
+    assert loaded == [True] and rest.idle_work.gauges() == {"loads_waiting": 0, "load_wait_longest_ns": 0}
 
 
 def test_what_was_launched_at_rest_is_waited_for_by_the_next() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hearth_proto.frames import Kind
 from hearthd.device.platform.telemetry import Telemetry
-from hearthd.device.scheduler.device_time import TELL_S, Meter
+from hearthd.device.scheduler.device_time import TELL_S, DeviceTimeMeter
 
 
 @dataclass(eq=False)
@@ -29,7 +29,7 @@ class Rig:
         self.reports = 0
         self.charged: dict[str, float] = {}
         self.telemetry = Telemetry()
-        self.meter: Meter[Session] = Meter(self, self.telemetry, self.charge, lambda: self.now)  # type: ignore[arg-type]
+        self.meter: DeviceTimeMeter[Session] = DeviceTimeMeter(self, self.telemetry, self.charge, lambda: self.now)  # type: ignore[arg-type]
 
     def put(self, kind: int, payload: bytes) -> None:
         assert kind == Kind.METER

@@ -9,8 +9,8 @@ import pytest
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2 as c
 from hearthd.device.cpu.server import CpuServer
-from hearthd.device.session.handle_table import REFUSED, Table
-from hearthd.device.session.replay_cache import Recall
+from hearthd.device.session.handle_table import REFUSED, HandleTable
+from hearthd.device.session.replay_cache import ReplayCache
 from hearthd.shared.device_spec import DeviceSpec
 from tests.support.device.rig import Rig
 
@@ -109,7 +109,7 @@ def test_functions_of_a_module_that_is_not_there(rig: Rig[CpuServer]) -> None:
 
 
 def test_no_more_of_them_are_remembered_than_is_good() -> None:
-    table: Table[object] = Table("stream", Recall())
+    table: HandleTable[object] = HandleTable("stream", ReplayCache())
     for handle in range(REFUSED + 10):
         table.never_made(handle, Refusal(Reason.QUEUE_FULL, FULL))
     assert not table.forget(0), "which is no handle"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.session.handle_limit import HandleLimits
-from hearthd.device.session.handle_table import Table
+from hearthd.device.session.handle_table import HandleTable
 
 
 class World:
@@ -21,7 +21,9 @@ class World:
         self.sessions: list[Any] = []
         self.limits = HandleLimits(per_session, lambda: self.sessions)
         for tenant, handles in tenants:
-            session = SimpleNamespace(tenant=tenant, handles=handles, tables=(Table("buffer"), Table("event")))
+            session = SimpleNamespace(
+                tenant=tenant, handles=handles, tables=(HandleTable("buffer"), HandleTable("event"))
+            )
             for table in session.tables:
                 table.bound = 0
                 table.extend = lambda table, more, session=session: self.limits.bound(session, table, more)
@@ -31,7 +33,7 @@ class World:
         return sum(sum(map(len, each.tables)) for each in self.sessions if tenant in (None, each.tenant))
 
 
-def mint(table: Table[int], number: int) -> bool:
+def mint(table: HandleTable[int], number: int) -> bool:
     try:
         table.add(number, number)
     except Refusal as refusal:

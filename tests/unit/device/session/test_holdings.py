@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.holdings import Holdings, Keepers, Summary, Uses
 from hearthd.device.session.module import ModuleEntry
-from hearthd.device.session.session import Session
+from hearthd.device.session.session import DeviceSession
 
 
 class Keeper:
@@ -21,7 +21,7 @@ class Keeper:
     def hold(self, thing: Any) -> None:
         self.held[thing] += 1
 
-    def let_go(self, session: Session, thing: Any) -> None:
+    def let_go(self, session: DeviceSession, thing: Any) -> None:
         assert self.held[thing], "let go of what is not held"
         self.held[thing] -= 1
 
@@ -45,7 +45,7 @@ def uses(draw: st.DrawFn) -> Uses:
 @given(st.lists(uses(), max_size=6), st.lists(st.tuples(st.integers(0, 5), uses()), max_size=6))
 def test_what_is_held_is_what_is_used(first: list[Uses], changes: list[tuple[int, Uses]]) -> None:
     memory, modules = Keeper(), Keeper()
-    holdings = Holdings(cast(Session, None), Keepers(memory, modules))
+    holdings = Holdings(cast(DeviceSession, None), Keepers(memory, modules))
     now = list(first)
     for each in first:
         holdings.add(each)

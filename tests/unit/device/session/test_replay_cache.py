@@ -2,38 +2,38 @@
 
 from __future__ import annotations
 
-from hearthd.device.session.replay_cache import MOST, PATIENCE, PAUSE, Recall
+from hearthd.device.session.replay_cache import MOST, PATIENCE, PAUSE, ReplayCache
 
 
 def test_what_was_remembered_is_known_until_it_is_forgotten() -> None:
-    recall: Recall[int] = Recall()
-    recall.remember(b"a", 1)
-    assert recall.known.get(b"a") == 1
-    recall.forget()
-    assert recall.known.get(b"a") is None
+    cache: ReplayCache[int] = ReplayCache()
+    cache.remember(b"a", 1)
+    assert cache.known.get(b"a") == 1
+    cache.forget()
+    assert cache.known.get(b"a") is None
 
 
 def test_it_is_bounded() -> None:
-    recall: Recall[int] = Recall()
+    cache: ReplayCache[int] = ReplayCache()
     for index in range(3 * MOST):
-        recall.remember(index.to_bytes(4, "big"), index)
-        assert len(recall.known) <= MOST
+        cache.remember(index.to_bytes(4, "big"), index)
+        assert len(cache.known) <= MOST
 
 
 def test_looking_up_in_vain_is_given_up_for_a_while() -> None:
-    recall: Recall[int] = Recall()
-    assert recall.worth_it()
-    recall.report(0, PATIENCE)
+    cache: ReplayCache[int] = ReplayCache()
+    assert cache.worth_it()
+    cache.report(0, PATIENCE)
     waited = 0
-    while not recall.worth_it():
+    while not cache.worth_it():
         waited += 1
     assert waited == PAUSE - 1
-    recall.report(0, PATIENCE // 4)
-    assert not recall.worth_it()
+    cache.report(0, PATIENCE // 4)
+    assert not cache.worth_it()
 
 
 def test_what_is_found_earns_patience() -> None:
-    recall: Recall[int] = Recall()
+    cache: ReplayCache[int] = ReplayCache()
     for _ in range(1000):
-        recall.report(2, 1)
-        assert recall.worth_it()
+        cache.report(2, 1)
+        assert cache.worth_it()

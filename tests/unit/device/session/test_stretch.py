@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.session.stretch import MAX_KEPT, Place, Stretch
-from hearthd.device.streams.stream_errors import Failure
+from hearthd.device.streams.stream_errors import StreamFailure
 
 PLACES = st.tuples(st.integers(1, 5), st.integers(0, 5))
 
 
-def failure(place: Place) -> Failure:
-    return Failure("launch f", 0, *place, Refusal(Reason.LAUNCH_FAILED, "no"))
+def failure(place: Place) -> StreamFailure:
+    return StreamFailure("launch f", 0, *place, Refusal(Reason.LAUNCH_FAILED, "no"))
 
 
 @given(PLACES, PLACES, st.lists(PLACES))

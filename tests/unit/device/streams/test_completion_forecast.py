@@ -7,13 +7,15 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.device.streams.completion_forecast import LEAST, MOST, SHORT_S, Forecast
+from hearthd.device.streams.completion_forecast import LEAST, MOST, SHORT_S, CompletionForecast
 
 RATE = 50e9
 SIZES = st.integers(LEAST, 1 << 31)
 
 
-def watched(forecast: Forecast, size: int, given_at: float, took: float, nap: float = 1e-3) -> tuple[float, float]:
+def watched(
+    forecast: CompletionForecast, size: int, given_at: float, took: float, nap: float = 1e-3
+) -> tuple[float, float]:
     """Gives one copy and asks as the loop does, sleeping `nap` where nothing is foreseen sooner; how late its end was
     noticed, and how long was spent asking."""
     foreseen = forecast.begin(0, size, given_at)
@@ -29,7 +31,7 @@ def watched(forecast: Forecast, size: int, given_at: float, took: float, nap: fl
 
 @given(SIZES, st.floats(10e9, 200e9))
 def test_after_a_few_of_a_kind_the_end_is_noticed_at_once(size: int, rate: float) -> None:
-    forecast, took = Forecast(), size / rate + 10e-6
+    forecast, took = CompletionForecast(), size / rate + 10e-6
     nap = min(1e-3, took / 8)
     for again in range(12):
         late, asked = watched(forecast, size, 100.0 + 10 * again, took, nap)
@@ -41,7 +43,7 @@ def test_after_a_few_of_a_kind_the_end_is_noticed_at_once(size: int, rate: float
 def test_whatever_came_before_one_copy_is_not_asked_for_long(
     before: list[tuple[int, float]], size: int, took: float
 ) -> None:
-    forecast = Forecast()
+    forecast = CompletionForecast()
     for index, (other, seconds) in enumerate(before):
         foreseen = forecast.begin(0, other, 10.0 * index)
         assert foreseen is not None
@@ -51,7 +53,7 @@ def test_whatever_came_before_one_copy_is_not_asked_for_long(
 
 
 def test_a_slower_one_changes_little_and_a_faster_one_all() -> None:
-    forecast = Forecast()
+    forecast = CompletionForecast()
 
     def ends(took: float) -> float:
         foreseen = forecast.begin(0, 64 << 20, 0.0)
@@ -69,7 +71,7 @@ def test_a_slower_one_changes_little_and_a_faster_one_all() -> None:
 
 
 def test_what_is_behind_others_is_expected_behind_them_and_tells_nothing() -> None:
-    forecast, size = Forecast(), 64 << 20
+    forecast, size = CompletionForecast(), 64 << 20
     first = forecast.begin(0, size, 0.0)
     assert first is not None and first.begins == math.inf and not forecast.near(0.0)
     forecast.came(first, 1e-3)
@@ -87,7 +89,7 @@ def test_what_is_behind_others_is_expected_behind_them_and_tells_nothing() -> No
 
 
 def test_short_ones_are_asked_for_all_the_time_where_that_is_wanted() -> None:
-    forecast, size = Forecast(), 64 << 20
+    forecast, size = CompletionForecast(), 64 << 20
     forecast.short = SHORT_S
     for took in (1.2e-3, 1.2e-3, 1.2e-3):
         late, _ = watched(forecast, size, 1.0, took)
@@ -107,7 +109,7 @@ def test_short_ones_are_asked_for_all_the_time_where_that_is_wanted() -> None:
 
 
 def test_small_ones_and_many_are_not_foreseen() -> None:
-    forecast = Forecast()
+    forecast = CompletionForecast()
     assert forecast.begin(0, LEAST - 1, 0.0) is None
     rows = [forecast.begin(0, LEAST, 0.0) for _ in range(MOST)]
     assert None not in rows and forecast.begin(0, LEAST, 0.0) is None

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from hearthd.device.streams.launch_timing import LaunchTiming
-from hearthd.device.streams.track import TIME_NEXT, TIMED, Track
+from hearthd.device.streams.track import TIME_NEXT, TIMED, PooledStream
 
 
 @pytest.fixture
-def track() -> Track:
-    return Track(0, None, 0)
+def track() -> PooledStream:
+    return PooledStream(0, None, 0)
 
 
-def test_what_is_no_launch_leaves_the_next_command_to_be_timed(track: Track) -> None:
+def test_what_is_no_launch_leaves_the_next_command_to_be_timed(track: PooledStream) -> None:
     timing = LaunchTiming()
     assert not timing.passed(track)
     assert (track.timing, track.probe) == (TIME_NEXT, None)
@@ -23,7 +23,7 @@ def test_what_is_no_launch_leaves_the_next_command_to_be_timed(track: Track) -> 
     assert (track.timing, track.probe) == (TIME_NEXT, None)
 
 
-def test_a_launch_before_it_is_noticed_once_and_timed(track: Track) -> None:
+def test_a_launch_before_it_is_noticed_once_and_timed(track: PooledStream) -> None:
     timing, told = LaunchTiming(), []
     timing.on_done = told.append
     timing.between(track, 4)

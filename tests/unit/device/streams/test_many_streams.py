@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2 as c
 from hearthd.device.cpu.server import CpuServer
-from hearthd.device.session.replay_cache import Recall
+from hearthd.device.session.replay_cache import ReplayCache
 from hearthd.device.session.stream import LogicalStream
 from hearthd.device.session.stream_table import StreamTable
-from hearthd.device.streams.stream_errors import Failure
+from hearthd.device.streams.stream_errors import StreamFailure
 from hearthd.shared.device_spec import DeviceSpec
 from tests.support.device.rig import Rig
 
@@ -95,7 +95,7 @@ changes = st.lists(
 @given(changes)
 def test_the_table_knows_what_a_look_at_every_stream_would_find(program: list[Change]) -> None:
     tracks: list[Any] = [Track(index) for index in range(3)]
-    table = StreamTable(Recall())
+    table = StreamTable(ReplayCache())
     for what, handle, number in program:
         stream = table.get(handle)
         if what == "put" and stream is None:
@@ -107,7 +107,7 @@ def test_the_table_knows_what_a_look_at_every_stream_would_find(program: list[Ch
         elif what in ("join", "leave"):
             stream.collectives = (tracks[number],) if what == "join" else ()
         elif what == "fail":
-            stream.failed(Failure("fill", handle, 1, 1, Refusal(Reason.INTERNAL, "no")))
+            stream.failed(StreamFailure("fill", handle, 1, 1, Refusal(Reason.INTERNAL, "no")))
         else:
             stream.errors.take()
         live = list(table.items.values())

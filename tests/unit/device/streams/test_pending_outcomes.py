@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hearthd.device.streams.ordering import Usage
-from hearthd.device.streams.pending_outcomes import Doubts
+from hearthd.device.streams.pending_outcomes import PendingOutcomes
 
 BUFFERS, ROWS = 4, 2
 
@@ -36,7 +36,7 @@ SUCCESS = st.tuples(st.just("success"), st.integers(0, ROWS - 1), st.just(0))
 def test_the_latest_of_each_row_speaks_for_those_before_it(
     steps: list[tuple[str, int | set[int], int | set[int]]],
 ) -> None:
-    doubts = Doubts()
+    pending_outcomes = PendingOutcomes()
     usages = [Usage() for _ in range(BUFFERS)]
     every: list[set[Verdict]] = [set() for _ in range(BUFFERS)]
     rows: list[list[Verdict]] = [[] for _ in range(ROWS)]
@@ -47,12 +47,12 @@ def test_the_latest_of_each_row_speaks_for_those_before_it(
             verdict = Verdict(first, counts[first])
             counts[first] += 1
             rows[first].append(verdict)
-            doubts.launched(verdict, [usages[number] for number in second])
+            pending_outcomes.launched(verdict, [usages[number] for number in second])
             for number in second:
                 every[number].add(verdict)
         elif what == "work":
             assert isinstance(first, set) and isinstance(second, set)
-            doubts.spread([usages[number] for number in first], [usages[number] for number in second])
+            pending_outcomes.spread([usages[number] for number in first], [usages[number] for number in second])
             made_of = set().union(*(every[number] for number in first | second))
             for number in first:
                 every[number] = set(made_of)
@@ -61,9 +61,9 @@ def test_the_latest_of_each_row_speaks_for_those_before_it(
             if rows[first]:
                 verdict = rows[first].pop(0)
                 verdict.over = True
-                doubts.open.pop(verdict)
+                pending_outcomes.open.pop(verdict)
         for usage, stands_behind in zip(usages, every, strict=True):
-            kept = doubts.about(usage)
+            kept = pending_outcomes.about(usage)
             undecided = {verdict for verdict in stands_behind if not verdict.over}
             assert {verdict.row for verdict in kept} == {verdict.row for verdict in undecided}
             assert all(

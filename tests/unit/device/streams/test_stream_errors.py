@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal, from_status, stream_failures
-from hearthd.device.streams.stream_errors import MAX_KEPT, Failure, StreamErrors, poisoned, skipped, surface
+from hearthd.device.streams.stream_errors import MAX_KEPT, StreamErrors, StreamFailure, poisoned, skipped, surface
 
 
-def failure(seq: int, index: int = 0, root: Failure | None = None) -> Failure:
-    return Failure(f"launch k{seq}", 3, seq, index, Refusal(Reason.LAUNCH_INVALID, f"wrong {seq}"), root=root)
+def failure(seq: int, index: int = 0, root: StreamFailure | None = None) -> StreamFailure:
+    return StreamFailure(f"launch k{seq}", 3, seq, index, Refusal(Reason.LAUNCH_INVALID, f"wrong {seq}"), root=root)
 
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 5)), unique=True, max_size=MAX_KEPT))
@@ -132,8 +132,8 @@ happenings = st.lists(
 def test_every_failure_is_told_exactly_once(program: list[tuple[str, int]]) -> None:
     """Streams fail, skip what depends on the latest failure, and are asked; at the end one is destroyed."""
     streams = [StreamErrors() for _ in range(STREAMS)]
-    waiting: list[set[Failure]] = [set() for _ in range(STREAMS)]
-    made: list[Failure] = []
+    waiting: list[set[StreamFailure]] = [set() for _ in range(STREAMS)]
+    made: list[StreamFailure] = []
     counted = beside = 0
 
     def ask(which: int) -> None:

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.memory.reservations import Reservations
 from hearthd.device.platform.telemetry import Telemetry
-from hearthd.device.resources.grants import Grants
+from hearthd.device.resources.grants import ProcessGrants
 from hearthd.device.session.buffer import Buffer
-from hearthd.device.session.session import Session
+from hearthd.device.session.session import DeviceSession
 from hearthd.device.streams.ordering import Usage
-from hearthd.device.streams.stream_pool import WINDOW, WINDOWS, Track, Tracks
+from hearthd.device.streams.stream_pool import WINDOW, WINDOWS, PooledStream, StreamPool
 from hearthd.device.streams.track import RESTS
 from hearthd.shared.device_spec import DeviceSpec
 
@@ -121,18 +121,18 @@ class Rig:
 
     def __init__(self, streams: int = 3) -> None:
         self.server = FakeServer()
-        self.tracks = Tracks(self.server, streams, lambda: None)  # type: ignore[arg-type]
+        self.tracks = StreamPool(self.server, streams, lambda: None)  # type: ignore[arg-type]
         spec = DeviceSpec(0, "cpu", 0)
-        grants = Grants(spec, self.server, outbox=None)  # type: ignore[arg-type]
+        grants = ProcessGrants(spec, self.server, outbox=None)  # type: ignore[arg-type]
         self.device: Any = SimpleNamespace(
             server=self.server, tracks=self.tracks, telemetry=Telemetry(), spec=spec, grants=grants
         )
         self.reservations = Reservations(self.device)
-        self.session = Session(1, {}, self.tracks.acquire)
+        self.session = DeviceSession(1, {}, self.tracks.acquire)
         self.track = [self.session.streams.items[0].track, *(self.tracks.acquire() for _ in range(streams - 1))]
         self.handles = 0
 
-    def allocate(self, track: Track, size: int = 512) -> Buffer:
+    def allocate(self, track: PooledStream, size: int = 512) -> Buffer:
         self.handles += 1
         buffer = Buffer(self.handles, size)
         buffer.reservation = self.reservations.take(self.session, size, track, [buffer])
@@ -143,7 +143,7 @@ class Rig:
         reservation, buffer.reservation = buffer.reservation, None
         self.reservations.give(self.session, reservation, buffer)
 
-    def use(self, track: Track, writes: list[Buffer], reads: list[Buffer] | None = None) -> None:
+    def use(self, track: PooledStream, writes: list[Buffer], reads: list[Buffer] | None = None) -> None:
         reads = [buffer for buffer in reads or [] if buffer not in writes]
         self.tracks.before(track, [buffer.usage for buffer in writes], [buffer.usage for buffer in reads])
         touched = [(buffer.address, buffer.handle) for buffer in (*writes, *reads)]
@@ -241,7 +241,7 @@ def test_what_was_given_back_is_settled_when_its_last_use_is_over(rig: Rig) -> N
 
 
 def test_streams_fold_when_there_are_no_more_tracks() -> None:
-    tracks = Tracks(FakeServer(), 2, lambda: None)  # type: ignore[arg-type]
+    tracks = StreamPool(FakeServer(), 2, lambda: None)  # type: ignore[arg-type]
     first, second, third = (tracks.acquire() for _ in range(3))
     assert first is not second and third in (first, second)
     assert tracks.acquire() is not third, "the one with the fewest users"
@@ -253,7 +253,7 @@ def test_streams_fold_when_there_are_no_more_tracks() -> None:
 
 
 def test_a_priority_has_tracks_of_its_own_as_long_as_there_are_any() -> None:
-    tracks = Tracks(FakeServer(), 3, lambda: None)  # type: ignore[arg-type]
+    tracks = StreamPool(FakeServer(), 3, lambda: None)  # type: ignore[arg-type]
     usual, urgent = tracks.acquire(), tracks.acquire(-5)
     assert (usual.stream.priority, urgent.stream.priority) == (0, -5)
     tracks.release(usual)
@@ -365,8 +365,8 @@ def test_a_usage_of_nobody_needs_no_wait(rig: Rig) -> None:
 
 
 def test_the_priority_of_a_session_is_added_to_that_of_its_streams() -> None:
-    tracks = Tracks(FakeServer(), 4, lambda: None)  # type: ignore[arg-type]
-    urgent, other = Session(1, {"priority": -2}, tracks.acquire), Session(2, {}, tracks.acquire)
+    tracks = StreamPool(FakeServer(), 4, lambda: None)  # type: ignore[arg-type]
+    urgent, other = DeviceSession(1, {"priority": -2}, tracks.acquire), DeviceSession(2, {}, tracks.acquire)
     assert urgent.streams.items[0].track.stream.priority == -2
     assert other.streams.items[0].track.stream.priority == 0
 
@@ -448,7 +448,7 @@ def test_when_all_are_kept_back(monkeypatch: pytest.MonkeyPatch) -> None:
     rig.use(second, [rig.allocate(second)])
     tracks.release(second)
     now[0] = 10.0
-    assert tracks.kept_back == [first, second]
+    assert tracks.withheld == [first, second]
     with pytest.raises(Refusal) as caught:
         tracks.acquire(bounded=True)
     refusal = caught.value
@@ -457,7 +457,7 @@ def test_when_all_are_kept_back(monkeypatch: pytest.MonkeyPatch) -> None:
     third = tracks.acquire()
     assert third not in (first, second), "a session gets its first stream always"
     rig.finish()
-    assert tracks.kept_back == [] and tracks.acquire(bounded=True) is second
+    assert tracks.withheld == [] and tracks.acquire(bounded=True) is second
 
 
 def test_work_that_does_not_end_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.durable.snapshot_policy import Areas
+from hearthd.device.durable.snapshot_policy import SnapshotAreas
 from hearthd.front.durable.store_index import PAGE, Shelf, Use, charge, check, span_of
 
 
@@ -88,7 +88,7 @@ class Crashes(RuleBasedStateMachine):
         self.to_front: deque[tuple[int, list[tuple[int, int]]]] = deque()
         self.to_device: deque[int] = deque()
         copies = self.shelf.copies
-        self.areas = {key: Areas(copies[key].offset, copies[key].span, copies[key].committed) for key in KEYS}  # type: ignore[arg-type]
+        self.areas = {key: SnapshotAreas(copies[key].offset, copies[key].span, copies[key].committed) for key in KEYS}  # type: ignore[arg-type]
         self.writing: dict[int, int] | None = None  # the area of each buffer
         self.left: list[int] = []
 

@@ -15,10 +15,10 @@ from hearthd.front.supervisor.crash import CrashFile, explain
 from hearthd.front.supervisor.exit_cause import LABELS, Cause, signal_name
 from hearthd.front.supervisor.fault_policy import culprit
 from hearthd.shared import crash_record
-from hearthd.shared.crash_record import Crash, LastMoments, Running
+from hearthd.shared.crash_record import Crash, CrashRecord, RunningKernel
 
 SEGV = Cause("signal", "its process was killed by SIGSEGV", details=(("signal", "SIGSEGV"),))
-A, B = Running("wild", "a"), Running("endless", "b")
+A, B = RunningKernel("wild", "a"), RunningKernel("endless", "b")
 
 
 def blamed(cause: Cause) -> str | None:
@@ -28,37 +28,37 @@ def blamed(cause: Cause) -> str | None:
 @pytest.mark.parametrize(
     ("last", "text", "kernels", "whom"),
     [
-        (LastMoments(), "", (), None),
+        (CrashRecord(), "", (), None),
         (
-            LastMoments((A, B), Crash(signal.SIGSEGV, A, 0x10, (1, 2, 3))),
+            CrashRecord((A, B), Crash(signal.SIGSEGV, A, 0x10, (1, 2, 3))),
             " in kernel wild at address 0x10, block (1, 2, 3)", ("wild",), "a",
         ),
         (
-            LastMoments((A, B), Crash(signal.SIGSEGV, A, message="it says so")),
+            CrashRecord((A, B), Crash(signal.SIGSEGV, A, message="it says so")),
             " in kernel wild, block (0, 0, 0): it says so", ("wild",), "a",
         ),
         (
-            LastMoments((A, B), Crash(signal.SIGSEGV, None, 0x10)),
+            CrashRecord((A, B), Crash(signal.SIGSEGV, None, 0x10)),
             " outside of all kernels while kernels wild, endless were running", ("wild", "endless"), None,
         ),
         (
-            LastMoments((A,), Crash(signal.SIGSEGV, None, 0x10)),
+            CrashRecord((A,), Crash(signal.SIGSEGV, None, 0x10)),
             " outside of all kernels while kernel wild was running", ("wild",), "a",
         ),
-        (LastMoments((A,)), " while kernel wild was running", ("wild",), "a"),
-        (LastMoments((A, B)), " while kernels wild, endless were running", ("wild", "endless"), None),
-        (LastMoments((A, Running("x", ""))), " while kernels wild, x were running", ("wild", "x"), None),
+        (CrashRecord((A,)), " while kernel wild was running", ("wild",), "a"),
+        (CrashRecord((A, B)), " while kernels wild, endless were running", ("wild", "endless"), None),
+        (CrashRecord((A, RunningKernel("x", ""))), " while kernels wild, x were running", ("wild", "x"), None),
         (
-            LastMoments((A,), Crash(signal.SIGSEGV, None, sender=7)),
+            CrashRecord((A,), Crash(signal.SIGSEGV, None, sender=7)),
             ", sent by process 7 while kernel wild was running", ("wild",), None,
         ),
         # A record of another signal than the one that ended it explains nothing.
-        (LastMoments((A, B), Crash(signal.SIGFPE, A)), " while kernels wild, endless were running",
+        (CrashRecord((A, B), Crash(signal.SIGFPE, A)), " while kernels wild, endless were running",
          ("wild", "endless"), None),
     ],
 )  # fmt: skip
 def test_what_is_said_and_who_is_blamed(
-    last: LastMoments, text: str, kernels: tuple[str, ...], whom: str | None
+    last: CrashRecord, text: str, kernels: tuple[str, ...], whom: str | None
 ) -> None:
     cause = explain(SEGV, last)
     assert (cause.label, cause.text, cause.kernels) == ("signal", SEGV.text + text, kernels)
@@ -69,14 +69,14 @@ def test_what_is_said_and_who_is_blamed(
 
 
 def test_one_kernel_of_several_sessions_is_named_once_and_blames_nobody() -> None:
-    cause = explain(SEGV, LastMoments((Running("k", "a"), Running("k", "b"))))
+    cause = explain(SEGV, CrashRecord((RunningKernel("k", "a"), RunningKernel("k", "b"))))
     assert cause.kernels == ("k",) and "kernel k was running" in cause.text and blamed(cause) is None
 
 
 @pytest.mark.parametrize("label", sorted(LABELS - {"signal"}))
 def test_other_ends_are_put_down_to_nobody(label: str) -> None:
     cause = Cause(label, "it ended")
-    explained = explain(cause, LastMoments((A,), Crash(signal.SIGSEGV, A)))
+    explained = explain(cause, CrashRecord((A,), Crash(signal.SIGSEGV, A)))
     own = label in ("fault", "abandoned", "restart")
     assert explained == cause if own else explained.kernels == ("wild",)
     assert own or blamed(explained) is None

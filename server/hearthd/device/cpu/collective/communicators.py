@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hearth_proto.collectives import REDUCING
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.backend.communicator import Exchange
+from hearthd.device.backend.communicator import CollectiveExchange
 from hearthd.device.cpu import libraries
 from hearthd.device.cpu.libraries import DTYPES, KINDS, OPS
 from hearthd.device.cpu.streams import CpuStream
@@ -33,7 +33,7 @@ class CpuCommunicator:
         self._end = end
         self._failure = ""
 
-    def enqueue(self, operations: Sequence[Exchange], stream: CpuStream) -> None:
+    def enqueue(self, operations: Sequence[CollectiveExchange], stream: CpuStream) -> None:
         if self._failure:
             raise Refusal(
                 Reason.COMMUNICATOR_FAILED,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from hearth_proto.collectives import NUMBERS, PEERED, REDUCING, ROOTED
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.backend.communicator import Exchange
+from hearthd.device.backend.communicator import CollectiveExchange
 from hearthd.device.cpu import libraries
 from hearthd.device.cpu.collective import shared_segment
 from hearthd.device.cpu.libraries import DTYPES, KINDS, OPS, LibraryMaker
@@ -49,10 +49,10 @@ class _Report(ctypes.Structure):
     )
 
 
-class Call:
+class ExchangeCall:
     """What one rank asks for at once, checked."""
 
-    def __init__(self, operations: Sequence[Exchange]) -> None:
+    def __init__(self, operations: Sequence[CollectiveExchange]) -> None:
         self.operations = tuple(operations)
         self.array = (_Operation * len(self.operations))(*map(_operation, self.operations))
 
@@ -87,7 +87,7 @@ class SharedExchange:
         memory = shared_segment.attach(descriptor, ranks, toolchain)
         return cls(memory, rank, ranks, descriptor, toolchain)
 
-    def prepare(self, operations: Sequence[Exchange]) -> Call:
+    def prepare(self, operations: Sequence[CollectiveExchange]) -> ExchangeCall:
         """For `run`. Raises `Refusal` (INVALID_ARGUMENT) for what no segment of so many ranks can do."""
         for each in operations:
             size = NUMBERS.get(each.dtype, -1)
@@ -106,13 +106,13 @@ class SharedExchange:
                     fix=f"Operations: {', '.join(KINDS)}. Types: {', '.join(DTYPES)}. Reductions: {', '.join(OPS)}.",
                     details={"kind": each.kind, "dtype": each.dtype, "op": each.op, "count": each.count},
                 )
-        return Call(operations)
+        return ExchangeCall(operations)
 
-    def exchange(self, operations: Sequence[Exchange], timeout_s: float | None = None) -> None:
+    def exchange(self, operations: Sequence[CollectiveExchange], timeout_s: float | None = None) -> None:
         """`run` of what has not been prepared."""
         self.run(self.prepare(operations), timeout_s)
 
-    def run(self, call: Call, timeout_s: float | None = None) -> None:
+    def run(self, call: ExchangeCall, timeout_s: float | None = None) -> None:
         """All operations of the call as one group: collectives in the order of the list, sends and receives whenever
         there is something to wait for, so that none of them waits for another.
 
@@ -142,7 +142,7 @@ class SharedExchange:
             raise self._mismatch(call.operations[report.operation], report)
         raise self._failed("was aborted" if status == _ABORTED else "has another size than this rank knows")
 
-    def _load(self, call: Call) -> None:
+    def _load(self, call: ExchangeCall) -> None:
         """The arithmetic that the call takes, compiled first where nobody on this machine has asked for it before."""
         try:
             for operation, entry in zip(call.operations, call.array, strict=True):
@@ -180,7 +180,7 @@ class SharedExchange:
             self._busy.release()
         self.release(self._descriptor)
 
-    def _timed_out(self, operation: Exchange, bits: Iterable[int], timeout_s: float) -> Refusal:
+    def _timed_out(self, operation: CollectiveExchange, bits: Iterable[int], timeout_s: float) -> Refusal:
         late = [64 * i + bit for i, word in enumerate(bits) for bit in range(64) if word >> bit & 1]
         missing = ", ".join(map(str, late)) or "unknown"
         return Refusal(
@@ -190,9 +190,9 @@ class SharedExchange:
             details={"missing": missing, "timeout_s": timeout_s, "rank": self.rank, "ranks": self.ranks},
         )
 
-    def _mismatch(self, mine: Exchange, report: _Report) -> Refusal:
+    def _mismatch(self, mine: CollectiveExchange, report: _Report) -> Refusal:
         root, op = (report.root if KINDS[report.kind] in ROOTED else 0), OPS[report.op]
-        theirs = Exchange(KINDS[report.kind], 0, 0, report.count, DTYPES[report.dtype], op, root, self.rank)
+        theirs = CollectiveExchange(KINDS[report.kind], 0, 0, report.count, DTYPES[report.dtype], op, root, self.rank)
         return Refusal(
             Reason.COLLECTIVE_MISMATCH,
             f"Rank {self.rank} asked for {_asked(mine)}, rank {report.rank} for {_asked(theirs)}.",
@@ -209,7 +209,7 @@ class SharedExchange:
         )
 
 
-def _operation(each: Exchange) -> _Operation:
+def _operation(each: CollectiveExchange) -> _Operation:
     """Fields that its kind does not use are 0: ranks need not agree in them."""
     kind = each.kind
     return _Operation(
@@ -225,7 +225,7 @@ def _operation(each: Exchange) -> _Operation:
     )
 
 
-def _asked(each: Exchange) -> str:
+def _asked(each: CollectiveExchange) -> str:
     """The operation in words: `reduce of 7 float32 with sum to rank 2`."""
     words = [each.kind]
     if each.kind != "barrier":

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hearthd.device.cpu.translation.declarations import Declarations, Function, scan
+from hearthd.device.cpu.translation.declarations import Declarations, FunctionDeclaration, scan
 from hearthd.device.cpu.translation.tokens import OPENING, SourceMap, Token, matching, matching_angle, tokenize
 
 PROGRAM = "hearth_program"
@@ -112,7 +112,7 @@ def functions_of(expanded: str, own: str) -> frozenset[str]:
     return frozenset(function.name for function, _ in _functions_of(expanded, own))
 
 
-def _functions_of(expanded: str, own: str) -> Iterator[tuple[Function, int]]:
+def _functions_of(expanded: str, own: str) -> Iterator[tuple[FunctionDeclaration, int]]:
     source = SourceMap(expanded)
     source.origins = [(line, file, not file.startswith(own)) for line, file, _ in source.origins]
     tokens = tokenize(source)
@@ -423,7 +423,7 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
         at += len(line) + 1
 
 
-def renamed_kernels(kernels: Iterable[Function], functions: frozenset[str]) -> frozenset[str]:
+def renamed_kernels(kernels: Iterable[FunctionDeclaration], functions: frozenset[str]) -> frozenset[str]:
     """Exported kernels with names of CUDA functions, whose address would be ambiguous."""
     plain = (k.name for k in kernels if k.is_extern_c and not k.is_template)
     return frozenset(name for name in plain if is_cudas(name, functions))

@@ -21,7 +21,7 @@ _CLASS_KEYS = frozenset({"struct", "class", "union"})
 
 
 @dataclass
-class Function:
+class FunctionDeclaration:
     """A function, or a forward declaration of one (`body` is None). Token ranges are half open."""
 
     name: str
@@ -40,7 +40,7 @@ class Function:
 
 
 @dataclass
-class Variable:
+class VariableDeclaration:
     """A `__device__`, `__constant__` or `__managed__` variable at namespace scope."""
 
     name: str
@@ -55,8 +55,8 @@ class Variable:
 
 @dataclass
 class Declarations:
-    functions: list[Function] = field(default_factory=list)
-    variables: list[Variable] = field(default_factory=list)
+    functions: list[FunctionDeclaration] = field(default_factory=list)
+    variables: list[VariableDeclaration] = field(default_factory=list)
     scoped_names: set[tuple[tuple[str, ...], str]] = field(default_factory=set)
     """Everything that is declared at namespace scope, by its namespaces."""
 
@@ -65,7 +65,7 @@ class Declarations:
         return {name for scope, name in self.scoped_names if not scope}
 
     @property
-    def kernels(self) -> list[Function]:
+    def kernels(self) -> list[FunctionDeclaration]:
         return [function for function in self.functions if function.is_kernel]
 
 
@@ -287,7 +287,7 @@ class _Scanner:
             if owner is None and tokens[name - 1].text != "::":
                 self.found.scoped_names.add((names, tokens[name].text))
             self.found.functions.append(
-                Function(
+                FunctionDeclaration(
                     tokens[name].text, names, owner, (start, end), (opening, matching(tokens, opening, end) + 1), body,
                     "__global__" in words, tokens[start].text == "template", linkage,
                 )
@@ -303,4 +303,4 @@ class _Scanner:
         if owner is None and is_variable:
             for index in declarator_names(tokens, declarators, end):
                 if tokens[index].text not in SPACE_MARKERS and tokens[index - 1].text != "::":
-                    self.found.variables.append(Variable(tokens[index].text, names, (start, end), linkage))
+                    self.found.variables.append(VariableDeclaration(tokens[index].text, names, (start, end), linkage))

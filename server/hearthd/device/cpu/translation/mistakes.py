@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.cpu.translation.declarations import Declarations, Function, scan
+from hearthd.device.cpu.translation.declarations import Declarations, FunctionDeclaration, scan
 from hearthd.device.cpu.translation.tokens import OPENING, SourceMap, Token, matching, tokenize
 
 Mistake = tuple[str, int, str]
@@ -166,5 +166,5 @@ def _c_names(source: SourceMap, tokens: Sequence[Token], found: Declarations) ->
             yield (*_place(source, tokens, kernel), text)
 
 
-def _place(source: SourceMap, tokens: Sequence[Token], kernel: Function) -> tuple[str, int]:
+def _place(source: SourceMap, tokens: Sequence[Token], kernel: FunctionDeclaration) -> tuple[str, int]:
     return source.location(tokens[kernel.parameters[0] - 1].start)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from hearthd.device.cpu.translation.declarations import Function, declarator_names
+from hearthd.device.cpu.translation.declarations import FunctionDeclaration, declarator_names
 from hearthd.device.cpu.translation.tokens import OPENING, Token, matching
 
 MEETING = re.compile(
@@ -22,7 +22,7 @@ Arrays = Mapping[str, bool]
 slot in these is named. Others are shared or volatile, and are named for a reduction only."""
 
 
-def meeting_functions(tokens: Sequence[Token], bodies: Sequence[Function]) -> set[str]:
+def meeting_functions(tokens: Sequence[Token], bodies: Sequence[FunctionDeclaration]) -> set[str]:
     """Functions of the source in whose reach, by name, is a meeting point."""
     mentioned: dict[str, set[str]] = {}
     for function in bodies:
@@ -54,7 +54,7 @@ def _statement_start(tokens: Sequence[Token], at: int) -> int:
 
 
 def shared_names(
-    tokens: Sequence[Token], bodies: Sequence[Function]
+    tokens: Sequence[Token], bodies: Sequence[FunctionDeclaration]
 ) -> Mapping[tuple[int, int] | None, dict[str, bool]]:
     """Shared arrays by the body that declares them (None: outside functions), and volatile pointers to them."""
     names: dict[tuple[int, int] | None, dict[str, bool]] = {None: {}}
@@ -98,7 +98,7 @@ Calls = Mapping[str, Sequence[tuple[tuple[int, int], int]]]
 """By the name of a function of the source: bodies that mention it, and where."""
 
 
-def calls(tokens: Sequence[Token], bodies: Sequence[Function]) -> Calls:
+def calls(tokens: Sequence[Token], bodies: Sequence[FunctionDeclaration]) -> Calls:
     """Mentions of the source's own functions in each other's bodies."""
     found: dict[str, list[tuple[tuple[int, int], int]]] = {function.name: [] for function in bodies}
     for function in bodies:
@@ -111,7 +111,7 @@ def calls(tokens: Sequence[Token], bodies: Sequence[Function]) -> Calls:
 
 def pointer_parameters(
     tokens: Sequence[Token],
-    function: Function,
+    function: FunctionDeclaration,
     called: Calls,
     shared: Mapping[tuple[int, int] | None, Arrays],
 ) -> dict[str, bool]:

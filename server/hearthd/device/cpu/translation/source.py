@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hearthd.device.cpu.translation import collisions, constants, mistakes, spin_loops, unsupported
-from hearthd.device.cpu.translation.declarations import Declarations, Function, scan
-from hearthd.device.cpu.translation.table import Table
+from hearthd.device.cpu.translation.declarations import Declarations, FunctionDeclaration, scan
+from hearthd.device.cpu.translation.table import ModuleTable
 from hearthd.device.cpu.translation.tokens import SourceMap, Token, matching, tokenize
 from hearthd.device.cpu.translation.warp_synchronous import Finding, warp_synchronous
 
@@ -66,7 +66,7 @@ def translate(
     if not collisions.is_balanced(tokens):
         return Translation(rewriter.result(), ())  # for the compiler to say where
     rewriter.edits += separation.edits()  # last: of edits to one token the first counts
-    table = Table(tokens, found, rewriter.renamed)
+    table = ModuleTable(tokens, found, rewriter.renamed)
     listed = constants.listed(source, tokens, found) + table.text(name_expressions)
     text = f"{rewriter.result()}\n{collisions.OPEN}{separation.aliases()}{listed}}}\n"
     findings = tuple(warp_synchronous(source, tokens, found))
@@ -133,12 +133,12 @@ class _Rewriter:
         self._replace(index, "")
         self._replace(index + 1, "")
 
-    def renamed(self, kernel: Function) -> str:
+    def renamed(self, kernel: FunctionDeclaration) -> str:
         """The name that `kernel` has in the C++ text."""
         plain = kernel.is_extern_c and not kernel.is_template
         return RENAMED + kernel.name if plain and kernel.name in self.taken else kernel.name
 
-    def _kernel(self, kernel: Function) -> None:
+    def _kernel(self, kernel: FunctionDeclaration) -> None:
         tokens = self.tokens
         start, _ = kernel.statement
         opening, _ = kernel.parameters

@@ -7,21 +7,21 @@ from collections.abc import Callable, Iterable, Sequence
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.cpu.translation import collisions
-from hearthd.device.cpu.translation.declarations import Declarations, Function
+from hearthd.device.cpu.translation.declarations import Declarations, FunctionDeclaration
 from hearthd.device.cpu.translation.tokens import Token, matching
 
 TABLE_FILE = "<kernels>"
 EXPRESSION_FILE = "<name expression {}>"
 
 
-class Table:
+class ModuleTable:
     """The appended table of what a module offers."""
 
     def __init__(
         self,
         tokens: Sequence[Token],
         found: Declarations,
-        renamed: Callable[[Function], str],
+        renamed: Callable[[FunctionDeclaration], str],
     ) -> None:
         self.tokens = tokens
         self.found = found
@@ -69,11 +69,11 @@ class Table:
         )
         return "\n".join(lines)
 
-    def _entry(self, kernel: Function, value: str, name: str) -> str:
+    def _entry(self, kernel: FunctionDeclaration, value: str, name: str) -> str:
         bounds = f"::hearth::launch_bounds({self._bounds(kernel)})"
         return f"::hearth::describe_kernel<{value}>({_quoted(name)}, {bounds}),"
 
-    def _bounds(self, kernel: Function) -> str:
+    def _bounds(self, kernel: FunctionDeclaration) -> str:
         """The arguments of `__launch_bounds__`; those of a template may depend on its parameters and are left out."""
         at = kernel.statement[0]
         while at < kernel.parameters[0]:

@@ -10,14 +10,14 @@ import pytest
 
 from hearth_proto.collectives import REDUCING
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.backend.communicator import Exchange
+from hearthd.device.backend.communicator import CollectiveExchange
 from hearthd.device.cpu.collective.communicators import CpuCommunicator, CpuCommunicators
 from hearthd.device.cpu.libraries import DTYPES, KINDS, OPS
 from hearthd.device.cpu.toolchain import find_toolchain
 from tests.support.cpu.ranks import address
 from tests.support.cpu.stream_ranks import WAIT_S, Rank, pair_of
 
-BARRIER = Exchange("barrier")
+BARRIER = CollectiveExchange("barrier")
 
 
 @pytest.fixture
@@ -36,7 +36,9 @@ def pair(communicators: CpuCommunicators) -> Iterator[tuple[Rank, Rank]]:
 def test_operations_run_in_the_order_of_the_stream(pair: tuple[Rank, Rank]) -> None:
     """Many calls are given before any of them is met, and none of that waits."""
     arrays = [np.full(70_000, rank + 1.0, np.float32) for rank in range(2)]
-    both = [Exchange("all_reduce", address(each), address(each), each.size, "float32", "sum") for each in arrays]
+    both = [
+        CollectiveExchange("all_reduce", address(each), address(each), each.size, "float32", "sum") for each in arrays
+    ]
     first = [pair[0].enqueue(both[0]) for _ in range(10)]
     assert not any(event.done for event in first)
     second = [pair[1].enqueue(both[1]) for _ in range(10)]
@@ -52,9 +54,9 @@ def test_a_group_of_messages_and_a_collective(pair: tuple[Rank, Rank]) -> None:
     results = [np.empty_like(each) for each in sources]
     events = [
         rank.enqueue(
-            Exchange("send", address(sources[i]), 0, size, peer=1 - i),
+            CollectiveExchange("send", address(sources[i]), 0, size, peer=1 - i),
             BARRIER,
-            Exchange("recv", 0, address(results[i]), size, peer=1 - i),
+            CollectiveExchange("recv", 0, address(results[i]), size, peer=1 - i),
         )
         for i, rank in enumerate(pair)
     ]
@@ -84,7 +86,7 @@ def test_an_abort_is_one_ranks_own(pair: tuple[Rank, Rank]) -> None:
     events = [rank.enqueue(BARRIER, BARRIER) for rank in pair]
     for rank, event in zip(pair, events, strict=True):
         rank.reached(event)
-    waits = [rank.enqueue(Exchange("recv", 0, 1, 5, peer=1 - i)) for i, rank in enumerate(pair)]
+    waits = [rank.enqueue(CollectiveExchange("recv", 0, 1, 5, peer=1 - i)) for i, rank in enumerate(pair)]
     pair[0].communicator.abort()
     pair[0].reached(waits[0])
     pair[1].progress.wait(0.3)
@@ -97,8 +99,8 @@ def test_an_abort_is_one_ranks_own(pair: tuple[Rank, Rank]) -> None:
 
 def test_a_mismatch_shows_before_the_event_behind_it(pair: tuple[Rank, Rank]) -> None:
     x = np.zeros(8, np.int64)
-    one = pair[0].enqueue(Exchange("broadcast", address(x), address(x), 8, root=0))
-    two = pair[1].enqueue(Exchange("broadcast", 0, address(x), 16, root=0))
+    one = pair[0].enqueue(CollectiveExchange("broadcast", address(x), address(x), 8, root=0))
+    two = pair[1].enqueue(CollectiveExchange("broadcast", 0, address(x), 16, root=0))
     pair[0].reached(one)
     pair[1].reached(two)
     reasons = [rank.communicator.failed() for rank in pair]
@@ -107,7 +109,7 @@ def test_a_mismatch_shows_before_the_event_behind_it(pair: tuple[Rank, Rank]) ->
 
 def test_bad_operations_are_refused_when_they_are_given(pair: tuple[Rank, Rank]) -> None:
     with pytest.raises(Refusal) as caught:
-        pair[0].enqueue(Exchange("broadcast", 0, 0, 1, root=2))
+        pair[0].enqueue(CollectiveExchange("broadcast", 0, 0, 1, root=2))
     assert caught.value.reason is Reason.INVALID_ARGUMENT
     assert pair[0].communicator.failed() == ""  # nothing has come of it
     events = [rank.enqueue(BARRIER) for rank in pair]

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hearth_proto.collectives import REDUCING, ROOTED
-from hearthd.device.backend.communicator import Exchange
+from hearthd.device.backend.communicator import CollectiveExchange
 from hearthd.device.cpu.collective.shared_exchange import SharedExchange
 from hearthd.device.cpu.libraries import DTYPES, OPS
 from tests.support.cpu.ranks import Array, Ranks, address, communicator, dtype_of, expected, random_data, same
@@ -51,7 +51,7 @@ class Case:
     ) -> None:
         n = ranks.count
         self.kind = kind
-        self.operations: list[Exchange] = []
+        self.operations: list[CollectiveExchange] = []
         self._results: list[tuple[Array, Array]] = []
         elements = len(inputs[0]) // (n if kind in {"reduce_scatter", "all_to_all", "scatter"} else 1)
         dtype = inputs[0].dtype
@@ -84,7 +84,7 @@ class Case:
             name = dtype.name
             if kind not in REDUCING:
                 count, name = block, "uint8"
-            self.operations.append(Exchange(kind, since, to, count, name, op, root))
+            self.operations.append(CollectiveExchange(kind, since, to, count, name, op, root))
             if wanted is not None:
                 self._results.append((into, wanted))
             elif source is not None:
@@ -151,7 +151,7 @@ def test_every_rank_has_the_same_bits(three: Ranks) -> None:
     out = [three.array(rank, 8) for rank in range(3)]
     arrays = [three.array(rank, huge[rank]) for rank in range(3)]
     three.succeed(
-        [[Exchange("all_reduce", address(arrays[r]), address(out[r]), 2, "float32", "sum")] for r in range(3)]
+        [[CollectiveExchange("all_reduce", address(arrays[r]), address(out[r]), 2, "float32", "sum")] for r in range(3)]
     )
     assert len({each.tobytes() for each in out}) == 1
     np.testing.assert_array_equal(out[0].view(np.float32), [1.0, (np.float32(1) + np.float32(1e-9)) + np.float32(1e-9)])
@@ -180,7 +180,10 @@ def test_a_nan_stays_in_the_least_and_the_greatest(three: Ranks) -> None:
     for op, last in (("min", -1), ("max", 1)):
         out = [three.array(rank, 16) for rank in range(3)]
         three.succeed(
-            [[Exchange("all_reduce", address(arrays[r]), address(out[r]), 4, "float32", op)] for r in range(3)]
+            [
+                [CollectiveExchange("all_reduce", address(arrays[r]), address(out[r]), 4, "float32", op)]
+                for r in range(3)
+            ]
         )
         np.testing.assert_array_equal(out[1].view(np.float32), [np.nan, np.nan, np.nan, last])
 
@@ -192,7 +195,10 @@ def test_integers_wrap_and_means_are_cut(three: Ranks) -> None:
     results = {op: [three.array(rank, 3) for rank in range(3)] for op in ("sum", "mean")}
     three.succeed(
         [
-            [Exchange("all_reduce", address(arrays[r]), address(results[op][r]), 3, "int8", op) for op in results]
+            [
+                CollectiveExchange("all_reduce", address(arrays[r]), address(results[op][r]), 3, "int8", op)
+                for op in results
+            ]
             for r in range(3)
         ]
     )
@@ -221,13 +227,13 @@ def sequences(draw: st.DrawFn) -> list[list[dict[str, Any]]]:
 @given(calls=sequences(), seed=st.integers(0, 1000))
 def test_any_sequence_of_operations(three: Ranks, calls: list[list[dict[str, Any]]], seed: int) -> None:
     three.clear()
-    lists: list[list[list[Exchange]]] = []
+    lists: list[list[list[CollectiveExchange]]] = []
     cases = []
     for call in calls:
-        per_rank: list[list[Exchange]] = [[], [], []]
+        per_rank: list[list[CollectiveExchange]] = [[], [], []]
         for each in call:
             if each["kind"] == "barrier":
-                operations = [Exchange("barrier")] * 3
+                operations = [CollectiveExchange("barrier")] * 3
             else:
                 kind = each["kind"]
                 inputs = sources(three, kind, each["count"], each["name"], seed + len(cases))
@@ -261,6 +267,9 @@ def test_one_rank_alone() -> None:
     for kind in COLLECTIVES:
         y = np.empty_like(x)
         op = "mean" if kind in REDUCING else ""
-        end.exchange([Exchange(kind, address(x), address(y), x.size, "float64", op), Exchange("barrier")], 1.0)
+        end.exchange(
+            [CollectiveExchange(kind, address(x), address(y), x.size, "float64", op), CollectiveExchange("barrier")],
+            1.0,
+        )
         np.testing.assert_array_equal(x, y)
     end.close()

@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.backend.communicator import Exchange
+from hearthd.device.backend.communicator import CollectiveExchange
 from hearthd.device.cpu.collective.shared_exchange import SharedExchange
 from tests.support.cpu.ranks import Ranks, address, communicator
 
-BARRIER = Exchange("barrier")
+BARRIER = CollectiveExchange("barrier")
 MANY = 2_000_000
 
 
@@ -37,9 +37,9 @@ def three(processes: Ranks) -> Ranks:
     return processes
 
 
-def summing(ranks: Ranks, rank: int, **changes: Any) -> Exchange:
+def summing(ranks: Ranks, rank: int, **changes: Any) -> CollectiveExchange:
     both = address(ranks.array(rank, 4096))
-    return replace(Exchange("reduce", both, both, 100, "int32", "sum"), **changes)
+    return replace(CollectiveExchange("reduce", both, both, 100, "int32", "sum"), **changes)
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,8 @@ def test_a_mismatch_is_an_error_on_every_rank(three: Ranks, change: dict[str, An
 
 @pytest.mark.parametrize("change", [{"count": 801}, {"dtype": "int8", "count": 800}])
 def test_a_message_that_is_not_what_was_expected(three: Ranks, change: dict[str, Any]) -> None:
-    send = Exchange("send", address(three.array(0, 800)), 0, 800, peer=1)
-    receive = replace(Exchange("recv", 0, address(three.array(1, 801)), 800, peer=0), **change)
+    send = CollectiveExchange("send", address(three.array(0, 800)), 0, 800, peer=1)
+    receive = replace(CollectiveExchange("recv", 0, address(three.array(1, 801)), 800, peer=0), **change)
     three.start(2, [])
     assert three.outcome(2) == (None, "")
     outcomes = three.run([[send], [receive], [BARRIER]])
@@ -96,24 +96,24 @@ def test_a_rank_that_never_comes_is_named(three: Ranks) -> None:
 @pytest.mark.parametrize("kind", ["send", "recv"])
 def test_a_peer_that_never_comes_is_named(three: Ranks, kind: str) -> None:
     data = address(three.array(0, MANY))
-    three.start(0, [Exchange(kind, data, data, MANY, peer=2)], 0.3)
+    three.start(0, [CollectiveExchange(kind, data, data, MANY, peer=2)], 0.3)
     reason, message = three.outcome(0)
     assert reason is Reason.COLLECTIVE_TIMEOUT and f"{kind} waited 0.3 s for rank 2 of 3" in message
 
 
-def never_sent(rank: int) -> Exchange:
-    return Exchange("recv", 0, 1, 1, peer=(rank + 1) % 3)
+def never_sent(rank: int) -> CollectiveExchange:
+    return CollectiveExchange("recv", 0, 1, 1, peer=(rank + 1) % 3)
 
 
-def endless(three: Ranks, rank: int, kind: str) -> list[Exchange]:
+def endless(three: Ranks, rank: int, kind: str) -> list[CollectiveExchange]:
     """A good while of work, and then a message that never comes."""
     one, two = address(three.array(rank, MANY)), address(three.array(rank, 3 * MANY))
     if kind == "messages":
         peers = [peer for peer in range(3) if peer != rank]
-        each = [Exchange("send", one, 0, MANY, peer=peer) for peer in peers]
-        each += [Exchange("recv", 0, two + peer * MANY, MANY, peer=peer) for peer in peers]
+        each = [CollectiveExchange("send", one, 0, MANY, peer=peer) for peer in peers]
+        each += [CollectiveExchange("recv", 0, two + peer * MANY, MANY, peer=peer) for peer in peers]
     else:
-        each = [Exchange(kind, one, two, MANY // 12, "float32", "sum")]
+        each = [CollectiveExchange(kind, one, two, MANY // 12, "float32", "sum")]
     return [*each * 100, never_sent(rank)]
 
 
@@ -166,8 +166,8 @@ def alone() -> Iterator[SharedExchange]:
 
 
 @pytest.mark.parametrize("ending", ["abort", "close"])
-@pytest.mark.parametrize("operation", [BARRIER, Exchange("recv", 0, 1, 5, peer=1)])
-def test_another_thread_ends_what_waits(alone: SharedExchange, ending: str, operation: Exchange) -> None:
+@pytest.mark.parametrize("operation", [BARRIER, CollectiveExchange("recv", 0, 1, 5, peer=1)])
+def test_another_thread_ends_what_waits(alone: SharedExchange, ending: str, operation: CollectiveExchange) -> None:
     outcomes: list[Refusal] = []
 
     def wait() -> None:
@@ -189,18 +189,18 @@ def test_another_thread_ends_what_waits(alone: SharedExchange, ending: str, oper
 @pytest.mark.parametrize(
     "operation",
     [
-        Exchange("all_reduce", 0, 0, 1, "complex64", "sum"),
-        Exchange("all_reduce", 0, 0, 1, "int8", ""),
-        Exchange("reduce_scatter", 0, 0, 1, "int8", "xor"),
-        Exchange("all_gather", 0, 0, 1 << 62),
-        Exchange("all_gather", 0, 0, -1),
-        Exchange("broadcast", 0, 0, 1, root=2),
-        Exchange("send", 0, 0, 1, peer=2),
-        Exchange("recv", 0, 0, 1, peer=-1),
-        Exchange("gossip", 0, 0, 1),
+        CollectiveExchange("all_reduce", 0, 0, 1, "complex64", "sum"),
+        CollectiveExchange("all_reduce", 0, 0, 1, "int8", ""),
+        CollectiveExchange("reduce_scatter", 0, 0, 1, "int8", "xor"),
+        CollectiveExchange("all_gather", 0, 0, 1 << 62),
+        CollectiveExchange("all_gather", 0, 0, -1),
+        CollectiveExchange("broadcast", 0, 0, 1, root=2),
+        CollectiveExchange("send", 0, 0, 1, peer=2),
+        CollectiveExchange("recv", 0, 0, 1, peer=-1),
+        CollectiveExchange("gossip", 0, 0, 1),
     ],
 )
-def test_an_operation_that_cannot_be_is_refused(alone: SharedExchange, operation: Exchange) -> None:
+def test_an_operation_that_cannot_be_is_refused(alone: SharedExchange, operation: CollectiveExchange) -> None:
     with pytest.raises(Refusal) as caught:
         alone.exchange([operation], 60.0)
     assert caught.value.reason is Reason.INVALID_ARGUMENT and operation.kind in caught.value.message

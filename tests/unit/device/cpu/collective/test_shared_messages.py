@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hearthd.device.backend.communicator import Exchange
+from hearthd.device.backend.communicator import CollectiveExchange
 from tests.support.cpu.ranks import Array, Ranks, address, communicator, reduced
 
 RING = 256 * 1024
@@ -27,13 +27,13 @@ def message(seed: int, size: int) -> Array:
     return np.random.default_rng(seed).integers(0, 256, size, np.uint8)
 
 
-def sent(ranks: Ranks, rank: int, peer: int, data: Array) -> Exchange:
-    return Exchange("send", address(ranks.array(rank, data)), 0, data.size, peer=peer)
+def sent(ranks: Ranks, rank: int, peer: int, data: Array) -> CollectiveExchange:
+    return CollectiveExchange("send", address(ranks.array(rank, data)), 0, data.size, peer=peer)
 
 
-def received(ranks: Ranks, rank: int, peer: int, size: int) -> tuple[Exchange, Array]:
+def received(ranks: Ranks, rank: int, peer: int, size: int) -> tuple[CollectiveExchange, Array]:
     into = ranks.array(rank, size)
-    return Exchange("recv", 0, address(into), size, peer=peer), into
+    return CollectiveExchange("recv", 0, address(into), size, peer=peer), into
 
 
 @pytest.mark.parametrize("size", [1, 63, 64 * 1024, RING - 17, RING - 16, RING - 15, RING, RING + 1, 3_000_001])
@@ -74,7 +74,7 @@ def test_only_the_two_ranks_take_part(four: Ranks) -> None:
     four.start(3, [receive])
     assert four.outcome(1) == four.outcome(3) == (None, "")
     np.testing.assert_array_equal(into, message(1, 500_000))
-    four.succeed([[Exchange("barrier")]] * RANKS)
+    four.succeed([[CollectiveExchange("barrier")]] * RANKS)
 
 
 def test_a_small_message_waits_for_its_receiver(four: Ranks) -> None:
@@ -97,7 +97,7 @@ def test_messages_move_while_a_rank_waits_in_a_collective(four: Ranks) -> None:
     four.clear()
     size = 5 * RING
     sums = [four.array(rank, np.full(10, rank, np.int32)) for rank in range(RANKS)]
-    total = [Exchange("all_reduce", address(each), address(each), 10, "int32", "sum") for each in sums]
+    total = [CollectiveExchange("all_reduce", address(each), address(each), 10, "int32", "sum") for each in sums]
     receive, into = received(four, 1, 0, size)
     four.start(0, [total[0], sent(four, 0, 1, message(0, size))])
     four.start(2, [total[2]])
@@ -128,7 +128,7 @@ def test_any_batch(four: Ranks, messages: list[tuple[int, int, int]], collective
     receive."""
     four.clear()
     shuffle = random.Random(seed).shuffle
-    lists: list[list[Exchange]] = []
+    lists: list[list[CollectiveExchange]] = []
     results: list[tuple[Array, Array]] = []
     floats = [np.random.default_rng(rank).uniform(-1, 1, 50_000).astype(np.float32) for rank in range(RANKS)]
     for rank in range(RANKS):
@@ -142,7 +142,9 @@ def test_any_batch(four: Ranks, messages: list[tuple[int, int, int]], collective
             k = counts[what, peer] = counts.get((what, peer), -1) + 1
             if what == "all_reduce":
                 both = four.array(rank, floats[rank])
-                operations.append(Exchange("all_reduce", address(both), address(both), 50_000, "float32", "sum"))
+                operations.append(
+                    CollectiveExchange("all_reduce", address(both), address(both), 50_000, "float32", "sum")
+                )
                 results.append((both, reduced(floats, "sum")))
                 continue
             pair = (rank, peer) if what == "send" else (peer, rank)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.backend.communicator import Exchange
+from hearthd.device.backend.communicator import CollectiveExchange
 from hearthd.device.cpu.collective import shared_segment
 from hearthd.device.cpu.collective.shared_exchange import SharedExchange
 from hearthd.device.platform.segment_exchange import SegmentExchange
@@ -47,17 +47,17 @@ def test_a_process_that_is_no_relative_joins() -> None:
     program = """
         import sys, numpy
         from hearthd.device.cpu.collective.shared_exchange import SharedExchange
-        from hearthd.device.backend.communicator import Exchange
+        from hearthd.device.backend.communicator import CollectiveExchange
         end = SharedExchange.attach(sys.argv[1].encode(), 1, 2)
         x = numpy.full(300_000, 2, numpy.int64)
-        end.exchange([Exchange("all_reduce", x.ctypes.data, x.ctypes.data, x.size, "int64", "prod")], 60.0)
+        end.exchange([CollectiveExchange("all_reduce", x.ctypes.data, x.ctypes.data, x.size, "int64", "prod")], 60.0)
         assert (x == 42).all()
     """
     other = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program), descriptor.decode()])
     try:
         end = SharedExchange.attach(descriptor, 0, 2)
         x = np.full(300_000, 21, np.int64)
-        end.exchange([Exchange("all_reduce", address(x), address(x), x.size, "int64", "prod")], 60.0)
+        end.exchange([CollectiveExchange("all_reduce", address(x), address(x), x.size, "int64", "prod")], 60.0)
         assert (x == 42).all()
         assert other.wait(30) == 0
         end.close()
