@@ -92,7 +92,7 @@ def _verify(
 ) -> None:
     from hearthd.front.audit.verify import Guarantee
     from hearthd.front.audit.verify import verify as check
-    from hearthd.front.config.audit import AuditLog
+    from hearthd.front.config.audit import AuditSettings
 
     if require not in list(Guarantee):
         _fail(f"--require {require}: use {', '.join(Guarantee)}")
@@ -102,7 +102,7 @@ def _verify(
             _fail("no log is named: give a file, or --config with audit.path")
         files = [Path(settings.path)]
     elif config is None and files[-1].is_absolute():
-        settings = AuditLog(path=str(files[-1]))
+        settings = AuditSettings(path=str(files[-1]))
     explicit = key is not None or config is not None
     keys = _keys(str(key or settings.key_path), explicit)
     try:

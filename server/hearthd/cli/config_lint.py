@@ -161,10 +161,10 @@ def _tls(config: Config, now: float) -> Iterator[Advice]:
     yield from unreadable
     if not tls.certificate or unreadable:
         return
-    from hearthd.front.auth.tls import Certificates, TlsError
+    from hearthd.front.auth.tls import ServerCertificates, TlsError
 
     try:
-        Certificates(tls.certificate, tls.key, tls.client_ca)
+        ServerCertificates(tls.certificate, tls.key, tls.client_ca)
     except (TlsError, OSError) as error:
         raise ConfigError(str(error)) from None
     if tls.crl:

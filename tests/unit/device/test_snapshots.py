@@ -19,7 +19,7 @@ from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Reason, Refusal, from_status, to_text
 from hearth_proto.v1 import commands_pb2 as c
 from hearthd.device.process.device_process import DeviceProcess
-from hearthd.front.durable.store_index import Shelf
+from hearthd.front.durable.store_index import StoreIndex
 from hearthd.shared.device_spec import DeviceSpec
 
 MIB = 1 << 20
@@ -33,7 +33,7 @@ class Fronted(Rig[LockingServer]):
     def __init__(self, spec: DeviceSpec, host: Host) -> None:
         self.files, self._their_files = descriptors.pair()
         self.file = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        self.shelf = Shelf()
+        self.shelf = StoreIndex()
         super().__init__(spec, lambda spec: LockingServer(spec, host))
         descriptors.send(self.files, {"kind": "snapshot", "channel": 1}, [self.file])
 

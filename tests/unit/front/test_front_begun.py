@@ -12,8 +12,8 @@ import pytest
 
 from hearth_proto.v1 import device_pb2
 from hearthd.front.rpc.eager_coroutine import Begun
-from hearthd.front.rpc.execute import Attachment
-from hearthd.front.sessions.attach import EOF, Window
+from hearthd.front.rpc.execute import ExecuteAttachment
+from hearthd.front.sessions.attach import EOF, ExecuteWindow
 from hearthd.front.sessions.in_flight import Batches
 
 
@@ -125,14 +125,18 @@ class Client:
             raise error
 
 
-def _with_client(scenario: Callable[[Client, Attachment, asyncio.Task[None], list[int]], Awaitable[None]]) -> None:
+def _with_client(
+    scenario: Callable[[Client, ExecuteAttachment, asyncio.Task[None], list[int]], Awaitable[None]],
+) -> None:
     async def run() -> None:
         client, sent = Client(), list[int]()
         channel: Any = SimpleNamespace(
             batches=Batches(), replies=None, lane=None, sink=None, link=SimpleNamespace(paused=False)
         )
         session: Any = SimpleNamespace(id="s", queue=SimpleNamespace(full=False))
-        attachment = Attachment(client, session, channel, Window(), lambda batches, received, size: sent.append(size))  # type: ignore[arg-type]
+        attachment = ExecuteAttachment(
+            client, session, channel, ExecuteWindow(), lambda batches, received, size: sent.append(size)
+        )  # type: ignore[arg-type]
         running = asyncio.create_task(attachment.run())
         await asyncio.sleep(0.01)
         await scenario(client, attachment, running, sent)
@@ -146,7 +150,7 @@ def _with_client(scenario: Callable[[Client, Attachment, asyncio.Task[None], lis
 
 
 def test_a_response_goes_at_once_and_those_behind_it_in_order() -> None:
-    async def scenario(client: Client, attachment: Attachment, running: Any, sent: list[int]) -> None:
+    async def scenario(client: Client, attachment: ExecuteAttachment, running: Any, sent: list[int]) -> None:
         attachment.on_response(b"1")
         assert client.writes == [b"1"], "the loop had no turn yet"
         attachment.on_response(b"22")
@@ -165,7 +169,7 @@ def test_a_response_goes_at_once_and_those_behind_it_in_order() -> None:
 
 
 def test_an_ack_waits_for_the_response_before_it() -> None:
-    async def scenario(client: Client, attachment: Attachment, running: Any, sent: list[int]) -> None:
+    async def scenario(client: Client, attachment: ExecuteAttachment, running: Any, sent: list[int]) -> None:
         batches = attachment._channel.batches
         batches.give(1)
         attachment.on_response(b"1")
@@ -181,7 +185,7 @@ def test_an_ack_waits_for_the_response_before_it() -> None:
 
 
 def test_a_write_that_fails_ends_the_stream() -> None:
-    async def scenario(client: Client, attachment: Attachment, running: Any, sent: list[int]) -> None:
+    async def scenario(client: Client, attachment: ExecuteAttachment, running: Any, sent: list[int]) -> None:
         attachment.on_response(b"1")
         client.let.put_nowait(ConnectionError("gone"))
         with pytest.raises(ConnectionError, match="gone"):
@@ -192,7 +196,7 @@ def test_a_write_that_fails_ends_the_stream() -> None:
 
 
 def test_a_client_that_never_reads_is_displaced_all_the_same() -> None:
-    async def scenario(client: Client, attachment: Attachment, running: Any, sent: list[int]) -> None:
+    async def scenario(client: Client, attachment: ExecuteAttachment, running: Any, sent: list[int]) -> None:
         attachment.on_response(b"1")
         attachment.on_response(b"2")
         attachment.displace()

@@ -19,28 +19,28 @@ from hearth.transport.framed_call import Call, send_beside
 from hearth_proto import calls, frames
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.front.admission.account import Account
+from hearthd.front.admission.account import StrangerBytes
 from hearthd.front.admission.gate import Admitted, Door, Gate
-from hearthd.front.admission.limits import Limits
-from hearthd.front.config.admission import Admission
+from hearthd.front.admission.limits import AdmissionLimits
+from hearthd.front.config.admission import AdmissionSettings
 from hearthd.front.connections.limiter import ConnectionLimiter
 from hearthd.front.rpc.framed_context import FramedCall
 from hearthd.front.rpc.framed_server import CallServer
 from hearthd.front.sessions.attach import EOF
 from hearthd.front.tenancy.tenants import EVERYONE, Caller
 
-SETTINGS = Admission()
+SETTINGS = AdmissionSettings()
 
 
-def framed(starts: Callable[[FramedCall, bytes], None], account: Account | None = None) -> FramedCall:
-    account = account or Account(SETTINGS.max_unauthenticated_bytes, CollectorRegistry())
+def framed(starts: Callable[[FramedCall, bytes], None], account: StrangerBytes | None = None) -> FramedCall:
+    account = account or StrangerBytes(SETTINGS.max_unauthenticated_bytes, CollectorRegistry())
     return FramedCall(starts, lambda _call: True, account, SETTINGS)
 
 
-def door(account: Account | None = None) -> Door:
+def door(account: StrangerBytes | None = None) -> Door:
     auth: Any = None
-    account = account or Account(SETTINGS.max_unauthenticated_bytes, CollectorRegistry())
-    return Gate(auth, Limits(SETTINGS, 32 << 20), account).door("hearth.v1.DeviceService", "Upload")
+    account = account or StrangerBytes(SETTINGS.max_unauthenticated_bytes, CollectorRegistry())
+    return Gate(auth, AdmissionLimits(SETTINGS, 32 << 20), account).door("hearth.v1.DeviceService", "Upload")
 
 
 @pytest.mark.parametrize("reading", [False, True], ids=["before", "while"])
@@ -80,7 +80,7 @@ HALF = frames.header(Kind.MESSAGE, 64 << 10) + bytes(63 << 10)
 
 def call_server(refused: bool) -> CallServer:
     """One whose methods read a message; `refused`: before that, at their METHOD."""
-    account = Account(SETTINGS.max_unauthenticated_bytes, CollectorRegistry())
+    account = StrangerBytes(SETTINGS.max_unauthenticated_bytes, CollectorRegistry())
 
     def decide(_door: Door, _context: Any) -> Admitted:
         if refused:

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal, to_text
 from hearthd.front.collectives.coordinator import Coordinator
-from hearthd.front.collectives.match import Key, Send
+from hearthd.front.collectives.match import MatchKey, Send
 from hearthd.front.collectives.order import Order
 
 
-def behind(*keys: Key) -> list[list[Any]]:
+def behind(*keys: MatchKey) -> list[list[Any]]:
     return [[list(each.members), each.sequence] for each in keys]
 
 
@@ -27,12 +27,14 @@ class Ranks:
         self.told: list[tuple[int, str, int, tuple[int, ...]]] = []
         """Device, `op`, sequence and members, in order."""
 
-    def present(self, device: int, operation: Key, *ahead: Key, now: float = 0.0, **changes: Any) -> list[Send]:
+    def present(
+        self, device: int, operation: MatchKey, *ahead: MatchKey, now: float = 0.0, **changes: Any
+    ) -> list[Send]:
         body = {**part(**changes), "behind": behind(*ahead)}
         rank = operation.members.index(device)
         return self.hear(self.coordinator.present(operation, rank, place(device), body, now))
 
-    def withdraw(self, device: int, operation: Key, refusal: Refusal) -> list[Send]:
+    def withdraw(self, device: int, operation: MatchKey, refusal: Refusal) -> list[Send]:
         rank = operation.members.index(device)
         return self.hear(self.coordinator.withdraw(operation, rank, {"status": to_text(refusal)}))
 
@@ -174,14 +176,14 @@ def test_in_the_order_in_which_they_are_told_all_can_be_launched(program: list[t
     ranks = Ranks()
     rows = [(key(*members, sequence=number), stream) for number, (members, stream) in enumerate(program, 1)]
     left = {device: [row for row in rows if device in row[0].members] for device in range(DEVICES)}
-    before: dict[tuple[int, Key], Key] = {}
+    before: dict[tuple[int, MatchKey], MatchKey] = {}
     for device, mine in left.items():
-        last: dict[int, Key] = {}
+        last: dict[int, MatchKey] = {}
         for operation, stream in mine:
             if stream in last:
                 before[device, operation] = last[stream]
             last[stream] = operation
-    gone: set[tuple[int, Key]] = set()
+    gone: set[tuple[int, MatchKey]] = set()
     while any(left.values()):
         device = random.choice([each for each, mine in left.items() if mine])
         # of the two streams either may be ahead, but each is in order

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hearth_proto.reasons import Reason, Refusal, to_text
 from hearthd.front.collectives.communicators import MAX_IDLE, Communicators
 from hearthd.front.collectives.flight_recorder import FlightRecorder
-from hearthd.front.collectives.match import Key, Match, Part, Place, Send
+from hearthd.front.collectives.match import Match, MatchKey, Presentation, RankLocation, Send
 
 FIRST = "nonce-1"
 
@@ -73,8 +73,8 @@ def test_sessions_share_the_communicator_of_the_same_ranks_only() -> None:
 
 def over_daemons(group: str, sequence: int = 1) -> Match:
     """An operation of device 0 here and device 0 of node 1."""
-    parts = {rank: Part(Place(rank, 0, 0), 10 + rank, []) for rank in range(2)}
-    return Match(Key(f"group:{group}", (0, 1), sequence), 5.0, parts)
+    parts = {rank: Presentation(RankLocation(rank, 0, 0), 10 + rank, []) for rank in range(2)}
+    return Match(MatchKey(f"group:{group}", (0, 1), sequence), 5.0, parts)
 
 
 def test_groups_over_daemons_have_communicators_of_their_own() -> None:
@@ -86,8 +86,10 @@ def test_groups_over_daemons_have_communicators_of_their_own() -> None:
     ]
     made(communicators, over_daemons("bb"), "nonce-2")
     progress = message("progress", done=1)
-    assert communicators.message(Place(1, 0, 0), message("failed"), owner="group:bb") == [], "not its communicator"
-    assert communicators.message(Place(1, 0, 0), progress, owner="group:aa") == []
+    assert communicators.message(RankLocation(1, 0, 0), message("failed"), owner="group:bb") == [], (
+        "not its communicator"
+    )
+    assert communicators.message(RankLocation(1, 0, 0), progress, owner="group:aa") == []
     assert communicators.lost(1, "its connection broke") == [], "node 1 of which group?"
     sends = communicators.lost(1, "its connection broke", {"group:aa"})
     assert [(send.place.node, send.body["op"], send.body["group"]) for send in sends] == [(0, "abort", "aa")]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hearthd.front.counters import Buckets
 from hearthd.front.supervisor.durations import Times
-from hearthd.front.supervisor.isolation import EVERYBODY, Key
+from hearthd.front.supervisor.isolation import EVERYBODY, WorkerKey
 
-MINE, YOURS = Key("me"), Key("you")
+MINE, YOURS = WorkerKey("me"), WorkerKey("you")
 
 
 def test_from_the_loss_to_the_first_process_that_serves() -> None:

@@ -23,12 +23,12 @@ from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import device_pb2, node_pb2
 from hearthd.front.lanes import ticket_port
-from hearthd.front.lanes.tickets import Tickets
+from hearthd.front.lanes.tickets import LaneTickets
 from hearthd.front.sessions.channel import Channel
 from hearthd.front.sessions.command_queue import Queue
 from hearthd.front.sessions.in_flight import Batches
-from hearthd.front.sessions.lane import Lane, Unused
-from hearthd.front.sessions.resume_buffer import Replies
+from hearthd.front.sessions.lane import LaneMirror, Unused
+from hearthd.front.sessions.resume_buffer import ResumeBuffer
 from hearthd.front.sockets import ListenError
 
 
@@ -208,7 +208,7 @@ def test_a_ticket_that_is_worth_nothing(tmp_path: Path, why: str) -> None:
 
 def test_tickets_that_nobody_shows_are_forgotten() -> None:
     now = [0.0]
-    tickets = Tickets(lambda: now[0])
+    tickets = LaneTickets(lambda: now[0])
     attachment: Any = object()
     first = tickets.issue(attachment)
     for _ in range(5000):
@@ -811,11 +811,11 @@ class Wire:
     lossy=st.booleans(),
 )
 def test_everything_comes_once_whatever_way_it_takes(before: int, steps: list[str], lost: int, lossy: bool) -> None:
-    replies, wire = Replies(1 << 20, 1000, 1 << 20), Wire()
+    replies, wire = ResumeBuffer(1 << 20, 1000, 1 << 20), Wire()
     for number in range(before):
         replies.keep(b"b%d" % number)
     had: list[bytes] = list(replies)  # by the Execute stream
-    lane = Lane(wire, 1, Batches(), replies)  # type: ignore[arg-type]
+    lane = LaneMirror(wire, 1, Batches(), replies)  # type: ignore[arg-type]
     on_the_way: list[bytes] = []
     aside: list[bytes] = []
     emitted = list(had)

@@ -20,7 +20,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2, device_pb2, node_pb2
 from hearthd.front.rpc import unary
 from hearthd.front.sessions.command_queue import Queue
-from hearthd.front.sessions.resume_buffer import Replies
+from hearthd.front.sessions.resume_buffer import ResumeBuffer
 
 
 async def attach(f: Front, **fields: Any) -> tuple[Any, device_pb2.Attached]:
@@ -69,7 +69,7 @@ def received(responses: int, **transfers: int) -> device_pb2.ExecuteRequest:
     return device_pb2.ExecuteRequest(received=device_pb2.Received(responses=responses, transfers=progress))
 
 
-def kept(f: Front) -> Replies:
+def kept(f: Front) -> ResumeBuffer:
     [session] = f.daemon.sessions
     replies = session.channels[0].replies
     assert replies is not None

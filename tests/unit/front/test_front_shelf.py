@@ -11,11 +11,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.durable.snapshot_policy import Areas
-from hearthd.front.durable.store_index import PAGE, Shelf, Use, charge, check, span_of
+from hearthd.front.durable.store_index import PAGE, StoreIndex, StoreUse, charge, check, span_of
 
 
 def test_places_are_pages_and_never_used_twice() -> None:
-    shelf = Shelf()
+    shelf = StoreIndex()
     copies = [shelf.reserve(key, key, size) for key, size in enumerate((0, 1, PAGE, PAGE + 1))]
     assert [copy.offset for copy in copies] == [0, 0, 2 * PAGE, 4 * PAGE]
     assert shelf.bytes == 2 * (PAGE + PAGE + 2 * PAGE) == charge([0, 1, PAGE, PAGE + 1])
@@ -26,7 +26,7 @@ def test_places_are_pages_and_never_used_twice() -> None:
 
 
 def test_what_has_no_complete_copy_goes_with_its_process() -> None:
-    shelf = Shelf()
+    shelf = StoreIndex()
     for key in (1, 2):
         shelf.reserve(key, key, 10)
     shelf.commit([(1, 0)])
@@ -36,7 +36,7 @@ def test_what_has_no_complete_copy_goes_with_its_process() -> None:
 
 
 def test_of_two_copies_under_one_handle_the_newer_one_is_the_buffer_s() -> None:
-    shelf = Shelf()
+    shelf = StoreIndex()
     shelf.reserve(1, 7, 10)
     shelf.reserve(2, 8, 10)
     shelf.commit([(1, 0), (2, 0)])
@@ -46,7 +46,7 @@ def test_of_two_copies_under_one_handle_the_newer_one_is_the_buffer_s() -> None:
 
 
 def test_a_commit_counts_as_a_whole_or_not_at_all() -> None:
-    shelf = Shelf()
+    shelf = StoreIndex()
     shelf.reserve(1, 1, 10)
     with pytest.raises(KeyError):
         shelf.commit([(1, 0), (2, 0)])
@@ -54,7 +54,7 @@ def test_a_commit_counts_as_a_whole_or_not_at_all() -> None:
 
 
 def test_the_refusal_says_whose_limit_it_is() -> None:
-    uses = (Use("tenant a on device 0", 100, 0), Use("the node", 900, 1000))
+    uses = (StoreUse("tenant a on device 0", 100, 0), StoreUse("the node", 900, 1000))
     check(100, uses)
     with pytest.raises(Refusal) as caught:
         check(101, uses)
@@ -75,7 +75,7 @@ class Crashes(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.shelf = Shelf()
+        self.shelf = StoreIndex()
         self.file: dict[int, int] = {}  # by place
         self.number = 0
         self.known = 0  # what the client has been told is complete

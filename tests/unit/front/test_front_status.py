@@ -16,7 +16,7 @@ from hearthd.front.resources.tenant_memory import TenantMemory
 from hearthd.front.sessions.recent_traces import KEPT_S, MOST_BYTES, OF_TENANT, TENANT_BYTES, RecentTrace, RecentTraces
 from hearthd.front.supervisor.exit_cause import Cause
 from hearthd.front.supervisor.fault_log import MOST, RecentFaults, seen_by
-from hearthd.front.supervisor.isolation import EVERYBODY, Key
+from hearthd.front.supervisor.isolation import EVERYBODY, WorkerKey
 from hearthd.front.tenancy.tenants import Right, Tenant
 
 ALICE = Tenant("alice", rights=frozenset({Right.READ}))
@@ -76,7 +76,7 @@ def lost(
 
 def test_faults_are_those_of_ones_own_processes_and_of_shared_ones() -> None:
     faults = RecentFaults(0)
-    faults.add(lost(text="device 0 was lost: kernel secret ran too long"), 1, Key("alice"), {"alice"})
+    faults.add(lost(text="device 0 was lost: kernel secret ran too long"), 1, WorkerKey("alice"), {"alice"})
     [mine] = seen_by(ALICE, [faults])
     assert mine.pop("time_unix") > 1e9
     assert mine == {

@@ -27,7 +27,7 @@ _TRIM_AFTER = 2.0
 """Seconds from there to when that is done; it takes some milliseconds."""
 
 
-class Account:
+class StrangerBytes:
     """Of one daemon."""
 
     def __init__(self, most: int, registry: CollectorRegistry) -> None:

@@ -20,9 +20,9 @@ from google.protobuf.message import Message
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.front import opentelemetry
 from hearthd.front.admission import wire
-from hearthd.front.admission.account import Account
-from hearthd.front.admission.limits import MAX_STRANGER_BYTES, Credential, Limit, Limits
-from hearthd.front.admission.turns import Turns
+from hearthd.front.admission.account import StrangerBytes
+from hearthd.front.admission.limits import MAX_STRANGER_BYTES, AdmissionLimits, CredentialSource, MethodLimit
+from hearthd.front.admission.turns import FairLock
 from hearthd.front.auth.authenticator import Authenticator, host_of
 from hearthd.front.auth.session_binding import showing
 from hearthd.front.connections import calling
@@ -64,11 +64,11 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[type-arg]
 class Gate:
     """Of one daemon. Belongs to the event loop."""
 
-    def __init__(self, auth: Authenticator, limits: Limits, account: Account) -> None:
+    def __init__(self, auth: Authenticator, limits: AdmissionLimits, account: StrangerBytes) -> None:
         self.auth = auth
         self.limits = limits
         self.account = account
-        self.turns = Turns()
+        self.turns = FairLock()
         self.on_shown: Callable[[Caller | None], None] = lambda caller: None
         """Told whom the credential of the running call stands for; None: it has none that is good."""
         self.on_probe: Callable[[], None] = lambda: None
@@ -76,7 +76,7 @@ class Gate:
         self.overloaded: Callable[[str], Refusal | None] = lambda method: None
         """Why a method is refused to callers that are admitted, before their message is read; None: it is served."""
 
-    def door(self, service: str, method: str, *, limit: Limit | None = None) -> Door:
+    def door(self, service: str, method: str, *, limit: MethodLimit | None = None) -> Door:
         """The gate of one method; `limit`: another than the table's."""
         return Door(self, service, method, limit or self.limits.find(service, method))
 
@@ -87,7 +87,7 @@ class Gate:
     def open_service(self, name: str, handlers: Mapping[str, Any], guard: Callable[[str, Any, Door], Any]) -> Service:
         """The handlers of a service by another package, for callers without a credential. `guard` makes a behaviour of
         a method's name, what serves it and its door."""
-        limit = Limit(Credential.NONE, MAX_STRANGER_BYTES)
+        limit = MethodLimit(CredentialSource.NONE, MAX_STRANGER_BYTES)
         made = {}
         for method, handler in handlers.items():
             door = self.door(name, method, limit=limit)
@@ -100,18 +100,18 @@ class Gate:
         auth, limit = self.auth, door.limit
         if auth.directory.open:
             return Admitted(auth.everyone(context.peer()), max(limit.max_bytes, MAX_STRANGER_BYTES))
-        if limit.credential is Credential.NONE:
+        if limit.credential is CredentialSource.NONE:
             return Admitted(None, limit.max_bytes)
-        if limit.credential is Credential.SESSION and not auth.shows(context):
+        if limit.credential is CredentialSource.SESSION and not auth.shows(context):
             return Admitted(None, min(limit.max_bytes, MAX_STRANGER_BYTES))
-        found = auth.identify(context, by_session=limit.credential is not Credential.LOGIN)
+        found = auth.identify(context, by_session=limit.credential is not CredentialSource.LOGIN)
         return Admitted(found, limit.max_bytes)
 
 
 class Door:
     """The gate of one method."""
 
-    def __init__(self, gate: Gate, service: str, method: str, limit: Limit) -> None:
+    def __init__(self, gate: Gate, service: str, method: str, limit: MethodLimit) -> None:
         self.method = method
         self.limit = limit
         self.decode: Callable[[bytes], Any] | None = None
@@ -146,7 +146,7 @@ class Door:
         if admitted.caller is not None:
             self._gate.on_shown(admitted.caller)
             _caller.set(opentelemetry.of_caller(admitted.caller))
-        elif self.limit.credential is Credential.NONE:
+        elif self.limit.credential is CredentialSource.NONE:
             self._gate.on_probe()
         showing.set(admitted.caller)
         message = await self._read(context, admitted)

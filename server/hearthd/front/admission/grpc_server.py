@@ -22,7 +22,7 @@ import structlog
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.front.admission.account import Account
+from hearthd.front.admission.account import StrangerBytes
 from hearthd.front.admission.gate import Service
 from hearthd.front.admission.limits import MAX_STRANGER_BYTES
 from hearthd.front.errors import Context, abort
@@ -50,7 +50,7 @@ def options(largest: int) -> Options:
 
 def make(
     services: Sequence[Service],
-    account: Account,
+    account: StrangerBytes,
     channel_options: Options,
     admits: Callable[[str], bool] = lambda peer: True,
 ) -> grpc.aio.Server:
@@ -72,7 +72,7 @@ def make(
     return server
 
 
-def _server(account: Account, channel_options: Options, admits: Callable[[str], bool]) -> Any:
+def _server(account: StrangerBytes, channel_options: Options, admits: Callable[[str], bool]) -> Any:
     base: Any = inspect.getmodule(grpc.aio.server)  # grpc.aio._server
 
     class Server(base.Server):  # type: ignore[misc]
@@ -135,7 +135,7 @@ class _Resolver:
         return self._handler
 
 
-async def _unknown(account: Account, _: Any, context: Context) -> None:
+async def _unknown(account: StrangerBytes, _: Any, context: Context) -> None:
     account.refused("unknown_method", context.peer(), "?")
     refusal = Refusal(
         Reason.UNSUPPORTED,

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import structlog
 
-from hearthd.front.audit.keys import Key, Keyring
+from hearthd.front.audit.keys import AuditKey, Keyring
 from hearthd.front.config.audit import LOG, SYSLOG
 
 log = structlog.get_logger("hearthd.audit")
@@ -54,7 +54,7 @@ class Anchor(NamedTuple):
         return key is not None and key.sealed(self.raw)
 
 
-def make(path: str, sequence: int, head: str, key: Key | None) -> Anchor:
+def make(path: str, sequence: int, head: str, key: AuditKey | None) -> Anchor:
     """An anchor of now."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
     signer = key.id if key is not None else ""
@@ -110,7 +110,7 @@ class Anchors:
             return None
         return found[-1] if found else None
 
-    def set(self, sequence: int, head: str, key: Key | None) -> None:
+    def set(self, sequence: int, head: str, key: AuditKey | None) -> None:
         """Puts an anchor there. Never raises: what fails is logged, and tried again with the next entry."""
         if not self.place or not sequence or sequence == self.anchored:
             return

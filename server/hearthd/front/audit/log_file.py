@@ -17,7 +17,7 @@ import structlog
 
 from hearthd.front.audit.anchors import Anchors
 from hearthd.front.audit.keys import KeyFileError, Keyring, load, load_or_create
-from hearthd.front.config.audit import AuditLog
+from hearthd.front.config.audit import AuditSettings
 
 log = structlog.get_logger("hearthd.audit")
 
@@ -36,7 +36,7 @@ class AuditError(Exception):
 class LogFile:
     """The file and the head of its chain; used by one thread at a time."""
 
-    def __init__(self, settings: AuditLog) -> None:
+    def __init__(self, settings: AuditSettings) -> None:
         self.why = ""
         """Why the last line that failed did."""
         self.anchors = Anchors(settings.anchor_path, settings.path, settings.anchor_interval)

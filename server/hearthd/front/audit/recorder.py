@@ -18,10 +18,10 @@ import structlog
 
 from hearth_proto.reasons import Refusal
 from hearthd.front.audit.log_file import GENESIS, AuditError, LogFile
-from hearthd.front.config.audit import AuditLog
+from hearthd.front.config.audit import AuditSettings
 from hearthd.front.tenancy.tenants import Caller
 
-__all__ = ["GENESIS", "Audit", "AuditError", "Subject"]
+__all__ = ["GENESIS", "Audit", "AuditError", "AuditSubject"]
 
 log = structlog.get_logger("hearthd.audit")
 
@@ -32,7 +32,7 @@ _LONGEST = 1024
 """Characters of one value: what a client sent is cut."""
 
 
-class Subject(Protocol):
+class AuditSubject(Protocol):
     """A session, as far as the log needs it."""
 
     @property
@@ -44,8 +44,8 @@ class Subject(Protocol):
 class Audit:
     """Off without a path: then `record` does nothing."""
 
-    def __init__(self, settings: AuditLog | None = None) -> None:
-        settings = settings or AuditLog()
+    def __init__(self, settings: AuditSettings | None = None) -> None:
+        settings = settings or AuditSettings()
         self.path = settings.path
         self.lost = 0
         """Events that could not be written."""
@@ -66,7 +66,9 @@ class Audit:
         """The numbers of the last entry, and of the last one that is anchored."""
         return (self._file.entries, self._file.anchors.anchored) if self._file is not None else (0, 0)
 
-    def record(self, event: str, subject: Subject | None = None, caller: Caller | None = None, **fields: Any) -> None:
+    def record(
+        self, event: str, subject: AuditSubject | None = None, caller: Caller | None = None, **fields: Any
+    ) -> None:
         """Notes an event: of a session, of a caller without one, or of neither. Never waits, never fails."""
         if self._file is None:
             return
@@ -90,7 +92,7 @@ class Audit:
         if self._writer is None or self._writer.done():
             self._writer = asyncio.get_running_loop().create_task(self._write(), name="audit")
 
-    def refused(self, who: Subject | Caller, operation: str, refusal: Refusal) -> None:
+    def refused(self, who: AuditSubject | Caller, operation: str, refusal: Refusal) -> None:
         """Notes what a session or a caller was not allowed to do. What is tried again and again within a minute is
         noted once."""
         if self._file is None:

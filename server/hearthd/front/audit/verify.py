@@ -31,7 +31,7 @@ class Guarantee(enum.StrEnum):
 
 
 @dataclass
-class Verdict:
+class Verification:
     """What a check of a log found."""
 
     lines: int = 0
@@ -63,7 +63,7 @@ class Verdict:
 
 def verify(
     lines: Iterable[bytes], keys: Keyring | None = None, anchors: Sequence[Anchor] = (), *, strict: bool = True
-) -> Verdict:
+) -> Verification:
     """Checks the lines of a log, or of several in their order. `strict`: every line from the first signed one on has to
     be signed by one of `keys`; otherwise keys that are not known here are only listed."""
     return _Check(keys, anchors, strict).run(lines)
@@ -75,7 +75,7 @@ class _Check:
     def __init__(self, keys: Keyring | None, anchors: Sequence[Anchor], strict: bool) -> None:
         self._keys = keys
         self._strict = strict
-        self._verdict = Verdict()
+        self._verdict = Verification()
         self._youngest = -1
         """The newest key so far, by its place among `keys`: an older one signs no more."""
         self._first = 0
@@ -87,7 +87,7 @@ class _Check:
                 continue
             self._anchors.setdefault(anchor.sequence, []).append(anchor)
 
-    def run(self, lines: Iterable[bytes]) -> Verdict:
+    def run(self, lines: Iterable[bytes]) -> Verification:
         verdict = self._verdict
         problems = verdict.problems
         sequence = broken = 0  # `broken`: the line that was no JSON, if the one before was none

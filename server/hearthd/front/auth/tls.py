@@ -28,7 +28,7 @@ class TlsError(Exception):
     """The certificate cannot be used; the text says which file, why, and what to do."""
 
 
-class Certificates:
+class ServerCertificates:
     """Certificate, key and the authority of clients, from files. Safe from any thread: gRPC asks on one of its own."""
 
     def __init__(self, certificate: str, key: str, client_ca: str = "") -> None:

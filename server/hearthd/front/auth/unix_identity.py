@@ -20,7 +20,7 @@ from pathlib import Path
 
 import structlog
 
-from hearthd.front.connections.limiter import ConnectionLimiter, Slot
+from hearthd.front.connections.limiter import ConnectionLimiter, ConnectionSlot
 from hearthd.front.connections.peers import credentials_of
 from hearthd.front.sockets import ListenError, UnixSocket
 from hearthd.front.tenancy.tenants import User
@@ -41,7 +41,7 @@ def identity_path(path: str) -> str:
     return str(beside.with_name(f"{beside.stem}-identity{beside.suffix}"))
 
 
-class Tickets:
+class IdentityTickets:
     """Tickets that were given out, by hash, oldest first. Pure: the clock is passed in."""
 
     def __init__(self, lifetime: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -86,7 +86,7 @@ class Tickets:
 class IdentitySocket:
     """The socket. Belongs to the event loop."""
 
-    def __init__(self, path: str, tickets: Tickets, limiter: ConnectionLimiter | None = None) -> None:
+    def __init__(self, path: str, tickets: IdentityTickets, limiter: ConnectionLimiter | None = None) -> None:
         self._socket = UnixSocket(path, public=True)
         self._tickets = tickets
         self._limiter = limiter
@@ -119,10 +119,10 @@ class IdentitySocket:
 class _Greeter(asyncio.Protocol):
     """Sends the ticket and hangs up."""
 
-    def __init__(self, tickets: Tickets, limiter: ConnectionLimiter | None) -> None:
+    def __init__(self, tickets: IdentityTickets, limiter: ConnectionLimiter | None) -> None:
         self._tickets = tickets
         self._limiter = limiter
-        self._slot: Slot | None = None
+        self._slot: ConnectionSlot | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.WriteTransport) or hasattr(transport, "write")

@@ -18,7 +18,7 @@ from hearth_proto.reasons import Reason, Refusal, from_text, to_text
 from hearthd.front.collectives import errors
 from hearthd.front.collectives.communicator import REMEMBERED, Communicator, Identity
 from hearthd.front.collectives.flight_recorder import FlightRecorder
-from hearthd.front.collectives.match import Key, Match, Place, Send, place_name
+from hearthd.front.collectives.match import Match, MatchKey, RankLocation, Send, place_name
 from hearthd.front.collectives.matcher import fail_all, lies_in
 from hearthd.front.collectives.order import Order
 
@@ -31,10 +31,10 @@ class Communicators:
     """All live communicators that this front coordinates. `nonce`: what sets its names apart from other daemons'."""
 
     def __init__(
-        self, recorder: FlightRecorder | None = None, nonce: str = "", order: Order[Key] | None = None
+        self, recorder: FlightRecorder | None = None, nonce: str = "", order: Order[MatchKey] | None = None
     ) -> None:
         self._recorder = FlightRecorder() if recorder is None else recorder
-        self._order = Order[Key]() if order is None else order
+        self._order = Order[MatchKey]() if order is None else order
         self._nonce = nonce or secrets.token_hex(4)
         self._by_identity: dict[Identity, Communicator] = {}
         self._by_id: dict[str, Communicator] = {}  # the one used least recently first
@@ -108,7 +108,7 @@ class Communicators:
 
     # ---- what the ranks say ----
 
-    def withdraw(self, key: Key, rank: int, refusal: Refusal) -> list[Send]:
+    def withdraw(self, key: MatchKey, rank: int, refusal: Refusal) -> list[Send]:
         """A rank will not take part in an operation that still waits for its communicator."""
         for comm in self:
             for match in [match for match in comm.queue if match.key == key]:
@@ -117,7 +117,7 @@ class Communicators:
                 return self._fail(match, errors.withdrawn(key, rank, refusal))
         return []
 
-    def message(self, place: Place, body: Mapping[str, Any], owner: str = "") -> list[Send]:
+    def message(self, place: RankLocation, body: Mapping[str, Any], owner: str = "") -> list[Send]:
         """What a rank's process says about a communicator; one that is no longer known is not spoken of.
 
         `owner`: for what comes from another daemon, the group that it is a member of; it has no say in any other.
@@ -190,10 +190,10 @@ class Communicators:
                 sends += self._give_up(comm, f"{comm.key.names(late)} did not join in time", refusal)
         return sends
 
-    def lost(self, where: Place | int, why: str, owners: Collection[str] = ()) -> list[Send]:
+    def lost(self, where: RankLocation | int, why: str, owners: Collection[str] = ()) -> list[Send]:
         """Aborts the communicators of a process, or of a node, on the survivors; the next use of the group makes a new
         one. Of other nodes' places only those of `owners` are meant."""
-        local = isinstance(where, Place) and where.node == 0
+        local = isinstance(where, RankLocation) and where.node == 0
         sends: list[Send] = []
         for comm in self:
             gone = {rank for rank, place in enumerate(comm.places) if lies_in(place, where)}

@@ -12,7 +12,7 @@ from typing import Any
 from hearth_proto.reasons import Reason, Refusal, from_text
 from hearthd.front.collectives.communicators import Communicators
 from hearthd.front.collectives.flight_recorder import FlightRecorder
-from hearthd.front.collectives.match import Key, Place, Send
+from hearthd.front.collectives.match import MatchKey, RankLocation, Send
 from hearthd.front.collectives.matcher import Matcher
 from hearthd.front.collectives.order import Order
 
@@ -22,7 +22,7 @@ class Coordinator:
 
     def __init__(self, timeout: float = 30.0, recorder: FlightRecorder | None = None, nonce: str = "") -> None:
         self.recorder = FlightRecorder() if recorder is None else recorder
-        order: Order[Key] = Order()
+        order: Order[MatchKey] = Order()
         self.matcher = Matcher(timeout, self.recorder, order)
         self.communicators = Communicators(self.recorder, nonce, order)
         self._released = order.released
@@ -39,7 +39,7 @@ class Coordinator:
         return self.matcher.failed + self.communicators.failed
 
     def present(
-        self, key: Key, rank: int, place: Place, body: Mapping[str, Any], now: float, count: int = 1
+        self, key: MatchKey, rank: int, place: RankLocation, body: Mapping[str, Any], now: float, count: int = 1
     ) -> list[Send]:
         """A rank's part in an operation has come, or in a row of so many, each of which stands behind the one before.
         Raises KeyError, TypeError or ValueError where `body` is no `present`."""
@@ -52,7 +52,7 @@ class Coordinator:
                 self._go_on(sends)
         return sends
 
-    def withdraw(self, key: Key, rank: int, body: Mapping[str, Any]) -> list[Send]:
+    def withdraw(self, key: MatchKey, rank: int, body: Mapping[str, Any]) -> list[Send]:
         """A rank that has presented, or was to present, an operation will not take part. Raises KeyError or ValueError
         where `body` is no `withdraw`."""
         refusal = from_text(body["status"])
@@ -66,11 +66,11 @@ class Coordinator:
                 sends += self.communicators.submit(match)
         return sends
 
-    def message(self, place: Place, body: Mapping[str, Any], owner: str = "") -> list[Send]:
+    def message(self, place: RankLocation, body: Mapping[str, Any], owner: str = "") -> list[Send]:
         """What a rank's process says of a communicator. Raises as `present`."""
         return self._go_on(self.communicators.message(place, body, owner))
 
-    def lost(self, where: Place | int, why: str, owners: Collection[str] = ()) -> list[Send]:
+    def lost(self, where: RankLocation | int, why: str, owners: Collection[str] = ()) -> list[Send]:
         """A process or a node is gone, with the ranks that `owners` had there."""
         return self._go_on(self.matcher.lost(where, why, owners) + self.communicators.lost(where, why, owners))
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 GROUP = "group:"
 
 
-class Place(NamedTuple):
+class RankLocation(NamedTuple):
     """The device process that a rank is in."""
 
     node: int
@@ -19,7 +19,7 @@ class Place(NamedTuple):
     """Its generation: a device has several, one after another and for different sessions."""
 
 
-def place_name(where: Place | int) -> str:
+def place_name(where: RankLocation | int) -> str:
     """`device 1`, `device 0 of node 1`, `node 1`."""
     if isinstance(where, int):
         return f"node {where}"
@@ -34,11 +34,11 @@ def group_name(group: str, members: Sequence[int]) -> str:
 class Send(NamedTuple):
     """One COLLECTIVE frame for one device process."""
 
-    place: Place
+    place: RankLocation
     body: dict[str, Any]
 
 
-class Key(NamedTuple):
+class MatchKey(NamedTuple):
     """Names an operation."""
 
     owner: str
@@ -79,16 +79,16 @@ class Key(NamedTuple):
         return {"group": self.group, "devices": [] if self.group else list(self.members), "sequence": self.sequence}
 
 
-class Part(NamedTuple):
+class Presentation(NamedTuple):
     """What one rank has presented."""
 
-    place: Place
+    place: RankLocation
     channel: int
     """Of its session, in its process."""
     operations: list[dict[str, Any]]
 
     @classmethod
-    def of(cls, place: Place, body: Mapping[str, Any]) -> Part:
+    def of(cls, place: RankLocation, body: Mapping[str, Any]) -> Presentation:
         """Raises KeyError, TypeError or ValueError for what is none."""
         signature = body["signature"]
         operations = [signature] if isinstance(signature, dict) else list(signature)
@@ -101,10 +101,10 @@ class Part(NamedTuple):
 class Match:
     """An operation and the parts of it that have been presented, by rank."""
 
-    key: Key
+    key: MatchKey
     deadline: float
-    parts: dict[int, Part] = field(default_factory=dict)
-    behind: set[Key] = field(default_factory=set)
+    parts: dict[int, Presentation] = field(default_factory=dict)
+    behind: set[MatchKey] = field(default_factory=set)
     """Operations that it stands behind on some rank."""
 
     @property
@@ -113,6 +113,6 @@ class Match:
         return [rank for rank in range(len(self.key.members)) if rank not in self.parts]
 
     @property
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[RankLocation, ...]:
         """Of all ranks, in their order; only where none is missing."""
         return tuple([self.parts[rank].place for rank in range(len(self.key.members))])

@@ -6,8 +6,8 @@ frames are JSON; a `status` and a unique id are base64 in them:
 - device to front: `present`, `withdraw`, `id`, `joined`, `join_failed`, `failed`, `progress`, `wedged`
 - front to device: `fail`, `go`, `create_id`, `join`, `abort`
 
-An operation is named by its `Key`, a rank's process by its `Place`. `communicators.py` takes over when all ranks are
-there; `signature.py` compares what they want.
+An operation is named by its `MatchKey`, a rank's process by its `RankLocation`. `communicators.py` takes over when all
+ranks are there; `signature.py` compares their requests.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from hearth_proto.reasons import Reason, Refusal, to_text
 from hearthd.front.collectives import errors
 from hearthd.front.collectives.flight_recorder import FlightRecorder
-from hearthd.front.collectives.match import Key, Match, Part, Place, Send
+from hearthd.front.collectives.match import Match, MatchKey, Presentation, RankLocation, Send
 from hearthd.front.collectives.order import Order
 from hearthd.front.collectives.signature import mismatch
 
@@ -29,7 +29,7 @@ MAX_FAILURES = 256
 """Failed operations of one owner that are remembered for ranks that present them later."""
 
 
-class Failure(NamedTuple):
+class MatchFailure(NamedTuple):
     """What those are told who present an operation that has failed."""
 
     refusal: Refusal
@@ -37,7 +37,7 @@ class Failure(NamedTuple):
     """The rank that has withdrawn, where no other has been told so."""
 
 
-def fail(key: Key, part: Part, refusal: Refusal) -> Send:
+def fail(key: MatchKey, part: Presentation, refusal: Refusal) -> Send:
     """Tells one rank that its operation will not run."""
     return Send(part.place, {"op": "fail", "channel": part.channel, **key.address(), "status": to_text(refusal)})
 
@@ -47,25 +47,25 @@ def fail_all(match: Match, refusal: Refusal) -> list[Send]:
     return [fail(match.key, part, refusal) for _, part in sorted(match.parts.items())]
 
 
-def lies_in(place: Place, where: Place | int) -> bool:
+def lies_in(place: RankLocation, where: RankLocation | int) -> bool:
     """Whether a rank is lost with a process, or with a whole node."""
-    return place == where if isinstance(where, Place) else place.node == where
+    return place == where if isinstance(where, RankLocation) else place.node == where
 
 
 class Matcher:
     """The operations that wait for ranks. `failed` counts those that failed here, by reason."""
 
     def __init__(
-        self, timeout: float = 30.0, recorder: FlightRecorder | None = None, order: Order[Key] | None = None
+        self, timeout: float = 30.0, recorder: FlightRecorder | None = None, order: Order[MatchKey] | None = None
     ) -> None:
         self._timeout = timeout
         self._recorder = FlightRecorder() if recorder is None else recorder
-        self._order = Order[Key]() if order is None else order
-        self._pending: dict[Key, Match] = {}
+        self._order = Order[MatchKey]() if order is None else order
+        self._pending: dict[MatchKey, Match] = {}
         """Those that wait for ranks, and those that are complete and held behind others."""
-        self._failures: dict[str, OrderedDict[Key, Failure]] = {}
+        self._failures: dict[str, OrderedDict[MatchKey, MatchFailure]] = {}
         self._due = math.inf
-        self._agreed: tuple[Part, ...] = ()
+        self._agreed: tuple[Presentation, ...] = ()
         """What was compared last, and is the same."""
         self.failed: Counter[Reason] = Counter()
 
@@ -78,13 +78,13 @@ class Matcher:
         return self._due if self._pending else None
 
     def row(
-        self, key: Key, rank: int, place: Place, body: Mapping[str, Any], now: float, count: int = 1
+        self, key: MatchKey, rank: int, place: RankLocation, body: Mapping[str, Any], now: float, count: int = 1
     ) -> Iterator[tuple[list[Send], Match | None]]:
         """One rank's part in so many operations has come, each of which stands behind the one before: of each what to
         tell whom, and the operation if it is complete and all ranks agree.
 
         Raises KeyError, TypeError or ValueError for what is no `present`."""
-        part = Part.of(place, body)
+        part = Presentation.of(place, body)
         behind = _behind(key, body)
         seconds = float(body.get("timeout") or 0) or self._timeout
         if not 0 <= rank < len(key.members) or not 0 < seconds < math.inf:
@@ -93,11 +93,11 @@ class Matcher:
         owner, members, first = key
         for sequence in range(first + 1, first + count):
             behind = {key}
-            key = Key(owner, members, sequence)
+            key = MatchKey(owner, members, sequence)
             yield self._present(key, rank, part, behind, now + seconds)
 
     def _present(
-        self, key: Key, rank: int, part: Part, behind: set[Key], deadline: float
+        self, key: MatchKey, rank: int, part: Presentation, behind: set[MatchKey], deadline: float
     ) -> tuple[list[Send], Match | None]:
         failures = self._failures.get(key.owner)
         failure = failures.get(key) if failures else None
@@ -137,7 +137,7 @@ class Matcher:
                 return match
         return None
 
-    def withdraw(self, key: Key, rank: int, refusal: Refusal) -> list[Send]:
+    def withdraw(self, key: MatchKey, rank: int, refusal: Refusal) -> list[Send]:
         """A rank will not take part, for a reason of its own: nor can the others, whether they have presented or
         will."""
         told = errors.withdrawn(key, rank, refusal)
@@ -159,13 +159,13 @@ class Matcher:
         self._due = min((match.deadline for match in self._pending.values()), default=math.inf)
         return sends
 
-    def lost(self, where: Place | int, why: str, owners: Collection[str] = ()) -> list[Send]:
+    def lost(self, where: RankLocation | int, why: str, owners: Collection[str] = ()) -> list[Send]:
         """Fails what can no longer come together: a part is gone with its process, or will not come.
 
         `owners`: whose ranks the process, or the node, had, also those that have presented nothing yet. Of other nodes'
         places only the operations of `owners` are looked at."""
-        local = isinstance(where, Place) and where.node == 0
-        device = where.device if isinstance(where, Place) else None
+        local = isinstance(where, RankLocation) and where.node == 0
+        device = where.device if isinstance(where, RankLocation) else None
         sends: list[Send] = []
         for match in list(self._pending.values()):
             key = match.key
@@ -193,7 +193,7 @@ class Matcher:
             return errors.held(match.key, self._order.ahead(match.key))
         return self._mismatch(match) or errors.not_presented(match)
 
-    def _crossed(self, key: Key) -> list[Send]:
+    def _crossed(self, key: MatchKey) -> list[Send]:
         """What comes to nothing because the ranks have it in different orders."""
         sends: list[Send] = []
         circle = sorted(self._order.circle(key))
@@ -222,16 +222,16 @@ class Matcher:
         self._remember(key, refusal)
         return fail_all(match, refusal)
 
-    def _remember(self, key: Key, refusal: Refusal, by: int | None = None) -> None:
+    def _remember(self, key: MatchKey, refusal: Refusal, by: int | None = None) -> None:
         failures = self._failures.setdefault(key.owner, OrderedDict())
-        failures[key] = Failure(refusal, by)
+        failures[key] = MatchFailure(refusal, by)
         while len(failures) > MAX_FAILURES:
             failures.popitem(last=False)
 
 
-def _behind(key: Key, body: Mapping[str, Any]) -> set[Key]:
+def _behind(key: MatchKey, body: Mapping[str, Any]) -> set[MatchKey]:
     """What a rank's operation stands behind there. Raises TypeError or ValueError for what is no such list."""
     behind = body.get("behind")
     if not behind:
         return set()
-    return {Key(key.owner, tuple(map(int, devices)) or key.members, int(sequence)) for devices, sequence in behind}
+    return {MatchKey(key.owner, tuple(map(int, devices)) or key.members, int(sequence)) for devices, sequence in behind}

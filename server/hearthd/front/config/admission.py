@@ -7,7 +7,7 @@ from pydantic import Field
 from hearthd.front.config.section import Bytes, Seconds, Section
 
 
-class Admission(Section):
+class AdmissionSettings(Section):
     """Bounds on requests, before and after the credential of a call is accepted."""
 
     request_timeout: Seconds = Field(default=10.0, gt=0, le=600)  # until a call's first message is there

@@ -27,7 +27,7 @@ def state_folder() -> Path:
     return Path(user or Path("~/.local/state").expanduser()) / "hearth"
 
 
-class AuditLog(Section):
+class AuditSettings(Section):
     """The audit log: one JSON object a line, chained by hashes, signed and anchored (`hearthd audit verify`)."""
 
     path: str = ""  # "": none
@@ -50,7 +50,7 @@ class AuditLog(Section):
         return value
 
     @model_validator(mode="after")
-    def _apart(self) -> AuditLog:
+    def _apart(self) -> AuditSettings:
         for name in ("key", "anchor"):
             value = getattr(self, name)
             if self.path and value.startswith("/") and Path(value).parent == Path(self.path).parent:

@@ -7,7 +7,7 @@ from pydantic import Field
 from hearthd.front.config.section import Bytes, Seconds, Section
 
 
-class Connections(Section):
+class ConnectionSettings(Section):
     """A stranger is a connection that has shown no accepted credential yet. All numbers are cut to what the process's
     limit on open files allows (`ulimit -n`, `LimitNOFILE`)."""
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from hearthd.front.addresses import parse_address
 from hearthd.front.config.settings import Config, refuse_cpu_exposed
-from hearthd.front.config.tenant_quotas import Means, QuotaSettings
+from hearthd.front.config.tenant_quotas import HostCapacity, QuotaSettings
 from hearthd.front.config.tenants import TenantSettings, TokenSettings, directory
 from hearthd.front.tenancy.tenants import Directory
 from hearthd.shared.host_memory import share_of_host
@@ -65,7 +65,7 @@ def tenants(config: Config) -> Directory:
     """Who is who, on this host. Raises `ConfigError` where a user or group is not there."""
     try:
         host = share_of_host()
-        return directory(config.tenants, Means(host, config.sessions.durable_bytes or host))
+        return directory(config.tenants, HostCapacity(host, config.sessions.durable_bytes or host))
     except ValueError as error:
         raise ConfigError(str(error)) from None
 

@@ -39,7 +39,7 @@ METADATA: tuple[IpNetwork, ...] = (ip_network("fd00:ec2::/32"),)
 """Private by its number, but where a cloud's hosts find their credentials."""
 
 
-class Entry(NamedTuple):
+class PeerTarget(NamedTuple):
     """One of `peers`."""
 
     name: str
@@ -49,15 +49,15 @@ class Entry(NamedTuple):
     """0: any."""
 
 
-def parse_peer(text: str) -> Entry:
+def parse_peer(text: str) -> PeerTarget:
     """A name, an address or a network in CIDR; the first two may have a port. Raises `ValueError`."""
     if "/" in text:
         try:
-            return Entry("", ip_network(text), 0)
+            return PeerTarget("", ip_network(text), 0)
         except ValueError as error:
             raise ValueError(f"{text!r} is no network: {error}") from None
     try:
-        return Entry("", ip_network(ip_address(text.strip("[]"))), 0)
+        return PeerTarget("", ip_network(ip_address(text.strip("[]"))), 0)
     except ValueError:
         host, port = text, 0
     if ":" in text:
@@ -65,12 +65,12 @@ def parse_peer(text: str) -> Entry:
         if not port or Address(host, port).wildcard:
             raise ValueError(f'{text!r} is nowhere to connect to; write a host and a port, e.g. "gpu1:7424"')
         try:
-            return Entry("", ip_network(ip_address(host)), port)
+            return PeerTarget("", ip_network(ip_address(host)), port)
         except ValueError:
             pass
     if not NAME.fullmatch(host.rstrip(".")):
         raise ValueError(f'{text!r} is no peer; write e.g. "gpu1", "gpu1:7424", "10.0.0.7", "10.0.0.0/24" or "auto"')
-    return Entry(plain(host), None, port)
+    return PeerTarget(plain(host), None, port)
 
 
 def plain(name: str) -> str:

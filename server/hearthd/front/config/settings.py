@@ -9,18 +9,18 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from hearthd.front.addresses import Address, default_unix_path, parse_address
-from hearthd.front.config.admission import Admission
-from hearthd.front.config.audit import AuditLog
-from hearthd.front.config.collectives import Collectives, refuse_clear_tickets
-from hearthd.front.config.connections import Connections
+from hearthd.front.config.admission import AdmissionSettings
+from hearthd.front.config.audit import AuditSettings
+from hearthd.front.config.collectives import CollectiveSettings, refuse_clear_tickets
+from hearthd.front.config.connections import ConnectionSettings
 from hearthd.front.config.health import HealthSettings
-from hearthd.front.config.http import Http
+from hearthd.front.config.http import HttpSettings
 from hearthd.front.config.overload import OverloadSettings
 from hearthd.front.config.section import Bytes, Seconds, Section
 from hearthd.front.config.tenants import TenantSettings, check_distinct
 
 
-class Listen(Section):
+class ListenSettings(Section):
     """Addresses are `host:port` (port 0: any free one); an empty string switches a listener off."""
 
     grpc: str = "127.0.0.1:7421"
@@ -47,7 +47,7 @@ class Listen(Section):
         return value
 
 
-class Devices(Section):
+class DeviceSettings(Section):
     backend: Literal["auto", "cuda", "cpu"] = "auto"
     visible: Literal["all"] | tuple[int, ...] = "all"
     cpu_count: int = Field(default=2, ge=1, le=64)
@@ -89,14 +89,14 @@ class Devices(Section):
         return value
 
 
-class Sessions(Section):
+class SessionSettings(Section):
     lease: Seconds = Field(default=30.0, gt=0)
     max: int = Field(default=1024, ge=1)
     bind: bool = False  # whether a session's token is good only beside the credential that opened it
     durable_bytes: Bytes = Field(default=0, ge=0)  # host memory for durable buffers, in all; 0: a quarter of the host's
 
 
-class Lanes(Section):
+class LaneSettings(Section):
     """Ways past the front, straight to the device process: for clients on this host those of a Unix socket, and for
     bulk data that of `listen.lanes`."""
 
@@ -113,12 +113,12 @@ class Lanes(Section):
         return value
 
 
-class Launch(Section):
+class LaunchSettings(Section):
     timeout: Seconds = Field(default=0.0, ge=0)  # 0: none
     load_timeout: Seconds = Field(default=60.0, ge=0)  # of a module that waits for others' kernels; 0: for ever
 
 
-class Cache(Section):
+class CacheSettings(Section):
     """Compiled modules on disk."""
 
     dir: str = "auto"  # "auto": $CACHE_DIRECTORY, $XDG_CACHE_HOME/hearth or ~/.cache/hearth; "": no cache
@@ -134,14 +134,14 @@ class Cache(Section):
         return value
 
 
-class Profile(Section):
+class ProfileSettings(Section):
     """What costs time at every command, and so is off: for a device process under a profiler's eyes."""
 
     nvtx: bool = False  # NVTX ranges around commands (package `nvtx`, or CuPy's)
     cupti: bool = False  # CUPTI's kernel activity in traces (package `cupti-python`)
 
 
-class Compile(Section):
+class CompileSettings(Section):
     """What one compile may take; a device process compiles in processes of their own."""
 
     timeout: Seconds = Field(default=120.0, gt=0)
@@ -152,12 +152,12 @@ class Compile(Section):
     )
 
 
-class Log(Section):
+class LogSettings(Section):
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["json", "console", "auto"] = "auto"  # "auto": console on a terminal, else json
 
 
-class Limits(Section):
+class LimitSettings(Section):
     max_inline_bytes: Bytes = Field(default=1 << 20, ge=1 << 10, le=16 << 20)
     max_chunk_bytes: Bytes = Field(default=1 << 20, ge=1 << 12, le=16 << 20)
     max_batch_bytes: Bytes = Field(default=8 << 20, ge=1 << 12, le=31 << 20)
@@ -167,7 +167,7 @@ class Limits(Section):
     max_handles: int = Field(default=131_072, ge=16, le=100_000_000)  # of one session in a device process
 
 
-class Tls(Section):
+class TlsSettings(Section):
     """TLS for gRPC over TCP, and for HTTP beyond loopback. Unix sockets stay plain."""
 
     certificate: str = ""  # PEM: the daemon's certificate, and those between it and its CA; "": no TLS
@@ -177,7 +177,7 @@ class Tls(Section):
     crl: str = ""  # PEM or DER: revoked certificates of client_ca's authorities; "": none
 
     @model_validator(mode="after")
-    def _complete(self) -> Tls:
+    def _complete(self) -> TlsSettings:
         if bool(self.certificate) != bool(self.key):
             raise ValueError(
                 f"certificate and key belong together; {'key' if self.certificate else 'certificate'} is missing"
@@ -192,7 +192,7 @@ class Tls(Section):
         return self
 
 
-class Auth(Section):
+class AuthSettings(Section):
     """How callers are told apart; see `[[tenants]]`."""
 
     max_failures: int = Field(default=10, ge=1, le=10000)  # of one peer within a minute; further ones are answered late
@@ -203,25 +203,25 @@ class Auth(Section):
 class Config(Section):
     """The daemon's whole configuration."""
 
-    listen: Listen = Listen()
-    devices: Devices = Devices()
-    sessions: Sessions = Sessions()
-    lanes: Lanes = Lanes()
-    launch: Launch = Launch()
-    collectives: Collectives = Collectives()
-    compile: Compile = Compile()
-    cache: Cache = Cache()
-    profile: Profile = Profile()
-    log: Log = Log()
-    limits: Limits = Limits()
-    connections: Connections = Connections()
-    admission: Admission = Admission()
+    listen: ListenSettings = ListenSettings()
+    devices: DeviceSettings = DeviceSettings()
+    sessions: SessionSettings = SessionSettings()
+    lanes: LaneSettings = LaneSettings()
+    launch: LaunchSettings = LaunchSettings()
+    collectives: CollectiveSettings = CollectiveSettings()
+    compile: CompileSettings = CompileSettings()
+    cache: CacheSettings = CacheSettings()
+    profile: ProfileSettings = ProfileSettings()
+    log: LogSettings = LogSettings()
+    limits: LimitSettings = LimitSettings()
+    connections: ConnectionSettings = ConnectionSettings()
+    admission: AdmissionSettings = AdmissionSettings()
     health: HealthSettings = HealthSettings()
     overload: OverloadSettings = OverloadSettings()
-    tls: Tls = Tls()
-    auth: Auth = Auth()
-    http: Http = Http()
-    audit: AuditLog = AuditLog()
+    tls: TlsSettings = TlsSettings()
+    auth: AuthSettings = AuthSettings()
+    http: HttpSettings = HttpSettings()
+    audit: AuditSettings = AuditSettings()
     tenants: tuple[TenantSettings, ...] = ()
     insecure: bool = False
     drain_timeout: Seconds = Field(default=10.0, ge=0)

@@ -6,9 +6,9 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import Any
 
-from hearthd.front.connections.limiter import Slot
+from hearthd.front.connections.limiter import ConnectionSlot
 
-_CALLING: ContextVar[Slot | str] = ContextVar("calling", default="")
+_CALLING: ContextVar[ConnectionSlot | str] = ContextVar("calling", default="")
 
 
 def enter(context: Any) -> None:
@@ -17,7 +17,7 @@ def enter(context: Any) -> None:
     _CALLING.set(context.peer() if slot is None else slot)
 
 
-def current() -> Slot | str:
+def current() -> ConnectionSlot | str:
     """The slot of a call that came as frames, gRPC's name of the peer otherwise; empty outside of calls. Never the call
     itself: tasks that it starts would keep it alive."""
     return _CALLING.get()

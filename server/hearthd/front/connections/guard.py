@@ -22,7 +22,7 @@ from hearthd.front.connections.open_sockets import OpenSockets
 from hearthd.front.connections.peers import group_of, normal_name
 from hearthd.front.connections.penalties import Penalties
 from hearthd.front.connections.socket_filter import MOST_PEERS
-from hearthd.front.connections.strangers import BACKLOG, Bounds, Stranger, judge, overspent
+from hearthd.front.connections.strangers import BACKLOG, Stranger, StrangerLimits, judge, overspent
 
 log = structlog.get_logger("hearthd.connections")
 
@@ -54,7 +54,7 @@ class ConnectionGuard:
 
     def __init__(
         self,
-        bounds: Bounds,
+        bounds: StrangerLimits,
         observer: ConnectionObserver,
         guarded: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,

@@ -10,14 +10,14 @@ from typing import Any
 import structlog
 from prometheus_client import CollectorRegistry
 
-from hearthd.front.config.connections import Connections
-from hearthd.front.config.http import Http
+from hearthd.front.config.connections import ConnectionSettings
+from hearthd.front.config.http import HttpSettings
 from hearthd.front.connections import descriptors
 from hearthd.front.connections.calling import current
 from hearthd.front.connections.counts import ConnectionCounts
 from hearthd.front.connections.guard import FAILED_COST, UNKNOWN_COST, ConnectionGuard
-from hearthd.front.connections.limiter import ConnectionLimiter, Slot
-from hearthd.front.connections.strangers import Bounds
+from hearthd.front.connections.limiter import ConnectionLimiter, ConnectionSlot
+from hearthd.front.connections.strangers import StrangerLimits
 
 log = structlog.get_logger("hearthd.connections")
 
@@ -36,14 +36,14 @@ class ConnectionLimits:
 
     def __init__(
         self,
-        settings: Connections,
+        settings: ConnectionSettings,
         registry: CollectorRegistry | None = None,
         guarded: Callable[[], bool] = lambda: False,
     ) -> None:
         """`guarded`: whether there are tenants, so that calls have to show credentials."""
         self.settings = settings
         self.counts = ConnectionCounts(registry)
-        bounds = Bounds(
+        bounds = StrangerLimits(
             settings.max_strangers,
             settings.max_strangers_per_address,
             settings.handshake_timeout,
@@ -73,7 +73,7 @@ class ConnectionLimits:
             self._cut(found)
         return found
 
-    def http(self, settings: Http) -> ConnectionLimiter:
+    def http(self, settings: HttpSettings) -> ConnectionLimiter:
         """The limiter of the HTTP listener, where a connection is a stranger between two requests."""
         found = self._limiters.get("http")
         if found is None:
@@ -137,7 +137,7 @@ class ConnectionLimits:
         """The running call has shown the credential of `caller`, who has a `uid` where the credential was a user of
         this host; None: no credential, or a wrong one."""
         calling = current()
-        if isinstance(calling, Slot):
+        if isinstance(calling, ConnectionSlot):
             if caller is not None:
                 calling.prove()
         elif calling and caller is not None:

@@ -67,8 +67,8 @@ class Stranger:
 
 
 @dataclass(frozen=True)
-class Bounds:
-    """See `hearthd.front.config.connections.Connections`."""
+class StrangerLimits:
+    """See `hearthd.front.config.connections.ConnectionSettings`."""
 
     most: int
     most_per_peer: int
@@ -82,7 +82,7 @@ def overspent(each: Stranger, penalized: bool) -> bool:
 
 
 def judge(
-    strangers: Iterable[Stranger], bounds: Bounds, penalties: Penalties, now: float
+    strangers: Iterable[Stranger], bounds: StrangerLimits, penalties: Penalties, now: float
 ) -> list[tuple[Stranger, str]]:
     """The connections to close, each with its reason: flood, silent, penalty, address, strangers."""
     closing: dict[Stranger, str] = {}

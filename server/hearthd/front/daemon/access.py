@@ -17,8 +17,8 @@ from hearth_proto.frames import Frame, Kind
 from hearthd.front.addresses import Address
 from hearthd.front.audit.recorder import Audit, AuditError
 from hearthd.front.auth.authenticator import Authenticator, FailureObserver
-from hearthd.front.auth.tls import Certificates, TlsError
-from hearthd.front.auth.unix_identity import IdentitySocket, Tickets, identity_path, user_of
+from hearthd.front.auth.tls import ServerCertificates, TlsError
+from hearthd.front.auth.unix_identity import IdentitySocket, IdentityTickets, identity_path, user_of
 from hearthd.front.config.loader import Config, tenants
 from hearthd.front.peers.port import Admit, PeerPort
 from hearthd.front.sockets import ListenError
@@ -57,11 +57,11 @@ class Access:
         """Limits on connections to the identity socket."""
         sessions.accounts.change(self.auth.directory.tenants)
         self.auth.bound.on = config.sessions.bind
-        self.certificates: Certificates | None = None
+        self.certificates: ServerCertificates | None = None
         """None: no TLS."""
         self._config = config
         self._sessions = sessions
-        self._tickets = Tickets(config.auth.ticket_lifetime)
+        self._tickets = IdentityTickets(config.auth.ticket_lifetime)
         self.auth.redeem = self._tickets.redeem
         self._revocations_seen = 0
         self._identity: IdentitySocket | None = None
@@ -86,7 +86,7 @@ class Access:
         try:
             self.audit.open()
             if tls.certificate:
-                self.certificates = Certificates(tls.certificate, tls.key, tls.client_ca)
+                self.certificates = ServerCertificates(tls.certificate, tls.key, tls.client_ca)
             if tls.crl:
                 self.auth.certificates.revocations = Revocations(tls.crl, tls.client_ca)
         except (AuditError, TlsError, RevocationError) as error:

@@ -21,7 +21,7 @@ from hearth_proto.reasons import Refusal
 from hearthd.front import errors
 from hearthd.front.config.loader import Config
 from hearthd.front.daemon.access import Access
-from hearthd.front.daemon.reload_plan import Plan
+from hearthd.front.daemon.reload_plan import ReloadPlan
 from hearthd.front.overload.manager import OverloadManager
 from hearthd.front.peers.targets import PeerTargets, auto_networks
 from hearthd.front.sessions.session import End, Session
@@ -59,7 +59,7 @@ class Changes:
         self._specify = specify
         self._closing: set[asyncio.Task[None]] = set()
 
-    async def make(self, plan: Plan, directory: Directory) -> int:
+    async def make(self, plan: ReloadPlan, directory: Directory) -> int:
         """Makes all of them; how many sessions were ended. Nobody who keeps what they have is kept waiting."""
         config, changed = plan.config, frozenset(plan.changed)
         self._access.change(config)

@@ -18,7 +18,7 @@ from hearthd.front.admission.gate import Door, Gate, Service
 from hearthd.front.config.loader import Config
 from hearthd.front.connections.limits import ConnectionLimits
 from hearthd.front.daemon.access import Access
-from hearthd.front.lanes.listener import Lanes
+from hearthd.front.lanes.listener import LanePort
 from hearthd.front.lanes.stripe_port import StripePort
 from hearthd.front.metrics.collector import Metrics
 from hearthd.front.overload.manager import OverloadManager
@@ -58,7 +58,7 @@ class Listeners:
         supervisor: Supervisor,
         sessions: SessionTable,
         metrics: Metrics,
-        lanes: Lanes,
+        lanes: LanePort,
         stripes: StripePort,
         status: NodeStatus,
         gate: Gate,

@@ -99,7 +99,7 @@ class ReloadError(Exception):
 
 
 @dataclass(frozen=True)
-class Plan:
+class ReloadPlan:
     """What a reload does."""
 
     config: Config
@@ -125,7 +125,7 @@ class TenantChanges:
         return " ".join(parts)
 
 
-def plan(running: Config, wanted: Config) -> Plan:
+def plan(running: Config, wanted: Config) -> ReloadPlan:
     """Raises `ReloadError`."""
     differing = [path for path in paths() if value(running, path) != value(wanted, path)]
     changed = [path for path in differing if ".".join(path) in RELOADABLE]
@@ -141,7 +141,7 @@ def plan(running: Config, wanted: Config) -> Plan:
     except ValidationError as error:
         why = "; ".join(item["msg"].removeprefix("Value error, ") for item in error.errors())
         raise ReloadError(f"{why} (what needs a restart stays as it was: {', '.join(kept)})") from None
-    return Plan(
+    return ReloadPlan(
         config,
         tuple(".".join(path) for path in changed),
         tuple(kept),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from hearthd.front.admission.account import Account
+from hearthd.front.admission.account import StrangerBytes
 from hearthd.front.admission.gate import Gate
-from hearthd.front.admission.limits import Limits
+from hearthd.front.admission.limits import AdmissionLimits
 from hearthd.front.collectives.metrics import CollectiveMetrics
 from hearthd.front.collectives.router import CollectiveRouter
 from hearthd.front.config.loader import Config
@@ -17,8 +17,8 @@ from hearthd.front.daemon.drain import Drain
 from hearthd.front.daemon.listeners import Listeners
 from hearthd.front.daemon.reload import Read, Reloader
 from hearthd.front.daemon.systemd import Notifier
-from hearthd.front.durable.store import Vault
-from hearthd.front.lanes.listener import Lanes
+from hearthd.front.durable.store import DurableStore
+from hearthd.front.lanes.listener import LanePort
 from hearthd.front.lanes.stripe_port import StripePort
 from hearthd.front.links.link import DeviceLink
 from hearthd.front.metrics.collector import Metrics
@@ -28,11 +28,11 @@ from hearthd.front.peers.groups import PeerGroups
 from hearthd.front.peers.targets import PeerTargets
 from hearthd.front.resources.time_credits import Credits
 from hearthd.front.rpc import device_service, node_service
-from hearthd.front.rpc.bulk_service import Bounds, BulkService
+from hearthd.front.rpc.bulk_service import BulkLimits, BulkService
 from hearthd.front.rpc.group_info import GroupInfo
 from hearthd.front.rpc.group_service import GroupService
 from hearthd.front.rpc.node_status import NodeStatus
-from hearthd.front.sessions.attach import Window
+from hearthd.front.sessions.attach import ExecuteWindow
 from hearthd.front.sessions.recent_traces import RecentTraces
 from hearthd.front.sessions.session_table import SessionTable
 from hearthd.front.supervisor import backends
@@ -97,7 +97,7 @@ class Parts:
         self.groups = PeerGroups(self.collectives, PeerReach(targets))
         self.collectives.relay, self.collectives.remote = self.groups, self.groups.send
         self.supervisor.prepare.append(self.groups.watch)  # before channels are opened to a process
-        self.vault = Vault(self.sessions, config.sessions.durable_bytes or share_of_host())
+        self.vault = DurableStore(self.sessions, config.sessions.durable_bytes or share_of_host())
         self.supervisor.prepare.append(self.vault.restore)
         self.access = Access(config, self.sessions, self.metrics)
         self.connections = ConnectionLimits(
@@ -105,8 +105,8 @@ class Parts:
         )
         self.metrics.certificate_expires = lambda: self.access.certificate_expires
         self.supervisor.prepare.append(self.access.watch)
-        account = Account(config.admission.max_unauthenticated_bytes, self.metrics.registry)
-        self.gate = Gate(self.access.auth, Limits.of(config), account)
+        account = StrangerBytes(config.admission.max_unauthenticated_bytes, self.metrics.registry)
+        self.gate = Gate(self.access.auth, AdmissionLimits.of(config), account)
         self.access.connections = self.connections
         self.connections.guard.on_calm = give_back
         self.gate.on_shown = self.sessions.on_shown = self.connections.shown
@@ -114,19 +114,19 @@ class Parts:
         self.gate.overloaded = self.overload.admit
         self.credits = Credits(self.sessions)
         self.supervisor.prepare.append(self.credits.enter)
-        limits = device_service.Limits(
+        limits = device_service.ClientLimits(
             max_inline_bytes=config.limits.max_inline_bytes,
             max_chunk_bytes=config.limits.max_chunk_bytes,
             max_code_bytes=config.limits.max_code_bytes,
-            window=Window(
+            window=ExecuteWindow(
                 max_batch_bytes=config.limits.max_batch_bytes,
                 max_batches=config.limits.max_batches_in_flight,
                 max_unacked_bytes=config.limits.max_unacked_bytes,
             ),
         )
-        self.lanes = Lanes(self.metrics, self.connections.limiter("lanes"))
+        self.lanes = LanePort(self.metrics, self.connections.limiter("lanes"))
         self.stripes = StripePort(self.metrics, self.connections.limiter("stripes"))
-        bounds = Bounds(
+        bounds = BulkLimits(
             config.lanes.segment_bytes or 2 * share_of_host(),
             config.lanes.chunk_bytes,
             tls=bool(config.tls.certificate),

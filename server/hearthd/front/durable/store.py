@@ -24,7 +24,7 @@ import structlog
 from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Reason, Refusal, to_text
 from hearthd.front import errors
-from hearthd.front.durable.store_index import Hole, Shelf, Use, charge, check
+from hearthd.front.durable.store_index import Hole, StoreIndex, StoreUse, charge, check
 from hearthd.front.links.link import DeviceLink
 from hearthd.front.sessions.channel import Channel
 from hearthd.front.sessions.session import Session
@@ -45,12 +45,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
-class Place:
+class SessionCopies:
     """One session's copies on one device."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.shelf = Shelf()
+        self.shelf = StoreIndex()
         self.file = os.memfd_create("hearth-durable", os.MFD_CLOEXEC)
         self.channel: Channel | None = None
         """Whose device process has the file."""
@@ -83,13 +83,13 @@ class Place:
             self.file = -1
 
 
-class Vault:
+class DurableStore:
     """Of the whole node. `limit`: bytes of host memory for it all; 0: none."""
 
     def __init__(self, sessions: Iterable[Session], limit: int = 0) -> None:
         self._sessions = sessions
         self._limit = limit
-        self._places: dict[tuple[str, int], Place] = {}
+        self._places: dict[tuple[str, int], SessionCopies] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -152,16 +152,16 @@ class Vault:
         check(
             charge([size for _, _, size in wanted]),
             (
-                Use(
+                StoreUse(
                     f"tenant {tenant.name} on device {link.ordinal}",
                     self._of_tenant(tenant.name, link.ordinal),
                     tenant.quotas.durable_bytes,
                 ),
-                Use("the node", self.bytes, self._limit),
+                StoreUse("the node", self.bytes, self._limit),
             ),
         )
         try:
-            place = known or Place(session)
+            place = known or SessionCopies(session)
         except OSError as error:
             raise _no_file(error) from None
         try:
@@ -195,7 +195,7 @@ class Vault:
         self.attach(link)
         room = asyncio.Semaphore(AT_ONCE)
 
-        async def one(place: Place) -> None:
+        async def one(place: SessionCopies) -> None:
             async with room:
                 await self._restore(place, link)
 
@@ -206,7 +206,7 @@ class Vault:
         ]
         await asyncio.gather(*(one(place) for place in places))
 
-    async def _restore(self, place: Place, link: DeviceLink) -> None:
+    async def _restore(self, place: SessionCopies, link: DeviceLink) -> None:
         session, shelf = place.session, place.shelf
         self._drop(place, shelf.lost())
         copies = list(shelf.copies.values())
@@ -240,7 +240,7 @@ class Vault:
         channel.durable = [copy.handle for copy in copies]  # those that failed say themselves why
         log.info("durable_restored", session=session.id, device=link.ordinal, buffers=len(copies), bytes=size)
 
-    def _give_up(self, place: Place, link: DeviceLink, channel: Channel) -> None:
+    def _give_up(self, place: SessionCopies, link: DeviceLink, channel: Channel) -> None:
         """What may be half there is taken away; the session begins with nothing."""
         if place.session.channels.get(link.ordinal) is channel:
             del place.session.channels[link.ordinal]
@@ -249,7 +249,7 @@ class Vault:
             del self._places[place.session.id, link.ordinal]
             place.close()
 
-    def _drop(self, place: Place, holes: list[Hole]) -> None:
+    def _drop(self, place: SessionCopies, holes: list[Hole]) -> None:
         """Gives memory back to the system; a GiB takes some 0.1 s, on a thread of its own."""
         if not holes or place.file < 0:
             return

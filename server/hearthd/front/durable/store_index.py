@@ -19,7 +19,7 @@ Hole = tuple[int, int]
 
 
 @dataclass
-class Copy:
+class DurableCopy:
     """One durable buffer. `committed` is the area (0 or 1) that holds its last complete copy; None: there is none."""
 
     key: int
@@ -41,16 +41,16 @@ def span_of(size: int) -> int:
     return -(-size // PAGE) * PAGE
 
 
-class Shelf:
+class StoreIndex:
     """What one session has on one device. Places in the file are never used twice: what is left becomes a hole."""
 
     def __init__(self) -> None:
-        self.copies: dict[int, Copy] = {}
+        self.copies: dict[int, DurableCopy] = {}
         self.bytes = 0
         self._end = 0
         self._of: dict[int, int] = {}  # the newest key of each handle
 
-    def reserve(self, key: int, handle: int, size: int) -> Copy:
+    def reserve(self, key: int, handle: int, size: int) -> DurableCopy:
         """Two areas for a buffer; the caller has checked the limits."""
         if key in self.copies or size < 0:
             raise ValueError(f"copy {key} of {size} bytes")
@@ -58,7 +58,7 @@ class Shelf:
         if before is not None:
             self.copies[before].superseded = True
         self._of[handle] = key
-        copy = Copy(key, handle, size, self._end, span_of(size))
+        copy = DurableCopy(key, handle, size, self._end, span_of(size))
         self._end += 2 * copy.span
         self.bytes += 2 * copy.span
         self.copies[key] = copy
@@ -87,7 +87,7 @@ class Shelf:
 
 
 @dataclass(frozen=True)
-class Use:
+class StoreUse:
     """What a request for `requested` bytes meets: bytes in use and allowed, and whose they are. 0 allowed: no limit."""
 
     whose: str
@@ -100,7 +100,7 @@ def charge(sizes: Sequence[int]) -> int:
     return sum(2 * span_of(size) for size in sizes)
 
 
-def check(requested: int, uses: Iterable[Use]) -> None:
+def check(requested: int, uses: Iterable[StoreUse]) -> None:
     """Raises Refusal(QUOTA_EXCEEDED) with all the numbers."""
     for use in uses:
         if use.allowed and use.in_use + requested > use.allowed:

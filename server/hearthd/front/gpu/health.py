@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from hearthd.front.gpu.reading import Reading
+from hearthd.front.gpu.reading import GpuReading
 
 FATAL_XIDS: Mapping[int, str] = MappingProxyType({
     46: "the GPU stopped processing",
@@ -36,7 +36,7 @@ RECOVERIES: Mapping[str, str] = MappingProxyType({
 """What a driver wants done before the GPU can be used again. Whatever else it wants can wait for work to end."""
 
 
-def sickness(reading: Reading, forgiven: Mapping[int, int] = MappingProxyType({})) -> str:
+def sickness(reading: GpuReading, forgiven: Mapping[int, int] = MappingProxyType({})) -> str:
     """Why no work should be given to the GPU; empty where it is well. `forgiven`: how often each Xid had been met when
     an operator last said that the GPU is well again."""
     if reading.lost:
@@ -52,7 +52,7 @@ def sickness(reading: Reading, forgiven: Mapping[int, int] = MappingProxyType({}
     return ""
 
 
-def complaints(reading: Reading) -> list[str]:
+def complaints(reading: GpuReading) -> list[str]:
     """What an operator should know of a GPU that still works."""
     found = []
     if reading.recovery not in (None, "none"):

@@ -9,9 +9,9 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hearthd.front.gpu.reading import RECOVERY, THROTTLING, Reading
+from hearthd.front.gpu.reading import RECOVERY, THROTTLING, GpuReading
 
-__all__ = ["Nvml", "Reading", "cuda_count", "cupy_installed", "gpu_count"]
+__all__ = ["Nvml", "GpuReading", "cuda_count", "cupy_installed", "gpu_count"]
 
 
 RECOVERY_FIELD = 230
@@ -83,7 +83,7 @@ class Nvml:
             nvml.nvmlInit()
             self._nvml = nvml
 
-    def read(self, uuid: str) -> Reading | None:
+    def read(self, uuid: str) -> GpuReading | None:
         """One GPU's reading; None where NVML does not know it. Takes some milliseconds: not for the event loop."""
         if not uuid or not self._lock.acquire(timeout=PATIENCE_S):
             return None
@@ -92,12 +92,12 @@ class Nvml:
         finally:
             self._lock.release()
 
-    def _read(self, uuid: str) -> Reading | None:
+    def _read(self, uuid: str) -> GpuReading | None:
         nvml = self._nvml
         try:
             handle = self._handles.get(uuid) or self._find(uuid)
         except nvml.NVMLError as error:
-            return Reading(lost=True) if _is_lost(nvml, error) else None
+            return GpuReading(lost=True) if _is_lost(nvml, error) else None
         lost = False
         unknown = self._unknown.setdefault(uuid, set())
 
@@ -123,7 +123,7 @@ class Nvml:
         remapped = ask("nvmlDeviceGetRemappedRows") or (None, None, None, None)
         volatile = nvml.NVML_VOLATILE_ECC
         fields = self._fields(ask)
-        return Reading(
+        return GpuReading(
             memory_used=memory and int(memory.used),
             memory_total=memory and int(memory.total),
             utilization=usage and usage.gpu / 100,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class Reading:
+class GpuReading:
     """What NVML says of one GPU now; None where it does not say. Base units: bytes, ratio, degrees, watts, hertz."""
 
     memory_used: int | None = None

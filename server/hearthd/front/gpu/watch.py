@@ -9,7 +9,7 @@ from typing import Protocol
 import structlog
 
 from hearthd.front.gpu import health
-from hearthd.front.gpu.reading import Reading
+from hearthd.front.gpu.reading import GpuReading
 
 log = structlog.get_logger("hearthd.gpu")
 
@@ -32,7 +32,7 @@ class GpuWatch:
     def __init__(
         self,
         devices: Iterable[Fenceable],
-        read: Callable[[], Awaitable[Mapping[int, Reading]]],
+        read: Callable[[], Awaitable[Mapping[int, GpuReading]]],
         interval: float = INTERVAL,
     ) -> None:
         self._devices = devices
@@ -51,7 +51,7 @@ class GpuWatch:
                 log.exception("gpu_watch")
             await asyncio.sleep(self._interval)
 
-    def look(self, readings: Mapping[int, Reading]) -> None:
+    def look(self, readings: Mapping[int, GpuReading]) -> None:
         """Fences what is sick by these readings."""
         for device in self._devices:
             reading = readings.get(device.ordinal)

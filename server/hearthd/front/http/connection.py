@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Protocol, cast
 
-from hearthd.front.connections.limiter import Slot
+from hearthd.front.connections.limiter import ConnectionSlot
 from hearthd.front.http import head, refused
 from hearthd.front.http.head import HeadError
 from hearthd.front.tenancy.tenants import User
@@ -31,8 +31,8 @@ _LONGEST = 900.0
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Times in seconds; see `hearthd.front.config.http.Http`."""
+class HttpTimeouts:
+    """Times in seconds; see `hearthd.front.config.http.HttpSettings`."""
 
     header: float = 5.0
     idle: float = 30.0
@@ -49,7 +49,7 @@ class Handler(Protocol):
     def resume_writing(self) -> None: ...
 
 
-class Owner(Protocol):
+class ConnectionOwner(Protocol):
     """The listener, as its connections see it."""
 
     def lost(self, connection: Connection) -> None:
@@ -73,11 +73,11 @@ class Connection(asyncio.Protocol):
     def __init__(
         self,
         handler: Handler,
-        owner: Owner,
+        owner: ConnectionOwner,
         peer: str,
-        slot: Slot,
+        slot: ConnectionSlot,
         accepted: socket.socket,
-        limits: Limits,
+        limits: HttpTimeouts,
         user: User | None = None,
     ) -> None:
         self.handler = handler

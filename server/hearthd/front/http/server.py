@@ -18,8 +18,8 @@ from prometheus_client.core import Metric
 from hearth_proto.reasons import Refusal
 from hearthd.front.addresses import Address
 from hearthd.front.auth.authenticator import Authenticator
-from hearthd.front.auth.tls import Certificates
-from hearthd.front.config.http import Http
+from hearthd.front.auth.tls import ServerCertificates
+from hearthd.front.config.http import HttpSettings
 from hearthd.front.connections.limiter import ConnectionLimiter
 from hearthd.front.http.acceptor import BACKLOG, Acceptor
 from hearthd.front.http.cached import CachedAnswer
@@ -78,8 +78,8 @@ class HttpServer:
         *,
         guarded: bool = False,
         open_metrics: bool = False,
-        certificates: Certificates | None = None,
-        settings: Http | None = None,
+        certificates: ServerCertificates | None = None,
+        settings: HttpSettings | None = None,
         refusals: Refusals | None = None,
     ) -> None:
         """`open_metrics`: /metrics tells of all tenants without a token, although the rest is guarded."""
@@ -92,7 +92,7 @@ class HttpServer:
         self._sessions = sessions
         self._metrics = metrics
         self._status = status
-        self._settings = settings or Http()
+        self._settings = settings or HttpSettings()
         self.hosts = self._settings.hosts
         """Names that requests may be for, beside this host's own."""
         self._refusals = refusals or Refusals()

@@ -21,7 +21,7 @@ _UNTIL = datetime.datetime(9999, 1, 1, tzinfo=datetime.UTC)
 """It ends with its process; clients' clocks have no say in it."""
 
 
-class Certificate(NamedTuple):
+class ProcessCertificate(NamedTuple):
     """Self-signed, with its key."""
 
     der: bytes
@@ -38,13 +38,13 @@ class Certificate(NamedTuple):
         }
 
 
-class Certificates:
+class ProcessCertificates:
     """One for each device process, made when it is first asked for."""
 
     def __init__(self) -> None:
-        self._of: WeakKeyDictionary[Link, Certificate] = WeakKeyDictionary()
+        self._of: WeakKeyDictionary[Link, ProcessCertificate] = WeakKeyDictionary()
 
-    def of(self, link: Link) -> Certificate:
+    def of(self, link: Link) -> ProcessCertificate:
         """Raises `UNSUPPORTED` where the package that makes them is missing."""
         certificate = self._of.get(link)
         if certificate is None:
@@ -52,7 +52,7 @@ class Certificates:
         return certificate
 
 
-def make(name: str) -> Certificate:
+def make(name: str) -> ProcessCertificate:
     """A new one. Raises `UNSUPPORTED` where the package that makes them is missing."""
     try:
         from cryptography import x509
@@ -79,7 +79,7 @@ def make(name: str) -> Certificate:
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
     )
-    return Certificate(
+    return ProcessCertificate(
         certificate.public_bytes(serialization.Encoding.DER),
         certificate.public_bytes(serialization.Encoding.PEM).decode(),
         key.private_bytes(

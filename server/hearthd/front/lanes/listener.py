@@ -10,7 +10,7 @@ import structlog
 from hearth_proto.v1 import device_pb2
 from hearthd.front.connections.limiter import ConnectionLimiter
 from hearthd.front.lanes.ticket_port import PortObserver, TicketPort
-from hearthd.front.lanes.tickets import LIFETIME, Attachment
+from hearthd.front.lanes.tickets import LIFETIME, TicketHolder
 from hearthd.front.sockets import UnixSocket
 
 log = structlog.get_logger("hearthd.lanes")
@@ -18,7 +18,7 @@ log = structlog.get_logger("hearthd.lanes")
 MAX_PATH = 107
 
 
-class Lanes(TicketPort):
+class LanePort(TicketPort):
     """Of one daemon."""
 
     def __init__(self, observer: PortObserver, limiter: ConnectionLimiter) -> None:
@@ -32,7 +32,7 @@ class Lanes(TicketPort):
 
     # ---- offers ----
 
-    def offer(self, attachment: Attachment) -> device_pb2.LaneOffer | None:
+    def offer(self, attachment: TicketHolder) -> device_pb2.LaneOffer | None:
         """What lets the attachment's client connect once; None where there are no lanes."""
         if self._socket is None:
             return None

@@ -16,7 +16,7 @@ import structlog
 from hearth_proto.frames import HEADER, Kind
 from hearthd.front.connections.limiter import ConnectionLimiter
 from hearthd.front.connections.peers import peer_of
-from hearthd.front.lanes.tickets import TICKET_BYTES, Attachment, Tickets, check_open
+from hearthd.front.lanes.tickets import TICKET_BYTES, LaneTickets, TicketHolder, check_open
 
 log = structlog.get_logger("hearthd.lanes")
 
@@ -32,7 +32,7 @@ class PortObserver(Protocol):
     """Whoever counts connections past the front."""
 
     def connection_passed_on(self, kind: str) -> None:
-        """`kind`: what it has become, an `Attachment.kind`."""
+        """`kind`: what it has become, a `TicketHolder.kind`."""
 
     def lane_refused(self, reason: str) -> None: ...
 
@@ -51,12 +51,12 @@ class TicketPort:
         """`limiter`: of connections that have shown no ticket; those with one are the device processes'."""
         self._observer = observer
         self._limiter = limiter
-        self._tickets = Tickets()
+        self._tickets = LaneTickets()
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._waiting: set[asyncio.Task[None]] = set()
 
-    def issue(self, attachment: Attachment, size: int = TICKET_BYTES) -> bytes:
+    def issue(self, attachment: TicketHolder, size: int = TICKET_BYTES) -> bytes:
         """A ticket that is good here, once and for `LIFETIME` seconds."""
         return self._tickets.issue(attachment, size)
 
@@ -128,7 +128,7 @@ class TicketPort:
         except OSError:
             raise Unwanted("closed") from None
 
-    async def _hand_over(self, connection: socket.socket, attachment: Attachment) -> None:
+    async def _hand_over(self, connection: socket.socket, attachment: TicketHolder) -> None:
         try:
             check_open(connection.fileno())
             async with asyncio.timeout(_REST_WAIT):

@@ -17,7 +17,7 @@ _MOST = 4096
 """Not redeemed; one more takes the place of the oldest, whose client goes on without a lane."""
 
 
-class Attachment(Protocol):
+class TicketHolder(Protocol):
     """What a connection is for: an Execute stream that may go on by a lane, a channel that gets one for bulk data."""
 
     @property
@@ -44,24 +44,24 @@ def check_open(connection: int) -> None:
         look.detach()
 
 
-class Tickets:
+class LaneTickets:
     """By hash, oldest first: how long a look-up takes tells nothing about tickets that are there. Pure: the clock is
     passed in."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._issued: dict[bytes, tuple[float, Attachment]] = {}
+        self._issued: dict[bytes, tuple[float, TicketHolder]] = {}
 
     def __len__(self) -> int:
         return len(self._issued)
 
-    def issue(self, attachment: Attachment, size: int = TICKET_BYTES) -> bytes:
+    def issue(self, attachment: TicketHolder, size: int = TICKET_BYTES) -> bytes:
         self._forget()
         ticket = secrets.token_bytes(size)
         self._issued[_key(ticket)] = (self._clock() + LIFETIME, attachment)
         return ticket
 
-    def redeem(self, ticket: bytes) -> Attachment | None:
+    def redeem(self, ticket: bytes) -> TicketHolder | None:
         """Whose it is; once. None for one that is unknown, used or too old."""
         until, attachment = self._issued.pop(_key(ticket), (0.0, None))
         return attachment if until > self._clock() else None

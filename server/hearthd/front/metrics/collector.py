@@ -13,7 +13,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from hearthd.front.counters import Counts
-from hearthd.front.gpu.reading import Reading
+from hearthd.front.gpu.reading import GpuReading
 from hearthd.front.metrics import device as device_metrics
 from hearthd.front.metrics import gpu, node
 from hearthd.front.metrics import tenant as tenant_metrics
@@ -120,7 +120,7 @@ class Metrics:
         supervisor: Supervisor,
         sessions: SessionTable,
         stats: Mapping[device_metrics.Place, Gauges],
-        readings: Mapping[int, Reading],
+        readings: Mapping[int, GpuReading],
         viewer: Tenant = EVERYONE,
     ) -> list[Metric]:
         """All there is to tell now: own counters, then what was asked for this scrape. What names tenants is there as

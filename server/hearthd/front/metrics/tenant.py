@@ -9,12 +9,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from hearthd.front.sessions.session import End
 from hearthd.front.sessions.session_table import SessionTable
-from hearthd.front.sessions.tenant_accounts import SESSIONS_SHARE, Account
+from hearthd.front.sessions.tenant_accounts import SESSIONS_SHARE, TenantAccount
 from hearthd.front.supervisor import gauges
 from hearthd.front.supervisor.supervisor import Supervisor
 from hearthd.front.tenancy.tenants import Quotas
 
-_NOW: tuple[tuple[str, str, Callable[[Account], float]], ...] = (
+_NOW: tuple[tuple[str, str, Callable[[TenantAccount], float]], ...] = (
     ("sessions", "Open sessions.", lambda account: len(account.sessions)),
     ("queued_commands", "Batches and calls not yet executed.", lambda account: account.queue.commands),
     ("queued_bytes", "Their bytes.", lambda account: account.queue.bytes),

@@ -32,7 +32,7 @@ def encode(body: Mapping[str, Any], most: int = MAX_FRAME) -> bytes:
     return HEADER.pack(len(payload)) + payload
 
 
-class FrameReader:
+class PeerFrameReader:
     """Turns a byte stream, cut anywhere, into objects."""
 
     def __init__(self, most: int = MAX_FRAME) -> None:

@@ -15,11 +15,20 @@ from typing import TYPE_CHECKING, Any, Protocol
 import structlog
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.front.collectives.match import GROUP, Key, Place
+from hearthd.front.collectives.match import GROUP, MatchKey, RankLocation
 from hearthd.front.peers import tickets
 from hearthd.front.peers.frames import Body, PeerFrameError
 from hearthd.front.peers.link import PeerLink
-from hearthd.front.peers.membership import MAX_NOTED, Part, about, failed, presented, status_of, text_of, withdrawn
+from hearthd.front.peers.membership import (
+    MAX_NOTED,
+    GroupMembership,
+    about,
+    failed,
+    presented,
+    status_of,
+    text_of,
+    withdrawn,
+)
 from hearthd.front.peers.tickets import Hello, Member, Members, nodes_of
 
 if TYPE_CHECKING:
@@ -36,13 +45,13 @@ process presents fewer (`hearthd.device.collectives.negotiation`)."""
 class Router(Protocol):
     """What matches ranks and keeps communicators: `CollectiveRouter`."""
 
-    def present(self, key: Key, rank: int, place: Place, body: Body) -> None: ...
+    def present(self, key: MatchKey, rank: int, place: RankLocation, body: Body) -> None: ...
 
-    def withdraw(self, key: Key, rank: int, body: Body) -> None: ...
+    def withdraw(self, key: MatchKey, rank: int, body: Body) -> None: ...
 
-    def message(self, place: Place, body: Body, owner: str = "") -> None: ...
+    def message(self, place: RankLocation, body: Body, owner: str = "") -> None: ...
 
-    def lost(self, where: Place | int, why: str, owners: Collection[str] = ()) -> None: ...
+    def lost(self, where: RankLocation | int, why: str, owners: Collection[str] = ()) -> None: ...
 
     def give_up(self, owner: str, why: str, reason: Reason = Reason.COMMUNICATOR_FAILED) -> None: ...
 
@@ -68,7 +77,7 @@ class _Unanswered:
         self.operations -= self._by_sequence.pop(sequence, 0)
 
 
-class Leader(Part):
+class Leader(GroupMembership):
     """Node 0's part of a group that it created."""
 
     def __init__(
@@ -151,7 +160,7 @@ class Leader(Part):
                 over = self.over is not None
                 log.warning("peer_ignored", group=self.id, node=node, device=device, what=what, over=over)
             return
-        place = Place(node, device, process)
+        place = RankLocation(node, device, process)
         if what == "lost":
             self._unanswered.pop(rank, None)
             self._router.lost(place, text_of(body["why"]), (self._owner,))
@@ -180,7 +189,7 @@ class Leader(Part):
         self._router.lost(node, why, (self._owner,))
         self.end(failed(self.id, told))
 
-    def send(self, place: Place, body: Body) -> None:
+    def send(self, place: RankLocation, body: Body) -> None:
         """What the router says to a remote rank; nothing where its node has gone."""
         link = self._links.get(place.node)
         if link is None:
@@ -199,7 +208,9 @@ class Leader(Part):
         if self.over is not None:
             self.fail(link, channel, int(body["sequence"]), self.over)
             return
-        self._present(self.ranks[link.ordinal], Place(0, link.ordinal, link.generation), {**body, "channel": channel})
+        self._present(
+            self.ranks[link.ordinal], RankLocation(0, link.ordinal, link.generation), {**body, "channel": channel}
+        )
 
     def withdraw(self, link: DeviceLink, channel: int, body: Mapping[str, Any]) -> None:
         if self.over is None:
@@ -209,13 +220,13 @@ class Leader(Part):
         """The router has failed what had been presented from it; the session's rank there can present no more."""
         channel = self.session.channels.get(link.ordinal)
         if self.over is None and link.ordinal in self.ranks and channel is not None and channel.link is link:
-            self._router.lost(Place(0, link.ordinal, link.generation), why, (self._owner,))
+            self._router.lost(RankLocation(0, link.ordinal, link.generation), why, (self._owner,))
 
-    def _present(self, rank: int, place: Place, body: Body) -> None:
-        self._router.present(Key(self._owner, self._ranks, int(body["sequence"])), rank, place, body)
+    def _present(self, rank: int, place: RankLocation, body: Body) -> None:
+        self._router.present(MatchKey(self._owner, self._ranks, int(body["sequence"])), rank, place, body)
 
     def _withdraw(self, rank: int, body: Body) -> None:
-        self._router.withdraw(Key(self._owner, self._ranks, int(body["sequence"])), rank, body)
+        self._router.withdraw(MatchKey(self._owner, self._ranks, int(body["sequence"])), rank, body)
 
     # ---- the end ----
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import structlog
 
-from hearthd.front.peers.frames import MAX_FRAME, MAX_HELLO, Body, FrameReader, PeerFrameError, encode
+from hearthd.front.peers.frames import MAX_FRAME, MAX_HELLO, Body, PeerFrameError, PeerFrameReader, encode
 
 log = structlog.get_logger("hearthd.peers")
 
@@ -54,7 +54,7 @@ class PeerLink(asyncio.Protocol):
         self._loop = loop
         self._beat, self._silence = beat, silence
         self._transport: asyncio.Transport | None = None
-        self._reader = FrameReader(MAX_HELLO)
+        self._reader = PeerFrameReader(MAX_HELLO)
         self._early: list[Body] = []
         self._first: asyncio.Future[None] | None = None
         self._on_message: Callable[[Body], None] | None = None

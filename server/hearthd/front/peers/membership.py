@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal, from_text, to_text
 from hearth_proto.v1 import node_pb2
-from hearthd.front.collectives.flight_recorder import FlightRecorder, Ring
+from hearthd.front.collectives.flight_recorder import FlightRecorder, GroupHistory
 from hearthd.front.collectives.match import GROUP
 from hearthd.front.peers.frames import Body
 from hearthd.front.peers.tickets import Members, devices_of, natural
@@ -34,7 +34,7 @@ MAX_NOTED = 20
 _FIELDS = frozenset({"kind", "count", "dtype", "reduce", "root", "peer"})
 
 
-class Part:
+class GroupMembership:
     """Belongs to the event loop."""
 
     def __init__(self, group: bytes, members: Members, node: int, session: Session) -> None:
@@ -88,7 +88,7 @@ class Part:
         """Gives the group up, here and on all its daemons."""
         raise NotImplementedError
 
-    def ring(self, recorder: FlightRecorder) -> Ring | None:
+    def ring(self, recorder: FlightRecorder) -> GroupHistory | None:
         """Its last operations; `recorder`: that of the groups which this daemon coordinates."""
         return next((ring for _, ring in recorder.rings(GROUP + self.id)), None)
 

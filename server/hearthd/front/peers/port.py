@@ -15,7 +15,7 @@ import structlog
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.front import sockets
 from hearthd.front.addresses import Address, parse_address
-from hearthd.front.connections.accept_loop import Accepting
+from hearthd.front.connections.accept_loop import AcceptLoop
 from hearthd.front.peers.frames import Body
 from hearthd.front.peers.link import HANDSHAKE, PeerLink, PeerLost
 from hearthd.front.tenancy.seldom import Seldom
@@ -62,7 +62,7 @@ class PeerPort:
         self.on_refused: Callable[[str, str], None] = lambda host, reason: None
         """Told the address and why of each connection that is not taken or says nothing in time."""
         self._logged = Seldom(_LOG_S)
-        self._accepting = Accepting("peers", self._accepted, self._short)
+        self._accepting = AcceptLoop("peers", self._accepted, self._short)
 
     async def open(self) -> None:
         """Listens, if it does not yet. Raises `UNSUPPORTED` where it is not to, `COMMUNICATOR_FAILED` where it

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hearthd.front.collectives.flight_recorder import OPERATIONS, FlightRecorder, Ring
-from hearthd.front.collectives.match import GROUP, Key
+from hearthd.front.collectives.flight_recorder import OPERATIONS, FlightRecorder, GroupHistory
+from hearthd.front.collectives.match import GROUP, MatchKey
 
 Where = tuple[int, int]
 """A device and the generation of its process."""
@@ -38,7 +38,7 @@ class PeerRecord:
         """By sequence: own ranks that have finished it, while others have not."""
 
     @property
-    def ring(self) -> Ring | None:
+    def ring(self) -> GroupHistory | None:
         """None while nothing was presented."""
         return self._recorder.ring(self._owner, self._members)
 
@@ -81,5 +81,5 @@ class PeerRecord:
         if flying is not None and not others:
             self._recorder.given_up(self._owner, self._members, why)
 
-    def _key(self, sequence: int) -> Key:
-        return Key(self._owner, self._members, sequence)
+    def _key(self, sequence: int) -> MatchKey:
+        return MatchKey(self._owner, self._members, sequence)

@@ -19,9 +19,9 @@ from hearthd.front.config.peer_targets import (
     METADATA,
     NAME,
     PRIVATE,
-    Entry,
     IpAddress,
     IpNetwork,
+    PeerTarget,
     parse_peer,
     plain,
 )
@@ -93,7 +93,7 @@ def auto_networks(config: Config) -> tuple[IpNetwork, ...]:
     return () if config.tenants else PRIVATE
 
 
-def _named(found: IpAddress, asked: Address, entries: Sequence[Entry]) -> bool:
+def _named(found: IpAddress, asked: Address, entries: Sequence[PeerTarget]) -> bool:
     """Whether `peers` has it as a network, or by the name that was asked for; that may have other addresses when it is
     looked up again."""
     name = plain(asked.host)

@@ -12,20 +12,20 @@ import structlog
 from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Refusal
 from hearthd.front.links.link import DeviceLink
-from hearthd.front.resources.memory_ledger import Ledger, Limit
+from hearthd.front.resources.memory_ledger import MemoryLedger, ProcessLimit
 
 log = structlog.get_logger("hearthd.memory")
 
 
-class Grants:
+class MemoryGrants:
     """Belongs to the event loop. `overhead`: what a process takes of the device before it allocates anything."""
 
     def __init__(self, overhead: int, limit: int = 0) -> None:
-        self.ledger = Ledger()
+        self.ledger = MemoryLedger()
         self._overhead = overhead
         self._limit = limit
         self._links: dict[int, DeviceLink] = {}
-        self._early: dict[int, Limit] = {}
+        self._early: dict[int, ProcessLimit] = {}
         """For processes that have no link yet."""
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -114,7 +114,7 @@ class Grants:
         if due is not None:
             self._timer = loop.call_at(due + 1e-3, self._step)  # a timer may fire a clock tick early
 
-    def _send(self, limit: Limit) -> None:
+    def _send(self, limit: ProcessLimit) -> None:
         link = self._links.get(limit.process)
         if link is None:
             self._early[limit.process] = limit
@@ -123,7 +123,7 @@ class Grants:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _tell(self, link: DeviceLink, limit: Limit) -> None:
+    async def _tell(self, link: DeviceLink, limit: ProcessLimit) -> None:
         body = {"bytes": limit.bytes, "denied": limit.denied, "granted": limit.granted, "quota": limit.quota}
         try:
             held = await link.ask(Kind.LIMIT, body)

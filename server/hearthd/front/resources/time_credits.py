@@ -51,7 +51,7 @@ WANTS, WORKS = 1, 2
 K = TypeVar("K", bound=Hashable)
 
 
-class Place(NamedTuple):
+class ProcessShare(NamedTuple):
     """Where a process stands among others."""
 
     tenant: str = ""
@@ -63,7 +63,7 @@ class _Process:
     __slots__ = ("beside", "chance", "overdue", "place", "state", "told")
 
     def __init__(self) -> None:
-        self.place = Place()
+        self.place = ProcessShare()
         self.state = 0
         self.told = -1
         """The flags of its last TURN; -1: none."""
@@ -75,7 +75,7 @@ class _Process:
         """Until when it is let through because its work takes that long."""
 
 
-class Turns(Generic[K]):
+class DeviceTurns(Generic[K]):
     """The turns on one device. Pure: the time is handed in, and what has to be told comes out, as (process, flags)."""
 
     def __init__(self, quantum: float = QUANTUM_S) -> None:
@@ -102,7 +102,7 @@ class Turns(Generic[K]):
             self._fair.forget(key)
         return self.look(now)
 
-    def report(self, key: K, state: int, place: Place, now: float) -> list[tuple[K, int]]:
+    def report(self, key: K, state: int, place: ProcessShare, now: float) -> list[tuple[K, int]]:
         """What a process says of itself; 0: it has nothing to do."""
         process = self._processes.get(key)
         if process is None:
@@ -210,7 +210,7 @@ class Credits:
 
     def __init__(self, sessions: Iterable[Session]) -> None:
         self._sessions = sessions
-        self._devices: dict[int, Turns[DeviceLink]] = {}
+        self._devices: dict[int, DeviceTurns[DeviceLink]] = {}
         self._timers: dict[int, asyncio.TimerHandle] = {}
 
     async def enter(self, link: DeviceLink) -> None:
@@ -229,25 +229,27 @@ class Credits:
         place = self._place(link)
         self._tell(link.ordinal, lambda turns, now: turns.report(link, frame.flags, place, now))
 
-    def _place(self, link: DeviceLink) -> Place:
+    def _place(self, link: DeviceLink) -> ProcessShare:
         """The tenant whose sessions it serves. Several that share a process stand there together."""
         here = {channel.session_id for channel in link.channels.values()}
         tenants = {session.tenant.name: session.tenant for session in self._sessions if session.id in here}
         if not tenants:
-            return Place()
-        return Place(
+            return ProcessShare()
+        return ProcessShare(
             next(iter(tenants)) if len(tenants) == 1 else "",
             sum(tenant.weight for tenant in tenants.values()),
             min(tenant.priority for tenant in tenants.values()),
         )
 
-    def _tell(self, ordinal: int, what: Callable[[Turns[DeviceLink], float], list[tuple[DeviceLink, int]]]) -> None:
+    def _tell(
+        self, ordinal: int, what: Callable[[DeviceTurns[DeviceLink], float], list[tuple[DeviceLink, int]]]
+    ) -> None:
         loop = asyncio.get_running_loop()
-        turns = self._devices.setdefault(ordinal, Turns())
+        turns = self._devices.setdefault(ordinal, DeviceTurns())
         for link, flags in what(turns, loop.time()):
             link.send(Kind.TURN, flags=flags)
         timer = self._timers.pop(ordinal, None)
         if timer is not None:
             timer.cancel()
         if turns.due is not None:
-            self._timers[ordinal] = loop.call_at(turns.due, self._tell, ordinal, Turns.look)
+            self._timers[ordinal] = loop.call_at(turns.due, self._tell, ordinal, DeviceTurns.look)

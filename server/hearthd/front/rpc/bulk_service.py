@@ -17,8 +17,8 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.rights import Right
 from hearth_proto.v1 import device_pb2
 from hearthd.front.errors import Context
-from hearthd.front.lanes.certificates import Certificates
-from hearthd.front.lanes.listener import Lanes
+from hearthd.front.lanes.certificates import ProcessCertificates
+from hearthd.front.lanes.listener import LanePort
 from hearthd.front.lanes.stripe_port import StripePort
 from hearthd.front.lanes.tickets import LIFETIME, TICKET_BYTES
 from hearthd.front.rpc import unary
@@ -35,7 +35,7 @@ MAX_STRIPES = 16
 
 
 @dataclass(frozen=True)
-class Bounds:
+class BulkLimits:
     """What clients may move by these connections."""
 
     segment_bytes: int = 1 << 30
@@ -66,14 +66,14 @@ class BulkService:
     """The method of DeviceService."""
 
     def __init__(
-        self, sessions: SessionTable, supervisor: Supervisor, lanes: Lanes, port: StripePort, bounds: Bounds
+        self, sessions: SessionTable, supervisor: Supervisor, lanes: LanePort, port: StripePort, bounds: BulkLimits
     ) -> None:
         self._sessions = sessions
         self._supervisor = supervisor
         self._lanes = lanes
         self._port = port
         self._bounds = bounds
-        self._certificates = Certificates()
+        self._certificates = ProcessCertificates()
 
     def handlers(self, guard: Callable[[str, Any], Any]) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
         """What DeviceService adds to its table."""

@@ -19,12 +19,12 @@ from hearth_proto.v1 import device_pb2, node_pb2
 from hearthd.front import errors
 from hearthd.front.admission.gate import Gate, Service
 from hearthd.front.errors import Context
-from hearthd.front.lanes.listener import Lanes
+from hearthd.front.lanes.listener import LanePort
 from hearthd.front.rpc import execute, transfer_streams, unary
 from hearthd.front.rpc.bulk_service import BulkService
 from hearthd.front.rpc.ipc_service import IpcService
 from hearthd.front.rpc.publish_service import PublishService
-from hearthd.front.rpc.server_call import CallObserver, Closed, Over, Requests, decoder, guarded
+from hearthd.front.rpc.server_call import CallObserver, Requests, StreamClosed, SubjectEnded, decoder, guarded
 from hearthd.front.sessions import attach
 from hearthd.front.sessions.channel import Channel
 from hearthd.front.sessions.lane import Unused
@@ -50,13 +50,13 @@ class Traffic(CallObserver, Protocol):
 
 
 @dataclass(frozen=True)
-class Limits:
+class ClientLimits:
     """What clients are told to keep to, and are held to."""
 
     max_inline_bytes: int = 1 << 20
     max_chunk_bytes: int = 1 << 20
     max_code_bytes: int = 16 << 20
-    window: attach.Window = field(default_factory=attach.Window)
+    window: attach.ExecuteWindow = field(default_factory=attach.ExecuteWindow)
 
     def message(self) -> node_pb2.SessionLimits:
         return node_pb2.SessionLimits(
@@ -75,9 +75,9 @@ class DeviceService:
         self,
         sessions: SessionTable,
         supervisor: Supervisor,
-        limits: Limits,
+        limits: ClientLimits,
         traffic: Traffic,
-        lanes: Lanes,
+        lanes: LanePort,
         bulk: BulkService,
         gate: Gate,
     ) -> None:
@@ -89,7 +89,7 @@ class DeviceService:
         self._lanes = lanes
         self._bulk = bulk
         self._unused = Unused(traffic.lane_unused)
-        self.attachments: set[execute.Attachment] = set()
+        self.attachments: set[execute.ExecuteAttachment] = set()
         self.publishing = PublishService(sessions, supervisor, self._using)
         self._ipc = IpcService(sessions, supervisor, self._using, lanes)
         self.greeting: Callable[[], device_pb2.Event] | None = None
@@ -142,7 +142,7 @@ class DeviceService:
         for attachment in self.attachments:
             attachment.announce(payload)
 
-    def _greet(self, attachment: execute.Attachment) -> None:
+    def _greet(self, attachment: execute.ExecuteAttachment) -> None:
         if self.greeting is not None:
             attachment.announce(device_pb2.ExecuteResponse(event=self.greeting()).SerializeToString())
 
@@ -201,7 +201,7 @@ class DeviceService:
                 channel = await device.channel(session, attaching=True)
                 await attach.begin(session, device.ordinal, channel, request.resumable, self._limits.window)
             window = self._limits.window
-            attachment = execute.Attachment(
+            attachment = execute.ExecuteAttachment(
                 context, session, channel, window, self._traffic.execute_traffic, self._unused.add
             )
             channel.taken_up(attachment)
@@ -332,17 +332,17 @@ class DeviceService:
         await self._using(request.target, work, "Read", rights.COMMANDS["read"])
 
 
-async def _carry(attachment: execute.Attachment) -> None:
-    """Runs an Execute stream. Raises `Closed` and `Over` where it ends as streams do, else what ended it."""
+async def _carry(attachment: execute.ExecuteAttachment) -> None:
+    """Runs an Execute stream. Raises `StreamClosed` and `SubjectEnded` at a regular end, else the cause of its end."""
     try:
         await attachment.run()
     except asyncio.CancelledError:
         if attachment.idle:
-            raise Closed from None
+            raise StreamClosed from None
         raise
     except Refusal as refusal:
         if attachment.session.ended_by is End.CLIENT:
-            raise Over(refusal) from None
+            raise SubjectEnded(refusal) from None
         raise
 
 

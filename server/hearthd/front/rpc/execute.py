@@ -15,7 +15,7 @@ from hearthd.front import errors
 from hearthd.front.errors import Context
 from hearthd.front.lanes.tickets import check_open
 from hearthd.front.rpc.eager_coroutine import Begun
-from hearthd.front.sessions.attach import EOF, Window
+from hearthd.front.sessions.attach import EOF, ExecuteWindow
 from hearthd.front.sessions.channel import Channel
 from hearthd.front.sessions.intake import Intake
 from hearthd.front.sessions.session import Session
@@ -30,7 +30,7 @@ _LAST_WORDS = 5.0
 """How long a client has to read what is queued for it when its stream has to end."""
 
 
-class Attachment:
+class ExecuteAttachment:
     """One Execute stream between its client and its channel."""
 
     def __init__(
@@ -38,7 +38,7 @@ class Attachment:
         context: Context,
         session: Session,
         channel: Channel,
-        window: Window,
+        window: ExecuteWindow,
         on_traffic: Callable[[int, int, int], None] = lambda batches, received, sent: None,
         on_lane_unused: Callable[[str, str], None] = lambda session, why: None,
     ) -> None:

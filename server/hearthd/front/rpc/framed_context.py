@@ -19,10 +19,10 @@ from hearthd.front.admission.limits import MAX_STRANGER_BYTES
 from hearthd.front.sessions.attach import EOF
 
 if TYPE_CHECKING:
-    from hearthd.front.admission.account import Account
+    from hearthd.front.admission.account import StrangerBytes
     from hearthd.front.admission.gate import Admitted, Door
-    from hearthd.front.config.admission import Admission
-    from hearthd.front.connections.limiter import Slot
+    from hearthd.front.config.admission import AdmissionSettings
+    from hearthd.front.connections.limiter import ConnectionSlot
 
 _SMALL = 64 << 10
 """Messages up to here are copied behind their header; longer ones are written from where they lie."""
@@ -46,11 +46,11 @@ class FramedCall(asyncio.Protocol):
     """One connection, from when it is made; `starts` is told of its METHOD. To a handler it is the call's context."""
 
     def __init__(
-        self, starts: Starts, on_made: Callable[[FramedCall], bool], account: Account, settings: Admission
+        self, starts: Starts, on_made: Callable[[FramedCall], bool], account: StrangerBytes, settings: AdmissionSettings
     ) -> None:
         self.admitted: Admitted | Refusal | None = None
         """The gate's decision, made when METHOD came."""
-        self.slot: Slot | None = None
+        self.slot: ConnectionSlot | None = None
         """Of its connection, among those of the listener."""
         self.on_lost: Callable[[FramedCall], None] = lambda call: None
         self.transport: asyncio.Transport | None = None

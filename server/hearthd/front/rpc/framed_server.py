@@ -17,7 +17,7 @@ import structlog
 from hearth_proto import calls
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.front.admission.gate import Door, Gate, Service
-from hearthd.front.admission.limits import Credential
+from hearthd.front.admission.limits import CredentialSource
 from hearthd.front.auth.authenticator import AUTHORIZATION, SESSION, TICKET
 from hearthd.front.connections.limiter import ConnectionLimiter
 from hearthd.front.connections.peers import peer_of
@@ -147,7 +147,7 @@ class CallServer:
     def _admit(self, call: FramedCall, door: Door) -> None:
         """Decides on the call before anything behind METHOD is looked at."""
         shown = any(name in _SHOWN for name, _ in call.metadata)
-        if not shown and door.limit.credential in (Credential.HEADERS, Credential.LOGIN):
+        if not shown and door.limit.credential in (CredentialSource.HEADERS, CredentialSource.LOGIN):
             assert call.transport is not None
             call.identify = partial(self._user, call.transport.get_extra_info("socket"))
         context: Any = call

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from hearth_proto.v1 import node_pb2
-from hearthd.front.collectives.flight_recorder import Entry, FlightRecorder, Ring
+from hearthd.front.collectives.flight_recorder import FlightRecorder, GroupHistory, RecordedOperation
 from hearthd.front.errors import Context
 from hearthd.front.sessions.session import Session
 from hearthd.front.sessions.session_table import SessionTable
@@ -22,7 +22,7 @@ class OverDaemons(Protocol):
         """Without its operations."""
         ...
 
-    def ring(self, recorder: FlightRecorder) -> Ring | None:
+    def ring(self, recorder: FlightRecorder) -> GroupHistory | None:
         """Its operations, as far as this daemon knows them. `recorder`: of what it coordinates."""
         ...
 
@@ -76,11 +76,11 @@ class GroupInfo:
         return info
 
 
-def _operations(ring: Ring) -> list[node_pb2.GroupOperation]:
+def _operations(ring: GroupHistory) -> list[node_pb2.GroupOperation]:
     return [_operation(entry) for entry in ring.operations.values()]
 
 
-def _operation(entry: Entry) -> node_pb2.GroupOperation:
+def _operation(entry: RecordedOperation) -> node_pb2.GroupOperation:
     return node_pb2.GroupOperation(
         sequence=entry.sequence,
         what=entry.what,

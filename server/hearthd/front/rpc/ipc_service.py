@@ -22,7 +22,7 @@ from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import device_pb2
 from hearthd.front.errors import Context
-from hearthd.front.lanes.listener import Lanes
+from hearthd.front.lanes.listener import LanePort
 from hearthd.front.lanes.tickets import LIFETIME
 from hearthd.front.links.exported_files import ExportedFiles
 from hearthd.front.links.link import DeviceLink
@@ -41,7 +41,7 @@ FILE = "lent"
 """The kind of the messages that carry memory from device processes."""
 
 
-class Lent:
+class LentMemory:
     """Memory that waits for its client; what the ticket stands for."""
 
     kind = "ipc"
@@ -67,7 +67,7 @@ class Lent:
 class IpcService:
     """The methods of DeviceService that hand memory to other processes on this host."""
 
-    def __init__(self, sessions: SessionTable, supervisor: Supervisor, using: Using, lanes: Lanes) -> None:
+    def __init__(self, sessions: SessionTable, supervisor: Supervisor, using: Using, lanes: LanePort) -> None:
         self._sessions = sessions
         self._using = using
         self._lanes = lanes
@@ -110,7 +110,7 @@ class IpcService:
         link = cast(DeviceLink, channel.link)
         body = {"op": "lend", "buffer": request.buffer, "export": request.export}
         answer, file = await self._files.ask(link, body, channel.number, "the exported buffer")
-        lent = Lent(session, file)
+        lent = LentMemory(session, file)
         offer = self._lanes.offer(lent)
         if offer is None:
             lent.close()

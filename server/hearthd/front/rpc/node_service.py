@@ -19,7 +19,7 @@ from hearthd.front import errors
 from hearthd.front.admission.gate import Gate, Service
 from hearthd.front.admission.gate import caller as admitted_caller
 from hearthd.front.errors import Context
-from hearthd.front.rpc.device_service import Limits
+from hearthd.front.rpc.device_service import ClientLimits
 from hearthd.front.rpc.group_info import GroupInfo
 from hearthd.front.rpc.group_service import GroupService
 from hearthd.front.rpc.node_status import NodeStatus
@@ -43,7 +43,7 @@ class NodeService:
         self,
         sessions: SessionTable,
         supervisor: Supervisor,
-        limits: Limits,
+        limits: ClientLimits,
         observer: CallObserver,
         on_drain: Callable[[], None],
         gate: Gate,

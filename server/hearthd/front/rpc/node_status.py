@@ -12,7 +12,7 @@ from typing import Any
 from hearthd import version
 from hearthd.front.connections.descriptors import Budget
 from hearthd.front.counters import Counts
-from hearthd.front.gpu.nvml import Nvml, Reading
+from hearthd.front.gpu.nvml import GpuReading, Nvml
 from hearthd.front.rpc.readiness import ready
 from hearthd.front.sessions.recent_traces import RecentTraces
 from hearthd.front.sessions.session_table import SessionTable
@@ -112,7 +112,7 @@ class NodeStatus:
             ],
         }
 
-    async def readings(self) -> dict[int, Reading]:
+    async def readings(self) -> dict[int, GpuReading]:
         """NVML's, by ordinal."""
         gpus = {d.ordinal: d.properties.uuid for d in self._supervisor if d.properties.backend == "cuda"}
         if not gpus:
@@ -120,13 +120,15 @@ class NodeStatus:
 
         nvml = self._nvml = self._nvml or Nvml()
 
-        def read() -> dict[int, Reading]:
+        def read() -> dict[int, GpuReading]:
             found = {ordinal: nvml.read(uuid) for ordinal, uuid in gpus.items()}
             return {ordinal: reading for ordinal, reading in found.items() if reading is not None}
 
         return await asyncio.to_thread(read)
 
-    def _device(self, device: Device, stats: gauges.Gauges, reading: Reading | None, viewer: Tenant) -> dict[str, Any]:
+    def _device(
+        self, device: Device, stats: gauges.Gauges, reading: GpuReading | None, viewer: Tenant
+    ) -> dict[str, Any]:
         properties, shown, observes = device.properties, device.describe(viewer), viewer.observes
         own = device.totals.counts() if observes else device.totals.by_tenant().get(viewer.name, Counts())
         return {

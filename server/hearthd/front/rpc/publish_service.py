@@ -30,9 +30,9 @@ from hearthd.front.rpc.shielded_task import SeenThrough
 from hearthd.front.sessions.channel import Channel
 from hearthd.front.sessions.publications import (
     MAX_PUBLICATIONS,
-    Attachment,
+    BufferAttachment,
     Publication,
-    Registry,
+    PublicationRegistry,
     check_name,
     not_published,
 )
@@ -54,7 +54,7 @@ class PublishService:
     """The methods of DeviceService that are about published buffers."""
 
     def __init__(self, sessions: SessionTable, supervisor: Supervisor, using: Using) -> None:
-        self.registry = Registry()
+        self.registry = PublicationRegistry()
         self._sessions = sessions
         self._using = using
         self._files = ExportedFiles(FILE)
@@ -175,7 +175,7 @@ class PublishService:
     # ---- memory ----
 
     async def _import(
-        self, publication: Publication, attachment: Attachment, channel: Channel, buffer: int
+        self, publication: Publication, attachment: BufferAttachment, channel: Channel, buffer: int
     ) -> dict[str, Any]:
         """Puts the memory under the session's handle; what its process answers."""
         link = _link(channel)

@@ -47,11 +47,11 @@ class StatusError(Exception):
         self.status = status
 
 
-class Closed(asyncio.CancelledError):
+class StreamClosed(asyncio.CancelledError):
     """The client has ended a stream on which nothing was under way: how streams end, and no error."""
 
 
-class Over(Exception):
+class SubjectEnded(Exception):
     """The client has ended what its stream belongs to. It is told so, and that is no error either."""
 
     def __init__(self, refusal: Refusal) -> None:
@@ -126,14 +126,14 @@ def guarded(
                 if isinstance(request, Unreadable):
                     raise request.refusal
                 return await behaviour(request, context)
-            except (Refusal, StatusError, Over) as error:
+            except (Refusal, StatusError, SubjectEnded) as error:
                 status, code, reason = _ending(error)
                 if reason:
                     observer.call_refused(service, method, reason)
                 error.__traceback__ = None  # who keeps it must not keep with it what its frames were passing on
                 await abort(context, status)
             except asyncio.CancelledError as gone:
-                code = "OK" if isinstance(gone, Closed) else "CANCELLED"
+                code = "OK" if isinstance(gone, StreamClosed) else "CANCELLED"
                 raise
             except grpc.aio.AbortError:
                 code = "ABORTED"
@@ -168,9 +168,9 @@ def _defect(method: str, error: Exception) -> Refusal:
     )
 
 
-def _ending(error: Refusal | StatusError | Over) -> tuple[Any, str, str]:
+def _ending(error: Refusal | StatusError | SubjectEnded) -> tuple[Any, str, str]:
     """The status that ends the call, and the code and the reason that it is counted under; no reason: no error."""
-    if isinstance(error, Over):
+    if isinstance(error, SubjectEnded):
         return error.refusal.to_status(), "OK", ""
     if isinstance(error, Refusal):
         return error.to_status(), error.code.name, error.reason

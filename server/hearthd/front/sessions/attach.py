@@ -11,14 +11,14 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import device_pb2
 from hearthd.front import errors
 from hearthd.front.sessions.channel import Channel
-from hearthd.front.sessions.resume_buffer import Replies
+from hearthd.front.sessions.resume_buffer import ResumeBuffer
 from hearthd.front.sessions.session import Session
 
 EOF: object = grpc.aio.EOF  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
-class Window:
+class ExecuteWindow:
     """What one Execute stream may have under way."""
 
     max_batch_bytes: int = 8 << 20
@@ -42,9 +42,9 @@ class Window:
             "max_unread_hard": self.max_queued_hard,
         }
 
-    def replies(self) -> Replies:
+    def replies(self) -> ResumeBuffer:
         """Room for what a resumable client has not said to have."""
-        return Replies(self.max_queued_bytes, self.max_kept, self.max_queued_hard)
+        return ResumeBuffer(self.max_queued_bytes, self.max_kept, self.max_queued_hard)
 
 
 def parse(message: object) -> device_pb2.Attach:
@@ -65,7 +65,7 @@ def parse(message: object) -> device_pb2.Attach:
     return request.attach
 
 
-async def begin(session: Session, ordinal: int, channel: Channel, resumable: bool, window: Window) -> None:
+async def begin(session: Session, ordinal: int, channel: Channel, resumable: bool, window: ExecuteWindow) -> None:
     """A new attachment to `channel`; what was kept of an earlier one is dropped. Raises `HANDLE_IN_USE` where there is
     a stream already, or the loss.
 

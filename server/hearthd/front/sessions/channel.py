@@ -13,9 +13,9 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2, device_pb2
 from hearthd.front.errors import malformed
 from hearthd.front.sessions.in_flight import Batches
-from hearthd.front.sessions.lane import Lane
+from hearthd.front.sessions.lane import LaneMirror
 from hearthd.front.sessions.link_interface import Link
-from hearthd.front.sessions.resume_buffer import Replies
+from hearthd.front.sessions.resume_buffer import ResumeBuffer
 from hearthd.front.sessions.transfer_table import TransferTable
 
 log = structlog.get_logger("hearthd.channel")
@@ -75,9 +75,9 @@ class Channel:
         self.tenant = tenant
         self.sink: ResponseSink | None = None
         self.batches = Batches()
-        self.replies: Replies | None = None
+        self.replies: ResumeBuffer | None = None
         """Kept for a client that attached resumably, whether its stream is there or not."""
-        self.lane: Lane | None = None
+        self.lane: LaneMirror | None = None
         """The client's way past the front; while it has one, nothing goes to the sink but its end."""
         self.durable: list[int] = []
         """Buffers of lost generations that are back under their handles."""
@@ -215,7 +215,7 @@ class Channel:
     def open_lane(self, bounds: dict[str, int], connection: int) -> None:
         """Hands a client's connection to the device process. Raises OSError where that cannot be done."""
         assert self.replies is not None
-        lane = Lane(self.link, self.number, self.batches, self.replies)
+        lane = LaneMirror(self.link, self.number, self.batches, self.replies)
         self.link.give_lane(self.number, bounds, connection)
         self.lane = lane
 
@@ -228,7 +228,7 @@ class Channel:
         """Has its lane ended, where there is one, and returns when all copies have come or the device process is lost;
         whether a batch has come over it. Until `leave_lane` nothing else changes."""
         used = False
-        lane: Lane | None = None
+        lane: LaneMirror | None = None
         while self.lane is not None and self.lane is not lane and self.loss is None:
             lane = self.lane
             used = await lane.ended()

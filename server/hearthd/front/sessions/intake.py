@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 
 from hearth_proto.reasons import Refusal
-from hearthd.front.sessions.attach import Window
+from hearthd.front.sessions.attach import ExecuteWindow
 from hearthd.front.sessions.channel import Channel
 from hearthd.front.sessions.command_queue import Queue
 
@@ -17,7 +17,7 @@ from hearthd.front.sessions.command_queue import Queue
 class Intake:
     """Ends with `stop`."""
 
-    def __init__(self, channel: Channel, queue: Queue, window: Window, on_batch: Callable[[int], None]) -> None:
+    def __init__(self, channel: Channel, queue: Queue, window: ExecuteWindow, on_batch: Callable[[int], None]) -> None:
         self._channel = channel
         self._queue = queue
         self._window = window

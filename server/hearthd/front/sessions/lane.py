@@ -17,7 +17,7 @@ from hearth_proto.frames import Kind
 from hearth_proto.reasons import Refusal
 from hearthd.front.sessions.in_flight import Batches
 from hearthd.front.sessions.link_interface import Link
-from hearthd.front.sessions.resume_buffer import Replies
+from hearthd.front.sessions.resume_buffer import ResumeBuffer
 
 log = structlog.get_logger("hearthd.lanes")
 
@@ -25,10 +25,10 @@ _AHEAD = 1 << 16
 """So many responses may be said to have come before their copies have: what a client says may overtake them."""
 
 
-class Lane:
+class LaneMirror:
     """Of one channel, from when it is handed over until its client attaches again."""
 
-    def __init__(self, link: Link, number: int, batches: Batches, replies: Replies) -> None:
+    def __init__(self, link: Link, number: int, batches: Batches, replies: ResumeBuffer) -> None:
         self._link = link
         self._number = number
         self._batches = batches

@@ -26,7 +26,7 @@ Process = Any
 
 
 @dataclass(eq=False)
-class Attachment:
+class BufferAttachment:
     """One attached buffer."""
 
     number: int
@@ -53,7 +53,7 @@ class Publication:
     named: bool = True
     bearer: Process = None
     """The process that the memory counts with."""
-    attachments: dict[int, Attachment] = field(default_factory=dict)
+    attachments: dict[int, BufferAttachment] = field(default_factory=dict)
 
     @property
     def over(self) -> bool:
@@ -81,7 +81,7 @@ class Publication:
         return tenant == self.tenant or tenant in self.grants or ANYBODY in self.grants
 
 
-class Registry:
+class PublicationRegistry:
     """All publications of a node."""
 
     def __init__(self) -> None:
@@ -169,9 +169,9 @@ class Registry:
             del self._names[publication.tenant, publication.device, publication.name]
         self._settle(publication)
 
-    def attach(self, publication: Publication, session: str, process: Process) -> Attachment:
+    def attach(self, publication: Publication, session: str, process: Process) -> BufferAttachment:
         """Counts from now on, before there is memory behind it: it cannot go away in between."""
-        attachment = Attachment(next(self._numbers), session, process)
+        attachment = BufferAttachment(next(self._numbers), session, process)
         publication.attachments[attachment.number] = attachment
         self._attachments[attachment.number] = publication
         return attachment

@@ -14,7 +14,7 @@ _MANY = 1 << 16
 client back."""
 
 
-class Replies:
+class ResumeBuffer:
     """Numbered from 1, kept in order until the client says that they came (`Received.responses`).
 
     `most` and `most_bytes` are where no more work is taken; beyond `hard` bytes, or many times `most`, all is given up,

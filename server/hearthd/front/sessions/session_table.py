@@ -16,7 +16,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.front import errors, opentelemetry
 from hearthd.front.audit.recorder import Audit
 from hearthd.front.sessions.session import End, Session
-from hearthd.front.sessions.tenant_accounts import Accounts
+from hearthd.front.sessions.tenant_accounts import TenantAccounts
 from hearthd.front.tenancy.tenants import ANYBODY, Caller
 
 log = structlog.get_logger("hearthd.sessions")
@@ -47,7 +47,7 @@ class SessionTable:
         self._sessions: dict[bytes, Session] = {}
         self._revoked: dict[bytes, tuple[str, str, str]] = {}  # lately, oldest first
         self._closing: set[asyncio.Task[list[int]]] = set()
-        self.accounts = Accounts()
+        self.accounts = TenantAccounts()
         self.audit = Audit()
         self.on_shown: Callable[[Caller | None], None] = lambda caller: None
         """Told whom the session token of the running call stands for; None: no live session."""

@@ -32,7 +32,7 @@ SESSIONS_SHARE = "sessions_share"
 """The name of the tenant's share of `sessions.max` among its quotas."""
 
 
-class Account:
+class TenantAccount:
     """One tenant's."""
 
     def __init__(self, tenant: Tenant) -> None:
@@ -89,26 +89,26 @@ class Account:
             )
 
 
-class Accounts:
+class TenantAccounts:
     """All tenants that have had a session."""
 
     weights: Mapping[str, float] = MappingProxyType({})
     """Of all configured tenants, by name: their shares of what is the daemon's."""
 
     def __init__(self) -> None:
-        self._accounts: dict[str, Account] = {}
+        self._accounts: dict[str, TenantAccount] = {}
         self._open: dict[str, Session] = {}
         self._ended: dict[str, Session] = {}  # lately, oldest first
         self._told = Seldom()
-        self.on_exhausted: Callable[[Account], None] = end_streams
+        self.on_exhausted: Callable[[TenantAccount], None] = end_streams
 
-    def __iter__(self) -> Iterator[Account]:
+    def __iter__(self) -> Iterator[TenantAccount]:
         return iter(list(self._accounts.values()))
 
-    def of(self, tenant: Tenant = EVERYONE) -> Account:
+    def of(self, tenant: Tenant = EVERYONE) -> TenantAccount:
         account = self._accounts.get(tenant.name)
         if account is None:
-            account = self._accounts[tenant.name] = Account(tenant)
+            account = self._accounts[tenant.name] = TenantAccount(tenant)
         return account
 
     def change(self, tenants: Mapping[str, Tenant]) -> None:
@@ -126,14 +126,14 @@ class Accounts:
         """One that is open, or ended lately."""
         return self._open.get(session_id) or self._ended.get(session_id)
 
-    def admit(self, tenant: Tenant) -> Account:
+    def admit(self, tenant: Tenant) -> TenantAccount:
         """The account on which a session may be opened. Raises `QUOTA_EXCEEDED`."""
         account = self.of(tenant)
         account.check_sessions()
         account.check_time()
         return account
 
-    def check_share(self, account: Account, limit: int) -> None:
+    def check_share(self, account: TenantAccount, limit: int) -> None:
         """Raises `SESSION_LIMIT` where the tenant has its share of all the daemon's sessions; see `shares`."""
         tenant = account.tenant
         if not self.weights:
@@ -190,12 +190,12 @@ class Accounts:
         if account.exhausted and not before:
             self._exhausted(account)
 
-    def _exhausted(self, account: Account) -> None:
+    def _exhausted(self, account: TenantAccount) -> None:
         log.warning("quota_used_up", tenant=account.tenant.name, quota="gpu_seconds")
         self.on_exhausted(account)
 
 
-def end_streams(account: Account) -> None:
+def end_streams(account: TenantAccount) -> None:
     """Ends the Execute streams of a tenant whose time is used up. What its sessions hold stays with them, and can be
     read by single calls until they end."""
     refusal = account.out_of_time()

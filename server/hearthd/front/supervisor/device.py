@@ -17,7 +17,7 @@ from hearthd.front import errors
 from hearthd.front.counters import Totals
 from hearthd.front.links.link import CollectiveSink, DeviceLink
 from hearthd.front.rates import Rates
-from hearthd.front.resources.memory_grants import Grants
+from hearthd.front.resources.memory_grants import MemoryGrants
 from hearthd.front.resources.tenant_memory import TenantMemory
 from hearthd.front.sessions.channel import Channel
 from hearthd.front.sessions.session import Session
@@ -26,7 +26,16 @@ from hearthd.front.supervisor.durations import Times
 from hearthd.front.supervisor.exit_cause import INTENDED, Cause
 from hearthd.front.supervisor.fault_log import RecentFaults
 from hearthd.front.supervisor.fault_policy import culprit, named
-from hearthd.front.supervisor.isolation import EVERYBODY, FENCED, LOST, SERVING, STARTING, STATE_NAMES, Key, Policy
+from hearthd.front.supervisor.isolation import (
+    EVERYBODY,
+    FENCED,
+    LOST,
+    SERVING,
+    STARTING,
+    STATE_NAMES,
+    Policy,
+    WorkerKey,
+)
 from hearthd.front.supervisor.launcher import Launcher
 from hearthd.front.supervisor.process import Process
 from hearthd.front.supervisor.worker import Worker
@@ -35,7 +44,7 @@ from hearthd.front.tenancy.shares import Shares
 from hearthd.front.tenancy.tenants import Quotas
 from hearthd.shared.device_spec import DeviceSpec
 
-__all__ = ["FENCED", "LOST", "SERVING", "STARTING", "STATE_NAMES", "Device", "Owner", "Policy"]
+__all__ = ["FENCED", "LOST", "SERVING", "STARTING", "STATE_NAMES", "Device", "DeviceOwner", "Policy"]
 
 log = structlog.get_logger("hearthd.supervisor")
 
@@ -43,7 +52,7 @@ THROUGHPUT = ("commands", "kernel_launches", "host_to_device_bytes", "device_to_
 """Counters whose rates are kept."""
 
 
-class Owner(Protocol):
+class DeviceOwner(Protocol):
     """The supervisor, as its devices see it."""
 
     on_collective: CollectiveSink | None
@@ -72,8 +81,8 @@ class Owner(Protocol):
 class Device(Standing):
     """One device of the node: starts its workers, and knows whom each of them serves."""
 
-    def __init__(self, spec: DeviceSpec, launcher: Launcher, policy: Policy, owner: Owner) -> None:
-        super().__init__(spec, Grants(policy.context_memory, spec.memory_limit))
+    def __init__(self, spec: DeviceSpec, launcher: Launcher, policy: Policy, owner: DeviceOwner) -> None:
+        super().__init__(spec, MemoryGrants(policy.context_memory, spec.memory_limit))
         self.policy = policy
         self.restarts: dict[str, int] = {}
         self.share_refusals: Counter[str] = Counter()
@@ -93,11 +102,11 @@ class Device(Standing):
 
     # ---- who is served by whom ----
 
-    def key(self, session: Session) -> Key:
+    def key(self, session: Session) -> WorkerKey:
         """Whose worker serves a session."""
         if session.dedicated:
-            return Key(session.tenant.name, session.id)
-        return Key(session.tenant.name) if self.policy.by_tenant else EVERYBODY
+            return WorkerKey(session.tenant.name, session.id)
+        return WorkerKey(session.tenant.name) if self.policy.by_tenant else EVERYBODY
 
     async def channel(self, session: Session, attaching: bool = False) -> Channel:
         """The session's channel to the process that serves it now, opened where there is none; a process is started
@@ -164,7 +173,7 @@ class Device(Standing):
         """Bytes that sessions may have of the device; 0: not known before its first process is ready."""
         return self.spec.memory_limit or (self.properties.total_memory if self.known else 0)
 
-    def _check_share(self, key: Key) -> None:
+    def _check_share(self, key: WorkerKey) -> None:
         """Raises `DEVICE_UNAVAILABLE` where the tenant has its share of the device's processes; those that serve nobody
         just now make room for others, and do not count."""
         if not key.tenant or not self.policy.weights:
@@ -185,7 +194,7 @@ class Device(Standing):
                 retry_after_s=1.0,
             )
 
-    async def _room(self, key: Key) -> bool:
+    async def _room(self, key: WorkerKey) -> bool:
         """Makes sure that one more process may be started; whether that took time. Raises `DEVICE_UNAVAILABLE`."""
         self._check_share(key)
         if len(self.workers) < self.policy.max_processes:

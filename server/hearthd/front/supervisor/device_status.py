@@ -6,9 +6,9 @@ import time
 
 from hearth_proto.v1 import node_pb2
 from hearthd.front.links.link import DeviceLink
-from hearthd.front.resources.memory_grants import Grants
-from hearthd.front.resources.memory_ledger import Ledger
-from hearthd.front.supervisor.isolation import EVERYBODY, FENCED, LOST, SERVING, STALLED, STARTING, Key
+from hearthd.front.resources.memory_grants import MemoryGrants
+from hearthd.front.resources.memory_ledger import MemoryLedger
+from hearthd.front.supervisor.isolation import EVERYBODY, FENCED, LOST, SERVING, STALLED, STARTING, WorkerKey
 from hearthd.front.supervisor.worker import Worker
 from hearthd.front.supervisor.worker_set import Roster
 from hearthd.front.tenancy.tenants import Tenant
@@ -18,7 +18,7 @@ from hearthd.shared.device_spec import DeviceSpec
 class Standing:
     """One device, as it is described."""
 
-    def __init__(self, spec: DeviceSpec, grants: Grants) -> None:
+    def __init__(self, spec: DeviceSpec, grants: MemoryGrants) -> None:
         self.spec = spec
         self.ordinal = spec.ordinal
         self.properties = node_pb2.DeviceProperties(backend=spec.backend)
@@ -32,7 +32,7 @@ class Standing:
         self._grants = grants
 
     @property
-    def memory(self) -> Ledger:
+    def memory(self) -> MemoryLedger:
         """How its memory is divided between its processes."""
         return self._grants.ledger
 
@@ -99,7 +99,7 @@ class Standing:
         hidden = viewer is not None and not viewer.observes
         worker = self._primary
         if worker is None and viewer is not None:
-            worker = self.workers.serving.get(Key(viewer.name))
+            worker = self.workers.serving.get(WorkerKey(viewer.name))
         return node_pb2.Device(
             ordinal=self.ordinal,
             state=self.state,
@@ -114,7 +114,7 @@ class Standing:
             ],
         )
 
-    def _process(self, worker: Worker, key: Key) -> node_pb2.DeviceProcess:
+    def _process(self, worker: Worker, key: WorkerKey) -> node_pb2.DeviceProcess:
         return node_pb2.DeviceProcess(
             pid=worker.pid,
             generation=worker.generation,
@@ -126,6 +126,6 @@ class Standing:
         )
 
 
-def _sees(viewer: Tenant, key: Key | None) -> bool:
+def _sees(viewer: Tenant, key: WorkerKey | None) -> bool:
     """Everybody's processes, and those of the viewer's tenant."""
     return viewer.observes or (key is not None and key.tenant in ("", viewer.name))

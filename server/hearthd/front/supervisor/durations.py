@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from hearthd.front.counters import Buckets
-from hearthd.front.supervisor.isolation import Key
+from hearthd.front.supervisor.isolation import WorkerKey
 
 _BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
@@ -18,7 +18,7 @@ class Times:
         """From the launch of a process until it is ready."""
         self.recoveries = Buckets.up_to(_BOUNDS)
         """From the loss of a process until those whom it served are served by another."""
-        self._lost: dict[Key, float] = {}
+        self._lost: dict[WorkerKey, float] = {}
 
     @property
     def waiting(self) -> bool:
@@ -28,11 +28,11 @@ class Times:
     def started(self, seconds: float) -> None:
         self.starts.observe(seconds)
 
-    def lost(self, key: Key, now: float) -> None:
+    def lost(self, key: WorkerKey, now: float) -> None:
         """Those of `key` are without a process, from now on unless they were before."""
         self._lost.setdefault(key, now)
 
-    def served(self, serving: Collection[Key], known: Collection[Key], now: float) -> None:
+    def served(self, serving: Collection[WorkerKey], known: Collection[WorkerKey], now: float) -> None:
         """The workers of `serving` serve. Who is not in `known` has gone, and waits for none."""
         for key, since in list(self._lost.items()):
             if key in serving:

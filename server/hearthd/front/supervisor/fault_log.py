@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hearthd.front.supervisor.exit_cause import Cause
-from hearthd.front.supervisor.isolation import EVERYBODY, Key
+from hearthd.front.supervisor.isolation import EVERYBODY, WorkerKey
 from hearthd.front.tenancy.tenants import Tenant, sees_tenant
 
 MOST = 32
@@ -65,7 +65,7 @@ class RecentFaults:
         """Newest first."""
         return reversed(list(self._faults))
 
-    def add(self, cause: Cause, generation: int, key: Key | None, involved: Collection[str]) -> None:
+    def add(self, cause: Cause, generation: int, key: WorkerKey | None, involved: Collection[str]) -> None:
         """A process was lost; `involved`: the tenants whose kernels were in flight."""
         self._faults.append(
             Fault(

@@ -47,7 +47,7 @@ class Policy:
     """One further process on each device is ready for who comes, or loses its own."""
 
 
-class Key(NamedTuple):
+class WorkerKey(NamedTuple):
     """Whom a worker serves: everybody, one tenant, or one session of a tenant."""
 
     tenant: str = ""
@@ -58,7 +58,7 @@ class Key(NamedTuple):
         return bool(self.session)
 
 
-EVERYBODY = Key()
+EVERYBODY = WorkerKey()
 
 QUICK = 2
 """So many lost processes are replaced at once."""

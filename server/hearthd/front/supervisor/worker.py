@@ -26,9 +26,9 @@ from hearthd.front.supervisor.isolation import (
     STALLED,
     STARTING,
     STATE_NAMES,
-    Key,
     Loss,
     Policy,
+    WorkerKey,
     pause,
     weight,
 )
@@ -78,7 +78,7 @@ class Host(Protocol):
 class Worker:
     """The process of one key, replaced when it is lost. Without a key it is vacant: ready for whoever comes first."""
 
-    def __init__(self, host: Host, key: Key | None, quota: int = 0) -> None:
+    def __init__(self, host: Host, key: WorkerKey | None, quota: int = 0) -> None:
         self.key = key
         self.quota = quota
         """The most device memory, in bytes, that its tenant may hold; 0: no limit."""
@@ -183,7 +183,7 @@ class Worker:
 
     # ---- the life of its processes ----
 
-    def adopt(self, key: Key, quota: int, losses: deque[Loss] | None = None) -> None:
+    def adopt(self, key: WorkerKey, quota: int, losses: deque[Loss] | None = None) -> None:
         """Serves `key` from now on; `losses`: of the worker whose place it takes."""
         self.key, self.quota = key, quota
         if losses is not None:
@@ -328,7 +328,7 @@ class Worker:
         if timeout and not spared:
             self._idle = asyncio.get_running_loop().call_later(timeout, self._end_if_idle, self.key)
 
-    def _end_if_idle(self, key: Key | None) -> None:
+    def _end_if_idle(self, key: WorkerKey | None) -> None:
         self._idle = None
         if self.holds_nothing and self.key == key and not self.ending:
             log.info("device_idle", device=self._host.ordinal, generation=self.generation, pid=self.pid)

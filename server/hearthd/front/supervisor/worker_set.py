@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hearthd.front.supervisor.isolation import EVERYBODY, Key
+from hearthd.front.supervisor.isolation import EVERYBODY, WorkerKey
 from hearthd.front.supervisor.worker import Worker
 
 
@@ -12,7 +12,7 @@ class Roster:
     """Each worker is in it once, from its making until its process is gone for good."""
 
     def __init__(self) -> None:
-        self.serving: dict[Key, Worker] = {}
+        self.serving: dict[WorkerKey, Worker] = {}
         self.vacant: Worker | None = None
         self.ending: set[Worker] = set()
 
@@ -36,7 +36,7 @@ class Roster:
                 return worker
         return None
 
-    def occupy(self, key: Key, quota: int) -> Worker | None:
+    def occupy(self, key: WorkerKey, quota: int) -> Worker | None:
         """The vacant worker, which serves `key` from now on; None: there is none."""
         worker, self.vacant = self.vacant, None
         if worker is not None:

@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 
 from hearthd.front.connections import socket_filter
 from hearthd.front.connections.holding import Holding
-from hearthd.front.connections.limiter import ConnectionLimiter, Slot
+from hearthd.front.connections.limiter import ConnectionLimiter, ConnectionSlot
 from hearthd.front.connections.open_sockets import OpenSockets
 from hearthd.front.connections.strangers import Stranger
 
@@ -57,7 +57,7 @@ def http_limiter(observer: Observer, most: int, per_peer: int, reserve: int) -> 
 STEPS = st.lists(st.tuples(st.sampled_from(["admit", "prove", "wait", "release"]), st.integers(0, 5)), max_size=80)
 
 
-def take(limits: ConnectionLimiter, slots: list[Slot], step: str, number: int) -> None:
+def take(limits: ConnectionLimiter, slots: list[ConnectionSlot], step: str, number: int) -> None:
     if step == "admit":
         slot = limits.admit(f"10.0.0.{number}", lambda: None)
         if slot is not None:
@@ -71,7 +71,7 @@ def take(limits: ConnectionLimiter, slots: list[Slot], step: str, number: int) -
 def test_limits_hold_after_every_step(steps: list[tuple[str, int]]) -> None:
     observer = Observer()
     limits = limiter(observer)
-    slots: list[Slot] = []
+    slots: list[ConnectionSlot] = []
     for step, number in steps:
         if step == "wait":  # of HTTP, whose limits are the same for strangers
             continue
@@ -86,7 +86,7 @@ def test_limits_hold_after_every_step(steps: list[tuple[str, int]]) -> None:
 def test_limits_of_http_hold_after_every_step_and_the_reserve_is_for_probes(steps: list[tuple[str, int]]) -> None:
     observer = Observer()
     limits = http_limiter(observer, most=6, per_peer=3, reserve=1)
-    slots: list[Slot] = []
+    slots: list[ConnectionSlot] = []
     for step, number in steps:
         take(limits, slots, step, number)
         by_peer = Counter(each.peer for each in limits._slots)
@@ -102,7 +102,7 @@ def test_the_connection_that_waits_longest_makes_room_and_one_at_work_does_not()
     observer, dropped = Observer(), []
     limits = http_limiter(observer, most=4, per_peer=2, reserve=1)
 
-    def admit(name: str, peer: str = "10.0.0.1") -> Slot | None:
+    def admit(name: str, peer: str = "10.0.0.1") -> ConnectionSlot | None:
         return limits.admit(peer, lambda: dropped.append(name))
 
     first, second = admit("first"), admit("second")

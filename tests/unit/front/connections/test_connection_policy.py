@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.front.config.connections import Connections
+from hearthd.front.config.connections import ConnectionSettings
 from hearthd.front.connections import descriptors
 from hearthd.front.connections.holding import TurnOrder
 from hearthd.front.connections.peers import group_of, grpc_name, normal_name
@@ -17,12 +17,12 @@ from hearthd.front.connections.strangers import (
     PENALTY_DIVISOR,
     PENALTY_GRACE,
     SETTLED,
-    Bounds,
     Stranger,
+    StrangerLimits,
     judge,
 )
 
-BOUNDS = Bounds(most=16, most_per_peer=8, timeout=10.0, bytes=1 << 20)
+BOUNDS = StrangerLimits(most=16, most_per_peer=8, timeout=10.0, bytes=1 << 20)
 PEERS = st.sampled_from(["10.0.0.1", "10.0.0.2", "10.0.0.3", "uid:7"])
 STRANGERS = st.lists(
     st.builds(
@@ -199,9 +199,9 @@ def test_the_needed_limit_is_the_least_that_leaves_what_is_asked_for(asked: int,
 
 
 def test_connections_are_asked_for_by_number_only() -> None:
-    assert Connections().asked == 0 and descriptors.budget(2000, 48, 8).small is False
-    assert Connections(max=3000).asked == 3000 and Connections(max_strangers=700).asked == 1400
-    assert Connections(max=100, max_strangers=700).asked == 100
+    assert ConnectionSettings().asked == 0 and descriptors.budget(2000, 48, 8).small is False
+    assert ConnectionSettings(max=3000).asked == 3000 and ConnectionSettings(max_strangers=700).asked == 1400
+    assert ConnectionSettings(max=100, max_strangers=700).asked == 100
 
 
 # ---- peers ----
