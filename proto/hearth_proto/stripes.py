@@ -34,7 +34,7 @@ OFFSET = STRIPE_OFFSET.size
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class StripeCut:
     """A transfer of `size` bytes in chunks of `chunk`."""
 
     size: int

@@ -62,7 +62,7 @@ ELEMENTS = 1 << 20
 SIDE = 256
 
 
-class Steps:
+class DemoSteps:
     """Each step uses one feature against a node, and says what its result was equal to."""
 
     def __init__(self, node: hearth.Node) -> None:
@@ -142,7 +142,7 @@ def run_client(target: str) -> int:
     failed = 0
     results = _table("Hearth demo", "step", "result", "client")
     with hearth.connect(target) as node:
-        for name, step in Steps(node).all().items():
+        for name, step in DemoSteps(node).all().items():
             started = time.perf_counter()
             try:
                 result = step()

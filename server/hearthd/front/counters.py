@@ -20,7 +20,7 @@ Number = int | float
 
 
 @dataclass
-class Buckets:
+class HistogramCounts:
     """A histogram: upper bounds in nanoseconds, how many fell into each bucket and beyond the last, and their sum."""
 
     bounds_ns: tuple[int, ...]
@@ -28,9 +28,9 @@ class Buckets:
     sum_ns: int
 
     @staticmethod
-    def up_to(seconds: tuple[float, ...]) -> Buckets:
+    def up_to(seconds: tuple[float, ...]) -> HistogramCounts:
         """An empty one with these upper bounds."""
-        return Buckets(tuple(int(bound * 1e9) for bound in seconds), [0] * (len(seconds) + 1), 0)
+        return HistogramCounts(tuple(int(bound * 1e9) for bound in seconds), [0] * (len(seconds) + 1), 0)
 
     def observe(self, seconds: float) -> None:
         nanoseconds = max(0, int(seconds * 1e9))
@@ -45,7 +45,7 @@ class Counts:
     counters: dict[str, Number] = field(default_factory=dict)
     operations: dict[str, Number] = field(default_factory=dict)
     errors: dict[str, Number] = field(default_factory=dict)
-    histograms: dict[str, Buckets] = field(default_factory=dict)
+    histograms: dict[str, HistogramCounts] = field(default_factory=dict)
     reasons: dict[str, Number] = field(default_factory=dict)
     quotas: dict[str, Number] = field(default_factory=dict)
 
@@ -77,7 +77,7 @@ EVERYBODY = "default"
 _REMEMBERED = 64
 
 
-class Totals:
+class DeviceTotals:
     """Of one device, whose processes come and go, several at a time."""
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ def numbers(values: object) -> Iterator[tuple[str, Number]]:
             yield str(name), value
 
 
-def _histograms(values: object) -> Iterator[tuple[str, Buckets]]:
+def _histograms(values: object) -> Iterator[tuple[str, HistogramCounts]]:
     for name, value in values.items() if isinstance(values, Mapping) else ():
         if not (_NAME.fullmatch(str(name)) and isinstance(value, Mapping)):
             continue
@@ -140,7 +140,7 @@ def _histograms(values: object) -> Iterator[tuple[str, Buckets]]:
             continue
         if len(counts) != len(bounds) + 1 or not all(isinstance(each, int) for each in (*bounds, *counts)):
             continue
-        yield str(name), Buckets(tuple(bounds), list(counts), total)
+        yield str(name), HistogramCounts(tuple(bounds), list(counts), total)
 
 
 def _sum(one: Mapping[str, Number], other: Mapping[str, Number]) -> dict[str, Number]:
@@ -150,7 +150,7 @@ def _sum(one: Mapping[str, Number], other: Mapping[str, Number]) -> dict[str, Nu
     return total
 
 
-def _join(one: Mapping[str, Buckets], other: Mapping[str, Buckets]) -> dict[str, Buckets]:
+def _join(one: Mapping[str, HistogramCounts], other: Mapping[str, HistogramCounts]) -> dict[str, HistogramCounts]:
     joined = dict(one)
     for name, more in other.items():
         known = joined.get(name)
@@ -158,5 +158,5 @@ def _join(one: Mapping[str, Buckets], other: Mapping[str, Buckets]) -> dict[str,
             joined[name] = more
         else:
             counts = [a + b for a, b in zip(known.counts, more.counts, strict=True)]
-            joined[name] = Buckets(known.bounds_ns, counts, known.sum_ns + more.sum_ns)
+            joined[name] = HistogramCounts(known.bounds_ns, counts, known.sum_ns + more.sum_ns)
     return joined

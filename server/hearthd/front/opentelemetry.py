@@ -40,7 +40,7 @@ _PEER = re.compile(r"ipv[46]:\[?(.*?)]?:(\d+)")
 _GROUP = "opentelemetry_traces_exporter"
 
 
-class _Wanting(Exception):
+class _TracingUnavailable(Exception):
     """Why there are no traces, and what to do."""
 
     def __init__(self, why: str, fix: str) -> None:
@@ -73,7 +73,7 @@ def switch_on(environ: Mapping[str, str] = os.environ) -> None:
                 return
             provider = _provider(names)
         _Tracing.on = _Tracing(provider, ours=ours)
-    except _Wanting as wanting:
+    except _TracingUnavailable as wanting:
         log.warning("no_traces", why=str(wanting), fix=wanting.fix)
     except Exception as error:  # a number that is none, say
         log.warning("no_traces", why=f"{type(error).__name__}: {error}", fix="see the OTEL_ variables")
@@ -102,7 +102,7 @@ def _provider(names: list[str]) -> Any:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
-        raise _Wanting(
+        raise _TracingUnavailable(
             f"the environment asks for traces, and OpenTelemetry is not installed: {error}",
             "pip install 'hearth-gpu[otel]', or OTEL_SDK_DISABLED=true",
         ) from None
@@ -120,7 +120,7 @@ def _exporter(name: str) -> Any:
     found = list(entry_points(group=_GROUP, name=name))
     if not found:
         there = ", ".join(sorted({each.name for each in entry_points(group=_GROUP)})) or "none"
-        raise _Wanting(
+        raise _TracingUnavailable(
             f"no exporter {name!r} for traces is installed; there are: {there}",
             "pip install 'hearth-gpu[otel]', which has otlp over http/protobuf, or name another in "
             "OTEL_TRACES_EXPORTER and OTEL_EXPORTER_OTLP_PROTOCOL",

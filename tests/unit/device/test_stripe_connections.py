@@ -13,13 +13,13 @@ from host_memory import Host, LockingServer
 from rig import Rig
 
 from hearth_proto.frames import HEADER, STRIPE_OFFSET, Kind
-from hearth_proto.stripes import Cut, announce, chunk_head, taken
+from hearth_proto.stripes import StripeCut, announce, chunk_head, taken
 from hearth_proto.v1 import commands_pb2 as c
 from hearthd.shared.device_spec import DeviceSpec
 
 CHUNK = 64 << 10
 SIZE = 20 * CHUNK + 333
-CUT = Cut(SIZE, CHUNK)
+CUT = StripeCut(SIZE, CHUNK)
 BUFFER = 5
 
 

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from hearth_proto.v1 import commands_pb2, device_pb2, node_pb2
 from hearthd.front.admission import account as account_module
 from hearthd.front.admission import wire
-from hearthd.front.admission.account import StrangerBytes
+from hearthd.front.admission.account import UnauthenticatedBytes
 from hearthd.front.admission.limits import MAX_STRANGER_BYTES, AdmissionLimits, CredentialSource
 from hearthd.front.admission.turns import FairLock
 from hearthd.front.config.admission import AdmissionSettings
@@ -162,8 +162,8 @@ def test_a_caller_that_goes_as_its_turn_comes_passes_it_on() -> None:
 # ---- the account ----
 
 
-def account(most: int = 100) -> StrangerBytes:
-    return StrangerBytes(most, CollectorRegistry())
+def account(most: int = 100) -> UnauthenticatedBytes:
+    return UnauthenticatedBytes(most, CollectorRegistry())
 
 
 def test_no_more_bytes_are_held_than_the_account_has() -> None:
@@ -177,7 +177,7 @@ def test_a_limit_is_logged_once_in_a_while_and_counted_always(monkeypatch: pytes
     lines: list[dict[str, Any]] = []
     monkeypatch.setattr(account_module.log, "warning", lambda event, **fields: lines.append(fields), raising=False)
     registry = CollectorRegistry()
-    book = StrangerBytes(100, registry)
+    book = UnauthenticatedBytes(100, registry)
     for _ in range(50):
         book.refused("request_size", "ipv4:10.0.0.1:5", "/x/" + "y" * 500)
     assert [line["limit"] for line in lines] == ["request_size"] and len(lines[0]["method"]) == 128

@@ -19,8 +19,8 @@ from hearth.transport.framed_call import Call, send_beside
 from hearth_proto import calls, frames
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.front.admission.account import StrangerBytes
-from hearthd.front.admission.gate import Admitted, Door, Gate
+from hearthd.front.admission.account import UnauthenticatedBytes
+from hearthd.front.admission.gate import Admission, AdmissionGate, MethodGate
 from hearthd.front.admission.limits import AdmissionLimits
 from hearthd.front.config.admission import AdmissionSettings
 from hearthd.front.connections.limiter import ConnectionLimiter
@@ -32,15 +32,15 @@ from hearthd.front.tenancy.tenants import EVERYONE, Caller
 SETTINGS = AdmissionSettings()
 
 
-def framed(starts: Callable[[FramedCall, bytes], None], account: StrangerBytes | None = None) -> FramedCall:
-    account = account or StrangerBytes(SETTINGS.max_unauthenticated_bytes, CollectorRegistry())
+def framed(starts: Callable[[FramedCall, bytes], None], account: UnauthenticatedBytes | None = None) -> FramedCall:
+    account = account or UnauthenticatedBytes(SETTINGS.max_unauthenticated_bytes, CollectorRegistry())
     return FramedCall(starts, lambda _call: True, account, SETTINGS)
 
 
-def door(account: StrangerBytes | None = None) -> Door:
+def door(account: UnauthenticatedBytes | None = None) -> MethodGate:
     auth: Any = None
-    account = account or StrangerBytes(SETTINGS.max_unauthenticated_bytes, CollectorRegistry())
-    return Gate(auth, AdmissionLimits(SETTINGS, 32 << 20), account).door("hearth.v1.DeviceService", "Upload")
+    account = account or UnauthenticatedBytes(SETTINGS.max_unauthenticated_bytes, CollectorRegistry())
+    return AdmissionGate(auth, AdmissionLimits(SETTINGS, 32 << 20), account).door("hearth.v1.DeviceService", "Upload")
 
 
 @pytest.mark.parametrize("reading", [False, True], ids=["before", "while"])
@@ -80,12 +80,12 @@ HALF = frames.header(Kind.MESSAGE, 64 << 10) + bytes(63 << 10)
 
 def call_server(refused: bool) -> CallServer:
     """One whose methods read a message; `refused`: before that, at their METHOD."""
-    account = StrangerBytes(SETTINGS.max_unauthenticated_bytes, CollectorRegistry())
+    account = UnauthenticatedBytes(SETTINGS.max_unauthenticated_bytes, CollectorRegistry())
 
-    def decide(_door: Door, _context: Any) -> Admitted:
+    def decide(_door: MethodGate, _context: Any) -> Admission:
         if refused:
             raise Refusal(Reason.UNAUTHENTICATED, "No.", fix="None.")
-        return Admitted(None, 64 << 10)
+        return Admission(None, 64 << 10)
 
     async def behaviour(_request: Any, context: Any) -> bytes:
         if isinstance(context.admitted, Refusal):
@@ -174,7 +174,7 @@ def test_a_call_whose_messages_wait_goes_on(tmp_path: Path, monkeypatch: pytest.
             call.end()
 
         def starts(call: FramedCall, _head: bytes) -> None:
-            call.admit(Admitted(Caller(EVERYONE), 32 << 20), door())
+            call.admit(Admission(Caller(EVERYONE), 32 << 20), door())
             call.task = asyncio.create_task(serve(call))
 
         server = await asyncio.get_running_loop().create_unix_server(lambda: framed(starts), path)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal, to_text
 from hearthd.front.collectives.coordinator import Coordinator
-from hearthd.front.collectives.match import MatchKey, Send
-from hearthd.front.collectives.order import Order
+from hearthd.front.collectives.match import DeviceMessage, MatchKey
+from hearthd.front.collectives.order import CollectiveOrder
 
 
 def behind(*keys: MatchKey) -> list[list[Any]]:
@@ -29,18 +29,18 @@ class Ranks:
 
     def present(
         self, device: int, operation: MatchKey, *ahead: MatchKey, now: float = 0.0, **changes: Any
-    ) -> list[Send]:
+    ) -> list[DeviceMessage]:
         body = {**part(**changes), "behind": behind(*ahead)}
         rank = operation.members.index(device)
         return self.hear(self.coordinator.present(operation, rank, place(device), body, now))
 
-    def withdraw(self, device: int, operation: MatchKey, refusal: Refusal) -> list[Send]:
+    def withdraw(self, device: int, operation: MatchKey, refusal: Refusal) -> list[DeviceMessage]:
         rank = operation.members.index(device)
         return self.hear(self.coordinator.withdraw(operation, rank, {"status": to_text(refusal)}))
 
-    def hear(self, sends: list[Send]) -> list[Send]:
+    def hear(self, sends: list[DeviceMessage]) -> list[DeviceMessage]:
         """What is said of operations; what is said of communicators is answered."""
-        heard: list[Send] = []
+        heard: list[DeviceMessage] = []
         for send in sends:
             body = send.body
             answers = {"create_id": {"op": "id", "unique_id": "u"}, "join": {"op": "joined"}}
@@ -205,7 +205,7 @@ def test_in_the_order_in_which_they_are_told_all_can_be_launched(program: list[t
 
 @given(st.lists(st.tuples(st.integers(0, 7), st.sets(st.integers(0, 7), max_size=3)), max_size=30))
 def test_order_keeps_nothing_of_what_is_closed(steps: list[tuple[int, set[int]]]) -> None:
-    order: Order[int] = Order()
+    order: CollectiveOrder[int] = CollectiveOrder()
     for name, others in steps:
         order.open(name)
         if not order.held(name) and order.hold(name, others) and order.circle(name):

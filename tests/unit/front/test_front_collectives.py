@@ -10,13 +10,13 @@ from front_collective_parts import SIGNATURE, key, ops, part, place, refusal_in
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.front.collectives.errors import impossible
 from hearthd.front.collectives.flight_recorder import FlightRecorder
-from hearthd.front.collectives.match import Match, MatchKey, Presentation, RankLocation, Send
+from hearthd.front.collectives.match import DeviceMessage, Match, MatchKey, Presentation, RankLocation
 from hearthd.front.collectives.matcher import MAX_FAILURES, Matcher
 
 
 def present(
     matcher: Matcher, group: MatchKey, device: int, body: dict[str, Any], now: float = 0.0, process: int = 0
-) -> tuple[list[Send], Match | None]:
+) -> tuple[list[DeviceMessage], Match | None]:
     """A local device's part."""
     return next(matcher.row(group, group.members.index(device), place(device, process), body, now))
 

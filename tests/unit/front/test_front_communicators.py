@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hearth_proto.reasons import Reason, Refusal, to_text
 from hearthd.front.collectives.communicators import MAX_IDLE, Communicators
 from hearthd.front.collectives.flight_recorder import FlightRecorder
-from hearthd.front.collectives.match import Match, MatchKey, Presentation, RankLocation, Send
+from hearthd.front.collectives.match import DeviceMessage, Match, MatchKey, Presentation, RankLocation
 
 FIRST = "nonce-1"
 
@@ -21,7 +21,7 @@ def message(op: str, comm: str = FIRST, **more: Any) -> dict[str, Any]:
     return {"op": op, "comm": comm, **more}
 
 
-def made(communicators: Communicators, match: Match, comm: str = FIRST) -> list[Send]:
+def made(communicators: Communicators, match: Match, comm: str = FIRST) -> list[DeviceMessage]:
     """Submits the first operation of new ranks, and has them join: what the last one of them sets off."""
     assert [send.body for send in communicators.submit(match) if send.body["op"] != "abort"] == [
         {"op": "create_id", "comm": comm, "group": match.key.group, "ranks": len(match.places)}
@@ -30,7 +30,7 @@ def made(communicators: Communicators, match: Match, comm: str = FIRST) -> list[
     assert [(send.place, send.body["rank"]) for send in joins] == [
         (where, rank) for rank, where in enumerate(match.places)
     ]
-    sends: list[Send] = []
+    sends: list[DeviceMessage] = []
     for where in match.places:
         assert not sends
         sends = communicators.message(where, message("joined", comm))
@@ -113,7 +113,7 @@ def test_a_failed_join_fails_the_queue_and_aborts_the_others() -> None:
     assert refusal.details["failed"] == "1"
     assert communicators.message(place(0), message("joined")) == []
     assert communicators.submit(complete(sequence=3)) == [
-        Send(place(0), {"op": "create_id", "comm": "nonce-2", "group": "", "ranks": 2})
+        DeviceMessage(place(0), {"op": "create_id", "comm": "nonce-2", "group": "", "ranks": 2})
     ]
     assert communicators.aborts == 1
 

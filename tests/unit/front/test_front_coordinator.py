@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from hearth_proto.reasons import Reason, Refusal, to_text
 from hearthd.front.collectives.coordinator import Coordinator
-from hearthd.front.collectives.match import MatchKey, RankLocation, Send
+from hearthd.front.collectives.match import DeviceMessage, MatchKey, RankLocation
 
 SESSIONS = ("s", "t")
 MEMBERS = ((0, 1), (1, 0), (2, 1, 0), (1, 2))
@@ -37,7 +37,7 @@ class Ranks(RuleBasedStateMachine):
         """What has been presented and not been answered, by channel."""
         self.counts: dict[Part, int] = {}
         self.channels = 0
-        self.asked: list[Send] = []
+        self.asked: list[DeviceMessage] = []
         """`create_id` and `join` that have not been answered."""
         self.running: dict[tuple[str, RankLocation], list[tuple[int, MatchKey]]] = defaultdict(list)
         """What each rank was told to launch, by communicator."""
@@ -56,14 +56,14 @@ class Ranks(RuleBasedStateMachine):
             node, device = 0, members[rank]
         return RankLocation(node, device, self.generations[owner if node else "", node, device])
 
-    def take(self, sends: list[Send]) -> None:
+    def take(self, sends: list[DeviceMessage]) -> None:
         """What ranks are told. All of one operation are told to go together."""
         gone: dict[MatchKey, list[int]] = defaultdict(list)
         for where, body in sends:
             scope = f"group:{body['group']}" if where.node else ""
             assert (scope, where) not in self.dead, "nobody is there any more"
             if body["op"] in ("create_id", "join"):
-                self.asked.append(Send(where, body))
+                self.asked.append(DeviceMessage(where, body))
             elif body["op"] == "abort":
                 assert body["comm"] and body["reason"] and body["status"]
                 self.running.pop((body["comm"], where), None)

@@ -12,7 +12,7 @@ from front_fixture import run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.front.auth.authenticator import Failures, certificate_names, host_of
+from hearthd.front.auth.authenticator import AuthFailures, certificate_names, host_of
 from hearthd.front.auth.unix_identity import IdentitySocket, IdentityTickets, identity_path, user_of
 from hearthd.front.sockets import ListenError
 from hearthd.front.tenancy.tenants import User
@@ -26,14 +26,14 @@ class Clock:
 
 
 def test_failures_of_a_peer_within_a_minute() -> None:
-    failures = Failures(3)
+    failures = AuthFailures(3)
     assert [failures.add("a", second) for second in (0, 1, 59.9, 60, 61)] == [1, 2, 3, 1, 2]
     assert failures.add("b", 61) == 1
 
 
 @given(st.lists(st.tuples(st.integers(0, 3000), st.floats(0, 10)), max_size=200))
 def test_failures_are_bounded_in_number(peers: list[tuple[int, float]]) -> None:
-    failures, now = Failures(3), 0.0
+    failures, now = AuthFailures(3), 0.0
     for peer, later in peers:
         now += later
         assert failures.add(str(peer), now) >= 1

@@ -25,9 +25,9 @@ from hearth_proto.v1 import device_pb2, node_pb2
 from hearthd.front.lanes import ticket_port
 from hearthd.front.lanes.tickets import LaneTickets
 from hearthd.front.sessions.channel import Channel
-from hearthd.front.sessions.command_queue import Queue
-from hearthd.front.sessions.in_flight import Batches
-from hearthd.front.sessions.lane import LaneMirror, Unused
+from hearthd.front.sessions.command_queue import CommandQueue
+from hearthd.front.sessions.in_flight import InFlightBatches
+from hearthd.front.sessions.lane import LaneMirror, UnusedLanes
 from hearthd.front.sessions.resume_buffer import ResumeBuffer
 from hearthd.front.sockets import ListenError
 
@@ -96,13 +96,13 @@ def test_who_is_offered_a_lane(tmp_path: Path) -> None:
             stream.cancel()
             await gone(f)
             [session] = f.daemon.sessions
-            for bound in (Queue(most_commands=9), Queue(most_bytes=9)):
+            for bound in (CommandQueue(most_commands=9), CommandQueue(most_bytes=9)):
                 session.queue = bound
                 stream, attached = await attach(f)
                 assert not attached.HasField("lane"), "its work has to be counted"
                 stream.cancel()
                 await gone(f)
-            session.queue = Queue()
+            session.queue = CommandQueue()
             f.daemon.begin_drain()
             _, attached = await attach(f)
             assert not attached.HasField("lane")
@@ -735,7 +735,7 @@ def test_a_client_may_ask_where_its_attachment_stands(tmp_path: Path) -> None:
 
 def test_unused_lanes_have_a_line_of_the_log_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
     now, counted = [0.0], [0]
-    unused = Unused(lambda: counted.__setitem__(0, counted[0] + 1), lambda: now[0])
+    unused = UnusedLanes(lambda: counted.__setitem__(0, counted[0] + 1), lambda: now[0])
     for _ in range(25):
         unused.add("one", "")
         now[0] += 1.0
@@ -815,7 +815,7 @@ def test_everything_comes_once_whatever_way_it_takes(before: int, steps: list[st
     for number in range(before):
         replies.keep(b"b%d" % number)
     had: list[bytes] = list(replies)  # by the Execute stream
-    lane = LaneMirror(wire, 1, Batches(), replies)  # type: ignore[arg-type]
+    lane = LaneMirror(wire, 1, InFlightBatches(), replies)  # type: ignore[arg-type]
     on_the_way: list[bytes] = []
     aside: list[bytes] = []
     emitted = list(had)

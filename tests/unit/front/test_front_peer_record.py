@@ -11,7 +11,7 @@ from front_fake_peers import PATIENCE, SIGNATURE, FakeFront, Pair, fronts, pair,
 from hearth_proto.v1 import node_pb2
 from hearthd.front.collectives.flight_recorder import OPERATIONS, FlightRecorder
 from hearthd.front.peers.record import PeerRecord
-from hearthd.front.peers.tickets import Member
+from hearthd.front.peers.tickets import GroupMember
 from hearthd.front.rpc.group_info import GroupInfo
 
 
@@ -122,7 +122,7 @@ def test_it_is_done_when_all_own_ranks_are() -> None:
     async def work() -> None:
         first, second = FakeFront("a"), FakeFront("b")
         async with fronts(first, second):
-            members = (Member(1, 0), Member(0, 0), Member(1, 1))
+            members = (GroupMember(1, 0), GroupMember(0, 0), GroupMember(1, 1))
             one, two = first.session(0), second.session(0, 1)
             group, secret = await first.groups.create(one, members, 5.0)
             await second.groups.join(two, group, 1, members, first.ticket(secret), 5.0)

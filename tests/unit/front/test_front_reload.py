@@ -35,7 +35,7 @@ from hearthd.front.daemon.reload_plan import (
     value,
 )
 from hearthd.front.daemon.systemd import Notifier
-from hearthd.front.sessions.command_queue import Queue
+from hearthd.front.sessions.command_queue import CommandQueue
 from hearthd.front.sessions.tenant_accounts import TenantAccounts
 from hearthd.front.tenancy.tenants import Caller, Credential, Directory, Quotas, Tenant, User, token_key
 
@@ -197,7 +197,7 @@ def test_who_somebody_is_now() -> None:
 
 def test_bounds_of_a_queue_change_under_those_who_wait() -> None:
     async def scenario() -> None:
-        queue = Queue(2)
+        queue = CommandQueue(2)
         queue.take(10, 2)
         waiting = asyncio.create_task(queue.room())
         await asyncio.sleep(0)

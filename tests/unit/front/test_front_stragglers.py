@@ -18,7 +18,7 @@ from hearth_proto.frames import Kind
 from hearth_proto.reasons import Refusal
 from hearthd.front.supervisor import lingering_sessions
 from hearthd.front.supervisor.device import SERVING
-from hearthd.front.supervisor.lingering_sessions import CLEARING, GRACE, Stragglers
+from hearthd.front.supervisor.lingering_sessions import CLEARING, GRACE, LingeringSessions
 
 SOON = 0.1
 """For `GRACE` where time passes."""
@@ -32,7 +32,7 @@ def busy(*channels: int) -> dict[str, Any]:
 
 
 def test_a_process_without_others_ends_after_the_grace() -> None:
-    sessions = Stragglers()
+    sessions = LingeringSessions()
     assert not sessions.alone([]) and not sessions.end([], 1e9), "an empty process is not theirs"
     sessions.left(1, "a", "x", 10.0)
     assert sessions.bar([1]) and not sessions.end([1], 11.9) and sessions.wake(10.0) == 10.0 + GRACE
@@ -44,7 +44,7 @@ def test_a_process_without_others_ends_after_the_grace() -> None:
 
 
 def test_others_keep_it_and_the_last_of_them_does_not() -> None:
-    sessions = Stragglers()
+    sessions = LingeringSessions()
     sessions.left(1, "a", "x", 0.0)
     assert not sessions.bar([1, 2]), "who comes is one more among others"
     assert not sessions.end([1, 2], 1e6) and sessions.stuck(1e6)
@@ -55,7 +55,7 @@ def test_others_keep_it_and_the_last_of_them_does_not() -> None:
 
 
 def test_what_only_gives_back_has_more_time_and_bars_nobody() -> None:
-    sessions = Stragglers()
+    sessions = LingeringSessions()
     sessions.left(1, "a", "x", 0.0)
     sessions.ask(GRACE)
     sessions.hear({"1": {"busy": False, "kernels": []}})
@@ -68,7 +68,7 @@ def test_what_only_gives_back_has_more_time_and_bars_nobody() -> None:
 
 @pytest.mark.parametrize("answer", [None, {}, [], {"1": None}, {"9": {"busy": False}}, {"1": {}}])
 def test_a_process_that_does_not_say_is_taken_to_be_busy(answer: Any) -> None:
-    sessions = Stragglers()
+    sessions = LingeringSessions()
     sessions.left(1, "a", "x", 0.0)
     sessions.ask(GRACE)
     sessions.hear(answer)
@@ -77,7 +77,7 @@ def test_a_process_that_does_not_say_is_taken_to_be_busy(answer: Any) -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(["open", "leave", "gone"]), st.integers(1, 4), st.floats(0, 3)), max_size=40))
 def test_no_process_ends_under_somebody_who_uses_it(steps: list[tuple[str, int, float]]) -> None:
-    sessions, channels, left, now = Stragglers(), set[int](), dict[int, float](), 0.0
+    sessions, channels, left, now = LingeringSessions(), set[int](), dict[int, float](), 0.0
     for what, channel, later in steps:
         now += later
         if what == "open":

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason
-from hearthd.front.supervisor.fault_policy import Offenders, culprit
+from hearthd.front.supervisor.fault_policy import FaultQuarantine, culprit
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_only_a_single_suspect_is_blamed(
 
 @given(st.lists(st.floats(0, 30), max_size=40), st.integers(0, 6))
 def test_barred_by_one_fault_too_many_within_the_window(gaps: list[float], most: int) -> None:
-    offenders = Offenders(most, 60.0)
+    offenders = FaultQuarantine(most, 60.0)
     now, times, barred = 0.0, [], False
     for gap in gaps:
         now += gap
@@ -51,7 +51,7 @@ def test_barred_by_one_fault_too_many_within_the_window(gaps: list[float], most:
 
 
 def test_what_a_barred_session_is_told_and_how_it_ends() -> None:
-    offenders = Offenders(1, 60.0)
+    offenders = FaultQuarantine(1, 60.0)
     assert not offenders.blame("s", 0.0)
     assert offenders.blame("s", 1.0)
     refusal = offenders.refusal("s")

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from hearth_proto.layouts import Rows
+from hearth_proto.layouts import RowLayout
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.context import Device
@@ -47,7 +47,7 @@ class Move:
         segment: Segment,
         start: int,
         buffer: Buffer,
-        rows: Rows,
+        rows: RowLayout,
         direct: Direct,
         told: Callable[[int], None],
     ) -> None:
@@ -85,7 +85,7 @@ class SharedMoves:
         self._device = device
         self._segments = segments
 
-    def write(self, origin: Origin, command: commands_pb2.Write, buffer: Buffer, rows: Rows) -> Operation:
+    def write(self, origin: Origin, command: commands_pb2.Write, buffer: Buffer, rows: RowLayout) -> Operation:
         """Answered when the bytes have been read."""
         _check_alone("write", bool(command.data), command.transfer)
         try:
@@ -96,7 +96,7 @@ class SharedMoves:
         operation.on_failure = partial(self._given_up, move)
         return operation
 
-    def read(self, origin: Origin, command: commands_pb2.Read, buffer: Buffer, rows: Rows) -> Operation:
+    def read(self, origin: Origin, command: commands_pb2.Read, buffer: Buffer, rows: RowLayout) -> Operation:
         """Answered when the bytes are there."""
         _check_alone("read", False, command.transfer)
         move = self._move("read", origin, command.shared, buffer, rows)
@@ -104,7 +104,7 @@ class SharedMoves:
         operation.on_failure = partial(self._given_up, move)
         return operation
 
-    def _move(self, what: str, origin: Origin, shared: commands_pb2.Shared, buffer: Buffer, rows: Rows) -> Move:
+    def _move(self, what: str, origin: Origin, shared: commands_pb2.Shared, buffer: Buffer, rows: RowLayout) -> Move:
         segment = self._segments.find(origin.session, shared.segment)
         check_range(what, segment.ident, segment.size, shared.offset, rows.size)
         direct = Direct(self._device, origin, buffer, rows)

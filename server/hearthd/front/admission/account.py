@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from hearthd.front.tenancy.seldom import Seldom
+from hearthd.front.tenancy.seldom import LogThrottle
 from hearthd.shared.malloc import give_back
 
 log = structlog.get_logger("hearthd.admission")
@@ -27,7 +27,7 @@ _TRIM_AFTER = 2.0
 """Seconds from there to when that is done; it takes some milliseconds."""
 
 
-class StrangerBytes:
+class UnauthenticatedBytes:
     """Of one daemon."""
 
     def __init__(self, most: int, registry: CollectorRegistry) -> None:
@@ -38,7 +38,7 @@ class StrangerBytes:
         self._trim: asyncio.TimerHandle | None = None
         self.on_refused: Callable[[str], None] = lambda peer: None
         """Told the peer, gRPC's name, of each refusal."""
-        self._logged = Seldom(_LOG_EVERY)
+        self._logged = LogThrottle(_LOG_EVERY)
         Gauge(
             "hearth_admission_unauthenticated_bytes",
             "Bytes of requests held for callers without an accepted credential, at most.",

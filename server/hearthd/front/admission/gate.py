@@ -20,7 +20,7 @@ from google.protobuf.message import Message
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.front import opentelemetry
 from hearthd.front.admission import wire
-from hearthd.front.admission.account import StrangerBytes
+from hearthd.front.admission.account import UnauthenticatedBytes
 from hearthd.front.admission.limits import MAX_STRANGER_BYTES, AdmissionLimits, CredentialSource, MethodLimit
 from hearthd.front.admission.turns import FairLock
 from hearthd.front.auth.authenticator import Authenticator, host_of
@@ -38,7 +38,7 @@ def caller() -> Caller:
     return _caller.get()
 
 
-class Admitted(NamedTuple):
+class Admission(NamedTuple):
     """The gate's decision on the headers of a call."""
 
     caller: Caller | None
@@ -47,7 +47,7 @@ class Admitted(NamedTuple):
     """Of the first message."""
 
 
-class Service(grpc.GenericRpcHandler):  # type: ignore[type-arg]
+class GatedService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
     """The methods of one service, by path."""
 
     def __init__(self, name: str, methods: Mapping[str, grpc.RpcMethodHandler[Any, Any]]) -> None:
@@ -61,10 +61,10 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         return self._paths.get(handler_call_details.method)
 
 
-class Gate:
+class AdmissionGate:
     """Of one daemon. Belongs to the event loop."""
 
-    def __init__(self, auth: Authenticator, limits: AdmissionLimits, account: StrangerBytes) -> None:
+    def __init__(self, auth: Authenticator, limits: AdmissionLimits, account: UnauthenticatedBytes) -> None:
         self.auth = auth
         self.limits = limits
         self.account = account
@@ -76,15 +76,17 @@ class Gate:
         self.overloaded: Callable[[str], Refusal | None] = lambda method: None
         """Why a method is refused to callers that are admitted, before their message is read; None: it is served."""
 
-    def door(self, service: str, method: str, *, limit: MethodLimit | None = None) -> Door:
+    def door(self, service: str, method: str, *, limit: MethodLimit | None = None) -> MethodGate:
         """The gate of one method; `limit`: another than the table's."""
-        return Door(self, service, method, limit or self.limits.find(service, method))
+        return MethodGate(self, service, method, limit or self.limits.find(service, method))
 
-    def service(self, name: str, handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]]) -> Service:
+    def service(self, name: str, handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]]) -> GatedService:
         """The handlers of a service, each guarded by its door (see `server_call.guarded`), as streaming ones."""
-        return Service(name, {method: _streaming(handler) for method, handler in handlers.items()})
+        return GatedService(name, {method: _streaming(handler) for method, handler in handlers.items()})
 
-    def open_service(self, name: str, handlers: Mapping[str, Any], guard: Callable[[str, Any, Door], Any]) -> Service:
+    def open_service(
+        self, name: str, handlers: Mapping[str, Any], guard: Callable[[str, Any, MethodGate], Any]
+    ) -> GatedService:
         """The handlers of a service by another package, for callers without a credential. `guard` makes a behaviour of
         a method's name, what serves it and its door."""
         limit = MethodLimit(CredentialSource.NONE, MAX_STRANGER_BYTES)
@@ -93,25 +95,25 @@ class Gate:
             door = self.door(name, method, limit=limit)
             guarded = guard(method, _served(handler), door)
             made[method] = _streaming(_remade(handler, guarded))
-        return Service(name, made)
+        return GatedService(name, made)
 
-    def decide(self, door: Door, context: Context) -> Admitted:
+    def decide(self, door: MethodGate, context: Context) -> Admission:
         """On the headers of a call alone. Raises the refusal."""
         auth, limit = self.auth, door.limit
         if auth.directory.open:
-            return Admitted(auth.everyone(context.peer()), max(limit.max_bytes, MAX_STRANGER_BYTES))
+            return Admission(auth.everyone(context.peer()), max(limit.max_bytes, MAX_STRANGER_BYTES))
         if limit.credential is CredentialSource.NONE:
-            return Admitted(None, limit.max_bytes)
+            return Admission(None, limit.max_bytes)
         if limit.credential is CredentialSource.SESSION and not auth.shows(context):
-            return Admitted(None, min(limit.max_bytes, MAX_STRANGER_BYTES))
+            return Admission(None, min(limit.max_bytes, MAX_STRANGER_BYTES))
         found = auth.identify(context, by_session=limit.credential is not CredentialSource.LOGIN)
-        return Admitted(found, limit.max_bytes)
+        return Admission(found, limit.max_bytes)
 
 
-class Door:
+class MethodGate:
     """The gate of one method."""
 
-    def __init__(self, gate: Gate, service: str, method: str, limit: MethodLimit) -> None:
+    def __init__(self, gate: AdmissionGate, service: str, method: str, limit: MethodLimit) -> None:
         self.method = method
         self.limit = limit
         self.decode: Callable[[bytes], Any] | None = None
@@ -156,7 +158,7 @@ class Door:
             raise malformed(f"{self._path} came without its request.", "Send one message before the end.")
         return self._checked(message, context, admitted)
 
-    async def _read(self, context: Context, admitted: Admitted) -> Any:
+    async def _read(self, context: Context, admitted: Admission) -> Any:
         """The message, undecoded, or `EOF`."""
         try:
             if admitted.caller is None and not hasattr(context, "admitted"):
@@ -195,7 +197,7 @@ class Door:
                 self._gate.account.freed(self._gate.limits.largest)  # as much as may have come of it
                 raise
 
-    def _checked(self, message: Any, context: Context, admitted: Admitted) -> Any:
+    def _checked(self, message: Any, context: Context, admitted: Admission) -> Any:
         """The message, decoded where its size and the number of its fields allow."""
         if isinstance(message, bytes):
             size = len(message)
@@ -214,7 +216,7 @@ class Door:
                 message = self.decode(message)
         return message
 
-    def too_large(self, size: int, peer: str, admitted: Admitted) -> Refusal:
+    def too_large(self, size: int, peer: str, admitted: Admission) -> Refusal:
         """The refusal of a first message of `size` bytes."""
         self._gate.account.refused("request_size", peer, self._path, size=size)
         if admitted.caller is None:
@@ -237,7 +239,7 @@ class Door:
 def _streaming(handler: Any) -> grpc.RpcMethodHandler[Any, Any]:
     """`handler` as one that is called before its first message is read; its door decodes."""
     behaviour = _behaviour(handler)
-    door: Door = behaviour.door
+    door: MethodGate = behaviour.door
     door.decode, door.unary = handler.request_deserializer, not handler.request_streaming
     door.message = getattr(door.decode, "message", None)
     make = grpc.stream_stream_rpc_method_handler if handler.response_streaming else grpc.stream_unary_rpc_method_handler

@@ -22,8 +22,8 @@ import structlog
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.front.admission.account import StrangerBytes
-from hearthd.front.admission.gate import Service
+from hearthd.front.admission.account import UnauthenticatedBytes
+from hearthd.front.admission.gate import GatedService
 from hearthd.front.admission.limits import MAX_STRANGER_BYTES
 from hearthd.front.errors import Context, abort
 
@@ -49,8 +49,8 @@ def options(largest: int) -> Options:
 
 
 def make(
-    services: Sequence[Service],
-    account: StrangerBytes,
+    services: Sequence[GatedService],
+    account: UnauthenticatedBytes,
     channel_options: Options,
     admits: Callable[[str], bool] = lambda peer: True,
 ) -> grpc.aio.Server:
@@ -72,7 +72,7 @@ def make(
     return server
 
 
-def _server(account: StrangerBytes, channel_options: Options, admits: Callable[[str], bool]) -> Any:
+def _server(account: UnauthenticatedBytes, channel_options: Options, admits: Callable[[str], bool]) -> Any:
     base: Any = inspect.getmodule(grpc.aio.server)  # grpc.aio._server
 
     class Server(base.Server):  # type: ignore[misc]
@@ -135,7 +135,7 @@ class _Resolver:
         return self._handler
 
 
-async def _unknown(account: StrangerBytes, _: Any, context: Context) -> None:
+async def _unknown(account: UnauthenticatedBytes, _: Any, context: Context) -> None:
     account.refused("unknown_method", context.peer(), "?")
     refusal = Refusal(
         Reason.UNSUPPORTED,

@@ -44,7 +44,7 @@ class FailureObserver(Protocol):
     def authentication_failed(self) -> None: ...
 
 
-class Failures:
+class AuthFailures:
     """How often each peer has failed within the last minute. Pure, bounded: the peers of long ago are forgotten."""
 
     def __init__(self, most: int, window: float = _WINDOW) -> None:
@@ -85,7 +85,7 @@ class Authenticator:
         self._sessions = sessions
         self._audit = audit
         self._observer = observer
-        self._failures = Failures(max_failures)
+        self._failures = AuthFailures(max_failures)
         self._delay = failure_delay
         self._late = 0
 

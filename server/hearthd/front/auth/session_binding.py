@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.front.tenancy.revocations import Identity, Revocations, identity
+from hearthd.front.tenancy.revocations import CertificateIdentity, Revocations, identity
 
 if TYPE_CHECKING:
     from hearthd.front.tenancy.tenants import Caller
@@ -29,9 +29,9 @@ class ClientCertificates:
     def __init__(self) -> None:
         self.revocations: Revocations | None = None
         """None: no list is configured."""
-        self._known: dict[bytes, Identity | None] = {}
+        self._known: dict[bytes, CertificateIdentity | None] = {}
 
-    def identity(self, auth_context: Mapping[str, Any]) -> Identity | None:
+    def identity(self, auth_context: Mapping[str, Any]) -> CertificateIdentity | None:
         """Of the certificate of a connection; None where nobody asks, or where it cannot be read."""
         if self.revocations is None:
             return None
@@ -45,7 +45,7 @@ class ClientCertificates:
                 self._known[pem] = None
         return self._known[pem]
 
-    def revokes(self, certificate: Identity | None) -> bool:
+    def revokes(self, certificate: CertificateIdentity | None) -> bool:
         """Whether a list is configured and the certificate is on it, or cannot be looked up there."""
         if self.revocations is None:
             return False

@@ -101,7 +101,7 @@ class IdentitySocket:
         before = os.umask(0o111)  # everybody may ask who they are
         try:
             self._server = await asyncio.get_running_loop().create_unix_server(
-                lambda: _Greeter(self._tickets, self._limiter), path, backlog=128
+                lambda: _TicketSender(self._tickets, self._limiter), path, backlog=128
             )
         except OSError as error:
             self._socket.release()
@@ -116,7 +116,7 @@ class IdentitySocket:
         self._socket.release()
 
 
-class _Greeter(asyncio.Protocol):
+class _TicketSender(asyncio.Protocol):
     """Sends the ticket and hangs up."""
 
     def __init__(self, tickets: IdentityTickets, limiter: ConnectionLimiter | None) -> None:

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from hearthd.front.collectives.match import Match, MatchKey, RankLocation, Send
+from hearthd.front.collectives.match import DeviceMessage, Match, MatchKey, RankLocation
 
 REMEMBERED = 1024
 """Operations under way of which one communicator knows more than their number."""
@@ -50,5 +50,5 @@ class Communicator:
     def identity(self) -> Identity:
         return self.key.scope, self.places
 
-    def frame(self, op: str, rank: int, /, **more: Any) -> Send:
-        return Send(self.places[rank], {"op": op, "comm": self.id, "group": self.key.group, **more})
+    def frame(self, op: str, rank: int, /, **more: Any) -> DeviceMessage:
+        return DeviceMessage(self.places[rank], {"op": op, "comm": self.id, "group": self.key.group, **more})

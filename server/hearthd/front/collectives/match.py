@@ -31,7 +31,7 @@ def group_name(group: str, members: Sequence[int]) -> str:
     return f"group {group[:8]} of {len(members)} ranks" if group else f"group {list(members)}"
 
 
-class Send(NamedTuple):
+class DeviceMessage(NamedTuple):
     """One COLLECTIVE frame for one device process."""
 
     place: RankLocation

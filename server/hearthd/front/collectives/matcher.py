@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 from hearth_proto.reasons import Reason, Refusal, to_text
 from hearthd.front.collectives import errors
 from hearthd.front.collectives.flight_recorder import FlightRecorder
-from hearthd.front.collectives.match import Match, MatchKey, Presentation, RankLocation, Send
-from hearthd.front.collectives.order import Order
+from hearthd.front.collectives.match import DeviceMessage, Match, MatchKey, Presentation, RankLocation
+from hearthd.front.collectives.order import CollectiveOrder
 from hearthd.front.collectives.signature import mismatch
 
 MAX_FAILURES = 256
@@ -37,12 +37,14 @@ class MatchFailure(NamedTuple):
     """The rank that has withdrawn, where no other has been told so."""
 
 
-def fail(key: MatchKey, part: Presentation, refusal: Refusal) -> Send:
+def fail(key: MatchKey, part: Presentation, refusal: Refusal) -> DeviceMessage:
     """Tells one rank that its operation will not run."""
-    return Send(part.place, {"op": "fail", "channel": part.channel, **key.address(), "status": to_text(refusal)})
+    return DeviceMessage(
+        part.place, {"op": "fail", "channel": part.channel, **key.address(), "status": to_text(refusal)}
+    )
 
 
-def fail_all(match: Match, refusal: Refusal) -> list[Send]:
+def fail_all(match: Match, refusal: Refusal) -> list[DeviceMessage]:
     """Tells every rank that has presented."""
     return [fail(match.key, part, refusal) for _, part in sorted(match.parts.items())]
 
@@ -56,11 +58,14 @@ class Matcher:
     """The operations that wait for ranks. `failed` counts those that failed here, by reason."""
 
     def __init__(
-        self, timeout: float = 30.0, recorder: FlightRecorder | None = None, order: Order[MatchKey] | None = None
+        self,
+        timeout: float = 30.0,
+        recorder: FlightRecorder | None = None,
+        order: CollectiveOrder[MatchKey] | None = None,
     ) -> None:
         self._timeout = timeout
         self._recorder = FlightRecorder() if recorder is None else recorder
-        self._order = Order[MatchKey]() if order is None else order
+        self._order = CollectiveOrder[MatchKey]() if order is None else order
         self._pending: dict[MatchKey, Match] = {}
         """Those that wait for ranks, and those that are complete and held behind others."""
         self._failures: dict[str, OrderedDict[MatchKey, MatchFailure]] = {}
@@ -79,7 +84,7 @@ class Matcher:
 
     def row(
         self, key: MatchKey, rank: int, place: RankLocation, body: Mapping[str, Any], now: float, count: int = 1
-    ) -> Iterator[tuple[list[Send], Match | None]]:
+    ) -> Iterator[tuple[list[DeviceMessage], Match | None]]:
         """One rank's part in so many operations has come, each of which stands behind the one before: of each what to
         tell whom, and the operation if it is complete and all ranks agree.
 
@@ -98,7 +103,7 @@ class Matcher:
 
     def _present(
         self, key: MatchKey, rank: int, part: Presentation, behind: set[MatchKey], deadline: float
-    ) -> tuple[list[Send], Match | None]:
+    ) -> tuple[list[DeviceMessage], Match | None]:
         failures = self._failures.get(key.owner)
         failure = failures.get(key) if failures else None
         if failures and failure is not None:
@@ -137,7 +142,7 @@ class Matcher:
                 return match
         return None
 
-    def withdraw(self, key: MatchKey, rank: int, refusal: Refusal) -> list[Send]:
+    def withdraw(self, key: MatchKey, rank: int, refusal: Refusal) -> list[DeviceMessage]:
         """A rank will not take part, for a reason of its own: nor can the others, whether they have presented or
         will."""
         told = errors.withdrawn(key, rank, refusal)
@@ -148,10 +153,10 @@ class Matcher:
         self._remember(key, told, rank)
         return []
 
-    def expire(self, now: float) -> list[Send]:
+    def expire(self, now: float) -> list[DeviceMessage]:
         """Fails what has waited too long, the longest overdue first."""
         late = sorted((match.deadline, key) for key, match in self._pending.items() if match.deadline <= now)
-        sends: list[Send] = []
+        sends: list[DeviceMessage] = []
         for _, key in late:
             match = self._pending.get(key)
             if match is not None:
@@ -159,14 +164,14 @@ class Matcher:
         self._due = min((match.deadline for match in self._pending.values()), default=math.inf)
         return sends
 
-    def lost(self, where: RankLocation | int, why: str, owners: Collection[str] = ()) -> list[Send]:
+    def lost(self, where: RankLocation | int, why: str, owners: Collection[str] = ()) -> list[DeviceMessage]:
         """Fails what can no longer come together: a part is gone with its process, or will not come.
 
         `owners`: whose ranks the process, or the node, had, also those that have presented nothing yet. Of other nodes'
         places only the operations of `owners` are looked at."""
         local = isinstance(where, RankLocation) and where.node == 0
         device = where.device if isinstance(where, RankLocation) else None
-        sends: list[Send] = []
+        sends: list[DeviceMessage] = []
         for match in list(self._pending.values()):
             key = match.key
             theirs = key.owner in owners
@@ -180,9 +185,9 @@ class Matcher:
             sends += self._fail(match, errors.lost_before(key, where, why))
         return sends
 
-    def give_up(self, owner: str, refusal: Refusal) -> list[Send]:
+    def give_up(self, owner: str, refusal: Refusal) -> list[DeviceMessage]:
         """Fails what an owner has waiting, and forgets it."""
-        sends: list[Send] = []
+        sends: list[DeviceMessage] = []
         for match in [match for match in self._pending.values() if match.key.owner == owner]:
             sends += self._fail(match, refusal)
         self._failures.pop(owner, None)
@@ -193,9 +198,9 @@ class Matcher:
             return errors.held(match.key, self._order.ahead(match.key))
         return self._mismatch(match) or errors.not_presented(match)
 
-    def _crossed(self, key: MatchKey) -> list[Send]:
+    def _crossed(self, key: MatchKey) -> list[DeviceMessage]:
         """What comes to nothing because the ranks have it in different orders."""
-        sends: list[Send] = []
+        sends: list[DeviceMessage] = []
         circle = sorted(self._order.circle(key))
         for each in circle:
             match = self._pending.get(each)
@@ -212,7 +217,7 @@ class Matcher:
         found = mismatch({rank: part.operations for rank, part in match.parts.items()}, len(match.key.members))
         return None if found is None else errors.mismatch(match.key, found)
 
-    def _fail(self, match: Match, refusal: Refusal) -> list[Send]:
+    def _fail(self, match: Match, refusal: Refusal) -> list[DeviceMessage]:
         key = match.key
         del self._pending[key]
         self._order.close(key)

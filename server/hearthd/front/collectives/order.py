@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 K = TypeVar("K")
 
 
-class Order(Generic[K]):
+class CollectiveOrder(Generic[K]):
     """Pure; operations are named by their keys."""
 
     def __init__(self) -> None:

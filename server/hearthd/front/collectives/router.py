@@ -17,7 +17,7 @@ from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.front.collectives import errors
 from hearthd.front.collectives.coordinator import Coordinator
-from hearthd.front.collectives.match import GROUP, MatchKey, Presentation, RankLocation, Send
+from hearthd.front.collectives.match import GROUP, DeviceMessage, MatchKey, Presentation, RankLocation
 from hearthd.front.collectives.matcher import fail
 from hearthd.front.links.link import DeviceLink
 from hearthd.front.sessions.channel import Channel
@@ -25,9 +25,9 @@ from hearthd.front.sessions.channel import Channel
 log = structlog.get_logger("hearthd.collectives")
 
 
-def rows(sends: list[Send]) -> list[Send]:
+def rows(sends: list[DeviceMessage]) -> list[DeviceMessage]:
     """The same, with one message for each row of operations that one local rank is told to run on one communicator."""
-    found: list[Send] = []
+    found: list[DeviceMessage] = []
     last: dict[RankLocation, dict[str, Any]] = {}
     for place, body in sends:
         row = last.get(place)
@@ -38,7 +38,7 @@ def rows(sends: list[Send]) -> list[Send]:
         told = body
         if body["op"] == "go" and not place.node and not body["group"]:
             told = last[place] = dict(body)
-        found.append(Send(place, told))
+        found.append(DeviceMessage(place, told))
     return found
 
 
@@ -52,7 +52,7 @@ def _goes_on(row: dict[str, Any], body: dict[str, Any]) -> bool:
     )
 
 
-class Relay(Protocol):
+class GroupRelay(Protocol):
     """Who knows the groups over daemons."""
 
     def takes(self, link: DeviceLink, body: dict[str, Any]) -> bool:
@@ -78,7 +78,7 @@ class CollectiveRouter:
         self.coordinator = Coordinator(timeout)
         self.remote: Callable[[RankLocation, dict[str, Any]], None] = lambda place, body: None
         """Takes what is for a rank of another daemon; `body["group"]` says of which group, in hex."""
-        self.relay: Relay | None = None
+        self.relay: GroupRelay | None = None
         self._devices = frozenset(devices)
         self._links: dict[tuple[int, int], DeviceLink] = {}  # by device and generation
         self._closing: WeakSet[Channel] = WeakSet()
@@ -189,7 +189,7 @@ class CollectiveRouter:
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    def _send(self, sends: list[Send]) -> None:
+    def _send(self, sends: list[DeviceMessage]) -> None:
         for place, body in sends:
             if body["op"] in ("fail", "abort"):
                 log.warning(

@@ -17,7 +17,7 @@ from hearthd.front.connections.calling import current
 from hearthd.front.connections.counts import ConnectionCounts
 from hearthd.front.connections.guard import FAILED_COST, UNKNOWN_COST, ConnectionGuard
 from hearthd.front.connections.limiter import ConnectionLimiter, ConnectionSlot
-from hearthd.front.connections.strangers import StrangerLimits
+from hearthd.front.connections.strangers import UnauthenticatedLimits
 
 log = structlog.get_logger("hearthd.connections")
 
@@ -43,7 +43,7 @@ class ConnectionLimits:
         """`guarded`: whether there are tenants, so that calls have to show credentials."""
         self.settings = settings
         self.counts = ConnectionCounts(registry)
-        bounds = StrangerLimits(
+        bounds = UnauthenticatedLimits(
             settings.max_strangers,
             settings.max_strangers_per_address,
             settings.handshake_timeout,
@@ -53,7 +53,7 @@ class ConnectionLimits:
         self.most_grpc = settings.max
         """Connections of each of gRPC's listeners."""
         self._limiters: dict[str, ConnectionLimiter] = {}
-        self.budget: descriptors.Budget | None = None
+        self.budget: descriptors.DescriptorBudget | None = None
         """The division of the limit on open files; None before `fit`."""
 
     def limiter(self, listener: str) -> ConnectionLimiter:

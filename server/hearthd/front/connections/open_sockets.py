@@ -31,7 +31,7 @@ RST. Python's own `connect` cannot name it."""
 _connect = ctypes.CDLL(None, use_errno=True).connect
 
 
-class Found(NamedTuple):
+class OpenSocket(NamedTuple):
     """A connected socket."""
 
     local: str
@@ -80,7 +80,7 @@ class OpenSockets:
         return new, gone
 
     def listening(self, names: Collection[str]) -> list[socket.socket]:
-        """Duplicates of the sockets that listen at these addresses, named as `Found.local`."""
+        """Duplicates of the sockets that listen at these addresses, named as `OpenSocket.local`."""
         found = []
         for number in map(int, _descriptors()):
             try:
@@ -95,7 +95,7 @@ class OpenSockets:
                 copy.close()
         return found
 
-    def find(self, number: int, inode: int) -> Found | None:
+    def find(self, number: int, inode: int) -> OpenSocket | None:
         """Both ends of a socket; None where it is none that is connected, or has gone."""
         if not self._take(number, inode):
             return None
@@ -104,8 +104,8 @@ class OpenSockets:
             local, peer = _local(hand), hand.getpeername()
             if hand.getsockopt(socket.SOL_SOCKET, _SO_DOMAIN) == socket.AF_UNIX:
                 pid, uid, _ = credentials_of(hand)
-                return Found(local, f"uid:{uid}", "", pid)
-            return Found(local, str(peer[0]), grpc_name(str(peer[0]), int(peer[1])), 0)
+                return OpenSocket(local, f"uid:{uid}", "", pid)
+            return OpenSocket(local, str(peer[0]), grpc_name(str(peer[0]), int(peer[1])), 0)
         except (OSError, ValueError, TypeError, IndexError):
             return None
         finally:

@@ -33,7 +33,7 @@ BACKLOG_LOOKS = 10
 
 
 @dataclass(eq=False, slots=True)
-class Stranger:
+class UnauthenticatedConnection:
     """One connection."""
 
     number: int
@@ -67,7 +67,7 @@ class Stranger:
 
 
 @dataclass(frozen=True)
-class StrangerLimits:
+class UnauthenticatedLimits:
     """See `hearthd.front.config.connections.ConnectionSettings`."""
 
     most: int
@@ -76,17 +76,17 @@ class StrangerLimits:
     bytes: int
 
 
-def overspent(each: Stranger, penalized: bool) -> bool:
+def overspent(each: UnauthenticatedConnection, penalized: bool) -> bool:
     """Whether a connection has made more calls without a credential than it may."""
     return each.spent > CALLS / (PENALTY_DIVISOR if penalized else 1)
 
 
 def judge(
-    strangers: Iterable[Stranger], bounds: StrangerLimits, penalties: Penalties, now: float
-) -> list[tuple[Stranger, str]]:
+    strangers: Iterable[UnauthenticatedConnection], bounds: UnauthenticatedLimits, penalties: Penalties, now: float
+) -> list[tuple[UnauthenticatedConnection, str]]:
     """The connections to close, each with its reason: flood, silent, penalty, address, strangers."""
-    closing: dict[Stranger, str] = {}
-    by_peer: defaultdict[str, list[Stranger]] = defaultdict(list)
+    closing: dict[UnauthenticatedConnection, str] = {}
+    by_peer: defaultdict[str, list[UnauthenticatedConnection]] = defaultdict(list)
     for each in strangers:
         if each.proven or each.closed:
             continue
@@ -116,7 +116,7 @@ def judge(
     return list(closing.items())
 
 
-def _beyond(by_peer: dict[str, list[Stranger]], most: int) -> list[Stranger]:
+def _beyond(by_peer: dict[str, list[UnauthenticatedConnection]], most: int) -> list[UnauthenticatedConnection]:
     """Those over `most` in all: the largest peers are cut to a common size, oldest connections first."""
     total = sum(map(len, by_peer.values()))
     if total <= most:

@@ -24,9 +24,9 @@ from hearthd.front.daemon.access import Access
 from hearthd.front.daemon.reload_plan import ReloadPlan
 from hearthd.front.overload.manager import OverloadManager
 from hearthd.front.peers.targets import PeerTargets, auto_networks
-from hearthd.front.sessions.session import End, Session
+from hearthd.front.sessions.session import Session, SessionEnd
 from hearthd.front.sessions.session_table import SessionTable
-from hearthd.front.supervisor.supervisor import Policy, Supervisor
+from hearthd.front.supervisor.supervisor import IsolationPolicy, Supervisor
 from hearthd.front.tenancy.tenants import Caller, Directory
 from hearthd.shared import log
 from hearthd.shared.device_spec import DeviceSpec
@@ -38,7 +38,7 @@ _PATIENCE = 2.0
 """Seconds that a reload waits for what it ended to be given back; it ends all the same."""
 
 
-class Changes:
+class ConfigChanges:
     """Belongs to the event loop."""
 
     def __init__(
@@ -95,10 +95,10 @@ class Changes:
         for session in self._sessions:
             try:
                 caller = _again(directory, session.caller)
-            except _Revoked as revoked:
+            except _AccessRevoked as revoked:
                 ended += 1
                 self._sessions.audit.record("session_revoked", session, why=str(revoked))
-                closes.append(self._sessions.close(session, str(revoked), revoked=_FIX, cause=End.CREDENTIAL))
+                closes.append(self._sessions.close(session, str(revoked), revoked=_FIX, cause=SessionEnd.CREDENTIAL))
             else:
                 closes += self._change_session(session, caller)
         tasks = [asyncio.create_task(close) for close in closes]
@@ -130,28 +130,28 @@ class Changes:
                     channel.link.send(Kind.CHANGE, payload, channel=channel.number)
 
 
-class _Revoked(Exception):
+class _AccessRevoked(Exception):
     """Why a session ends."""
 
 
 def _again(directory: Directory, caller: Caller) -> Caller:
-    """The caller as the configuration has it now. Raises `_Revoked`."""
+    """The caller as the configuration has it now. Raises `_AccessRevoked`."""
     try:
         now = directory.again(caller, time.time())
     except Refusal as refusal:
-        raise _Revoked(
+        raise _AccessRevoked(
             f"the configuration of the daemon was changed, and its credential ({caller.credential}) is good no more: "
             f"{refusal.message.rstrip('.')}"
         ) from None
     if now.tenant.name != caller.tenant.name:
-        raise _Revoked(
+        raise _AccessRevoked(
             f"the configuration of the daemon was changed, and its credential ({caller.credential}) is now that of "
             f"tenant {now.tenant.name!r}"
         )
     return now
 
 
-def patience(policy: Policy, config: Config) -> Policy:
+def patience(policy: IsolationPolicy, config: Config) -> IsolationPolicy:
     """The supervisor's, as far as it can be changed while it runs."""
     return dataclasses.replace(
         policy,

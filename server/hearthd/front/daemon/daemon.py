@@ -15,12 +15,12 @@ from hearthd import version
 from hearthd.front.addresses import Addresses
 from hearthd.front.config import exposure
 from hearthd.front.config.loader import Config
-from hearthd.front.daemon.heap_trim import Thrift
+from hearthd.front.daemon.heap_trim import HeapTrimming
 from hearthd.front.daemon.reload import Read
 from hearthd.front.daemon.summary import summary
-from hearthd.front.daemon.wiring import Parts
+from hearthd.front.daemon.wiring import DaemonParts
 from hearthd.front.gpu.watch import GpuWatch
-from hearthd.front.sessions.session import End
+from hearthd.front.sessions.session import SessionEnd
 from hearthd.front.supervisor.isolation import SERVING, STALLED
 from hearthd.front.supervisor.launcher import Launcher
 from hearthd.shared.device_spec import Backend
@@ -51,7 +51,7 @@ class Daemon:
         hangup: Hangup | None = None,
     ) -> None:
         self.addresses = Addresses()
-        self.parts = parts = Parts(config, backend, devices, launcher, read)
+        self.parts = parts = DaemonParts(config, backend, devices, launcher, read)
         self.supervisor, self.sessions, self.access = parts.supervisor, parts.sessions, parts.access
         self.collectives, self.groups, self.credits = parts.collectives, parts.groups, parts.credits
         self.metrics, self.status, self.device_service = parts.metrics, parts.status, parts.device_service
@@ -124,7 +124,7 @@ class Daemon:
     async def _reap(self) -> None:
         """Closes sessions whose lease has run out; when there are none any more, gives back what they left free."""
         closing: set[asyncio.Task[list[int]]] = set()
-        thrift = Thrift()
+        thrift = HeapTrimming()
         while True:
             for session in self.sessions.expired():
                 task = asyncio.create_task(self.sessions.close(session, "its lease ran out", cause=session.end))
@@ -134,7 +134,7 @@ class Daemon:
                 self.sessions.audit.record("session_revoked", session, why="its certificate was revoked")
                 why = "its certificate was revoked by its authority"
                 fix = "Open a new session with a credential that is good"
-                close = self.sessions.close(session, why, revoked=fix, cause=End.CREDENTIAL)
+                close = self.sessions.close(session, why, revoked=fix, cause=SessionEnd.CREDENTIAL)
                 task = asyncio.create_task(close)
                 closing.add(task)
                 task.add_done_callback(closing.discard)

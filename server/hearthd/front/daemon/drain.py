@@ -24,7 +24,7 @@ _TICK = 1.0
 """Seconds between two words to the service manager, each good for a few of them."""
 
 
-class Clients(Protocol):
+class DrainingClients(Protocol):
     """Who reaches them: the device service."""
 
     greeting: Callable[[], device_pb2.Event] | None
@@ -38,7 +38,7 @@ class Drain:
     """Of one daemon: begun by an operator's call or by a signal, over when the sessions are or their time is."""
 
     def __init__(
-        self, sessions: SessionTable, clients: Clients, notifier: Notifier, not_ready: Callable[[], None]
+        self, sessions: SessionTable, clients: DrainingClients, notifier: Notifier, not_ready: Callable[[], None]
     ) -> None:
         self._sessions = sessions
         self._clients = clients

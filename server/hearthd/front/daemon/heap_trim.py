@@ -6,7 +6,7 @@ QUIET = 5.0
 """Seconds without a session after which nobody is kept waiting by it."""
 
 
-class Thrift:
+class HeapTrimming:
     """Asked now and then; says yes once for each time that sessions were there and have been gone for `quiet`
     seconds."""
 

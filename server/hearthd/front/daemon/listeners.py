@@ -14,7 +14,7 @@ from hearth_proto.calls import socket_path
 from hearthd.front import sockets
 from hearthd.front.addresses import Address, Addresses, parse_address
 from hearthd.front.admission import grpc_server
-from hearthd.front.admission.gate import Door, Gate, Service
+from hearthd.front.admission.gate import AdmissionGate, GatedService, MethodGate
 from hearthd.front.config.loader import Config
 from hearthd.front.connections.limits import ConnectionLimits
 from hearthd.front.daemon.access import Access
@@ -61,7 +61,7 @@ class Listeners:
         lanes: LanePort,
         stripes: StripePort,
         status: NodeStatus,
-        gate: Gate,
+        gate: AdmissionGate,
         connections: ConnectionLimits,
         overload: OverloadManager,
     ) -> None:
@@ -82,7 +82,7 @@ class Listeners:
         self._server: grpc.aio.Server | None = None
         self._calls: CallServer | None = None
 
-    async def open(self, services: Sequence[Service]) -> Addresses:
+    async def open(self, services: Sequence[GatedService]) -> Addresses:
         """Listens for gRPC where the configuration says; where that is, in the end. Raises `ListenError`: `close` what
         is open by then."""
         config = self._config.listen
@@ -134,7 +134,7 @@ class Listeners:
         self._http = self._access.http(address, self._supervisor, self._sessions, self._metrics, self._status, limiter)
         return str(await self._http.start(address, unix) or "")
 
-    def _guard(self, method: str, serve: Any, door: Door) -> Any:
+    def _guard(self, method: str, serve: Any, door: MethodGate) -> Any:
         """A method of the health service, which asks for no credential."""
         return guarded(health.NAME, method, serve, self._metrics, door)
 

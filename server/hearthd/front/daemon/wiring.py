@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from functools import partial
 
-from hearthd.front.admission.account import StrangerBytes
-from hearthd.front.admission.gate import Gate
+from hearthd.front.admission.account import UnauthenticatedBytes
+from hearthd.front.admission.gate import AdmissionGate
 from hearthd.front.admission.limits import AdmissionLimits
 from hearthd.front.collectives.metrics import CollectiveMetrics
 from hearthd.front.collectives.router import CollectiveRouter
 from hearthd.front.config.loader import Config
 from hearthd.front.connections.limits import ConnectionLimits
 from hearthd.front.daemon.access import Access
-from hearthd.front.daemon.config_changes import Changes
+from hearthd.front.daemon.config_changes import ConfigChanges
 from hearthd.front.daemon.drain import Drain
 from hearthd.front.daemon.listeners import Listeners
 from hearthd.front.daemon.reload import Read, Reloader
@@ -26,7 +26,7 @@ from hearthd.front.overload.manager import OverloadManager
 from hearthd.front.peers.connect import PeerReach
 from hearthd.front.peers.groups import PeerGroups
 from hearthd.front.peers.targets import PeerTargets
-from hearthd.front.resources.time_credits import Credits
+from hearthd.front.resources.time_credits import TimeCredits
 from hearthd.front.rpc import device_service, node_service
 from hearthd.front.rpc.bulk_service import BulkLimits, BulkService
 from hearthd.front.rpc.group_info import GroupInfo
@@ -37,19 +37,19 @@ from hearthd.front.sessions.recent_traces import RecentTraces
 from hearthd.front.sessions.session_table import SessionTable
 from hearthd.front.supervisor import backends
 from hearthd.front.supervisor.launcher import ForkServerLauncher, Launcher
-from hearthd.front.supervisor.supervisor import Policy, Supervisor
+from hearthd.front.supervisor.supervisor import IsolationPolicy, Supervisor
 from hearthd.shared.device_spec import Backend
 from hearthd.shared.host_memory import share_of_host
 from hearthd.shared.malloc import give_back
 
 
-class Parts:
+class DaemonParts:
     """Of one daemon; nothing of it runs or listens yet."""
 
     def __init__(  # noqa: PLR0915 - the one place where the parts are made
         self, config: Config, backend: Backend, devices: list[int], launcher: Launcher | None, read: Read | None
     ) -> None:
-        self.policy = Policy(
+        self.policy = IsolationPolicy(
             start_timeout=config.devices.start_timeout,
             ping_timeout=config.devices.ping_timeout,
             ping_interval=min(2.0, config.devices.ping_timeout / 4),
@@ -105,14 +105,14 @@ class Parts:
         )
         self.metrics.certificate_expires = lambda: self.access.certificate_expires
         self.supervisor.prepare.append(self.access.watch)
-        account = StrangerBytes(config.admission.max_unauthenticated_bytes, self.metrics.registry)
-        self.gate = Gate(self.access.auth, AdmissionLimits.of(config), account)
+        account = UnauthenticatedBytes(config.admission.max_unauthenticated_bytes, self.metrics.registry)
+        self.gate = AdmissionGate(self.access.auth, AdmissionLimits.of(config), account)
         self.access.connections = self.connections
         self.connections.guard.on_calm = give_back
         self.gate.on_shown = self.sessions.on_shown = self.connections.shown
         self.gate.on_probe, account.on_refused = self.connections.probed, self.connections.refused
         self.gate.overloaded = self.overload.admit
-        self.credits = Credits(self.sessions)
+        self.credits = TimeCredits(self.sessions)
         self.supervisor.prepare.append(self.credits.enter)
         limits = device_service.ClientLimits(
             max_inline_bytes=config.limits.max_inline_bytes,
@@ -168,7 +168,7 @@ class Parts:
             self.overload,
         )
         self.drain = Drain(self.sessions, self.device_service, self.notifier, self.listeners.not_ready)
-        changes = Changes(
+        changes = ConfigChanges(
             self.sessions,
             self.supervisor,
             self.access,

@@ -17,7 +17,7 @@ INTERVAL = 10.0
 """Seconds between two looks: each costs a thread some milliseconds, and no GPU anything."""
 
 
-class Fenceable(Protocol):
+class WatchedDevice(Protocol):
     """What is watched of a device."""
 
     ordinal: int
@@ -31,7 +31,7 @@ class GpuWatch:
 
     def __init__(
         self,
-        devices: Iterable[Fenceable],
+        devices: Iterable[WatchedDevice],
         read: Callable[[], Awaitable[Mapping[int, GpuReading]]],
         interval: float = INTERVAL,
     ) -> None:

@@ -22,7 +22,7 @@ from hearthd.front.auth.tls import ServerCertificates
 from hearthd.front.config.http import HttpSettings
 from hearthd.front.connections.limiter import ConnectionLimiter
 from hearthd.front.http.acceptor import BACKLOG, Acceptor
-from hearthd.front.http.cached import CachedAnswer
+from hearthd.front.http.cached import CachedResponse
 from hearthd.front.http.connection import Connection
 from hearthd.front.http.deliver import deliver
 from hearthd.front.http.head import MAX_HEAD, PROBES
@@ -52,7 +52,7 @@ _NEVER = 3600.0
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class _OurFaults(logging.Filter):
+class _InternalErrors(logging.Filter):
     """Lets pass what aiohttp logs, with a traceback, but of bytes that are no request: whoever sends them is told so,
     and could fill the log with them."""
 
@@ -104,7 +104,7 @@ class HttpServer:
         self._names: tuple[str, ...] | None = None
         """What `_hosts` was made of."""
         self._page = Page()
-        self._documents: dict[Tenant, CachedAnswer[bytes]] = {}
+        self._documents: dict[Tenant, CachedResponse[bytes]] = {}
         self._pages = MetricsPages(metrics, self._families, self._settings.metrics_max_age)
         self._downloads = TraceDownload()
 
@@ -134,7 +134,7 @@ class HttpServer:
 
     async def start(self, address: Address | None, unix: UnixSocket | None = None) -> Address | None:
         """Listens on TCP, on a Unix socket, or on both; returns the address with its port. Raises `ListenError`."""
-        logging.getLogger("aiohttp.server").addFilter(_OurFaults())
+        logging.getLogger("aiohttp.server").addFilter(_InternalErrors())
         self._listens = address.host if address is not None else ""
         self._runner = web.AppRunner(
             self.application(), access_log=None, handle_signals=False, shutdown_timeout=1.0, handler_cancellation=True,
@@ -271,7 +271,7 @@ class HttpServer:
             async def find() -> bytes:
                 return json.dumps(await self._status.document(viewer)).encode()
 
-            answer = self._documents[viewer] = CachedAnswer(find)
+            answer = self._documents[viewer] = CachedResponse(find)
         return await answer.get(max_age)
 
     async def _trace(self, request: web.Request) -> web.StreamResponse:

@@ -37,7 +37,7 @@ class PortObserver(Protocol):
     def lane_refused(self, reason: str) -> None: ...
 
 
-class Unwanted(Exception):
+class ConnectionRejected(Exception):
     """A connection that is not passed on; the text says why, as the metrics do."""
 
 
@@ -109,9 +109,9 @@ class TicketPort:
             try:
                 attachment = self._tickets.redeem(await self._ticket(connection))
                 if attachment is None:
-                    raise Unwanted("ticket")
+                    raise ConnectionRejected("ticket")
                 await self._hand_over(connection, attachment)
-            except Unwanted as why:
+            except ConnectionRejected as why:
                 self._refuse(connection, str(why))
             else:
                 self._observer.connection_passed_on(attachment.kind)
@@ -121,12 +121,12 @@ class TicketPort:
             async with asyncio.timeout(_TICKET_WAIT):
                 length, kind, _, _, _ = HEADER.unpack(await _read(connection, HEADER.size))
                 if kind != Kind.TICKET or length not in self.ticket_bytes:
-                    raise Unwanted("malformed")
+                    raise ConnectionRejected("malformed")
                 return await _read(connection, length)
         except TimeoutError:
-            raise Unwanted("silent") from None
+            raise ConnectionRejected("silent") from None
         except OSError:
-            raise Unwanted("closed") from None
+            raise ConnectionRejected("closed") from None
 
     async def _hand_over(self, connection: socket.socket, attachment: TicketHolder) -> None:
         try:
@@ -134,11 +134,11 @@ class TicketPort:
             async with asyncio.timeout(_REST_WAIT):
                 await attachment.hand_over(connection.fileno())
         except TimeoutError:
-            raise Unwanted("busy") from None
+            raise ConnectionRejected("busy") from None
         except OSError as error:
             why = error.strerror or str(error)
             log.info("no_lane", kind=attachment.kind, session=attachment.session.id, why=why)
-            raise Unwanted("gone") from None
+            raise ConnectionRejected("gone") from None
 
     def _refuse(self, connection: socket.socket, reason: str) -> None:
         connection.close()
@@ -147,12 +147,12 @@ class TicketPort:
 
 
 async def _read(connection: socket.socket, size: int) -> bytes:
-    """Exactly so much: what follows is not the front's. Raises `Unwanted` at the end of the stream."""
+    """Exactly so much: what follows is not the front's. Raises `ConnectionRejected` at the end of the stream."""
     loop = asyncio.get_running_loop()
     data = b""
     while len(data) < size:
         piece = await loop.sock_recv(connection, size - len(data))
         if not piece:
-            raise Unwanted("closed")
+            raise ConnectionRejected("closed")
         data += piece
     return data

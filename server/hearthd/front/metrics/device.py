@@ -12,8 +12,8 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from hearthd.front.counters import Buckets, Counts, Number
-from hearthd.front.supervisor.durations import Times
+from hearthd.front.counters import Counts, HistogramCounts, Number
+from hearthd.front.supervisor.durations import ProcessDurations
 
 Place = tuple[int, str]
 """A device's ordinal and a tenant."""
@@ -153,7 +153,7 @@ def families(
     yield from _histograms({place: counts.histograms for place, counts in totals.items()})
 
 
-def of_processes(devices: Mapping[int, Times]) -> Iterator[Metric]:
+def of_processes(devices: Mapping[int, ProcessDurations]) -> Iterator[Metric]:
     """How long the processes of each device took to start, and to replace one that was lost."""
     starts = HistogramMetricFamily(
         "hearth_device_start_seconds", "From the launch of a device process until it is ready.", labels=["device"]
@@ -215,7 +215,7 @@ def _plain(kind: str, by_place: Mapping[Place, Mapping[str, Number]], taken: fro
         yield metric
 
 
-def _histograms(by_place: Mapping[Place, Mapping[str, Buckets]]) -> Iterator[Metric]:
+def _histograms(by_place: Mapping[Place, Mapping[str, HistogramCounts]]) -> Iterator[Metric]:
     for name in sorted({name for histograms in by_place.values() for name in histograms}):
         text = _HISTOGRAMS.get(name, f"Of the device process: {name.replace('_', ' ')}.")
         metric = HistogramMetricFamily(f"hearth_{name}_seconds", text, labels=["device", "tenant"])
@@ -226,7 +226,7 @@ def _histograms(by_place: Mapping[Place, Mapping[str, Buckets]]) -> Iterator[Met
         yield metric
 
 
-def _cumulated(histogram: Buckets) -> list[tuple[str, float]]:
+def _cumulated(histogram: HistogramCounts) -> list[tuple[str, float]]:
     bounds = [*(str(bound / 1e9) for bound in histogram.bounds_ns), "+Inf"]
     sum_so_far = 0
     found: list[tuple[str, float]] = []

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from hearthd.front.sessions.session import End
+from hearthd.front.sessions.session import SessionEnd
 from hearthd.front.sessions.session_table import SessionTable
 from hearthd.front.sessions.tenant_accounts import SESSIONS_SHARE, TenantAccount
 from hearthd.front.supervisor import gauges
@@ -66,7 +66,7 @@ def families(supervisor: Supervisor, sessions: SessionTable) -> Iterator[Metric]
         name = account.tenant.name
         seconds.add_metric([name], account.device_ns / 1e9)
         opened.add_metric([name], account.opened)
-        for reason in End:
+        for reason in SessionEnd:
             closed.add_metric([name, reason], account.closed[reason])
         for quota in ("sessions", "gpu_seconds", SESSIONS_SHARE):
             refused.add_metric([name, quota], account.refused[quota])

@@ -28,7 +28,7 @@ Make = Callable[[], PeerLink]
 Forbidden = Callable[[Sequence[Address]], None]
 
 
-class NotAllowed(Exception):
+class PeerNotAllowed(Exception):
     """This daemon does not connect there, or its name is not known."""
 
 
@@ -53,7 +53,7 @@ class PeerReach:
                 until = clock() + window
                 try:
                     return await self._try(address, pin, hello, until)
-                except NotAllowed:
+                except PeerNotAllowed:
                     forbidden.append(address)
                     if address.numeric:  # there was nothing to find out
                         continue
@@ -76,14 +76,14 @@ class PeerReach:
         raise errors.not_reached(addresses, forbidden, patience if window < self._handshake else None)
 
     async def _try(self, address: Address, pin: bytes, hello: Body, until: float) -> PeerLink:
-        """One address of a ticket, in all its meanings. Raises `PeerLost`, `NotAllowed`, and what a daemon says."""
+        """One address of a ticket, in all its meanings. Raises `PeerLost`, `PeerNotAllowed`, and what a daemon says."""
         clock = asyncio.get_running_loop().time
         found: list[Address] = []
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(until):
                 found = await self._targets.find(address)
         if not found:
-            raise NotAllowed
+            raise PeerNotAllowed
         for number, where in enumerate(found):
             try:
                 return await self._greet(where, pin, hello, (until - clock()) / (len(found) - number))

@@ -157,7 +157,7 @@ class PeerGroups:
     # ---- what the router and device processes say ----
 
     def takes(self, link: DeviceLink, body: Body) -> bool:
-        """See `hearthd.front.collectives.router.Relay`."""
+        """See `hearthd.front.collectives.router.GroupRelay`."""
         if body["op"] in ("present", "withdraw"):
             channel = link.channels.get(int(body["channel"]))
             group = body.get("group")

@@ -29,7 +29,7 @@ from hearthd.front.peers.membership import (
     text_of,
     withdrawn,
 )
-from hearthd.front.peers.tickets import Hello, Member, Members, nodes_of
+from hearthd.front.peers.tickets import GroupMember, Members, PeerHello, nodes_of
 
 if TYPE_CHECKING:
     from hearthd.front.links.link import DeviceLink
@@ -132,7 +132,7 @@ class Leader(GroupMembership):
 
     # ---- those who join ----
 
-    def admit(self, hello: Hello, link: PeerLink) -> None:
+    def admit(self, hello: PeerHello, link: PeerLink) -> None:
         """Lets a daemon in that has shown the secret. Raises what stands against it."""
         tickets.check_hello(hello, self.members, self._links)
         node = hello.node
@@ -153,7 +153,7 @@ class Leader(GroupMembership):
         if what not in ("rank", "lost"):
             raise ValueError(f"there is no {str(what)[:40]!r}")
         device, process = tickets.natural(body["device"]), tickets.natural(body["process"])
-        rank = self._rank_of.get(Member(node, device))
+        rank = self._rank_of.get(GroupMember(node, device))
         if rank is None or self.over is not None:
             self._ignored += 1
             if self._ignored <= MAX_NOTED:
@@ -195,7 +195,7 @@ class Leader(GroupMembership):
         if link is None:
             return
         if body["op"] in ("go", "fail"):
-            rank = self._rank_of[Member(place.node, place.device)]
+            rank = self._rank_of[GroupMember(place.node, place.device)]
             self._unanswered[rank].drop(body["sequence"])
         try:
             link.send({"t": "send", "device": place.device, "process": place.process, "body": body})

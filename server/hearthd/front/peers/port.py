@@ -18,7 +18,7 @@ from hearthd.front.addresses import Address, parse_address
 from hearthd.front.connections.accept_loop import AcceptLoop
 from hearthd.front.peers.frames import Body
 from hearthd.front.peers.link import HANDSHAKE, PeerLink, PeerLost
-from hearthd.front.tenancy.seldom import Seldom
+from hearthd.front.tenancy.seldom import LogThrottle
 
 log = structlog.get_logger("hearthd.peers")
 
@@ -61,7 +61,7 @@ class PeerPort:
         """Strangers by address."""
         self.on_refused: Callable[[str, str], None] = lambda host, reason: None
         """Told the address and why of each connection that is not taken or says nothing in time."""
-        self._logged = Seldom(_LOG_S)
+        self._logged = LogThrottle(_LOG_S)
         self._accepting = AcceptLoop("peers", self._accepted, self._short)
 
     async def open(self) -> None:

@@ -20,7 +20,7 @@ Where = tuple[int, int]
 
 
 @dataclass
-class Flying:
+class InFlightOperations:
     """Operations that one process was told to run on a communicator and has not finished: number and sequence."""
 
     rank: int
@@ -33,7 +33,7 @@ class PeerRecord:
     def __init__(self, group: str, ranks: int, own: int, recorder: FlightRecorder | None = None) -> None:
         self._recorder = FlightRecorder() if recorder is None else recorder
         self._owner, self._members, self._own = GROUP + group, tuple(range(ranks)), own
-        self._flying: dict[tuple[str, Where], Flying] = {}
+        self._flying: dict[tuple[str, Where], InFlightOperations] = {}
         self._finished: dict[int, set[int]] = {}
         """By sequence: own ranks that have finished it, while others have not."""
 
@@ -52,7 +52,7 @@ class PeerRecord:
         if ring is not None and sequence in ring.operations and not ring.operations[sequence].launched:
             self._recorder.launched(key)
         self._recorder.ready(self._owner, self._members)
-        self._flying.setdefault((comm, where), Flying(rank)).operations.append((index, sequence))
+        self._flying.setdefault((comm, where), InFlightOperations(rank)).operations.append((index, sequence))
 
     def progress(self, comm: str, where: Where, done: int) -> None:
         """A process has finished so many operations of the communicator."""

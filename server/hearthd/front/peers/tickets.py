@@ -23,17 +23,17 @@ PROTOCOL = 1
 """Of the fronts among each other."""
 
 
-class Member(NamedTuple):
+class GroupMember(NamedTuple):
     """A rank's place, as all daemons of the group name it."""
 
     node: int
     device: int
 
 
-Members = tuple[Member, ...]
+Members = tuple[GroupMember, ...]
 
 
-class Hello(NamedTuple):
+class PeerHello(NamedTuple):
     """Who joins what."""
 
     group: bytes
@@ -50,14 +50,14 @@ def members_of(members: Sequence[node_pb2.GroupMember]) -> Members:
     """The ranks of a request. Raises `INVALID_ARGUMENT` for what is no group."""
     if not 1 <= len(members) <= MAX_RANKS:
         raise _no_group(f"A group of {len(members)} ranks was asked for", f"1 to {MAX_RANKS} members", len(members))
-    return check_members(Member(member.node, member.device) for member in members)
+    return check_members(GroupMember(member.node, member.device) for member in members)
 
 
-def check_members(members: Iterable[Member]) -> Members:
+def check_members(members: Iterable[GroupMember]) -> Members:
     """`members` where they make a group: each place once, nodes counted from 0 without a gap. Raises
     `INVALID_ARGUMENT`."""
     found = tuple(members)
-    seen: set[Member] = set()
+    seen: set[GroupMember] = set()
     for rank, member in enumerate(found):
         if member in seen:
             raise _no_group(
@@ -166,17 +166,17 @@ def hello(group: bytes, node: int, secret: bytes, members: Members) -> Body:
     }
 
 
-def parse_hello(body: Body) -> Hello:
+def parse_hello(body: Body) -> PeerHello:
     """Raises `ValueError` for anything that is none."""
     try:
         members = body["members"]
         if body["t"] != "hello" or not isinstance(members, list) or len(members) > MAX_RANKS:
             raise ValueError("it is no hello")
-        return Hello(
+        return PeerHello(
             bytes.fromhex(body["group"]),
             natural(body["node"]),
             base64.b64decode(body["secret"], validate=True),
-            tuple(Member(natural(node), natural(device)) for node, device in members),
+            tuple(GroupMember(natural(node), natural(device)) for node, device in members),
             natural(body["protocol"]),
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -205,7 +205,7 @@ def stranger() -> Refusal:
     )
 
 
-def check_hello(hello: Hello, members: Members, taken: Iterable[int]) -> None:
+def check_hello(hello: PeerHello, members: Members, taken: Iterable[int]) -> None:
     """Whether one who has the secret may be let in as what it says it is; `taken`: nodes that have joined. Raises
     `VERSION_UNSUPPORTED`, `INVALID_ARGUMENT`, `COLLECTIVE_MISMATCH`, `HANDLE_IN_USE`."""
     if hello.protocol != PROTOCOL:

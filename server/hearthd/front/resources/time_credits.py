@@ -205,7 +205,7 @@ class DeviceTurns(Generic[K]):
         self._now = now
 
 
-class Credits:
+class TimeCredits:
     """The turns of the node's devices, told to their processes. Belongs to the event loop."""
 
     def __init__(self, sessions: Iterable[Session]) -> None:

@@ -17,18 +17,18 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.rights import Right
 from hearth_proto.v1 import device_pb2, node_pb2
 from hearthd.front import errors
-from hearthd.front.admission.gate import Gate, Service
+from hearthd.front.admission.gate import AdmissionGate, GatedService
 from hearthd.front.errors import Context
 from hearthd.front.lanes.listener import LanePort
 from hearthd.front.rpc import execute, transfer_streams, unary
 from hearthd.front.rpc.bulk_service import BulkService
 from hearthd.front.rpc.ipc_service import IpcService
 from hearthd.front.rpc.publish_service import PublishService
-from hearthd.front.rpc.server_call import CallObserver, Requests, StreamClosed, SubjectEnded, decoder, guarded
+from hearthd.front.rpc.server_call import CallObserver, RequestStream, StreamClosed, SubjectEnded, decoder, guarded
 from hearthd.front.sessions import attach
 from hearthd.front.sessions.channel import Channel
-from hearthd.front.sessions.lane import Unused
-from hearthd.front.sessions.session import End, Session
+from hearthd.front.sessions.lane import UnusedLanes
+from hearthd.front.sessions.session import Session, SessionEnd
 from hearthd.front.sessions.session_table import SessionTable
 from hearthd.front.supervisor.supervisor import Supervisor
 
@@ -38,7 +38,7 @@ _TAKES_TIME = frozenset({Right.ALLOCATE, Right.WRITE, Right.LAUNCH, Right.COLLEC
 """Operations that need one of these are new work, and refused to whose GPU seconds are used up."""
 
 
-class Traffic(CallObserver, Protocol):
+class TrafficObserver(CallObserver, Protocol):
     """Whoever counts calls and bytes."""
 
     def execute_traffic(self, batches: int, received: int, sent: int) -> None: ...
@@ -76,10 +76,10 @@ class DeviceService:
         sessions: SessionTable,
         supervisor: Supervisor,
         limits: ClientLimits,
-        traffic: Traffic,
+        traffic: TrafficObserver,
         lanes: LanePort,
         bulk: BulkService,
-        gate: Gate,
+        gate: AdmissionGate,
     ) -> None:
         self._gate = gate
         self._sessions = sessions
@@ -88,14 +88,14 @@ class DeviceService:
         self._traffic = traffic
         self._lanes = lanes
         self._bulk = bulk
-        self._unused = Unused(traffic.lane_unused)
+        self._unused = UnusedLanes(traffic.lane_unused)
         self.attachments: set[execute.ExecuteAttachment] = set()
         self.publishing = PublishService(sessions, supervisor, self._using)
         self._ipc = IpcService(sessions, supervisor, self._using, lanes)
         self.greeting: Callable[[], device_pb2.Event] | None = None
         """What every new Execute stream is told first: that the daemon drains."""
 
-    def handler(self) -> Service:
+    def handler(self) -> GatedService:
         """What the gRPC server registers. Execute, Upload, Download and Read travel as bytes, undecoded."""
         handlers: dict[str, Any] = {
             "Execute": grpc.stream_stream_rpc_method_handler(self._guard("Execute", self._execute)),
@@ -263,7 +263,7 @@ class DeviceService:
     # ---- transfers ----
 
     async def _upload(self, first: bytes | None, context: Context) -> device_pb2.UploadResponse:
-        messages = Requests(context)
+        messages = RequestStream(context)
         if first is None:
             raise errors.malformed("The Upload has no message.", "Name session_token, device and transfer first.")
         head = transfer_streams.parse_upload(first)
@@ -307,7 +307,7 @@ class DeviceService:
         return device_pb2.TransferStatusResponse(known=known, received=received, complete=complete)
 
     async def _write(self, first: device_pb2.WriteRequest | None, context: Context) -> Any:
-        messages = Requests(context, decoder(device_pb2.WriteRequest))
+        messages = RequestStream(context, decoder(device_pb2.WriteRequest))
         if first is None or not first.HasField("command"):
             raise errors.malformed(
                 "The Write has no command in its first message.", "Send target and command in the first message."
@@ -341,7 +341,7 @@ async def _carry(attachment: execute.ExecuteAttachment) -> None:
             raise StreamClosed from None
         raise
     except Refusal as refusal:
-        if attachment.session.ended_by is End.CLIENT:
+        if attachment.session.ended_by is SessionEnd.CLIENT:
             raise SubjectEnded(refusal) from None
         raise
 

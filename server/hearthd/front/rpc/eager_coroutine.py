@@ -11,7 +11,7 @@ from collections.abc import Coroutine, Generator
 from typing import Any
 
 
-class Begun:
+class EagerCoroutine:
     """Awaited once, or closed; what its first step raises is raised there."""
 
     __slots__ = ("_coroutine", "_error", "_first")

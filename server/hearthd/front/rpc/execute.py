@@ -14,7 +14,7 @@ from hearth_proto.v1 import device_pb2
 from hearthd.front import errors
 from hearthd.front.errors import Context
 from hearthd.front.lanes.tickets import check_open
-from hearthd.front.rpc.eager_coroutine import Begun
+from hearthd.front.rpc.eager_coroutine import EagerCoroutine
 from hearthd.front.sessions.attach import EOF, ExecuteWindow
 from hearthd.front.sessions.channel import Channel
 from hearthd.front.sessions.intake import Intake
@@ -54,7 +54,7 @@ class ExecuteAttachment:
         self._ack_due = False
         self._ack_timer: asyncio.TimerHandle | None = None
         self._out: deque[bytes] = deque()
-        self._begun: tuple[Begun, int] | None = None
+        self._begun: tuple[EagerCoroutine, int] | None = None
         """A write that goes before those of `_out`, and of how many bytes; the writer is not at rest."""
         self._intake = Intake(channel, session.queue, window, lambda size: on_traffic(1, size, 0))
         self._wake_out: asyncio.Future[None] | None = None
@@ -80,7 +80,7 @@ class ExecuteAttachment:
         wake = self._wake_out
         if wake is not None and not wake.done():
             # Nothing is queued or being written: it goes at once, and not when the writer's task has its turn.
-            self._begun = Begun(self._context.write(payload)), len(payload)
+            self._begun = EagerCoroutine(self._context.write(payload)), len(payload)
             self._intake.unread += len(payload)
             wake.set_result(None)
         else:

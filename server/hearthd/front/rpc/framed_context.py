@@ -19,8 +19,8 @@ from hearthd.front.admission.limits import MAX_STRANGER_BYTES
 from hearthd.front.sessions.attach import EOF
 
 if TYPE_CHECKING:
-    from hearthd.front.admission.account import StrangerBytes
-    from hearthd.front.admission.gate import Admitted, Door
+    from hearthd.front.admission.account import UnauthenticatedBytes
+    from hearthd.front.admission.gate import Admission, MethodGate
     from hearthd.front.config.admission import AdmissionSettings
     from hearthd.front.connections.limiter import ConnectionSlot
 
@@ -34,7 +34,7 @@ _BUFFER = 2 << 20
 Starts = Callable[["FramedCall", bytes], None]
 
 
-class Aborted(grpc.aio.AbortError):
+class CallAborted(grpc.aio.AbortError):
     """The handler ends the call with `status`."""
 
     def __init__(self, status: status_pb2.Status) -> None:
@@ -46,9 +46,13 @@ class FramedCall(asyncio.Protocol):
     """One connection, from when it is made; `starts` is told of its METHOD. To a handler it is the call's context."""
 
     def __init__(
-        self, starts: Starts, on_made: Callable[[FramedCall], bool], account: StrangerBytes, settings: AdmissionSettings
+        self,
+        starts: Starts,
+        on_made: Callable[[FramedCall], bool],
+        account: UnauthenticatedBytes,
+        settings: AdmissionSettings,
     ) -> None:
-        self.admitted: Admitted | Refusal | None = None
+        self.admitted: Admission | Refusal | None = None
         """The gate's decision, made when METHOD came."""
         self.slot: ConnectionSlot | None = None
         """Of its connection, among those of the listener."""
@@ -70,7 +74,7 @@ class FramedCall(asyncio.Protocol):
         """METHOD, while it is not whole."""
         self._frames = FrameReader(MAX_STRANGER_BYTES)
         self._most_unread = MAX_STRANGER_BYTES
-        self._door: Door | None = None
+        self._door: MethodGate | None = None
         self._delivered = False
         """Whether the handler has had a message."""
         self._deaf = False
@@ -129,7 +133,7 @@ class FramedCall(asyncio.Protocol):
 
     # ---- admission ----
 
-    def admit(self, admitted: Admitted | Refusal, door: Door) -> None:
+    def admit(self, admitted: Admission | Refusal, door: MethodGate) -> None:
         """Takes the gate's decision; `starts` calls it before anything behind METHOD is looked at."""
         self.admitted, self._door = admitted, door
         if isinstance(admitted, Refusal):
@@ -350,7 +354,7 @@ class FramedCall(asyncio.Protocol):
             if key == STATUS_DETAILS_KEY:
                 status = status_pb2.Status.FromString(value)
         status.code = int(code.value[0])
-        raise Aborted(status)
+        raise CallAborted(status)
 
     # ---- the end ----
 

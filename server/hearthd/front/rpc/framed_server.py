@@ -16,12 +16,12 @@ import structlog
 
 from hearth_proto import calls
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.front.admission.gate import Door, Gate, Service
+from hearthd.front.admission.gate import AdmissionGate, GatedService, MethodGate
 from hearthd.front.admission.limits import CredentialSource
 from hearthd.front.auth.authenticator import AUTHORIZATION, SESSION, TICKET
 from hearthd.front.connections.limiter import ConnectionLimiter
 from hearthd.front.connections.peers import peer_of
-from hearthd.front.rpc.framed_context import Aborted, FramedCall
+from hearthd.front.rpc.framed_context import CallAborted, FramedCall
 from hearthd.front.sockets import UnixSocket
 
 log = structlog.get_logger("hearthd.calls")
@@ -33,7 +33,7 @@ _MAX_PATH = 107
 _SHOWN = frozenset((AUTHORIZATION, SESSION, TICKET))
 
 
-class _Details(NamedTuple):
+class _CallDetails(NamedTuple):
     """grpc.HandlerCallDetails."""
 
     method: str
@@ -45,9 +45,9 @@ class CallServer:
 
     def __init__(
         self,
-        services: Sequence[Service],
+        services: Sequence[GatedService],
         ticket: Callable[[socket.socket], str],
-        gate: Gate,
+        gate: AdmissionGate,
         limiter: ConnectionLimiter,
     ) -> None:
         """`ticket`: one that stands for the user at the other end of a socket; empty where none is needed."""
@@ -144,7 +144,7 @@ class CallServer:
             return ()
         return ((TICKET, ticket),) if ticket else ()
 
-    def _admit(self, call: FramedCall, door: Door) -> None:
+    def _admit(self, call: FramedCall, door: MethodGate) -> None:
         """Decides on the call before anything behind METHOD is looked at."""
         shown = any(name in _SHOWN for name, _ in call.metadata)
         if not shown and door.limit.credential in (CredentialSource.HEADERS, CredentialSource.LOGIN):
@@ -158,7 +158,7 @@ class CallServer:
             call.admit(refusal, door)
 
     def _find(self, method: str, metadata: calls.Metadata) -> Any:
-        details: Any = _Details(method, metadata)
+        details: Any = _CallDetails(method, metadata)
         for service in self._services:
             handler: Any = service.service(details)
             if handler is not None:
@@ -172,7 +172,7 @@ class CallServer:
             if answers:
                 await call.write(answer)
             call.end()
-        except Aborted as aborted:
+        except CallAborted as aborted:
             aborted.__traceback__ = None
             call.end(aborted.status)
         except Refusal as refusal:

@@ -12,7 +12,7 @@ from hearthd.front.sessions.session import Session
 from hearthd.front.sessions.session_table import SessionTable
 
 
-class OverDaemons(Protocol):
+class CrossNodeGroup(Protocol):
     """A session's part in a group over daemons."""
 
     id: str
@@ -35,7 +35,7 @@ class GroupInfo:
         self,
         sessions: SessionTable,
         recorder: FlightRecorder,
-        over_daemons: Callable[[Session], Iterable[OverDaemons]] = lambda session: (),
+        over_daemons: Callable[[Session], Iterable[CrossNodeGroup]] = lambda session: (),
     ) -> None:
         self._sessions = sessions
         self._recorder = recorder
@@ -65,7 +65,7 @@ class GroupInfo:
         groups += [self._over(part) for part in self._over_daemons(session)]
         return node_pb2.DescribeGroupsResponse(groups=groups)
 
-    def _over(self, part: OverDaemons) -> node_pb2.GroupInfo:
+    def _over(self, part: CrossNodeGroup) -> node_pb2.GroupInfo:
         info = part.info()
         ring = part.ring(self._recorder)
         if ring is not None:

@@ -26,7 +26,7 @@ from hearthd.front.config.health import HealthSettings
 from hearthd.front.rpc import device_service, node_service
 from hearthd.front.rpc.readiness import ready
 from hearthd.front.supervisor.supervisor import SERVING, Supervisor
-from hearthd.front.tenancy.seldom import Seldom
+from hearthd.front.tenancy.seldom import LogThrottle
 
 log = structlog.get_logger("hearthd.health")
 
@@ -56,7 +56,7 @@ class Health:
         overloaded: Callable[[], str] = lambda: "",
     ) -> None:
         self.statuses: dict[str, int] = {}
-        self.watchers = Watchers(settings or HealthSettings())
+        self.watchers = HealthWatchers(settings or HealthSettings())
         self._supervisor = supervisor
         self._draining = False
         self._overloaded = overloaded
@@ -157,14 +157,14 @@ class Health:
         self._change.cancel()
 
 
-class Watchers(Collector):
+class HealthWatchers(Collector):
     """How many watch, in all and by address, and how many were refused or are slow."""
 
     def __init__(self, settings: HealthSettings) -> None:
         self._settings = settings
         self._by_address: Counter[str] = Counter()
         self._faults: Counter[str] = Counter({"total": 0, "address": 0, "slow": 0})
-        self._told = Seldom(_LOG_S)
+        self._told = LogThrottle(_LOG_S)
 
     def __len__(self) -> int:
         return self._by_address.total()

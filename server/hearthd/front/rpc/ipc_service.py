@@ -28,7 +28,7 @@ from hearthd.front.links.exported_files import ExportedFiles
 from hearthd.front.links.link import DeviceLink
 from hearthd.front.rpc import unary
 from hearthd.front.rpc.server_call import decoder
-from hearthd.front.rpc.shielded_task import SeenThrough
+from hearthd.front.rpc.shielded_task import ShieldedTask
 from hearthd.front.sessions.channel import Channel
 from hearthd.front.sessions.session import Session
 from hearthd.front.sessions.session_table import SessionTable
@@ -72,7 +72,7 @@ class IpcService:
         self._using = using
         self._lanes = lanes
         self._files = ExportedFiles(FILE)
-        self._begun = SeenThrough()
+        self._begun = ShieldedTask()
         supervisor.prepare.append(self._watch)
 
     def handlers(self, guard: Callable[[str, Any], Any]) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hearthd import version
-from hearthd.front.connections.descriptors import Budget
+from hearthd.front.connections.descriptors import DescriptorBudget
 from hearthd.front.counters import Counts
 from hearthd.front.gpu.nvml import GpuReading, Nvml
 from hearthd.front.rpc.readiness import ready
@@ -29,7 +29,7 @@ class NodeStatus:
         supervisor: Supervisor,
         sessions: SessionTable,
         traces: RecentTraces,
-        budget: Callable[[], Budget | None] = lambda: None,
+        budget: Callable[[], DescriptorBudget | None] = lambda: None,
     ) -> None:
         """`budget`: how the limit on open files is divided."""
         self.traces = traces

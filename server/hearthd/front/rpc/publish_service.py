@@ -26,7 +26,7 @@ from hearthd.front.links.exported_files import ExportedFiles
 from hearthd.front.links.link import DeviceLink
 from hearthd.front.rpc import unary
 from hearthd.front.rpc.server_call import decoder
-from hearthd.front.rpc.shielded_task import SeenThrough
+from hearthd.front.rpc.shielded_task import ShieldedTask
 from hearthd.front.sessions.channel import Channel
 from hearthd.front.sessions.publications import (
     MAX_PUBLICATIONS,
@@ -58,7 +58,7 @@ class PublishService:
         self._sessions = sessions
         self._using = using
         self._files = ExportedFiles(FILE)
-        self._begun = SeenThrough()
+        self._begun = ShieldedTask()
         supervisor.prepare.append(self._watch)
 
     def handlers(self, guard: Callable[[str, Any], Any]) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:

@@ -19,7 +19,7 @@ from hearthd.front.errors import Context, abort, malformed
 from hearthd.front.sessions.attach import EOF
 
 if TYPE_CHECKING:
-    from hearthd.front.admission.gate import Door
+    from hearthd.front.admission.gate import MethodGate
 
 log = structlog.get_logger("hearthd.rpc")
 
@@ -60,28 +60,28 @@ class SubjectEnded(Exception):
 
 
 @dataclass(frozen=True)
-class Unreadable:
+class UndecodableRequest:
     """In the place of a request that could not be decoded."""
 
     refusal: Refusal
 
 
-def decoder(message: type[Message]) -> Callable[[bytes], Message | Unreadable]:
+def decoder(message: type[Message]) -> Callable[[bytes], Message | UndecodableRequest]:
     """What decodes requests. gRPC would end a call whose request cannot be decoded without a word to anybody but the
     log, so that is left to `guarded`."""
 
-    def decode(data: bytes) -> Message | Unreadable:
+    def decode(data: bytes) -> Message | UndecodableRequest:
         try:
             return message.FromString(data)
         except DecodeError as error:
             name = message.DESCRIPTOR.name
-            return Unreadable(malformed(f"The message is no {name}: {error}.", f"Send a {name}."))
+            return UndecodableRequest(malformed(f"The message is no {name}: {error}.", f"Send a {name}."))
 
     decode.message = message  # type: ignore[attr-defined]  # for the gate, which counts its fields first
     return decode
 
 
-class Requests:
+class RequestStream:
     """The messages of a client's stream; raises where one could not be decoded.
 
     They are read through the context because gRPC's own iterator refers to itself: unless it is read to its very end,
@@ -94,7 +94,7 @@ class Requests:
         self._context = context
         self._decode = decode
 
-    def __aiter__(self) -> Requests:
+    def __aiter__(self) -> RequestStream:
         return self
 
     async def __anext__(self) -> Any:
@@ -103,13 +103,13 @@ class Requests:
             raise StopAsyncIteration
         if self._decode is not None:
             message = self._decode(message)
-        if isinstance(message, Unreadable):
+        if isinstance(message, UndecodableRequest):
             raise message.refusal
         return message
 
 
 def guarded(
-    service: str, method: str, behaviour: Behaviour, observer: CallObserver, door: Door | None = None
+    service: str, method: str, behaviour: Behaviour, observer: CallObserver, door: MethodGate | None = None
 ) -> Behaviour:
     """`behaviour` with its errors turned into statuses, counted under its name. `door`: admits the caller, and gives
     `behaviour` the first message."""
@@ -123,7 +123,7 @@ def guarded(
             try:
                 if door is not None:
                     request = await door.enter(context)
-                if isinstance(request, Unreadable):
+                if isinstance(request, UndecodableRequest):
                     raise request.refusal
                 return await behaviour(request, context)
             except (Refusal, StatusError, SubjectEnded) as error:

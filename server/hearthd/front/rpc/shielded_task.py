@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class SeenThrough:
+class ShieldedTask:
     """Of one service."""
 
     def __init__(self) -> None:

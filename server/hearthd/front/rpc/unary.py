@@ -15,7 +15,7 @@ from hearth_proto.v1 import commands_pb2, device_pb2
 from hearthd.front.errors import Context
 from hearthd.front.rpc.server_call import StatusError, decoder
 from hearthd.front.sessions.channel import Channel
-from hearthd.front.sessions.command_queue import Queue
+from hearthd.front.sessions.command_queue import CommandQueue
 
 MAX_CALLS = 256
 """Calls of one session that may be under way on one device."""
@@ -124,7 +124,7 @@ async def submit(channel: Channel, command: commands_pb2.Command) -> commands_pb
     return result
 
 
-async def _room(queue: Queue) -> None:
+async def _room(queue: CommandQueue) -> None:
     try:
         async with asyncio.timeout(QUEUE_WAIT):
             await queue.room()

@@ -12,7 +12,7 @@ from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2, device_pb2
 from hearthd.front.errors import malformed
-from hearthd.front.sessions.in_flight import Batches
+from hearthd.front.sessions.in_flight import InFlightBatches
 from hearthd.front.sessions.lane import LaneMirror
 from hearthd.front.sessions.link_interface import Link
 from hearthd.front.sessions.resume_buffer import ResumeBuffer
@@ -74,7 +74,7 @@ class Channel:
         self.session_id = session_id
         self.tenant = tenant
         self.sink: ResponseSink | None = None
-        self.batches = Batches()
+        self.batches = InFlightBatches()
         self.replies: ResumeBuffer | None = None
         """Kept for a client that attached resumably, whether its stream is there or not."""
         self.lane: LaneMirror | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 
-class Queue:
+class CommandQueue:
     """Batches and calls of all sessions of a tenant, in bytes and number; 0: no bound."""
 
     def __init__(self, most_commands: int = 0, most_bytes: int = 0) -> None:

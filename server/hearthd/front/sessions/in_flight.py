@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from hearthd.front.sessions.command_queue import Queue
+from hearthd.front.sessions.command_queue import CommandQueue
 
 
-class Batches:
+class InFlightBatches:
     """Those of one channel, oldest first."""
 
     def __init__(self) -> None:
@@ -19,7 +19,7 @@ class Batches:
         """The number of the last one that was given; those after it have to be sent by the client."""
         self.acked = 0
         self.bytes = 0
-        self.queue: Queue | None = None
+        self.queue: CommandQueue | None = None
         """The tenant's, which counts them too; set before the first one."""
         self._sizes: deque[int] = deque()
         self._none_left: asyncio.Future[None] | None = None

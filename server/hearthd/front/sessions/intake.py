@@ -11,13 +11,15 @@ from collections.abc import Callable
 from hearth_proto.reasons import Refusal
 from hearthd.front.sessions.attach import ExecuteWindow
 from hearthd.front.sessions.channel import Channel
-from hearthd.front.sessions.command_queue import Queue
+from hearthd.front.sessions.command_queue import CommandQueue
 
 
 class Intake:
     """Ends with `stop`."""
 
-    def __init__(self, channel: Channel, queue: Queue, window: ExecuteWindow, on_batch: Callable[[int], None]) -> None:
+    def __init__(
+        self, channel: Channel, queue: CommandQueue, window: ExecuteWindow, on_batch: Callable[[int], None]
+    ) -> None:
         self._channel = channel
         self._queue = queue
         self._window = window

@@ -15,7 +15,7 @@ import structlog
 
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Refusal
-from hearthd.front.sessions.in_flight import Batches
+from hearthd.front.sessions.in_flight import InFlightBatches
 from hearthd.front.sessions.link_interface import Link
 from hearthd.front.sessions.resume_buffer import ResumeBuffer
 
@@ -28,7 +28,7 @@ _AHEAD = 1 << 16
 class LaneMirror:
     """Of one channel, from when it is handed over until its client attaches again."""
 
-    def __init__(self, link: Link, number: int, batches: Batches, replies: ResumeBuffer) -> None:
+    def __init__(self, link: Link, number: int, batches: InFlightBatches, replies: ResumeBuffer) -> None:
         self._link = link
         self._number = number
         self._batches = batches
@@ -91,7 +91,7 @@ class LaneMirror:
         return last > self._first
 
 
-class Unused:
+class UnusedLanes:
     """Lanes that ended before their clients used them: each is counted, and the log has a line for all of some time.
 
     A few are clients that ended just then. Many say that the front or a device process does not answer within the

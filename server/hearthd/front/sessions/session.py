@@ -8,11 +8,11 @@ from typing import Any
 
 from hearth_proto import rights
 from hearthd.front.sessions.channel import Channel
-from hearthd.front.sessions.command_queue import Queue
+from hearthd.front.sessions.command_queue import CommandQueue
 from hearthd.front.tenancy.tenants import ANYBODY, EVERYONE, Caller, Tenant
 
 
-class End(enum.StrEnum):
+class SessionEnd(enum.StrEnum):
     """What ends sessions: a label of metrics."""
 
     CLIENT = "client"
@@ -42,7 +42,7 @@ class Session:
     """Whether it has device processes of its own."""
     launch_timeout: float = 0.0
     """Seconds, for launches without a limit of their own; 0: the daemon's default."""
-    queue: Queue = field(default_factory=Queue)
+    queue: CommandQueue = field(default_factory=CommandQueue)
     """The tenant's."""
     channels: dict[int, Channel] = field(default_factory=dict)
     """Its place in the device process that serves it now, by ordinal."""
@@ -53,7 +53,7 @@ class Session:
     connections: int = 0
     """Execute streams and calls under way."""
     closing: bool = False
-    ended_by: End | None = None
+    ended_by: SessionEnd | None = None
     """Who or what has closed it; None: it is open."""
 
     def opening(self, device_memory: int = 0) -> dict[str, Any]:
@@ -75,9 +75,9 @@ class Session:
         }
 
     @property
-    def end(self) -> End:
+    def end(self) -> SessionEnd:
         """What its expiry is put down to."""
-        return End.CREDENTIAL if self.deadline == self.until else End.LEASE
+        return SessionEnd.CREDENTIAL if self.deadline == self.until else SessionEnd.LEASE
 
     @property
     def deadline(self) -> float:

@@ -15,7 +15,7 @@ from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.front import errors, opentelemetry
 from hearthd.front.audit.recorder import Audit
-from hearthd.front.sessions.session import End, Session
+from hearthd.front.sessions.session import Session, SessionEnd
 from hearthd.front.sessions.tenant_accounts import TenantAccounts
 from hearthd.front.tenancy.tenants import ANYBODY, Caller
 
@@ -181,7 +181,7 @@ class SessionTable:
         patience: float = CLOSE_TIMEOUT,
         revoked: str = "",
         *,
-        cause: End = End.CLIENT,
+        cause: SessionEnd = SessionEnd.CLIENT,
     ) -> list[int]:
         """Ends a session and waits, within bounds, until the devices have given back what it held; where they have not,
         as a kernel of it goes on. `why` is for people, `cause` for metrics. `revoked`: it was taken from its client,
@@ -228,7 +228,7 @@ class SessionTable:
 
     async def close_all(self, why: str, patience: float) -> None:
         """Ends all of them, side by side: the daemon stops."""
-        await asyncio.gather(*(self.close(session, why, patience, cause=End.STOP) for session in self))
+        await asyncio.gather(*(self.close(session, why, patience, cause=SessionEnd.STOP) for session in self))
 
 
 def _ended(session: str, why: str, fix: str) -> Refusal:

@@ -15,10 +15,10 @@ import structlog
 
 from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.front.sessions.command_queue import Queue
+from hearthd.front.sessions.command_queue import CommandQueue
 from hearthd.front.sessions.link_interface import Link
 from hearthd.front.sessions.session import Session
-from hearthd.front.tenancy.seldom import Seldom
+from hearthd.front.tenancy.seldom import LogThrottle
 from hearthd.front.tenancy.shares import Shares, reserve
 from hearthd.front.tenancy.tenants import EVERYONE, Tenant
 
@@ -37,7 +37,7 @@ class TenantAccount:
 
     def __init__(self, tenant: Tenant) -> None:
         self.tenant = tenant
-        self.queue = Queue(tenant.quotas.queued_commands, tenant.quotas.queued_bytes)
+        self.queue = CommandQueue(tenant.quotas.queued_commands, tenant.quotas.queued_bytes)
         self.device_ns = 0
         """Time of all devices together, since the daemon started."""
         self.sessions: dict[str, Session] = {}
@@ -99,7 +99,7 @@ class TenantAccounts:
         self._accounts: dict[str, TenantAccount] = {}
         self._open: dict[str, Session] = {}
         self._ended: dict[str, Session] = {}  # lately, oldest first
-        self._told = Seldom()
+        self._told = LogThrottle()
         self.on_exhausted: Callable[[TenantAccount], None] = end_streams
 
     def __iter__(self) -> Iterator[TenantAccount]:

@@ -22,7 +22,7 @@ KEPT_BYTES = 16 << 20
 """Of a resumable download, for a stream that breaks: behind it the device waits for the client to say what came."""
 
 
-class Carrier(Protocol):
+class TransferChannel(Protocol):
     """What a transfer needs of its channel."""
 
     @property
@@ -42,7 +42,7 @@ class Carrier(Protocol):
 class Transfer:
     """What uploads and downloads share: one waiter, one stream at a time, one end."""
 
-    def __init__(self, channel: Carrier, transfer: int, patience: float = 0.0) -> None:
+    def __init__(self, channel: TransferChannel, transfer: int, patience: float = 0.0) -> None:
         self._channel = channel
         self._transfer = transfer
         self._patience = patience
@@ -160,7 +160,7 @@ class Transfer:
 class Upload(Transfer):
     """Chunks towards the device. `size`: of all of it, where it is resumable."""
 
-    def __init__(self, channel: Carrier, transfer: int, patience: float = 0.0, size: int = 0) -> None:
+    def __init__(self, channel: TransferChannel, transfer: int, patience: float = 0.0, size: int = 0) -> None:
         super().__init__(channel, transfer, patience)
         self.size = size
         self.passed = 0
@@ -216,7 +216,7 @@ class _Chunk(NamedTuple):
 class Download(Transfer):
     """Chunks from the device."""
 
-    def __init__(self, channel: Carrier, transfer: int, patience: float = 0.0) -> None:
+    def __init__(self, channel: TransferChannel, transfer: int, patience: float = 0.0) -> None:
         super().__init__(channel, transfer, patience)
         self._chunks: deque[_Chunk] = deque()  # to be written
         self._kept: deque[_Chunk] = deque()  # handed out, and perhaps not come to the client

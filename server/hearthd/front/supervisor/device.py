@@ -14,16 +14,16 @@ import structlog
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.front import errors
-from hearthd.front.counters import Totals
+from hearthd.front.counters import DeviceTotals
 from hearthd.front.links.link import CollectiveSink, DeviceLink
 from hearthd.front.rates import Rates
 from hearthd.front.resources.memory_grants import MemoryGrants
 from hearthd.front.resources.tenant_memory import TenantMemory
 from hearthd.front.sessions.channel import Channel
 from hearthd.front.sessions.session import Session
-from hearthd.front.supervisor.device_status import Standing
-from hearthd.front.supervisor.durations import Times
-from hearthd.front.supervisor.exit_cause import INTENDED, Cause
+from hearthd.front.supervisor.device_status import DeviceStatus
+from hearthd.front.supervisor.durations import ProcessDurations
+from hearthd.front.supervisor.exit_cause import INTENDED, ExitCause
 from hearthd.front.supervisor.fault_log import RecentFaults
 from hearthd.front.supervisor.fault_policy import culprit, named
 from hearthd.front.supervisor.isolation import (
@@ -33,18 +33,18 @@ from hearthd.front.supervisor.isolation import (
     SERVING,
     STARTING,
     STATE_NAMES,
-    Policy,
+    IsolationPolicy,
     WorkerKey,
 )
 from hearthd.front.supervisor.launcher import Launcher
 from hearthd.front.supervisor.process import Process
 from hearthd.front.supervisor.worker import Worker
-from hearthd.front.tenancy.seldom import Seldom
+from hearthd.front.tenancy.seldom import LogThrottle
 from hearthd.front.tenancy.shares import Shares
 from hearthd.front.tenancy.tenants import Quotas
 from hearthd.shared.device_spec import DeviceSpec
 
-__all__ = ["FENCED", "LOST", "SERVING", "STARTING", "STATE_NAMES", "Device", "DeviceOwner", "Policy"]
+__all__ = ["FENCED", "LOST", "SERVING", "STARTING", "STATE_NAMES", "Device", "DeviceOwner", "IsolationPolicy"]
 
 log = structlog.get_logger("hearthd.supervisor")
 
@@ -78,18 +78,18 @@ class DeviceOwner(Protocol):
         """A process is ready: what has to be there before anybody uses it is brought back now."""
 
 
-class Device(Standing):
+class Device(DeviceStatus):
     """One device of the node: starts its workers, and knows whom each of them serves."""
 
-    def __init__(self, spec: DeviceSpec, launcher: Launcher, policy: Policy, owner: DeviceOwner) -> None:
+    def __init__(self, spec: DeviceSpec, launcher: Launcher, policy: IsolationPolicy, owner: DeviceOwner) -> None:
         super().__init__(spec, MemoryGrants(policy.context_memory, spec.memory_limit))
         self.policy = policy
         self.restarts: dict[str, int] = {}
         self.share_refusals: Counter[str] = Counter()
         """Processes that tenants were refused for having their share of them, by tenant."""
-        self._told = Seldom()
-        self.times = Times()
-        self.totals = Totals()
+        self._told = LogThrottle()
+        self.times = ProcessDurations()
+        self.totals = DeviceTotals()
         self.rates = Rates()
         self.faults = RecentFaults(spec.ordinal)
         self.tenant_memory = TenantMemory()
@@ -277,7 +277,7 @@ class Device(Standing):
         process.link.serves = lambda session: self.key(session) == key and not self.bars(session)
         await self._owner.before_serving(process.link)
 
-    def lost(self, worker: Worker, process: Process | None, cause: Cause, ready: bool) -> str | None:
+    def lost(self, worker: Worker, process: Process | None, cause: ExitCause, ready: bool) -> str | None:
         generation = process.generation if process is not None else worker.generation
         kernels = list(cause.kernels)
         tell = log.warning if cause.label in INTENDED else log.error
@@ -304,7 +304,7 @@ class Device(Standing):
         self._owner.blame(blamed)
         return blamed
 
-    def _tenants(self, cause: Cause) -> set[str]:
+    def _tenants(self, cause: ExitCause) -> set[str]:
         """Whose kernels were in flight when a process was lost; one that is not known any more is nobody's."""
         known = {session.id: session.tenant.name for session in self._owner.sessions}
         return {known.get(name, "") for name in named(dict(cause.details))}
@@ -315,7 +315,7 @@ class Device(Standing):
             self._refill()
         return replaced
 
-    def _failed_to_start(self, worker: Worker, cause: Cause) -> None:
+    def _failed_to_start(self, worker: Worker, cause: ExitCause) -> None:
         """A process that cannot be started while none serves speaks against the device."""
         now = time.monotonic()
         if self.running:

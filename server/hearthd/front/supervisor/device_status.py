@@ -10,19 +10,19 @@ from hearthd.front.resources.memory_grants import MemoryGrants
 from hearthd.front.resources.memory_ledger import MemoryLedger
 from hearthd.front.supervisor.isolation import EVERYBODY, FENCED, LOST, SERVING, STALLED, STARTING, WorkerKey
 from hearthd.front.supervisor.worker import Worker
-from hearthd.front.supervisor.worker_set import Roster
+from hearthd.front.supervisor.worker_set import WorkerSet
 from hearthd.front.tenancy.tenants import Tenant
 from hearthd.shared.device_spec import DeviceSpec
 
 
-class Standing:
+class DeviceStatus:
     """One device, as it is described."""
 
     def __init__(self, spec: DeviceSpec, grants: MemoryGrants) -> None:
         self.spec = spec
         self.ordinal = spec.ordinal
         self.properties = node_pb2.DeviceProperties(backend=spec.backend)
-        self.workers = Roster()
+        self.workers = WorkerSet()
         self.known = False
         """Whether a process has ever been ready."""
         self.fenced = ""

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from hearthd.front.counters import Buckets
+from hearthd.front.counters import HistogramCounts
 from hearthd.front.supervisor.isolation import WorkerKey
 
 _BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
-class Times:
+class ProcessDurations:
     """Of one device, in seconds."""
 
     def __init__(self) -> None:
-        self.starts = Buckets.up_to(_BOUNDS)
+        self.starts = HistogramCounts.up_to(_BOUNDS)
         """From the launch of a process until it is ready."""
-        self.recoveries = Buckets.up_to(_BOUNDS)
+        self.recoveries = HistogramCounts.up_to(_BOUNDS)
         """From the loss of a process until those whom it served are served by another."""
         self._lost: dict[WorkerKey, float] = {}
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from hearthd.front.supervisor.exit_cause import Cause
+from hearthd.front.supervisor.exit_cause import ExitCause
 from hearthd.front.supervisor.isolation import EVERYBODY, WorkerKey
 from hearthd.front.tenancy.tenants import Tenant, sees_tenant
 
@@ -65,7 +65,7 @@ class RecentFaults:
         """Newest first."""
         return reversed(list(self._faults))
 
-    def add(self, cause: Cause, generation: int, key: WorkerKey | None, involved: Collection[str]) -> None:
+    def add(self, cause: ExitCause, generation: int, key: WorkerKey | None, involved: Collection[str]) -> None:
         """A process was lost; `involved`: the tenants whose kernels were in flight."""
         self._faults.append(
             Fault(

@@ -32,7 +32,7 @@ def named(details: dict[str, str]) -> set[str]:
     return {name.strip() for name in details.get("sessions", "").split(",") if name.strip()}
 
 
-class Offenders:
+class FaultQuarantine:
     """`most`: faults of one session within `window` seconds; one more, and it shares no process any more."""
 
     def __init__(self, most: int, window: float) -> None:

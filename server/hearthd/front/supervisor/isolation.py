@@ -18,7 +18,7 @@ STATE_NAMES = {STARTING: "starting", SERVING: "serving", LOST: "lost", FENCED: "
 
 
 @dataclass(frozen=True)
-class Policy:
+class IsolationPolicy:
     """How patient the supervisor is, in seconds, and who shares a process with whom."""
 
     start_timeout: float = 60.0
@@ -66,21 +66,21 @@ QUICK = 2
 PAUSE_S, PAUSE_MOST_S = 0.1, 2.0
 
 
-class Loss(NamedTuple):
+class ProcessLoss(NamedTuple):
     """When a process was lost, and to which session."""
 
     at: float
     culprit: str | None = None
 
 
-def weight(losses: Iterable[Loss]) -> int:
+def weight(losses: Iterable[ProcessLoss]) -> int:
     """How much losses speak against the device. What one session has done again and again is dealt with there, and
     counts once."""
     losses = list(losses)
     return sum(loss.culprit is None for loss in losses) + len({loss.culprit for loss in losses} - {None})
 
 
-def pause(losses: Collection[Loss], alone: bool) -> float:
+def pause(losses: Collection[ProcessLoss], alone: bool) -> float:
     """Seconds before the next process is started: none at first, then longer and longer. `alone`: one session has it to
     itself, and waits for every fault of its own; who shares it with the session that faults is not to wait for that."""
     late = (len(losses) if alone else weight(losses)) - QUICK

@@ -23,7 +23,7 @@ NAMES = 4
 
 
 @dataclass(eq=False)
-class Straggler:
+class LingeringSession:
     """A session that was closed at `since`."""
 
     session: str
@@ -52,13 +52,13 @@ class Straggler:
         return f"{f'kernel {names}' if names else 'work'} of session {self.session}"
 
 
-class Stragglers:
+class LingeringSessions:
     """Of one process, by the number of the channel that each had there."""
 
     def __init__(self) -> None:
-        self._each: dict[int, Straggler] = {}
+        self._each: dict[int, LingeringSession] = {}
 
-    def __iter__(self) -> Iterator[Straggler]:
+    def __iter__(self) -> Iterator[LingeringSession]:
         return iter(self._each.values())
 
     def __len__(self) -> int:
@@ -68,7 +68,7 @@ class Stragglers:
 
     def left(self, channel: int, session: str, tenant: str, now: float) -> None:
         """A session is closed here."""
-        self._each.setdefault(channel, Straggler(session, tenant, now))
+        self._each.setdefault(channel, LingeringSession(session, tenant, now))
 
     def gone(self, channel: int) -> None:
         """All that it had here is done and given back."""
@@ -109,7 +109,7 @@ class Stragglers:
         """Whether the process is to be ended."""
         return self.alone(channels) and all(each.due <= now for each in self)
 
-    def stuck(self, now: float) -> list[Straggler]:
+    def stuck(self, now: float) -> list[LingeringSession]:
         """Those that have had their time, oldest first."""
         return sorted((each for each in self if each.due <= now), key=lambda each: each.since)
 

@@ -16,7 +16,7 @@ from hearth_proto.v1 import node_pb2
 from hearthd.front.links.fd_passing import Descriptors
 from hearthd.front.links.link import CollectiveSink, DeviceLink
 from hearthd.front.supervisor.crash import CrashFile
-from hearthd.front.supervisor.exit_cause import EXIT_GRACE, REPORT_GRACE, Cause, find_cause
+from hearthd.front.supervisor.exit_cause import EXIT_GRACE, REPORT_GRACE, ExitCause, find_cause
 from hearthd.front.supervisor.forkserver import state_of
 from hearthd.front.supervisor.launcher import DeviceProcess, Launcher
 from hearthd.shared.device_spec import DeviceSpec
@@ -91,26 +91,26 @@ class Process:
         """Whether it has ended, or is about to."""
         return any(end.done() for end in self._ends)
 
-    async def until_ready(self, patience: float) -> Cause | None:
+    async def until_ready(self, patience: float) -> ExitCause | None:
         """Returns when it is ready; why it never will be otherwise."""
         ready = self.link.ready
         await asyncio.wait({*self._ends, ready}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
         if self.over:
             return await self._cause()
         if not ready.done():
-            return Cause("start_timeout", f"it was not ready within {patience:g} s of its start")
+            return ExitCause("start_timeout", f"it was not ready within {patience:g} s of its start")
         self.last_pong = time.monotonic()
         return None
 
-    async def until(self, other: asyncio.Future[Any]) -> Cause | None:
+    async def until(self, other: asyncio.Future[Any]) -> ExitCause | None:
         """Returns when `other` is done; why the process ended where it does so before."""
         await asyncio.wait({*self._ends, other}, return_when=asyncio.FIRST_COMPLETED)
         return await self._cause() if self.over else None
 
-    async def _cause(self) -> Cause:
+    async def _cause(self) -> ExitCause:
         return self._crash.explain(await find_cause(self.link, self._exited))
 
-    async def watch(self, interval: float, patience: float, other: asyncio.Future[Any]) -> Cause | None:
+    async def watch(self, interval: float, patience: float, other: asyncio.Future[Any]) -> ExitCause | None:
         """As `until`, with a ping every `interval` seconds that has to be answered within `patience`."""
         pinger = asyncio.create_task(self._ping(interval, patience))
         looking = asyncio.create_task(self._look())
@@ -119,7 +119,7 @@ class Process:
             if self.over:
                 return await self._cause()
             if pinger.done():
-                return self._crash.explain(Cause("stuck", f"it answered no ping for {patience:g} s"))
+                return self._crash.explain(ExitCause("stuck", f"it answered no ping for {patience:g} s"))
             return None
         finally:
             pinger.cancel()
@@ -177,7 +177,7 @@ class Process:
 
     # ---- its end ----
 
-    async def end(self, cause: Cause) -> None:
+    async def end(self, cause: ExitCause) -> None:
         """Makes sure that a process that is lost ends now; `bury` waits for it."""
         if cause.label == "stuck":
             self._started.report()

@@ -12,8 +12,8 @@ import structlog
 
 from hearth_proto.reasons import Refusal
 from hearthd.front.links.link import DeviceLink
-from hearthd.front.supervisor.exit_cause import ABANDONED, Cause
-from hearthd.front.supervisor.lingering_sessions import Straggler, Stragglers
+from hearthd.front.supervisor.exit_cause import ABANDONED, ExitCause
+from hearthd.front.supervisor.lingering_sessions import LingeringSession, LingeringSessions
 
 log = structlog.get_logger("hearthd.supervisor")
 
@@ -21,15 +21,15 @@ ANSWER = 1.0
 """Seconds that the process has to say what still runs; nobody else uses one that does not."""
 
 
-class Farewell:
+class SessionClose:
     """Belongs to the event loop. `end`: told that the process is to be ended now, and why; `changed`: that those who
     wait (`wait`) may come."""
 
-    def __init__(self, link: DeviceLink, end: Callable[[Cause], None], changed: Callable[[], None]) -> None:
+    def __init__(self, link: DeviceLink, end: Callable[[ExitCause], None], changed: Callable[[], None]) -> None:
         self._link = link
         self._end = end
         self._changed = changed
-        self._stragglers = Stragglers()
+        self._stragglers = LingeringSessions()
         self._timer: asyncio.TimerHandle | None = None
         self._asking: asyncio.Task[None] | None = None
         self._awaited = False
@@ -47,7 +47,7 @@ class Farewell:
             self._awaited = True
             self._ask()  # it may be that nothing runs
 
-    def stuck(self) -> list[tuple[Straggler, float]]:
+    def stuck(self) -> list[tuple[LingeringSession, float]]:
         """Who has had his time, and how many seconds ago he was closed."""
         now = time.monotonic()
         return [(each, now - each.since) for each in self._stragglers.stuck(now)]
@@ -113,7 +113,7 @@ class Farewell:
         self._asking = None
         self._look()
 
-    def _warn(self, straggler: Straggler, now: float) -> None:
+    def _warn(self, straggler: LingeringSession, now: float) -> None:
         log.warning(
             "session_runs_on",
             device=self._link.ordinal,
@@ -126,11 +126,11 @@ class Farewell:
         )
 
 
-def _cause(stuck: list[Straggler], now: float) -> Cause:
+def _cause(stuck: list[LingeringSession], now: float) -> ExitCause:
     kernels = tuple(dict.fromkeys(name for each in stuck for name in each.kernels))
     since = max(now - each.since for each in stuck)
     what = "; ".join(each.what for each in stuck[:3]) + ("; and more" if len(stuck) > 3 else "")
-    return Cause(
+    return ExitCause(
         ABANDONED,
         f"{what} had not ended {since:.1f} s after the close, and nobody else used the process",
         kernels,

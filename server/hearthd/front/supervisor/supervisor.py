@@ -12,13 +12,13 @@ from hearth_proto.reasons import Refusal
 from hearthd.front import errors
 from hearthd.front.links.link import CollectiveSink, DeviceLink
 from hearthd.front.sessions.session import Session
-from hearthd.front.supervisor.device import FENCED, LOST, SERVING, STARTING, STATE_NAMES, Device, Policy
-from hearthd.front.supervisor.fault_policy import Offenders
+from hearthd.front.supervisor.device import FENCED, LOST, SERVING, STARTING, STATE_NAMES, Device, IsolationPolicy
+from hearthd.front.supervisor.fault_policy import FaultQuarantine
 from hearthd.front.supervisor.launcher import Launcher
 from hearthd.front.tenancy.tenants import EVERYONE, Tenant
 from hearthd.shared.device_spec import DeviceSpec
 
-__all__ = ["FENCED", "LOST", "SERVING", "STARTING", "STATE_NAMES", "Device", "Policy", "Supervisor"]
+__all__ = ["FENCED", "LOST", "SERVING", "STARTING", "STATE_NAMES", "Device", "IsolationPolicy", "Supervisor"]
 
 log = structlog.get_logger("hearthd.supervisor")
 
@@ -30,7 +30,7 @@ class Supervisor:
         self,
         specs: list[DeviceSpec],
         launcher: Launcher,
-        policy: Policy,
+        policy: IsolationPolicy,
         on_collective: CollectiveSink | None = None,
         on_lost: Callable[[DeviceLink, str], None] = lambda link, why: None,
     ) -> None:
@@ -46,7 +46,7 @@ class Supervisor:
         self.policy = policy
         self.devices = {spec.ordinal: Device(spec, launcher, policy, self) for spec in specs}
         self._launcher = launcher
-        self.offenders = Offenders(policy.max_faults, policy.restart_window)
+        self.offenders = FaultQuarantine(policy.max_faults, policy.restart_window)
         self._cutting: set[asyncio.Task[None]] = set()
         self._change: asyncio.Future[None] | None = None
         self._listeners: list[Callable[[], None]] = []

@@ -17,7 +17,7 @@ from hearthd.front import errors, opentelemetry
 from hearthd.front.links.link import DeviceLink
 from hearthd.front.sessions.channel import Channel
 from hearthd.front.sessions.session import Session
-from hearthd.front.supervisor.exit_cause import ABANDONED, INTENDED, RESTART, Cause
+from hearthd.front.supervisor.exit_cause import ABANDONED, INTENDED, RESTART, ExitCause
 from hearthd.front.supervisor.isolation import (
     EVERYBODY,
     FENCED,
@@ -26,25 +26,25 @@ from hearthd.front.supervisor.isolation import (
     STALLED,
     STARTING,
     STATE_NAMES,
-    Loss,
-    Policy,
+    IsolationPolicy,
+    ProcessLoss,
     WorkerKey,
     pause,
     weight,
 )
-from hearthd.front.supervisor.lingering_sessions import Straggler
+from hearthd.front.supervisor.lingering_sessions import LingeringSession
 from hearthd.front.supervisor.process import Process
-from hearthd.front.supervisor.session_close import Farewell
+from hearthd.front.supervisor.session_close import SessionClose
 from hearthd.shared.device_spec import DeviceSpec
 
 log = structlog.get_logger("hearthd.supervisor")
 
 
-class Host(Protocol):
+class WorkerOwner(Protocol):
     """One device, as its workers see it."""
 
     ordinal: int
-    policy: Policy
+    policy: IsolationPolicy
 
     async def enter(self, worker: Worker) -> DeviceSpec:
         """Returns when there is room on the device for one more process: what it is to be told."""
@@ -58,7 +58,7 @@ class Host(Protocol):
     async def prepare(self, process: Process, worker: Worker) -> None:
         """What has to be there before the worker's sessions use the process is brought back now."""
 
-    def lost(self, worker: Worker, process: Process | None, cause: Cause, ready: bool) -> str | None:
+    def lost(self, worker: Worker, process: Process | None, cause: ExitCause, ready: bool) -> str | None:
         """Tells everyone; the session that it was lost to, where that can be known and concerns others."""
 
     def replace(self, worker: Worker) -> bool:
@@ -78,7 +78,7 @@ class Host(Protocol):
 class Worker:
     """The process of one key, replaced when it is lost. Without a key it is vacant: ready for whoever comes first."""
 
-    def __init__(self, host: Host, key: WorkerKey | None, quota: int = 0) -> None:
+    def __init__(self, host: WorkerOwner, key: WorkerKey | None, quota: int = 0) -> None:
         self.key = key
         self.quota = quota
         """The most device memory, in bytes, that its tenant may hold; 0: no limit."""
@@ -87,13 +87,13 @@ class Worker:
         self.process: Process | None = None
         self.generation = 0
         """Of its process, or of the last one."""
-        self.losses: deque[Loss] = deque()
+        self.losses: deque[ProcessLoss] = deque()
         self._host = host
         self._ending = asyncio.get_running_loop().create_future()
         self._adopted = asyncio.get_running_loop().create_future()
         self._idle: asyncio.TimerHandle | None = None
-        self._farewell: Farewell | None = None
-        self._put_down: tuple[Process, Cause] | None = None
+        self._farewell: SessionClose | None = None
+        self._put_down: tuple[Process, ExitCause] | None = None
         """The process that was killed on purpose, and why."""
         self._stopped: Refusal | None = None
         self._task: asyncio.Task[None] = asyncio.create_task(self._run(), name=f"device-{host.ordinal}")
@@ -130,7 +130,7 @@ class Worker:
         """Whether it serves nobody and could go."""
         return self.link is not None and not self.link.channels
 
-    def stuck(self) -> list[tuple[Straggler, float]]:
+    def stuck(self) -> list[tuple[LingeringSession, float]]:
         """Closed sessions whose work goes on, each with the seconds since it was closed."""
         return self._farewell.stuck() if self._farewell is not None else []
 
@@ -183,7 +183,7 @@ class Worker:
 
     # ---- the life of its processes ----
 
-    def adopt(self, key: WorkerKey, quota: int, losses: deque[Loss] | None = None) -> None:
+    def adopt(self, key: WorkerKey, quota: int, losses: deque[ProcessLoss] | None = None) -> None:
         """Serves `key` from now on; `losses`: of the worker whose place it takes."""
         self.key, self.quota = key, quota
         if losses is not None:
@@ -215,10 +215,10 @@ class Worker:
         try:
             process = await self._host.start_process(entering.result())
         except Exception as error:  # a fork or the forkserver failed: no process, the same consequences
-            self._lose(None, Cause("launch", f"it could not be started: {error}"), ready=False)
+            self._lose(None, ExitCause("launch", f"it could not be started: {error}"), ready=False)
             return
         self.process, self.generation = process, process.generation
-        self._farewell = Farewell(process.link, partial(self._abandon, process), self._host.notify)
+        self._farewell = SessionClose(process.link, partial(self._abandon, process), self._host.notify)
         if self.ending:  # it was asked to while the process was being started
             process.kill()
         ready = False
@@ -246,7 +246,7 @@ class Worker:
         self.process = self._farewell = None
         self._host.buried(process.generation)
 
-    async def _serve(self, process: Process) -> Cause | None:
+    async def _serve(self, process: Process) -> ExitCause | None:
         """A process that is ready, until it ends or has to."""
         policy = self._host.policy
         watch = (policy.ping_interval, policy.ping_timeout)
@@ -282,14 +282,14 @@ class Worker:
         self._rest()
         return await process.watch(*watch, self._ending)
 
-    def _lose(self, process: Process | None, cause: Cause, ready: bool) -> None:
+    def _lose(self, process: Process | None, cause: ExitCause, ready: bool) -> None:
         now = time.monotonic()
         policy = self._host.policy
         self._set(LOST, cause.text)
         opentelemetry.device_lost(self._host.ordinal, self.generation, cause.label, cause.text)
         culprit = self._host.lost(self, process, cause, ready)
         if cause.label not in INTENDED:
-            self.losses.append(Loss(now, culprit))
+            self.losses.append(ProcessLoss(now, culprit))
         while self.losses and now - self.losses[0].at > policy.restart_window:
             self.losses.popleft()
         if self.state != FENCED and weight(self.losses) > policy.max_restarts:
@@ -334,7 +334,7 @@ class Worker:
             log.info("device_idle", device=self._host.ordinal, generation=self.generation, pid=self.pid)
             self.retire()
 
-    def _abandon(self, process: Process, cause: Cause) -> None:
+    def _abandon(self, process: Process, cause: ExitCause) -> None:
         """Ends a process in which nobody is left but who has been closed, and whose work does not end."""
         if self.process is not process or self.ending or (self._put_down and self._put_down[0] is process):
             return
@@ -346,7 +346,7 @@ class Worker:
         """Replaces the process, and starts again where it is fenced."""
         self.losses.clear()
         if self.process is not None:
-            self._put_down = (self.process, Cause(RESTART, "an operator restarts it"))
+            self._put_down = (self.process, ExitCause(RESTART, "an operator restarts it"))
             self.process.kill()
         if self.state == FENCED:
             self._set(LOST, "an operator restarts it")

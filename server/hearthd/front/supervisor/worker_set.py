@@ -8,7 +8,7 @@ from hearthd.front.supervisor.isolation import EVERYBODY, WorkerKey
 from hearthd.front.supervisor.worker import Worker
 
 
-class Roster:
+class WorkerSet:
     """Each worker is in it once, from its making until its process is gone for good."""
 
     def __init__(self) -> None:

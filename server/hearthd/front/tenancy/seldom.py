@@ -8,7 +8,7 @@ PERIOD_S = 60.0
 _MOST = 1024
 
 
-class Seldom:
+class LogThrottle:
     """Says when something is to be logged again."""
 
     def __init__(self, period: float = PERIOD_S) -> None:

@@ -10,7 +10,7 @@ from hearth_proto import rights
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.rights import EVERYTHING, Right
 from hearthd.front.tenancy import shares, tokens
-from hearthd.front.tenancy.revocations import Identity
+from hearthd.front.tenancy.revocations import CertificateIdentity
 
 __all__ = [
     "ALL", "ANYBODY", "EVERYONE", "EVERYTHING", "Caller", "Credential", "Directory", "Quotas", "Right", "Tenant",
@@ -132,7 +132,7 @@ class Caller:
     """Unix time until which the credential is good."""
     proof: bytes | tuple[str, ...] | User | None = None
     """What it was identified by: a token's `Credential.key`, the names in a certificate, a user; None: nothing."""
-    certificate: Identity | None = None
+    certificate: CertificateIdentity | None = None
     """The certificate that it was identified by."""
 
 
