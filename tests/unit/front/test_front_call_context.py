@@ -37,10 +37,12 @@ def framed(starts: Callable[[FramedCall, bytes], None], account: Unauthenticated
     return FramedCall(starts, lambda _call: True, account, SETTINGS)
 
 
-def door(account: UnauthenticatedBytes | None = None) -> MethodGate:
+def method_gate(account: UnauthenticatedBytes | None = None) -> MethodGate:
     auth: Any = None
     account = account or UnauthenticatedBytes(SETTINGS.max_unauthenticated_bytes, CollectorRegistry())
-    return AdmissionGate(auth, AdmissionLimits(SETTINGS, 32 << 20), account).door("hearth.v1.DeviceService", "Upload")
+    return AdmissionGate(auth, AdmissionLimits(SETTINGS, 32 << 20), account).method_gate(
+        "hearth.v1.DeviceService", "Upload"
+    )
 
 
 @pytest.mark.parametrize("reading", [False, True], ids=["before", "while"])
@@ -82,7 +84,7 @@ def call_server(refused: bool) -> CallServer:
     """One whose methods read a message; `refused`: before that, at their METHOD."""
     account = UnauthenticatedBytes(SETTINGS.max_unauthenticated_bytes, CollectorRegistry())
 
-    def decide(_door: MethodGate, _context: Any) -> Admission:
+    def decide(_method_gate: MethodGate, _context: Any) -> Admission:
         if refused:
             raise Refusal(Reason.UNAUTHENTICATED, "No.", fix="None.")
         return Admission(None, 64 << 10)
@@ -92,7 +94,7 @@ def call_server(refused: bool) -> CallServer:
             raise context.admitted
         return bytes(await context.read())
 
-    behaviour.door = door(account)  # type: ignore[attr-defined]
+    behaviour.method_gate = method_gate(account)  # type: ignore[attr-defined]
     handler = SimpleNamespace(response_streaming=False, stream_unary=behaviour, response_serializer=None)
     service: Any = SimpleNamespace(service=lambda _details: handler)
     gate: Any = SimpleNamespace(account=account, limits=SimpleNamespace(settings=SETTINGS), decide=decide)
@@ -174,7 +176,7 @@ def test_a_call_whose_messages_wait_goes_on(tmp_path: Path, monkeypatch: pytest.
             call.end()
 
         def starts(call: FramedCall, _head: bytes) -> None:
-            call.admit(Admission(Caller(EVERYONE), 32 << 20), door())
+            call.admit(Admission(Caller(EVERYONE), 32 << 20), method_gate())
             call.task = asyncio.create_task(serve(call))
 
         server = await asyncio.get_running_loop().create_unix_server(lambda: framed(starts), path)

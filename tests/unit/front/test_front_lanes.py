@@ -55,7 +55,7 @@ async def enter(f: Front) -> tuple[Any, LaneClient]:
     """An attached stream, and its live lane."""
     stream, attached = await attach(f)
     client = await LaneClient.live(attached.lane)
-    assert channel(f).laned
+    assert channel(f).has_lane
     return stream, client
 
 
@@ -201,7 +201,7 @@ def test_a_ticket_that_is_worth_nothing(tmp_path: Path, why: str) -> None:
                 await gone(f)
             await (await LaneClient.connect(attached.lane)).over()
             assert refusals(f, "ticket") == 1 and not device(f).given
-            assert not channel(f).laned
+            assert not channel(f).has_lane
 
     run(scenario())
 
@@ -588,7 +588,7 @@ def test_a_client_that_did_not_wait_for_its_lane_goes_on(tmp_path: Path) -> None
             for seq in range(1, 4):
                 await stream.write(batch(seq, requests=1))
             assert await take(stream, 4) == [9, 1, 2, 3]
-            assert not channel(f).laned
+            assert not channel(f).has_lane
 
     run(scenario())
 
@@ -668,7 +668,7 @@ def test_a_connection_whose_client_has_gone_is_not_handed_over(tmp_path: Path) -
                 impatient.connect(attached.lane.path)
                 impatient.sendall(frames.encode(Kind.TICKET, attached.lane.ticket))
             await until(lambda: refusals(f, "gone") == 1)
-            assert not device(f).given and not channel(f).laned
+            assert not device(f).given and not channel(f).has_lane
             await stream.write(batch(1, requests=1))
             assert await take(stream, 1) == [1]
 

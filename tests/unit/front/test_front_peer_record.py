@@ -149,7 +149,7 @@ def test_it_stays_small() -> None:
     assert len(record._flying["c", (0, 1)].operations) == OPERATIONS
     record.progress("c", (0, 1), 10 * OPERATIONS)
     assert {entry.state for entry in ring.operations.values()} == {"done"} and not record._finished
-    record.given_up("c", (0, 1), "the end")
+    record.aborted("c", (0, 1), "the end")
     assert not record._flying and ring.aborts == 1 and {entry.state for entry in ring.operations.values()} == {"done"}
 
 

@@ -75,19 +75,19 @@ class Crashes(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.shelf = StoreIndex()
+        self.index = StoreIndex()
         self.file: dict[int, int] = {}  # by place
         self.number = 0
         self.known = 0  # what the client has been told is complete
         for key in KEYS:
-            self.shelf.reserve(key, key, 1)
+            self.index.reserve(key, key, 1)
         self.begin_process()
 
     def begin_process(self) -> None:
         """From what the front has, as a restore does."""
         self.to_front: deque[tuple[int, list[tuple[int, int]]]] = deque()
         self.to_device: deque[int] = deque()
-        copies = self.shelf.copies
+        copies = self.index.copies
         self.areas = {key: Areas(copies[key].offset, copies[key].span, copies[key].committed) for key in KEYS}  # type: ignore[arg-type]
         self.writing: dict[int, int] | None = None  # the area of each buffer
         self.left: list[int] = []
@@ -132,7 +132,7 @@ class Crashes(RuleBasedStateMachine):
     @rule()
     def hear(self) -> None:
         number, parts = self.to_front.popleft()
-        self.shelf.commit(parts)
+        self.index.commit(parts)
         self.to_device.append(number)
 
     @precondition(lambda self: self.to_device)
@@ -142,17 +142,17 @@ class Crashes(RuleBasedStateMachine):
         for areas in self.areas.values():
             areas.commit()
 
-    @precondition(lambda self: all(copy.committed is not None for copy in self.shelf.copies.values()))
+    @precondition(lambda self: all(copy.committed is not None for copy in self.index.copies.values()))
     @rule()
     def crash(self) -> None:
         """What was on its way is lost, either way."""
-        self.shelf.lost()
+        self.index.lost()
         self.begin_process()
 
     @invariant()
     def whole(self) -> None:
         held = set()
-        for copy in self.shelf.copies.values():
+        for copy in self.index.copies.values():
             if copy.committed is None:
                 assert self.known == 0
                 return

@@ -35,7 +35,7 @@ def test_a_process_without_others_ends_after_the_grace() -> None:
     sessions = LingeringSessions()
     assert not sessions.alone([]) and not sessions.end([], 1e9), "an empty process is not theirs"
     sessions.left(1, "a", "x", 10.0)
-    assert sessions.bar([1]) and not sessions.end([1], 11.9) and sessions.wake(10.0) == 10.0 + GRACE
+    assert sessions.must_drain([1]) and not sessions.end([1], 11.9) and sessions.wake(10.0) == 10.0 + GRACE
     assert sessions.to_ask(12.0)
     sessions.ask(12.0)
     sessions.hear(busy(1))
@@ -46,7 +46,7 @@ def test_a_process_without_others_ends_after_the_grace() -> None:
 def test_others_keep_it_and_the_last_of_them_does_not() -> None:
     sessions = LingeringSessions()
     sessions.left(1, "a", "x", 0.0)
-    assert not sessions.bar([1, 2]), "who comes is one more among others"
+    assert not sessions.must_drain([1, 2]), "who comes is one more among others"
     assert not sessions.end([1, 2], 1e6) and sessions.stuck(1e6)
     sessions.left(2, "b", "x", 1e6)
     assert not sessions.end([1, 2], 1e6 + 0.1), "it has its own time"
@@ -59,7 +59,7 @@ def test_what_only_gives_back_has_more_time_and_bars_nobody() -> None:
     sessions.left(1, "a", "x", 0.0)
     sessions.ask(GRACE)
     sessions.hear({"1": {"busy": False, "kernels": []}})
-    assert not sessions.bar([1]) and not sessions.end([1], GRACE) and not sessions.to_ask(GRACE)
+    assert not sessions.must_drain([1]) and not sessions.end([1], GRACE) and not sessions.to_ask(GRACE)
     assert sessions.wake(GRACE) == CLEARING and sessions.to_ask(CLEARING)
     sessions.ask(CLEARING)
     sessions.hear({"1": {"busy": False, "kernels": []}})
@@ -91,7 +91,7 @@ def test_no_process_ends_under_somebody_who_uses_it(steps: list[tuple[str, int, 
             del left[channel]
         ends = bool(channels) and channels == left.keys() and all(now >= at + GRACE for at in left.values())
         assert sessions.end(channels, now) == ends
-        assert sessions.bar(channels) == (bool(channels) and channels == left.keys())
+        assert sessions.must_drain(channels) == (bool(channels) and channels == left.keys())
         due = sessions.wake(now)
         assert due is None or now < due <= now + GRACE
 
@@ -125,7 +125,7 @@ def test_a_process_of_closed_sessions_is_ended_and_that_is_nobodys_fault(dedicat
                 assert n.process(generation).exit_code == -9
                 assert n.device.restarts == {"abandoned": round_}
             await until(lambda: n.device.state == SERVING)  # it has been started by now, but is not ready yet
-            assert not n.supervisor.offenders.barred(session.id)
+            assert not n.supervisor.quarantine.quarantined(session.id)
             assert [fault.reason for fault in n.device.faults] == ["abandoned"] * 3
 
     run(scenario())

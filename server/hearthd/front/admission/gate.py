@@ -76,30 +76,30 @@ class AdmissionGate:
         self.overloaded: Callable[[str], Refusal | None] = lambda method: None
         """Why a method is refused to callers that are admitted, before their message is read; None: it is served."""
 
-    def door(self, service: str, method: str, *, limit: MethodLimit | None = None) -> MethodGate:
+    def method_gate(self, service: str, method: str, *, limit: MethodLimit | None = None) -> MethodGate:
         """The gate of one method; `limit`: another than the table's."""
         return MethodGate(self, service, method, limit or self.limits.find(service, method))
 
     def service(self, name: str, handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]]) -> GatedService:
-        """The handlers of a service, each guarded by its door (see `server_call.guarded`), as streaming ones."""
+        """The handlers of a service, each guarded by its method gate (see `server_call.guarded`), as streaming ones."""
         return GatedService(name, {method: _streaming(handler) for method, handler in handlers.items()})
 
     def open_service(
         self, name: str, handlers: Mapping[str, Any], guard: Callable[[str, Any, MethodGate], Any]
     ) -> GatedService:
         """The handlers of a service by another package, for callers without a credential. `guard` makes a behaviour of
-        a method's name, what serves it and its door."""
+        a method's name, what serves it and its method gate."""
         limit = MethodLimit(CredentialSource.NONE, MAX_STRANGER_BYTES)
         made = {}
         for method, handler in handlers.items():
-            door = self.door(name, method, limit=limit)
-            guarded = guard(method, _served(handler), door)
+            method_gate = self.method_gate(name, method, limit=limit)
+            guarded = guard(method, _served(handler), method_gate)
             made[method] = _streaming(_remade(handler, guarded))
         return GatedService(name, made)
 
-    def decide(self, door: MethodGate, context: Context) -> Admission:
+    def decide(self, method_gate: MethodGate, context: Context) -> Admission:
         """On the headers of a call alone. Raises the refusal."""
-        auth, limit = self.auth, door.limit
+        auth, limit = self.auth, method_gate.limit
         if auth.directory.open:
             return Admission(auth.everyone(context.peer()), max(limit.max_bytes, MAX_STRANGER_BYTES))
         if limit.credential is CredentialSource.NONE:
@@ -237,11 +237,11 @@ class MethodGate:
 
 
 def _streaming(handler: Any) -> grpc.RpcMethodHandler[Any, Any]:
-    """`handler` as one that is called before its first message is read; its door decodes."""
+    """`handler` as one that is called before its first message is read; its method gate decodes."""
     behaviour = _behaviour(handler)
-    door: MethodGate = behaviour.door
-    door.decode, door.unary = handler.request_deserializer, not handler.request_streaming
-    door.message = getattr(door.decode, "message", None)
+    method_gate: MethodGate = behaviour.method_gate
+    method_gate.decode, method_gate.unary = handler.request_deserializer, not handler.request_streaming
+    method_gate.message = getattr(method_gate.decode, "message", None)
     make = grpc.stream_stream_rpc_method_handler if handler.response_streaming else grpc.stream_unary_rpc_method_handler
     return make(behaviour, response_serializer=handler.response_serializer)
 

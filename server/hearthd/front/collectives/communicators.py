@@ -233,7 +233,7 @@ class Communicators:
         for _, key in comm.flying:
             self._recorder.failed(key, refusal.message)
         for user in comm.users:
-            self._recorder.given_up(*user, why)
+            self._recorder.aborted(*user, why)
         sends = self._drop(comm, why, errors.with_recorder(refusal, list(lines)), except_for)
         for match in comm.queue:
             sends += self._fail(match, refusal)

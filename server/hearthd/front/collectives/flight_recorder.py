@@ -22,7 +22,7 @@ GROUPS = 32
 """That are kept of each owner; the one that was used least recently makes room."""
 LINES = 8
 """That come with an error."""
-_SPELT_OUT = 6
+_DESCRIBED = 6
 """Operations of a batch."""
 _ERROR = 300
 """Characters of a reason that are kept."""
@@ -65,13 +65,13 @@ class GroupHistory:
     aborts: int = 0
     """Communicators that were given up."""
     _last: Sequence[Mapping[str, Any]] | None = None
-    _spelt: str = ""
+    _text: str = ""
 
-    def spelt(self, operations: Sequence[Mapping[str, Any]]) -> str:
-        """As `spelt`; of a row of the same operations once."""
+    def text(self, operations: Sequence[Mapping[str, Any]]) -> str:
+        """`describe_operations`, cached for the last argument."""
         if operations != self._last:
-            self._last, self._spelt = operations, spelt(operations)
-        return self._spelt
+            self._last, self._text = operations, describe_operations(operations)
+        return self._text
 
     def lines(self, last: int = LINES) -> list[str]:
         """The last operations, oldest first, a line each."""
@@ -103,11 +103,11 @@ class FlightRecorder:
         rings.move_to_end(key.members)
         entry = ring.operations.get(key.sequence)
         if entry is None:
-            entry = ring.operations[key.sequence] = RecordedOperation(key.sequence, ring.spelt(operations))
+            entry = ring.operations[key.sequence] = RecordedOperation(key.sequence, ring.text(operations))
             if len(ring.operations) > OPERATIONS:
                 ring.operations.popitem(last=False)
         elif not entry.what:  # the first rank had no part in it
-            entry.what = spelt(operations)
+            entry.what = describe_operations(operations)
         entry.presented[rank] = self._clock()
 
     def launched(self, key: MatchKey) -> None:
@@ -131,7 +131,7 @@ class FlightRecorder:
         if ring is not None:
             ring.state, ring.detail = "ready", ""
 
-    def given_up(self, owner: str, members: tuple[int, ...], why: str) -> None:
+    def aborted(self, owner: str, members: tuple[int, ...], why: str) -> None:
         """Its communicator failed."""
         ring = self.ring(owner, members)
         if ring is not None:
@@ -160,14 +160,14 @@ class FlightRecorder:
         return None if ring is None else ring.operations.get(key.sequence)
 
 
-def spelt(operations: Sequence[Mapping[str, Any]]) -> str:
+def describe_operations(operations: Sequence[Mapping[str, Any]]) -> str:
     """`all_reduce 1024 float32 sum`; several of a batch with commas; nothing where the rank has no part."""
-    texts = [_spelt(operation) for operation in operations[:_SPELT_OUT]]
+    texts = [_describe(operation) for operation in operations[:_DESCRIBED]]
     more = len(operations) - len(texts)
     return ", ".join([*texts, f"{more} more"] if more else texts)
 
 
-def _spelt(operation: Mapping[str, Any]) -> str:
+def _describe(operation: Mapping[str, Any]) -> str:
     kind = str(operation.get("kind"))
     if kind == "barrier":
         return kind

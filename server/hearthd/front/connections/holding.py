@@ -84,7 +84,7 @@ class AcceptFilter:
             return False
         each.held = each.peer in self._peers
         if not each.held:
-            self._sockets.unfilter(each.number, each.inode)
+            self._sockets.remove_filter(each.number, each.inode)
         return each.held
 
     def let_in(self, strangers: Iterable[UnauthenticatedConnection], now: float) -> None:
@@ -94,5 +94,5 @@ class AcceptFilter:
         if (turn := self._turns.next((each for each in held if each.peer in self._peers), now)) is not None:
             chosen.append(turn)
         for each in chosen:
-            self._sockets.unfilter(each.number, each.inode)
+            self._sockets.remove_filter(each.number, each.inode)
             each.held, each.since = False, now

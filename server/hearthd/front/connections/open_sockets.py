@@ -153,7 +153,7 @@ class OpenSockets:
         finally:
             self._drop()
 
-    def unfilter(self, number: int, inode: int) -> None:
+    def remove_filter(self, number: int, inode: int) -> None:
         """Takes the filter of a connection away, if it has one."""
         if self._take(number, inode):
             with contextlib.suppress(OSError):

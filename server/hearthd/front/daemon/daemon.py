@@ -124,7 +124,7 @@ class Daemon:
     async def _reap(self) -> None:
         """Closes sessions whose lease has run out; when there are none any more, gives back what they left free."""
         closing: set[asyncio.Task[list[int]]] = set()
-        thrift = HeapTrimming()
+        heap_trimming = HeapTrimming()
         while True:
             for session in self.sessions.expired():
                 task = asyncio.create_task(self.sessions.close(session, "its lease ran out", cause=session.end))
@@ -138,7 +138,7 @@ class Daemon:
                 task = asyncio.create_task(close)
                 closing.add(task)
                 task.add_done_callback(closing.discard)
-            if thrift.due(len(self.sessions), time.monotonic()):
+            if heap_trimming.due(len(self.sessions), time.monotonic()):
                 gc.collect()
                 give_back()
             self._tell_status()

@@ -134,9 +134,9 @@ class Listeners:
         self._http = self._access.http(address, self._supervisor, self._sessions, self._metrics, self._status, limiter)
         return str(await self._http.start(address, unix) or "")
 
-    def _guard(self, method: str, serve: Any, door: MethodGate) -> Any:
+    def _guard(self, method: str, serve: Any, method_gate: MethodGate) -> Any:
         """A method of the health service, which asks for no credential."""
-        return guarded(health.NAME, method, serve, self._metrics, door)
+        return guarded(health.NAME, method, serve, self._metrics, method_gate)
 
     def _listen_tcp(self, server: grpc.aio.Server, address: Address) -> Address:
         sockets.check_free(address, "grpc")

@@ -97,8 +97,8 @@ class DaemonParts:
         self.groups = PeerGroups(self.collectives, PeerReach(targets))
         self.collectives.relay, self.collectives.remote = self.groups, self.groups.send
         self.supervisor.prepare.append(self.groups.watch)  # before channels are opened to a process
-        self.vault = DurableStore(self.sessions, config.sessions.durable_bytes or share_of_host())
-        self.supervisor.prepare.append(self.vault.restore)
+        self.durable_store = DurableStore(self.sessions, config.sessions.durable_bytes or share_of_host())
+        self.supervisor.prepare.append(self.durable_store.restore)
         self.access = Access(config, self.sessions, self.metrics)
         self.connections = ConnectionLimits(
             config.connections, self.metrics.registry, lambda: not self.access.auth.directory.open
@@ -184,7 +184,7 @@ class DaemonParts:
 
     def _on_session_close(self, session_id: str) -> None:
         self.collectives.on_session_closed(session_id)
-        self.vault.on_session_closed(session_id)
+        self.durable_store.on_session_closed(session_id)
 
     def _begin_drain(self) -> None:
         """No new sessions from now on; not ready."""

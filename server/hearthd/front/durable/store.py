@@ -1,4 +1,4 @@
-"""The vault: copies of durable buffers, in files in memory that outlive the device processes that fill them.
+"""The store: copies of durable buffers, in files in memory that outlive the device processes that fill them.
 
 Each session has one file for each device, which the front makes and hands to the device process; nothing of it is
 mapped here. A device process asks for places in it (SNAPSHOT with `reserve`), says which copies are complete
@@ -50,7 +50,7 @@ class SessionCopies:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.shelf = StoreIndex()
+        self.index = StoreIndex()
         self.file = os.memfd_create("hearth-durable", os.MFD_CLOEXEC)
         self.channel: Channel | None = None
         """Whose device process has the file."""
@@ -95,7 +95,7 @@ class DurableStore:
     @property
     def bytes(self) -> int:
         """Host memory that is promised to durable buffers."""
-        return sum(place.shelf.bytes for place in self._places.values())
+        return sum(place.index.bytes for place in self._places.values())
 
     # ---- sessions ----
 
@@ -137,11 +137,11 @@ class DurableStore:
             raise errors.session_expired()
         if "commit" in body:
             try:
-                place.shelf.commit((key, which) for key, which in body["commit"])
+                place.index.commit((key, which) for key, which in body["commit"])
             except KeyError as error:
                 raise Refusal(Reason.INTERNAL, f"Copy {error} is not known here.") from None
         else:
-            self._drop(place, place.shelf.forget(body.get("forget", ())))
+            self._drop(place, place.index.forget(body.get("forget", ())))
         return {}
 
     def _reserve(self, link: DeviceLink, channel: Channel, wanted: list[list[int]]) -> dict[str, Any]:
@@ -171,7 +171,7 @@ class DurableStore:
                 place.close()
             raise _no_file(error) from None
         self._places[channel.session_id, link.ordinal] = place
-        copies = [place.shelf.reserve(key, handle, size) for key, handle, size in wanted]
+        copies = [place.index.reserve(key, handle, size) for key, handle, size in wanted]
         return {"places": [[copy.offset, copy.span] for copy in copies]}
 
     def _find(self, session_id: str) -> Session:
@@ -182,7 +182,7 @@ class DurableStore:
 
     def _of_tenant(self, tenant: str, ordinal: int) -> int:
         return sum(
-            place.shelf.bytes
+            place.index.bytes
             for (_, device), place in self._places.items()
             if device == ordinal and place.session.tenant.name == tenant
         )
@@ -207,9 +207,9 @@ class DurableStore:
         await asyncio.gather(*(one(place) for place in places))
 
     async def _restore(self, place: SessionCopies, link: DeviceLink) -> None:
-        session, shelf = place.session, place.shelf
-        self._drop(place, shelf.lost())
-        copies = list(shelf.copies.values())
+        session, index = place.session, place.index
+        self._drop(place, index.lost())
+        copies = list(index.copies.values())
         if not copies or session.closing:
             return
         channel = session.channels[link.ordinal] = link.open_channel(session.opening(link.device_memory))
@@ -236,7 +236,7 @@ class DurableStore:
             if copy.key in failed:
                 why = failed[copy.key]
                 log.error("durable_lost", session=session.id, device=link.ordinal, buffer=copy.handle, why=why)
-        self._drop(place, shelf.forget(failed))
+        self._drop(place, index.forget(failed))
         channel.durable = [copy.handle for copy in copies]  # those that failed say themselves why
         log.info("durable_restored", session=session.id, device=link.ordinal, buffers=len(copies), bytes=size)
 

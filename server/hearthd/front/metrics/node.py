@@ -33,7 +33,7 @@ def families(supervisor: Supervisor, sessions: SessionTable) -> Iterator[Metric]
         "hearth_sessions_connected", "Open sessions with a stream or a call under way; the others live on their lease.",
         value=connected,
     )  # fmt: skip
-    lanes = sum(channel.laned for session in sessions for channel in session.channels.values())
+    lanes = sum(channel.has_lane for session in sessions for channel in session.channels.values())
     yield GaugeMetricFamily("hearth_lanes", "Lanes that are open.", value=lanes)
     yield CounterMetricFamily(
         "hearth_audit_lost_events", "Events that the audit log could not take.", value=sessions.audit.lost

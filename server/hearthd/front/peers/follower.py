@@ -241,7 +241,7 @@ class Follower(GroupMembership):
 
     def _drop(self, name: str, where: Where, why: str) -> DeviceLink | None:
         """A process has no such communicator any more: what runs on it there fails."""
-        self._record.given_up(name, where, why)
+        self._record.aborted(name, where, why)
         places = self._comms.get(name, {})
         link = places.pop(where, None)
         if not places:
@@ -271,7 +271,7 @@ class Follower(GroupMembership):
         comms, self._comms = self._comms, {}
         for name, places in comms.items():
             for where, link in places.items():
-                self._record.given_up(name, where, refusal.message)
+                self._record.aborted(name, where, refusal.message)
                 tell(link, {"op": "abort", "comm": name, "reason": refusal.message, "status": status_of(refusal)})
 
 

@@ -72,14 +72,14 @@ class PeerRecord:
         self._finished.pop(sequence, None)
         self._recorder.failed(self._key(sequence), why)
 
-    def given_up(self, comm: str, where: Where, why: str) -> None:
+    def aborted(self, comm: str, where: Where, why: str) -> None:
         """A process has no such communicator any more."""
         others = any(name == comm and there != where for name, there in self._flying)
         flying = self._flying.pop((comm, where), None)
         for _, sequence in flying.operations if flying is not None else ():
             self.failed(sequence, why)
         if flying is not None and not others:
-            self._recorder.given_up(self._owner, self._members, why)
+            self._recorder.aborted(self._owner, self._members, why)
 
     def _key(self, sequence: int) -> MatchKey:
         return MatchKey(self._owner, self._members, sequence)

@@ -96,9 +96,9 @@ class BulkService:
                 fix=f"Ask for at most {MAX_STRIPES}, and for more in another call.",
                 details={"requested": request.stripes, "allowed": MAX_STRIPES},
             )
-        barred = device.bars(session)
-        if barred is not None:
-            raise barred
+        refusal = device.quarantine_refusal(session)
+        if refusal is not None:
+            raise refusal
         with self._sessions.using(session):
             channel = _attached(session, device.ordinal, request.generation)
             if not channel.link.takes_lanes:

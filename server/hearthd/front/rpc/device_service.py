@@ -147,7 +147,7 @@ class DeviceService:
             attachment.announce(device_pb2.ExecuteResponse(event=self.greeting()).SerializeToString())
 
     def _guard(self, method: str, behaviour: Any) -> Any:
-        return guarded(NAME, method, behaviour, self._traffic, self._gate.door(NAME, method))
+        return guarded(NAME, method, behaviour, self._traffic, self._gate.method_gate(NAME, method))
 
     async def _using(
         self, target: Any, work: Callable[[Channel], Awaitable[Any]], operation: str, needed: tuple[Right, ...] = ()
@@ -196,7 +196,7 @@ class DeviceService:
                     channel = await attach.take_up(session, request)
                 except Refusal as gone:
                     # A session that was barred has no channels, and its client may hear of a lane's end before why.
-                    raise device.bars(session) or gone from None
+                    raise device.quarantine_refusal(session) or gone from None
             else:
                 channel = await device.channel(session, attaching=True)
                 await attach.begin(session, device.ordinal, channel, request.resumable, self._limits.window)

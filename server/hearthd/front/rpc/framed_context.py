@@ -74,7 +74,7 @@ class FramedCall(asyncio.Protocol):
         """METHOD, while it is not whole."""
         self._frames = FrameReader(MAX_STRANGER_BYTES)
         self._most_unread = MAX_STRANGER_BYTES
-        self._door: MethodGate | None = None
+        self._method_gate: MethodGate | None = None
         self._delivered = False
         """Whether the handler has had a message."""
         self._deaf = False
@@ -133,9 +133,9 @@ class FramedCall(asyncio.Protocol):
 
     # ---- admission ----
 
-    def admit(self, admitted: Admission | Refusal, door: MethodGate) -> None:
+    def admit(self, admitted: Admission | Refusal, method_gate: MethodGate) -> None:
         """Takes the gate's decision; `starts` calls it before anything behind METHOD is looked at."""
-        self.admitted, self._door = admitted, door
+        self.admitted, self._method_gate = admitted, method_gate
         if isinstance(admitted, Refusal):
             self._stop_reading()
             return
@@ -178,16 +178,16 @@ class FramedCall(asyncio.Protocol):
 
     def _accept(self) -> None:
         """The handler, which has had a message and asks for another, knows by now whose call it is."""
-        assert self._door is not None
+        assert self._method_gate is not None
         self._most_unread = _MOST_UNREAD
-        self._frames.max_payload = self._door.limit.max_bytes
+        self._frames.max_payload = self._method_gate.limit.max_bytes
         self._hold(0)
 
     def _refuse_large(self, error: FrameTooLarge) -> None:
-        if self._door is None or self.admitted is None or isinstance(self.admitted, Refusal):
+        if self._method_gate is None or self.admitted is None or isinstance(self.admitted, Refusal):
             self.drop()
             return
-        self._put(self._door.too_large(error.size, self.peer(), self.admitted))
+        self._put(self._method_gate.too_large(error.size, self.peer(), self.admitted))
         self._stop_reading()
 
     def _stop_reading(self) -> None:
@@ -208,7 +208,9 @@ class FramedCall(asyncio.Protocol):
         if self._whole > whole or self._received - received >= least or not self.transport.is_reading():
             self._watch()
             return
-        self._account.refused("request_timeout", self.peer(), "" if self._door is None else self._door.method)
+        self._account.refused(
+            "request_timeout", self.peer(), "" if self._method_gate is None else self._method_gate.method
+        )
         self._put(
             Refusal(
                 Reason.DEADLINE_EXCEEDED,

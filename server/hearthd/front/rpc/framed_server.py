@@ -129,7 +129,7 @@ class CallServer:
             return
         behaviour = handler.stream_stream if handler.response_streaming else handler.stream_unary
         call.encode = handler.response_serializer
-        self._admit(call, behaviour.door)
+        self._admit(call, behaviour.method_gate)
         call.task = asyncio.create_task(
             self._serve(call, behaviour, method, answers=not handler.response_streaming), name=method
         )
@@ -144,18 +144,18 @@ class CallServer:
             return ()
         return ((TICKET, ticket),) if ticket else ()
 
-    def _admit(self, call: FramedCall, door: MethodGate) -> None:
+    def _admit(self, call: FramedCall, method_gate: MethodGate) -> None:
         """Decides on the call before anything behind METHOD is looked at."""
         shown = any(name in _SHOWN for name, _ in call.metadata)
-        if not shown and door.limit.credential in (CredentialSource.HEADERS, CredentialSource.LOGIN):
+        if not shown and method_gate.limit.credential in (CredentialSource.HEADERS, CredentialSource.LOGIN):
             assert call.transport is not None
             call.identify = partial(self._user, call.transport.get_extra_info("socket"))
         context: Any = call
         try:
-            call.admit(self._gate.decide(door, context), door)
+            call.admit(self._gate.decide(method_gate, context), method_gate)
         except Refusal as refusal:
             refusal.__traceback__ = None
-            call.admit(refusal, door)
+            call.admit(refusal, method_gate)
 
     def _find(self, method: str, metadata: calls.Metadata) -> Any:
         details: Any = _CallDetails(method, metadata)

@@ -79,7 +79,7 @@ class NodeService:
         }
         handlers = {
             method: grpc.unary_unary_rpc_method_handler(
-                guarded(NAME, method, behaviour, self._observer, self._gate.door(NAME, method)),
+                guarded(NAME, method, behaviour, self._observer, self._gate.method_gate(NAME, method)),
                 request_deserializer=decoder(getattr(node_pb2, f"{method}Request")),
                 response_serializer=serialize,
             )

@@ -109,10 +109,10 @@ class RequestStream:
 
 
 def guarded(
-    service: str, method: str, behaviour: Behaviour, observer: CallObserver, door: MethodGate | None = None
+    service: str, method: str, behaviour: Behaviour, observer: CallObserver, method_gate: MethodGate | None = None
 ) -> Behaviour:
-    """`behaviour` with its errors turned into statuses, counted under its name. `door`: admits the caller, and gives
-    `behaviour` the first message."""
+    """Wraps `behaviour`: its errors become statuses, and calls are counted under its name. `method_gate` admits the
+    caller and gives `behaviour` the first message."""
 
     async def serve(request: Any, context: Context) -> Any:
         observer.call_started(service, method)
@@ -121,8 +121,8 @@ def guarded(
         code, reason = "OK", ""
         try:
             try:
-                if door is not None:
-                    request = await door.enter(context)
+                if method_gate is not None:
+                    request = await method_gate.enter(context)
                 if isinstance(request, UndecodableRequest):
                     raise request.refusal
                 return await behaviour(request, context)
@@ -155,8 +155,8 @@ def guarded(
                 span.end(code, reason)
             del request, context  # gRPC keeps with the call what `abort` raises, and this frame with that
 
-    if door is not None:
-        serve.door = door  # type: ignore[attr-defined]  # for `Gate.service`
+    if method_gate is not None:
+        serve.method_gate = method_gate  # type: ignore[attr-defined]  # for `AdmissionGate.service`
     return serve
 
 

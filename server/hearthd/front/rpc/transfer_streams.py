@@ -112,7 +112,7 @@ async def upload(
         raise
     except Refusal as refusal:
         why = refusal
-        flow.spoil(stream)
+        flow.bar_resume(stream)
         raise
     finally:
         flow.leave(stream, why)

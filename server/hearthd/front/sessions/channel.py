@@ -100,29 +100,29 @@ class Channel:
         self.batches.give(len(payload))
         self.link.send(Kind.BATCH, payload, channel=self.number)
 
-    def on_ack(self, seq: int, laned: bool = False) -> None:
-        """`laned`: the client has it by its lane."""
+    def on_ack(self, seq: int, over_lane: bool = False) -> None:
+        """`over_lane`: the client has it by its lane."""
         before = self.batches.acked
         if not seq:  # for one that was sent again
-            self._on_no_batch(laned)
+            self._on_no_batch(over_lane)
         elif self.batches.acknowledge(seq):
             if self.lane is not None:
-                self.lane.on_ack(laned)
+                self.lane.on_ack(over_lane)
                 if self.sink is not None:
                     self.sink.went_by(seq - before, 0)
             elif self.sink is not None:
                 self.sink.on_ack(seq)
 
-    def on_response(self, payload: bytes, laned: bool = False) -> None:
-        """`laned`: the client has it by its lane."""
+    def on_response(self, payload: bytes, over_lane: bool = False) -> None:
+        """`over_lane`: the client has it by its lane."""
         if payload and payload[0] == EVENT_TAG:
-            self._on_event(payload, laned)
-        self.say(payload, laned)
+            self._on_event(payload, over_lane)
+        self.say(payload, over_lane)
 
-    def say(self, payload: bytes, laned: bool = False) -> None:
+    def say(self, payload: bytes, over_lane: bool = False) -> None:
         """Sends a response to the client, and again where it does not come."""
         if self.lane is not None:
-            self.lane.on_response(payload, laned)
+            self.lane.on_response(payload, over_lane)
             if self.sink is not None:
                 self.sink.went_by(0, len(payload))
                 if self.replies is not None and self.replies.overrun is not None:
@@ -158,17 +158,17 @@ class Channel:
         if self.sink is not None:
             self.sink.on_lost(refusal, b"")
 
-    def _on_no_batch(self, laned: bool) -> None:
-        if not laned:  # else it never had a place here
+    def _on_no_batch(self, over_lane: bool) -> None:
+        if not over_lane:  # else it never had a place here
             self.batches.take_back()
             if self.sink is not None:
                 self.sink.on_room()
 
-    def _on_event(self, payload: bytes, laned: bool) -> None:
+    def _on_event(self, payload: bytes, over_lane: bool) -> None:
         event = device_pb2.ExecuteResponse.FromString(payload).event
         kind = event.WhichOneof("kind")
         if kind == "protocol_error":
-            self._on_no_batch(laned)
+            self._on_no_batch(over_lane)
         elif kind == "output" and self.sink is None:
             self._unheard.append(event.output.text)
             if self.replies is None:
@@ -208,7 +208,7 @@ class Channel:
     # ---- its lane ----
 
     @property
-    def laned(self) -> bool:
+    def has_lane(self) -> bool:
         """Whether its client is there and goes by a lane."""
         return self.lane is not None and self.sink is not None
 
@@ -246,7 +246,7 @@ class Channel:
         if lane is None or self.lane is not lane:  # another stream has the channel
             return []
         self.leave_lane()
-        return lane.unheard()
+        return lane.unsent()
 
     def leave_lane(self) -> None:
         """The Execute stream carries everything again; what the client has not heard is among `replies`."""

@@ -67,7 +67,7 @@ class LaneMirror:
     def _release(self) -> None:
         self._replies.release(min(self._said, self._replies.number))
 
-    def unheard(self) -> list[bytes]:
+    def unsent(self) -> list[bytes]:
         """What has not gone out on the Execute stream."""
         return list(islice(self._replies, max(0, self._heard - self._replies.received), None))
 

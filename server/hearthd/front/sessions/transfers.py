@@ -124,7 +124,7 @@ class Transfer:
         else:
             self.close(why)
 
-    def spoil(self, stream: int) -> None:
+    def bar_resume(self, stream: int) -> None:
         """The stream of this number broke the rules: no other can go on for it."""
         if stream == self._stream:
             self._patience = 0.0

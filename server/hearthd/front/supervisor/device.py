@@ -58,13 +58,13 @@ class DeviceOwner(Protocol):
     on_collective: CollectiveSink | None
     sessions: Iterable[Session]
 
-    def blame(self, session: str) -> None:
+    def record_fault(self, session: str) -> None:
         """A process that it shared was lost to a session."""
 
-    def barred(self, session: Session) -> Refusal | None:
+    def quarantine_refusal(self, session: Session) -> Refusal | None:
         """Why a session may share no process."""
 
-    def pardon(self) -> None:
+    def lift_quarantine(self) -> None:
         """Sessions that were barred may share processes again."""
 
     def notify(self) -> None: ...
@@ -122,7 +122,7 @@ class Device(DeviceStatus):
         while True:
             if session.closing:  # it gets no further worker, which nobody would end
                 raise errors.session_expired()
-            refusal = self.bars(session)
+            refusal = self.quarantine_refusal(session)
             if refusal is not None:
                 raise refusal
             if self.sick and self.ordinal not in session.channels:  # who is there already may fetch what is his
@@ -132,9 +132,9 @@ class Device(DeviceStatus):
             if channel is not None:
                 return channel
 
-    def bars(self, session: Session) -> Refusal | None:
+    def quarantine_refusal(self, session: Session) -> Refusal | None:
         """Why the session may not use a process with others."""
-        return None if session.dedicated else self._owner.barred(session)
+        return None if session.dedicated else self._owner.quarantine_refusal(session)
 
     async def _worker(self, session: Session) -> Worker:
         """The session's worker, made or adopted."""
@@ -231,7 +231,7 @@ class Device(DeviceStatus):
                 self._end(worker)
 
     def _end(self, worker: Worker) -> None:
-        task = worker.retire(last_words=self._stopping)
+        task = worker.retire(final_refusal=self._stopping)
         self._ends.add(task)
         task.add_done_callback(self._ends.discard)
 
@@ -274,7 +274,7 @@ class Device(DeviceStatus):
         self.totals.belongs(process.generation, key.tenant)
         self.tenant_memory.belongs(process.generation, key.tenant)
         self._grants.use(process.generation, key.tenant, worker.quota)
-        process.link.serves = lambda session: self.key(session) == key and not self.bars(session)
+        process.link.serves = lambda session: self.key(session) == key and not self.quarantine_refusal(session)
         await self._owner.before_serving(process.link)
 
     def lost(self, worker: Worker, process: Process | None, cause: ExitCause, ready: bool) -> str | None:
@@ -301,7 +301,7 @@ class Device(DeviceStatus):
         if blamed is None or worker.key is None or worker.key.dedicated:
             return None
         log.warning("device_lost_to", device=self.ordinal, generation=generation, session=blamed)
-        self._owner.blame(blamed)
+        self._owner.record_fault(blamed)
         return blamed
 
     def _tenants(self, cause: ExitCause) -> set[str]:
@@ -331,7 +331,7 @@ class Device(DeviceStatus):
             if worker.state != FENCED:
                 worker.fence(self.fenced)
 
-    def buried(self, generation: int) -> None:
+    def reaped(self, generation: int) -> None:
         self.totals.settle(generation)
         self.tenant_memory.leave(generation)
         self._grants.leave(generation)
@@ -373,7 +373,7 @@ class Device(DeviceStatus):
         log.warning("device_restart", device=self.ordinal, processes=len(self.workers))
         self.fenced = self.sick = ""
         self._failures.clear()
-        self._owner.pardon()
+        self._owner.lift_quarantine()
         for worker in self.workers:
             if not worker.ending:
                 worker.restart()

@@ -39,39 +39,44 @@ class FaultQuarantine:
         self._most = most
         self._window = window
         self._faults: dict[str, deque[float]] = {}
-        self._barred: dict[str, int] = {}
+        self._quarantined: dict[str, int] = {}
 
-    def blame(self, session: str, now: float) -> bool:
+    def record_fault(self, session: str, now: float) -> bool:
         """A process was lost to the session; whether that bars it from now on."""
         faults = self._faults.setdefault(session, deque())
         faults.append(now)
         while now - faults[0] > self._window:
             faults.popleft()
-        if len(faults) <= self._most or session in self._barred:
+        if len(faults) <= self._most or session in self._quarantined:
             return False
-        self._barred[session] = len(faults)
+        self._quarantined[session] = len(faults)
         return True
 
-    def barred(self, session: str) -> bool:
-        return session in self._barred
+    def quarantined(self, session: str) -> bool:
+        return session in self._quarantined
 
     def refusal(self, session: str) -> Refusal:
-        """What a barred session is told."""
+        """Returns the refusal of a quarantined session."""
+        faults = self._quarantined.get(session, 0)
         return Refusal(
             Reason.SESSION_BARRED,
-            f"Session {session} has ended {self._barred.get(session, 0)} device processes within {self._window:g} s; "
+            f"Session {session} has ended {faults} device processes within {self._window:g} s; "
             f"the most is {self._most}. It may share none with others any more, and what it held is free.",
             fix='Connect with isolation="dedicated", which gives a session processes of its own, or correct its '
             "kernels: the errors named them.",
-            details={"faults": self._barred.get(session, 0), "allowed": self._most, "window_seconds": self._window},
+            details={
+                "faults": faults,
+                "allowed": self._most,
+                "window_seconds": self._window,
+            },
         )
 
     def forget(self, session: str) -> None:
         """The session has ended."""
         self._faults.pop(session, None)
-        self._barred.pop(session, None)
+        self._quarantined.pop(session, None)
 
-    def pardon(self) -> None:
+    def lift_quarantine(self) -> None:
         """Everybody may come back; for operators."""
         self._faults.clear()
-        self._barred.clear()
+        self._quarantined.clear()

@@ -97,7 +97,7 @@ class LingeringSessions:
         """Whether nobody uses the process but them. `channels`: all that it has, theirs among them."""
         return bool(self._each) and all(channel in self._each for channel in channels)
 
-    def bar(self, channels: Collection[int]) -> bool:
+    def must_drain(self, channels: Collection[int]) -> bool:
         """Whether who comes has to wait: beside work that may never end it would keep the process from ending."""
         return self.alone(channels) and any(each.busy for each in self)
 

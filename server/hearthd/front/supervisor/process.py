@@ -33,7 +33,7 @@ Observer = Callable[[int, dict[str, Any]], None]
 
 
 class Process:
-    """Launched, linked, watched, buried."""
+    """Launched, linked, watched, reaped."""
 
     def __init__(self, started: DeviceProcess, link: DeviceLink, begin: float, crash: CrashFile) -> None:
         self.link = link
@@ -178,7 +178,7 @@ class Process:
     # ---- its end ----
 
     async def end(self, cause: ExitCause) -> None:
-        """Makes sure that a process that is lost ends now; `bury` waits for it."""
+        """Makes sure that a process that is lost ends now; `reap` waits for it."""
         if cause.label == "stuck":
             self._started.report()
             await asyncio.wait({self._exited}, timeout=REPORT_GRACE)
@@ -202,8 +202,8 @@ class Process:
     def kill(self) -> None:
         self._started.kill()
 
-    async def bury(self, last_words: Refusal | None = None) -> None:
-        """Returns when it is gone; what it held on the device is free by then. `last_words`: for who still waits."""
+    async def reap(self, final_refusal: Refusal | None = None) -> None:
+        """Returns when it is gone; what it held on the device is free by then. `final_refusal`: for who still waits."""
         _, pending = await asyncio.wait({self._exited}, timeout=EXIT_GRACE)
         if pending:
             self._started.kill()
@@ -212,8 +212,8 @@ class Process:
         if self.link.descriptors is not None:
             self.link.descriptors.close()
         self._crash.close()
-        if last_words is not None:
-            self.link.fail(last_words, [])
+        if final_refusal is not None:
+            self.link.fail(final_refusal, [])
 
 
 async def within(seconds: float, work: Awaitable[object]) -> bool:

@@ -29,7 +29,7 @@ class SessionClose:
         self._link = link
         self._end = end
         self._changed = changed
-        self._stragglers = LingeringSessions()
+        self._lingering = LingeringSessions()
         self._timer: asyncio.TimerHandle | None = None
         self._asking: asyncio.Task[None] | None = None
         self._awaited = False
@@ -37,9 +37,9 @@ class SessionClose:
         link.on_leave, link.on_gone = self._leave, self._gone
 
     @property
-    def bars(self) -> bool:
+    def must_drain(self) -> bool:
         """Whether the process is no place for who comes: closed sessions alone are left in it, and work of theirs."""
-        return self._stragglers.bar(self._link.channels)
+        return self._lingering.must_drain(self._link.channels)
 
     def wait(self) -> None:
         """Somebody has come and waits."""
@@ -50,7 +50,7 @@ class SessionClose:
     def stuck(self) -> list[tuple[LingeringSession, float]]:
         """Who has had his time, and how many seconds ago he was closed."""
         now = time.monotonic()
-        return [(each, now - each.since) for each in self._stragglers.stuck(now)]
+        return [(each, now - each.since) for each in self._lingering.stuck(now)]
 
     def close(self) -> None:
         """The process ends, or is gone."""
@@ -65,11 +65,11 @@ class SessionClose:
     def _leave(self, channel: int) -> None:
         known = self._link.channels.get(channel)
         if known is not None:
-            self._stragglers.left(channel, known.session_id, known.tenant, time.monotonic())
+            self._lingering.left(channel, known.session_id, known.tenant, time.monotonic())
             self._look()
 
     def _gone(self, channel: int) -> None:
-        self._stragglers.gone(channel)
+        self._lingering.gone(channel)
         self._look()
 
     def _look(self) -> None:
@@ -79,15 +79,15 @@ class SessionClose:
             self._timer = None
         if self._over or self._link.loss is not None:
             return
-        if self._awaited and not self.bars:
+        if self._awaited and not self.must_drain:
             self._awaited = False
             self._changed()
         now = time.monotonic()
-        if self._stragglers.to_ask(now):
+        if self._lingering.to_ask(now):
             self._ask()
             return
-        stuck = self._stragglers.stuck(now)
-        if self._stragglers.end(self._link.channels, now):
+        stuck = self._lingering.stuck(now)
+        if self._lingering.end(self._link.channels, now):
             self._over = True
             self._end(_cause(stuck, now))
             return
@@ -95,7 +95,7 @@ class SessionClose:
             if not each.told:
                 each.told = True
                 self._warn(each, now)
-        due = self._stragglers.wake(now)
+        due = self._lingering.wake(now)
         if due is not None:
             self._timer = asyncio.get_running_loop().call_later(due - now + 1e-3, self._look)
 
@@ -104,12 +104,12 @@ class SessionClose:
             self._asking = asyncio.create_task(self._hear(), name=f"farewell-{self._link.ordinal}")
 
     async def _hear(self) -> None:
-        self._stragglers.ask(time.monotonic())
+        self._lingering.ask(time.monotonic())
         said: dict[str, Any] = {}
         with contextlib.suppress(TimeoutError, Refusal):
             async with asyncio.timeout(ANSWER):
                 said = await self._link.stats()
-        self._stragglers.hear(said.get("leaving"))
+        self._lingering.hear(said.get("leaving"))
         self._asking = None
         self._look()
 

@@ -64,7 +64,7 @@ class WorkerOwner(Protocol):
     def replace(self, worker: Worker) -> bool:
         """Whether another worker goes on in this one's place."""
 
-    def buried(self, generation: int) -> None:
+    def reaped(self, generation: int) -> None:
         """A process is gone, with all that it held."""
 
     def gone(self, worker: Worker) -> None:
@@ -92,7 +92,7 @@ class Worker:
         self._ending = asyncio.get_running_loop().create_future()
         self._adopted = asyncio.get_running_loop().create_future()
         self._idle: asyncio.TimerHandle | None = None
-        self._farewell: SessionClose | None = None
+        self._session_close: SessionClose | None = None
         self._put_down: tuple[Process, ExitCause] | None = None
         """The process that was killed on purpose, and why."""
         self._stopped: Refusal | None = None
@@ -132,7 +132,7 @@ class Worker:
 
     def stuck(self) -> list[tuple[LingeringSession, float]]:
         """Closed sessions whose work goes on, each with the seconds since it was closed."""
-        return self._farewell.stuck() if self._farewell is not None else []
+        return self._session_close.stuck() if self._session_close is not None else []
 
     # ---- for those whom it serves ----
 
@@ -149,12 +149,12 @@ class Worker:
                 channel = session.channels.get(self._host.ordinal)
                 if channel is not None and channel.link is link and channel.alive:
                     return channel
-                if self._farewell is None or not self._farewell.bars:
+                if self._session_close is None or not self._session_close.must_drain:
                     channel = session.channels[self._host.ordinal] = link.open_channel(
                         session.opening(link.device_memory)
                     )
                     return channel
-                self._farewell.wait()
+                self._session_close.wait()
                 begin = time.monotonic()  # that has a limit of its own
             policy = self._host.policy
             starts = self.state == STARTING and self.process is not None
@@ -218,7 +218,7 @@ class Worker:
             self._lose(None, ExitCause("launch", f"it could not be started: {error}"), ready=False)
             return
         self.process, self.generation = process, process.generation
-        self._farewell = SessionClose(process.link, partial(self._abandon, process), self._host.notify)
+        self._session_close = SessionClose(process.link, partial(self._abandon, process), self._host.notify)
         if self.ending:  # it was asked to while the process was being started
             process.kill()
         ready = False
@@ -231,20 +231,20 @@ class Worker:
             process.kill()
             raise
         finally:
-            self._farewell.close()
+            self._session_close.close()
         if self.ending:
             if not await process.shut_down(self._host.policy.shutdown_timeout):
                 log.warning("device_killed", device=self._host.ordinal, why="it did not end when asked to")
-            await process.bury(self._stopped or _ended(self._host.ordinal))
+            await process.reap(self._stopped or _ended(self._host.ordinal))
         else:
             assert cause is not None
             if self._put_down is not None and self._put_down[0] is process:
                 cause = self._put_down[1]
             await process.end(cause)
             self._lose(process, cause, ready)
-            await process.bury()
-        self.process = self._farewell = None
-        self._host.buried(process.generation)
+            await process.reap()
+        self.process = self._session_close = None
+        self._host.reaped(process.generation)
 
     async def _serve(self, process: Process) -> ExitCause | None:
         """A process that is ready, until it ends or has to."""
@@ -353,10 +353,10 @@ class Worker:
         if self._task.done():
             self._task = asyncio.create_task(self._run(), name=f"device-{self._host.ordinal}")
 
-    def retire(self, at_once: bool = False, last_words: Refusal | None = None) -> asyncio.Task[None]:
+    def retire(self, at_once: bool = False, final_refusal: Refusal | None = None) -> asyncio.Task[None]:
         """Ends it for good: asks the process to end, and kills it where it does not. The task is done when it is
         gone."""
-        self._stopped = self._stopped or last_words
+        self._stopped = self._stopped or final_refusal
         process = self.process
         if process is not None and (at_once or self.state != SERVING):
             process.kill()
