@@ -1,4 +1,4 @@
-"""What the processes of one device have counted: totals that never go down.
+"""Counters of one device, summed over its processes: totals that never go down.
 
 A device process counts from 0. What one was known to have counted when it ended stays, and the next one's counts come
 on top. A process that crashes takes with it what it counted since it was asked last: the front asks with
@@ -51,7 +51,7 @@ class Counts:
 
     @staticmethod
     def of(snapshot: Mapping[str, Any]) -> Counts:
-        """What of a device process's answer can be used; the rest is left out."""
+        """Takes the usable entries of a device process's answer and leaves the rest out."""
         return Counts(
             dict(numbers(snapshot.get("counters"))),
             dict(numbers(snapshot.get("operations"))),
@@ -73,12 +73,12 @@ class Counts:
 
 
 EVERYBODY = "default"
-"""Whose the counts of a process are that serves nobody in particular."""
+"""The tenant that a process's counts are booked to if the process serves no particular tenant."""
 _REMEMBERED = 64
 
 
 class DeviceTotals:
-    """Of one device, whose processes come and go, several at a time."""
+    """Totals of one device, whose processes come and go, several at a time."""
 
     def __init__(self) -> None:
         self._before: dict[str, Counts] = {}
@@ -87,12 +87,12 @@ class DeviceTotals:
         self._over: deque[int] = deque(maxlen=_REMEMBERED)
 
     def belongs(self, generation: int, tenant: str) -> None:
-        """What the process of this generation counts is the tenant's."""
+        """Books the counts of this generation's process to the tenant."""
         self._tenants[generation] = tenant or EVERYBODY
 
     def observe(self, generation: int, snapshot: Mapping[str, Any]) -> None:
-        """What the process of this generation says it has counted so far. Late words of one that is gone are
-        ignored."""
+        """Takes the counts that this generation's process has reported so far. Late reports of a process that has ended
+        are ignored."""
         if generation not in self._over:
             self._last[generation] = Counts.of(snapshot)
 
@@ -117,7 +117,7 @@ class DeviceTotals:
         return {name: sum(counts.counters.get(name, 0) for counts in every) for name in names}
 
     def counts(self) -> Counts:
-        """Of all tenants together."""
+        """Returns the totals of all tenants together."""
         total = Counts()
         for counts in self.by_tenant().values():
             total = total.plus(counts)

@@ -52,7 +52,7 @@ class _TracingUnavailable(Exception):
 
 
 def exporters(environ: Mapping[str, str]) -> list[str]:
-    """What the environment asks to send spans with, by the names that they are installed under; none: no traces."""
+    """Returns the installed names of the span exporters that the environment asks for; none: no traces."""
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true" or not any(map(environ.get, _ASKED_BY)):
         return []
     protocol = environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or environ.get("OTEL_EXPORTER_OTLP_PROTOCOL") or ""
@@ -62,8 +62,8 @@ def exporters(environ: Mapping[str, str]) -> list[str]:
 
 
 def switch_on(environ: Mapping[str, str] = os.environ) -> None:
-    """Where the environment asks for traces, or the process has a provider already (`opentelemetry-instrument`, an
-    embedder). What is wrong with that is logged, and the daemon does without: it is there to serve."""
+    """Begins tracing if the environment asks for traces, or the process has a provider already
+    (`opentelemetry-instrument`, an embedder). An error is logged, and the daemon serves without traces."""
     try:
         provider = _configured()
         ours = provider is None
@@ -189,7 +189,7 @@ def of_caller(caller: Caller) -> Caller:
 
 
 class CallSpan:
-    """One call, from its begin to its end, both in one task. What is logged meanwhile has its `trace_id`."""
+    """The span of one call, from begin to end in one task. Lines logged meanwhile have its `trace_id`."""
 
     def __init__(self, tracing: _Tracing, service: str, method: str, context: Context) -> None:
         api = tracing.api

@@ -1,4 +1,4 @@
-"""Anchors: signed heads of an audit log, kept where whoever can rewrite the log cannot.
+"""Anchors: signed heads of an audit log, kept out of reach of an attacker who can rewrite the log.
 
 An anchor names the last entry's number and hash, so that neither it nor anything before it can be changed or cut
 without a trace. It is one word of text, ``hearth-anchor:`` and base64, which survives any log it is put in.
@@ -49,7 +49,7 @@ class Anchor(NamedTuple):
         return "hearth-anchor:" + base64.b64encode(self.raw).decode()
 
     def signed(self, keys: Keyring) -> bool:
-        """Whether one of `keys` signed it."""
+        """Returns True if one of `keys` signed it."""
         key = keys.find(self.key)
         return key is not None and key.sealed(self.raw)
 

@@ -24,7 +24,7 @@ class KeyFileError(Exception):
 
 
 class AuditKey(NamedTuple):
-    """One key."""
+    """A key that signs lines of the audit log."""
 
     id: str
     """Eight hexadecimal digits of its hash."""
@@ -38,7 +38,7 @@ class AuditKey(NamedTuple):
         return text[:-1] + b',"mac":"' + self.mac(text).encode() + b'"}'
 
     def sealed(self, raw: bytes) -> bool:
-        """Whether `seal` of this key made `raw`."""
+        """Returns True if `seal` of this key made `raw`."""
         found = _SEAL.search(raw)
         if found is None:
             return False
@@ -112,7 +112,7 @@ def rotate(path: str) -> AuditKey:
 
 
 def _create(path: str) -> bool:
-    """Whole or not at all, and by one process only: whoever comes second uses the first one's."""
+    """Creates the key file atomically. Returns False if another process has created it, whose file is then used."""
     beside = f"{path}.{os.getpid()}.{secrets.token_hex(4)}"
     handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:

@@ -1,10 +1,10 @@
-"""The audit log: who did what, one JSON object a line, only ever appended to.
+"""The audit log: events and their callers, one JSON object a line, append-only.
 
 Each line holds the SHA-256 of the one before it (`prev`), so that none can be changed, removed or put in between
-without breaking the chain behind it; a code of authentication (`mac`), so that nobody without the key can write it
-anew; and its head is anchored elsewhere from time to time, so that its end cannot be cut (`anchors`).
-`hearthd audit verify FILE` checks all three. Lines are written and synced by a thread, soon after the event and in the
-order of events.
+without breaking the chain behind it; a code of authentication (`mac`), so that it cannot be written anew without the
+key; and its head is anchored elsewhere from time to time, so that its end cannot be cut (`anchors`). `hearthd audit
+verify FILE` checks all three. Lines are written and synced by a thread, soon after the event and in the order of
+events.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ class Audit:
             self._pending.clear()
             failed = await asyncio.to_thread(self._file.append, entries)
             if failed:
-                # The daemon goes on: a full disk must not take everybody's work with it. The next line that can be
-                # written says how many are missing.
+                # The daemon keeps serving: a full disk must not cost the work of all sessions. The next line that can
+                # be written says how many are missing.
                 self.lost += failed
                 log.error("audit_lost", path=self.path, events=failed, why=self._file.why)
         anchors = self._file.anchors
@@ -138,7 +138,7 @@ class Audit:
         self._begin()
 
     async def reopen(self) -> None:
-        """Goes on in a new file, after this one was moved away: its first line is chained to the old one's last."""
+        """Continues in a new file, after this one was moved away: its first line is chained to the old one's last."""
         await self._settle()
         if self._file is not None:
             await asyncio.to_thread(self._file.reopen)

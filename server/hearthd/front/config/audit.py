@@ -55,7 +55,7 @@ class AuditSettings(Section):
             value = getattr(self, name)
             if self.path and value.startswith("/") and Path(value).parent == Path(self.path).parent:
                 raise ValueError(
-                    f"{name} = {value!r} is in the log's own directory: whoever can rewrite the log there can have "
+                    f"{name} = {value!r} is in the log's own directory: who can rewrite the log there can have "
                     f"that as well; name a file in another directory"
                 )
         return self

@@ -60,7 +60,7 @@ class CollectiveSettings(Section):
     def _together(self) -> CollectiveSettings:
         if self.advertise and (not self.listen or not parse_address(self.listen).port):
             raise ValueError(
-                f"advertise names where other daemons connect to, and listen = {self.listen!r} has no port of its own; "
+                f"advertise names where other daemons connect to, and listen = {self.listen!r} has no fixed port; "
                 'set one, e.g. listen = "0.0.0.0:7424"'
             )
         return self

@@ -1,4 +1,4 @@
-"""Entries of `[collectives] peers`: where this daemon may connect to because a ticket says so.
+"""Entries of `[collectives] peers`: destinations to which this daemon may connect because a ticket names them.
 
 A ticket comes from a session and names whatever its client likes. Without a limit everybody with the right
 `collective` could have the daemon knock at the ports of its host and of the network that it stands in.
@@ -9,7 +9,7 @@ A ticket comes from a session and names whatever its client likes. Without a lim
   are on this host and may connect there themselves. Where they may not (a container that has only the Unix socket),
   set `peers`.
 - Other hosts reach it, without authentication (`insecure`): private networks. Its callers are trusted people of such a
-  network; loopback, where services often ask nobody who it is, is not theirs.
+  network; loopback, where services often ask for no credential, is not theirs.
 - Other hosts reach it, and it has tenants: nothing. Tenants may be strangers and come from anywhere, so that the
   operator says which daemons there are.
 
@@ -40,7 +40,7 @@ METADATA: tuple[IpNetwork, ...] = (ip_network("fd00:ec2::/32"),)
 
 
 class PeerTarget(NamedTuple):
-    """One of `peers`."""
+    """An entry of `peers`."""
 
     name: str
     """In lower case; empty where it is a network."""

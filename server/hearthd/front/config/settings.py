@@ -135,14 +135,14 @@ class CacheSettings(Section):
 
 
 class ProfileSettings(Section):
-    """What costs time at every command, and so is off: for a device process under a profiler's eyes."""
+    """Profiling aids for a device process under a profiler. They cost time at every command, and are off."""
 
     nvtx: bool = False  # NVTX ranges around commands (package `nvtx`, or CuPy's)
     cupti: bool = False  # CUPTI's kernel activity in traces (package `cupti-python`)
 
 
 class CompileSettings(Section):
-    """What one compile may take; a device process compiles in processes of their own."""
+    """Limits of one compile; a device process compiles in separate processes."""
 
     timeout: Seconds = Field(default=120.0, gt=0)
     memory: Bytes = Field(default=4 << 30, ge=256 << 20)  # address space, beyond what the compiler takes to start
@@ -193,7 +193,7 @@ class TlsSettings(Section):
 
 
 class AuthSettings(Section):
-    """How callers are told apart; see `[[tenants]]`."""
+    """Authentication of callers; see `[[tenants]]`."""
 
     max_failures: int = Field(default=10, ge=1, le=10000)  # of one peer within a minute; further ones are answered late
     failure_delay: Seconds = Field(default=1.0, ge=0, le=60)
@@ -261,7 +261,7 @@ class Config(Section):
         lacking = [what for what, there in (("TLS", self.tls.certificate), ("tenants", self.tenants)) if not there]
         if lacking and not self.insecure:
             raise ValueError(
-                f"listen.{name} = {str(address)!r} is reachable from other hosts, and whoever reaches it may run "
+                f"listen.{name} = {str(address)!r} is reachable from other hosts, and every client may run "
                 f"anything on the devices: that needs TLS ([tls] certificate, key) and authentication ([[tenants]]), "
                 f"and there is no {' and no '.join(lacking)}; set them, listen on 127.0.0.1, or set insecure = true on "
                 "a network that only trusted people reach"
@@ -291,12 +291,12 @@ class Config(Section):
 
     @property
     def lane_address(self) -> str:
-        """Where connections for bulk data come by TCP; empty: nowhere."""
+        """The TCP address of connections for bulk data; empty: none."""
         return self.listen.lanes if self.lanes.enabled else ""
 
     @property
     def cache_dir(self) -> str:
-        """Where compiled modules are kept; empty: nowhere."""
+        """The directory of compiled modules; empty: none."""
         if self.cache.dir != "auto":
             return self.cache.dir
         systemd = os.environ.get("CACHE_DIRECTORY", "").split(":")[0]

@@ -67,7 +67,7 @@ class QuotaSettings(Section):
 
 @dataclass(frozen=True)
 class HostCapacity:
-    """What there is to divide. Bytes of the host."""
+    """Capacities of the host that tenants divide, in bytes."""
 
     pinned_bytes: int = 0
     durable_bytes: int = 0
@@ -80,7 +80,7 @@ def resolve(settings: QuotaSettings, means: HostCapacity) -> dict[str, Any]:
 
     "auto" of what tenants could take from each other: 7/8 of each device's memory, the host's share of page-locked
     memory, half of that of durable copies; nothing of it for a tenant that is the only one. Sessions are bounded by
-    shares (`shares`), the queue by `[limits]` for each session: a bound of its own costs the tenant its lanes.
+    shares (`shares`), the queue by `[limits]` for each session: a bound for the tenant costs it its lanes.
     """
     means = means if means.several else HostCapacity()
     auto: dict[str, int] = {

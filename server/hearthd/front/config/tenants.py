@@ -125,11 +125,11 @@ class TenantSettings(Section):
     @model_validator(mode="after")
     def _somebody(self) -> TenantSettings:
         if not (self.tokens or self.certificates or self.users or self.groups):
-            raise ValueError(f"nobody can be tenant {self.name!r}: give it tokens, certificates, users or groups")
+            raise ValueError(f"no caller can be tenant {self.name!r}: give it tokens, certificates, users or groups")
         return self
 
     def tenant(self, means: HostCapacity) -> Tenant:
-        """As the daemon uses it; `means`: what the quotas that are left out divide."""
+        """Returns the tenant that the daemon uses; `means`: the capacities that quotas left out divide."""
         return Tenant(
             name=self.name,
             weight=self.weight,
@@ -157,8 +157,8 @@ def check_distinct(tenants: Iterable[TenantSettings]) -> None:
 
 
 def directory(tenants: Iterable[TenantSettings], means: HostCapacity | None = None) -> Directory:
-    """Who is who, with the names of users and groups looked up on this host. Raises `ValueError` for one that it does
-    not have."""
+    """Returns the directory of these tenants, with the names of users and groups looked up on this host. Raises
+    `ValueError` for a name that the host does not have."""
     tenants = list(tenants)
     means = replace(means or HostCapacity(), several=len(tenants) > 1)
     made: list[Tenant] = []

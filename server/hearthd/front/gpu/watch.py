@@ -18,7 +18,7 @@ INTERVAL = 10.0
 
 
 class WatchedDevice(Protocol):
-    """What is watched of a device."""
+    """The part of a device that is watched."""
 
     ordinal: int
     sick: str
@@ -47,7 +47,7 @@ class GpuWatch:
         while True:
             try:
                 self.look(await self._read())
-            except Exception:  # whatever a driver comes up with, the watch goes on
+            except Exception:  # whatever a driver comes up with, the watch continues
                 log.exception("gpu_watch")
             await asyncio.sleep(self._interval)
 

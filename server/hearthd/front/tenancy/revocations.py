@@ -33,7 +33,7 @@ class CertificateIdentity(NamedTuple):
 
 
 def identity(pem: bytes) -> CertificateIdentity:
-    """Of a certificate. Raises `ValueError`."""
+    """Identifies a certificate in PEM. Raises `ValueError`."""
     from cryptography import x509
 
     certificate = x509.load_pem_x509_certificate(pem)
@@ -86,7 +86,7 @@ class Revocations:
         log.info("crl_renewed", path=self.path, revoked=len(revoked))
 
     def revokes(self, certificate: CertificateIdentity | None) -> bool:
-        """Whether a certificate is on a list."""
+        """Returns True if the certificate is on a list."""
         return certificate is not None and certificate in self._revoked
 
     def _stamped(self) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Lines of the log that would come again and again: one of each kind a minute. Pure, bounded."""
+"""Throttling of log lines that repeat: one of each kind a minute. Pure, bounded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _MOST = 1024
 
 
 class LogThrottle:
-    """Says when something is to be logged again."""
+    """Decides when a line of a kind is logged again."""
 
     def __init__(self, period: float = PERIOD_S) -> None:
         self._period = period
@@ -17,12 +17,12 @@ class LogThrottle:
         """By kind: the time of its last line, and how often it happened since."""
 
     def due(self, kind: Hashable, now: float) -> bool:
-        """Whether a line of this kind is due; it counts as written then."""
+        """Returns True if a line of this kind is due, and counts it as written."""
         return self.times(kind, now) > 0
 
     def times(self, kind: Hashable, now: float) -> int:
-        """How often this kind happened since its last line, this time included, where a line is due; it counts as
-        written then. 0: none is due."""
+        """Returns the events of this kind since its last line, this one included, and counts a line as written. 0: no
+        line is due."""
         last, unlogged = self._last.get(kind, (float("-inf"), 0))
         if now - last < self._period:
             self._last[kind] = (last, unlogged + 1)
