@@ -39,7 +39,7 @@ def test_a_client_that_has_gone_is_not_told_and_nobody_else_either() -> None:
     """gRPC logs whatever else leaves a handler as a failure of the service."""
 
     async def behaviour(request: Any, context: Any) -> None:
-        raise Refusal(Reason.HANDLE_IN_USE, "Transfer 1 goes on in another stream.")
+        raise Refusal(Reason.HANDLE_IN_USE, "Transfer 1 is under way in another stream.")
 
     observer = Observer()
     with pytest.raises(asyncio.CancelledError):

@@ -39,7 +39,7 @@ class DescriptorBudget(NamedTuple):
 
     @property
     def small(self) -> bool:
-        """Whether the limit is too low."""
+        """True if the limit is too low."""
         return self.limit < self.needed
 
 

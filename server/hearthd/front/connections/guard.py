@@ -40,7 +40,7 @@ HASTE = 0.004
 """Seconds between two looks while a peer is penalized, or a stranger has come within the last second; seconds until the
 first look at a new connection."""
 _SHARE = 20
-"""A look takes at most one in so many parts of the event loop's time."""
+"""The divisor of the event loop's time that gives the share of looks."""
 _CALM = 2.0
 """Seconds after the last connection that was closed here, or after many strangers went, until memory is given back."""
 _MANY = 64
@@ -56,7 +56,7 @@ UNKNOWN_COST = 8.0
 
 
 class ConnectionGuard:
-    """Of one daemon; belongs to the event loop."""
+    """The connection guard of a daemon; belongs to the event loop."""
 
     def __init__(
         self,
@@ -175,9 +175,9 @@ class ConnectionGuard:
         self._look_within(HASTE)
 
     def admits(self, peer: str) -> bool:
-        """Whether a call from `peer` is to be looked at. A stranger's is not once its connection was closed here, or
-        has received more than a stranger may send: gRPC bounds the metadata of a frame, not of a call, and hands over
-        calls whose connection was cut in the middle of theirs."""
+        """Returns True if a call from `peer` is to be decided on. An unauthenticated one is not once its connection was
+        closed here, or has received more than it may send: gRPC bounds the metadata of a frame, not of a call, and
+        hands over calls whose connection was cut in the middle of theirs."""
         if peer in self._accepted or self._sockets is None or not self._guarded():
             return True
         name = normal_name(peer)

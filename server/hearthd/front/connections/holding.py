@@ -79,7 +79,7 @@ class AcceptFilter:
         self._peers, self._used = peers, True
 
     def enter(self, each: UnauthenticatedConnection) -> bool:
-        """Whether a connection that was just seen is held; takes the filter away where it is not to be."""
+        """Returns True if a connection that was just seen is held; takes the filter away from others."""
         if not self._used or not each.name:
             return False
         each.held = each.peer in self._peers

@@ -49,7 +49,7 @@ class ConnectionObserver(Protocol):
 
 
 class ConnectionSlot:
-    """One admitted connection."""
+    """The slot of an admitted connection."""
 
     __slots__ = ("_drop", "_limiter", "_timer", "peer", "reserved", "stranger")
 

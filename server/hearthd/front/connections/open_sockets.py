@@ -140,7 +140,8 @@ class OpenSockets:
             self._drop()
 
     def reset(self, number: int, inode: int) -> bool:
-        """The same, and drops the data that was received but not read, which the library would read first."""
+        """Closes the socket as `shut` does, and drops the data that was received but not read, which the library would
+        read first."""
         if not self._take(number, inode):
             return False
         try:
@@ -167,7 +168,7 @@ class OpenSockets:
         self._null = -1
 
     def _take(self, number: int, inode: int) -> bool:
-        """Whether the reserved descriptor is the socket now."""
+        """Returns True if the reserved descriptor is the socket now."""
         hand = self._hand.fileno()
         try:
             os.dup2(number, hand, inheritable=False)

@@ -34,7 +34,7 @@ BACKLOG_LOOKS = 10
 
 @dataclass(eq=False, slots=True)
 class UnauthenticatedConnection:
-    """One connection."""
+    """A connection that has shown no credential yet."""
 
     number: int
     inode: int
@@ -77,7 +77,7 @@ class UnauthenticatedLimits:
 
 
 def overspent(each: UnauthenticatedConnection, penalized: bool) -> bool:
-    """Whether a connection has made more calls without a credential than it may."""
+    """Returns True if the connection has made more calls without a credential than it may."""
     return each.spent > CALLS / (PENALTY_DIVISOR if penalized else 1)
 
 
@@ -117,7 +117,8 @@ def judge(
 
 
 def _beyond(by_peer: dict[str, list[UnauthenticatedConnection]], most: int) -> list[UnauthenticatedConnection]:
-    """Those over `most` in all: the largest peers are cut to a common size, oldest connections first."""
+    """Returns the connections over `most` in all: the largest peers are cut to a common size, oldest connections
+    first."""
     total = sum(map(len, by_peer.values()))
     if total <= most:
         return []

@@ -46,7 +46,7 @@ _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 
 
 class SessionCopies:
-    """One session's copies on one device."""
+    """The copies of one session on one device."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -84,7 +84,7 @@ class SessionCopies:
 
 
 class DurableStore:
-    """Of the whole node. `limit`: bytes of host memory for it all; 0: none."""
+    """The durable store of the node. `limit`: bytes of host memory for it all; 0: none."""
 
     def __init__(self, sessions: Iterable[Session], limit: int = 0) -> None:
         self._sessions = sessions
@@ -221,7 +221,7 @@ class DurableStore:
             place.hand_over(link, channel)
             async with asyncio.timeout(PATIENCE + size / BYTES_PER_SECOND):
                 answer = await _unless_over(link, link.ask(Kind.RESTORE, body, channel.number))
-        except ConnectionError as error:  # it has ended, and nobody has been told yet
+        except ConnectionError as error:  # it has ended, and its loss is not known yet
             log.warning("durable_again", session=session.id, device=link.ordinal, why=str(error))
             return
         except (OSError, TimeoutError) as error:
@@ -241,7 +241,7 @@ class DurableStore:
         log.info("durable_restored", session=session.id, device=link.ordinal, buffers=len(copies), bytes=size)
 
     def _give_up(self, place: SessionCopies, link: DeviceLink, channel: Channel) -> None:
-        """What may be half there is taken away; the session begins with nothing."""
+        """Removes what may be half restored; the session begins with nothing."""
         if place.session.channels.get(link.ordinal) is channel:
             del place.session.channels[link.ordinal]
         self._later(channel.close(Refusal(Reason.BUFFER_LOST, "Its durable buffers could not be restored in time.")))
@@ -250,7 +250,7 @@ class DurableStore:
             place.close()
 
     def _drop(self, place: SessionCopies, holes: list[Hole]) -> None:
-        """Gives memory back to the system; a GiB takes some 0.1 s, on a thread of its own."""
+        """Gives memory back to the system; a GiB takes some 0.1 s, in a separate thread."""
         if not holes or place.file < 0:
             return
         using = contextlib.ExitStack()

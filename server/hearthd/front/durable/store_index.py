@@ -1,4 +1,4 @@
-"""The books on durable buffers: which copies there are, where they lie, and how much host memory they may take. Pure.
+"""The index of durable copies: their places in the file, and the host memory that they may take. Pure.
 
 Every buffer has two areas in its session's file, for the copy that is complete and for the one being taken; both count
 from the start, so that no checkpoint fails later for want of memory that was promised.
@@ -20,7 +20,8 @@ Hole = tuple[int, int]
 
 @dataclass
 class DurableCopy:
-    """One durable buffer. `committed` is the area (0 or 1) that holds its last complete copy; None: there is none."""
+    """The copies of one durable buffer. `committed` is the area (0 or 1) that holds its last complete copy; None: there
+    is none."""
 
     key: int
     handle: int
@@ -42,7 +43,8 @@ def span_of(size: int) -> int:
 
 
 class StoreIndex:
-    """What one session has on one device. Places in the file are never used twice: what is left becomes a hole."""
+    """The copies of one session on one device. Places in the file are never used twice: a copy that goes leaves a
+    hole."""
 
     def __init__(self) -> None:
         self.copies: dict[int, DurableCopy] = {}
@@ -73,7 +75,7 @@ class StoreIndex:
             copy.committed = which
 
     def forget(self, keys: Iterable[int]) -> list[Hole]:
-        """What is durable no more. Strangers are passed over."""
+        """Removes buffers that are durable no more. Unknown keys are ignored."""
         gone = [copy for key in keys if (copy := self.copies.pop(key, None)) is not None]
         for copy in gone:
             self.bytes -= 2 * copy.span
@@ -88,7 +90,7 @@ class StoreIndex:
 
 @dataclass(frozen=True)
 class StoreUse:
-    """What a request for `requested` bytes meets: bytes in use and allowed, and whose they are. 0 allowed: no limit."""
+    """Use and limit that a request for `requested` bytes meets, and whose they are. 0 allowed: no limit."""
 
     whose: str
     in_use: int

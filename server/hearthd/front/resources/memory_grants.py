@@ -1,4 +1,4 @@
-"""The ledger of one device at work: frames to and from its processes, and who waits for room."""
+"""The memory ledger of one device at work: frames to and from its processes, and processes that wait for room."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class MemoryGrants:
     async def enter(
         self, process: int, tenant: str, quota: int, *, uses: bool, on_wait: Callable[[], None]
     ) -> int | None:
-        """Returns when there is room for one more process: what it may hold, None for all that the device has.
-        `on_wait` is told where there is no room at once."""
+        """Waits for room for one more process and returns its first limit; None: all that the device has. Calls
+        `on_wait` if there is no room at once."""
         ledger = self.ledger
         ledger.enter(process, self._overhead, tenant, quota, uses=uses)
         self._step()
@@ -60,7 +60,7 @@ class MemoryGrants:
             self._send(early)
 
     def learn(self, total: int) -> None:
-        """What the device has, as its first process says."""
+        """Takes the memory size of the device, as its first process reports it."""
         self.ledger.learn(min(total, self._limit) if self._limit else total)
         self._step()
 
@@ -70,7 +70,7 @@ class MemoryGrants:
         self._step()
 
     def hear(self, process: int, stats: dict[str, Any]) -> None:
-        """What a process says of itself every now and then."""
+        """Takes a periodic report of a process."""
         gauges = stats.get("gauges")
         reserved = gauges.get("memory_reserved_bytes") if isinstance(gauges, dict) else None
         if isinstance(reserved, int):

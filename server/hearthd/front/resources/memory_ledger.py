@@ -1,4 +1,4 @@
-"""How the memory of one device is divided between its processes, so that together they never hold more than it has.
+"""Division of one device's memory among its processes, which together never hold more than it has.
 
 Pure: what processes ask for and confirm goes in, what they are to be told comes out, times are passed in. Bytes.
 
@@ -32,7 +32,7 @@ RETRY = 1.0
 
 
 class ProcessLimit(NamedTuple):
-    """One process is told how much it may hold. It answers with how much it will: more, where more is in use."""
+    """A message to a process: its limit. It answers with the limit that it takes: a higher one if more is in use."""
 
     process: int
     bytes: int
@@ -46,7 +46,7 @@ class ProcessLimit(NamedTuple):
 
 @dataclass
 class MemoryHolder:
-    """One process. `process` is its generation."""
+    """A process that holds memory. `process` is its generation."""
 
     process: int
     overhead: int
@@ -80,7 +80,7 @@ class MemoryRequest:
 
 
 class MemoryLedger:
-    """Of one device."""
+    """The memory of one device."""
 
     def __init__(self, total: int = 0) -> None:
         self.total = total
@@ -98,17 +98,17 @@ class MemoryLedger:
 
     @property
     def free(self) -> int:
-        """Bytes that nobody may hold."""
+        """Bytes that are booked to no process."""
         taken = sum(each.overhead + each.booked for each in self._holders.values() if each.admitted)
         return max(0, self.total - taken)
 
     def granted(self, process: int) -> int:
-        """What a process may hold, bytes."""
+        """Returns the bytes that a process may hold."""
         holder = self._holders.get(process)
         return holder.booked if holder is not None else 0
 
     def held(self, process: int) -> int:
-        """What it held when it was heard last."""
+        """Returns the bytes that a process held by its last report."""
         holder = self._holders.get(process)
         return holder.held if holder is not None else 0
 
@@ -130,16 +130,16 @@ class MemoryLedger:
         self._entering.append(MemoryRequest(process, overhead))
 
     def admitted(self, process: int) -> bool:
-        """Whether there is room for it to start."""
+        """Returns True if there is room for the process to start."""
         return self._holders[process].admitted
 
     def initial(self, process: int) -> int | None:
-        """What it may hold from its start; None: all that the device has."""
+        """Returns the limit from the process's start; None: all that the device has."""
         holder = self._holders[process]
         return None if holder.everything and not holder.quota else holder.booked
 
     def use(self, process: int, tenant: str, quota: int) -> None:
-        """A process that served nobody serves a tenant now."""
+        """Books a process that served no tenant to one."""
         holder = self._holders.get(process)
         if holder is not None:
             holder.tenant, holder.quota, holder.uses = tenant, quota, True
@@ -276,7 +276,7 @@ class MemoryLedger:
         return waits
 
     def _give_all(self, now: float, sends: list[ProcessLimit]) -> None:
-        """Who is the only one to use memory gets all of it."""
+        """Gives all memory to a process that is the only one to use any."""
         users = [each for each in self._holders.values() if each.uses]
         if len(users) != 1 or not self.total or self._entering:
             return

@@ -1,4 +1,4 @@
-"""One session on one device process: its Execute stream, its transfers, its end."""
+"""The channel of one session on one device process: its Execute stream, its transfers, its end."""
 
 from __future__ import annotations
 
@@ -34,13 +34,12 @@ class ResponseSink(Protocol):
 
     @property
     def untouched(self) -> bool:
-        """Whether no message of it has been taken: a client that attaches again has perhaps not heard that it was
-        attached."""
+        """True if no message of it has been taken: a client that attaches again may not know that it was attached."""
         ...
 
     @property
     def holds(self) -> bool:
-        """Whether batches have come that the device process has not been given."""
+        """True if it holds batches that the device process has not been given."""
         ...
 
     def on_response(self, payload: bytes) -> None: ...
@@ -49,7 +48,7 @@ class ResponseSink(Protocol):
         """Batches up to this one have been executed."""
 
     def went_by(self, batches: int, sent: int) -> None:
-        """So many batches were executed, and so many bytes sent, that the client's lane carried."""
+        """Counts batches that were executed and bytes that were sent over the client's lane."""
 
     def on_room(self) -> None:
         """A message was no batch: its place in the window is free again."""
@@ -175,7 +174,7 @@ class Channel:
                 self.log_unheard()
 
     def log_unheard(self) -> None:
-        """What kernels of a session without an Execute stream print goes to the log, unless its client comes back."""
+        """Logs the kernel output of a session without an Execute stream, unless its client comes back."""
         for text in self._unheard:
             log.info("kernel_output", session=self.session_id, text=text[:_LOGGED_CHARACTERS], characters=len(text))
         self._unheard.clear()
@@ -186,7 +185,7 @@ class Channel:
         self._unheard.clear()
 
     def status(self) -> device_pb2.AttachmentStatusResponse:
-        """Where its attachment stands, for a client that waits."""
+        """Returns the state of its attachment, for a waiting client."""
         sink, replies = self.sink, self.replies
         if sink is None or replies is None or self.loss is not None:
             return device_pb2.AttachmentStatusResponse()
@@ -209,7 +208,7 @@ class Channel:
 
     @property
     def has_lane(self) -> bool:
-        """Whether its client is there and goes by a lane."""
+        """True if its client is attached and uses a lane."""
         return self.lane is not None and self.sink is not None
 
     def open_lane(self, bounds: dict[str, int], connection: int) -> None:

@@ -1,6 +1,6 @@
-"""Batches that a device process was given and has not acknowledged: what the windows of a session count.
+"""Batches that a device process was given and has not acknowledged, which a session's windows count.
 
-They outlive the Execute stream that brought them: the device process goes on with them, whoever attaches next.
+They outlive the Execute stream that brought them: the device process executes them whichever stream attaches next.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from hearthd.front.sessions.command_queue import CommandQueue
 
 
 class InFlightBatches:
-    """Those of one channel, oldest first."""
+    """The unacknowledged batches of one channel, oldest first."""
 
     def __init__(self) -> None:
         self.last = 0
@@ -28,7 +28,7 @@ class InFlightBatches:
         return len(self._sizes)
 
     def give(self, size: int) -> None:
-        """One of `size` bytes was passed on."""
+        """Adds a batch of `size` bytes that was passed on."""
         self.last += 1
         self.bytes += size
         self._sizes.append(size)

@@ -1,4 +1,4 @@
-"""What each tenant has used, against what it may: sessions, queued work, time of devices.
+"""Use and quotas of each tenant: sessions, queued work, time of devices.
 
 Device, pinned and durable bytes are counted where they are allocated; here is what the front alone can see.
 """
@@ -33,7 +33,7 @@ SESSIONS_SHARE = "sessions_share"
 
 
 class TenantAccount:
-    """One tenant's."""
+    """The account of one tenant."""
 
     def __init__(self, tenant: Tenant) -> None:
         self.tenant = tenant
@@ -50,7 +50,7 @@ class TenantAccount:
 
     @property
     def exhausted(self) -> bool:
-        """Whether its time of devices is used up."""
+        """True if its time of devices is used up."""
         allowed = self.tenant.quotas.gpu_seconds
         return bool(allowed) and self.device_ns >= allowed * 1e9
 
@@ -123,7 +123,7 @@ class TenantAccounts:
                     self._exhausted(account)
 
     def session(self, session_id: str) -> Session | None:
-        """One that is open, or ended lately."""
+        """Returns a session that is open, or ended lately."""
         return self._open.get(session_id) or self._ended.get(session_id)
 
     def admit(self, tenant: Tenant) -> TenantAccount:

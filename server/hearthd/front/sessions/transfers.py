@@ -23,7 +23,7 @@ KEPT_BYTES = 16 << 20
 
 
 class TransferChannel(Protocol):
-    """What a transfer needs of its channel."""
+    """The channel of a transfer, as far as the transfer uses it."""
 
     @property
     def link(self) -> Link: ...
@@ -40,7 +40,7 @@ class TransferChannel(Protocol):
 
 
 class Transfer:
-    """What uploads and downloads share: one waiter, one stream at a time, one end."""
+    """The common part of uploads and downloads: one waiter, one stream at a time, one end."""
 
     def __init__(self, channel: TransferChannel, transfer: int, patience: float = 0.0) -> None:
         self._channel = channel
@@ -56,12 +56,12 @@ class Transfer:
 
     @property
     def resumable(self) -> bool:
-        """Whether it outlives its stream."""
+        """True if it outlives its stream."""
         return self._patience > 0
 
     @property
     def parked(self) -> bool:
-        """Whether it waits for another stream."""
+        """True while it waits for another stream."""
         return self._parked is not None
 
     async def _wait(self) -> None:
@@ -101,7 +101,7 @@ class Transfer:
             if self._task is not task:
                 raise Refusal(
                     Reason.HANDLE_IN_USE,
-                    f"Transfer {self._transfer} goes on in another stream.",
+                    f"Transfer {self._transfer} is under way in another stream.",
                     fix="Use one stream at a time for a transfer.",
                     details={"transfer": self._transfer},
                 )
@@ -131,11 +131,11 @@ class Transfer:
 
     @property
     def _complete(self) -> bool:
-        """Whether nothing of it is needed any more."""
+        """True if the transfer needs no further stream."""
         return self._done
 
     def close(self, why: Refusal) -> None:
-        """Ends the transfer; where it is not complete the device is told, with `why`."""
+        """Ends the transfer; if it is not complete, the device process is notified, with `why`."""
         self._unpark()
         self._channel.forget(self._transfer)
         if not self._done and self._refusal is None:
@@ -168,7 +168,7 @@ class Upload(Transfer):
         self._credits = UPLOAD_CREDITS
 
     def skip(self, offset: int) -> int:
-        """How many bytes of a stream that begins at `offset` have been passed on. Raises where bytes are missing."""
+        """Returns the bytes of a stream from `offset` that were passed on before. Raises if bytes are missing."""
         if offset > self.passed:
             raise self._no_such_offset(offset, 0, self.passed)
         return self.passed - offset

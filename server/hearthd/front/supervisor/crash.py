@@ -1,5 +1,5 @@
-"""What a device process of the CPU backend was doing when it ended: the record that it leaves behind (see
-`hearthd.shared.crash_record`), and what that says of the cause."""
+"""The crash record of a device process of the CPU backend (see `hearthd.shared.crash_record`), and the cause that it
+gives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One device of the node: which of its workers serves whom, and what they add up to."""
+"""A device of the node: the sessions that each of its workers serves, and the sums over them."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class DeviceOwner(Protocol):
 
 
 class Device(DeviceStatus):
-    """One device of the node: starts its workers, and knows whom each of them serves."""
+    """A device of the node: starts its workers, and assigns sessions to them."""
 
     def __init__(self, spec: DeviceSpec, launcher: Launcher, policy: IsolationPolicy, owner: DeviceOwner) -> None:
         super().__init__(spec, MemoryGrants(policy.context_memory, spec.memory_limit))
@@ -103,7 +103,7 @@ class Device(DeviceStatus):
     # ---- who is served by whom ----
 
     def key(self, session: Session) -> WorkerKey:
-        """Whose worker serves a session."""
+        """Returns the key of the worker that serves a session."""
         if session.dedicated:
             return WorkerKey(session.tenant.name, session.id)
         return WorkerKey(session.tenant.name) if self.policy.by_tenant else EVERYBODY
@@ -112,15 +112,15 @@ class Device(DeviceStatus):
         """The session's channel to the process that serves it now, opened where there is none; a process is started
         where there is none. Waits a little for one that is being replaced; raises `DEVICE_UNAVAILABLE` after that.
 
-        Raises `DEVICE_LOST`, once, where the session's last process was lost and nobody has told it; an Execute
-        stream (`attaching`) is told by the generation that it attaches to."""
+        Raises `DEVICE_LOST`, once, if the session's last process was lost and the session does not know yet; an Execute
+        stream (`attaching`) learns it from the generation that it attaches to."""
         last = session.ended.get(self.ordinal)
         if last is not None and last.loss is not None and not last.told:
             last.told = True
             if not attaching:
                 raise last.loss
         while True:
-            if session.closing:  # it gets no further worker, which nobody would end
+            if session.closing:  # it gets no further worker, which would never be ended
                 raise errors.session_expired()
             refusal = self.quarantine_refusal(session)
             if refusal is not None:
@@ -174,8 +174,8 @@ class Device(DeviceStatus):
         return self.spec.memory_limit or (self.properties.total_memory if self.known else 0)
 
     def _check_share(self, key: WorkerKey) -> None:
-        """Raises `DEVICE_UNAVAILABLE` where the tenant has its share of the device's processes; those that serve nobody
-        just now make room for others, and do not count."""
+        """Raises `DEVICE_UNAVAILABLE` if the tenant has its share of the device's processes. Processes that serve no
+        session now make room for others, and do not count."""
         if not key.tenant or not self.policy.weights:
             return
         used = Counter(other.tenant for other, worker in self.workers.serving.items() if not worker.holds_nothing)
@@ -221,8 +221,8 @@ class Device(DeviceStatus):
             self._end(worker)
 
     def change_quotas(self, quotas: Mapping[str, Quotas]) -> None:
-        """Tenants may hold so much from now on, by name. The processes of one that is not named end, where they serve
-        nobody any more."""
+        """Sets the quotas of tenants, by name. A process of a tenant that is not named ends when it serves no
+        session."""
         for key, worker in list(self.workers.serving.items()):
             if key.tenant in quotas:
                 worker.quota = quotas[key.tenant].on_device(self.memory_total)
@@ -305,7 +305,7 @@ class Device(DeviceStatus):
         return blamed
 
     def _tenants(self, cause: ExitCause) -> set[str]:
-        """Whose kernels were in flight when a process was lost; one that is not known any more is nobody's."""
+        """Returns the tenants whose kernels were in flight when a process was lost; "" for an unknown one."""
         known = {session.id: session.tenant.name for session in self._owner.sessions}
         return {known.get(name, "") for name in named(dict(cause.details))}
 
@@ -361,8 +361,8 @@ class Device(DeviceStatus):
             self._refill()
 
     def fence(self, why: str) -> None:
-        """What it is made of is sick, says whoever looks after that: nobody further is let on it, until an operator
-        restarts it. Who is on it may fetch what is his."""
+        """Fences the device, whose hardware is sick: no further session gets on it until an operator restarts it.
+        Sessions on it may fetch their data."""
         if not self.sick:
             log.error("device_fenced", device=self.ordinal, generation=self.generation, why=why)
             self.sick = why

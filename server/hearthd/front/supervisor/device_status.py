@@ -1,4 +1,4 @@
-"""What a device is to those who look at it: its workers taken together."""
+"""The status of a device to observers: its workers taken together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hearthd.shared.device_spec import DeviceSpec
 
 
 class DeviceStatus:
-    """One device, as it is described."""
+    """The status of one device, as it is described."""
 
     def __init__(self, spec: DeviceSpec, grants: MemoryGrants) -> None:
         self.spec = spec
@@ -28,12 +28,12 @@ class DeviceStatus:
         self.fenced = ""
         """Why no process is started any more."""
         self.sick = ""
-        """What is wrong with its hardware: nobody new is let on it."""
+        """The fault of its hardware, which keeps new sessions off it; empty: none is known."""
         self._grants = grants
 
     @property
     def memory(self) -> MemoryLedger:
-        """How its memory is divided between its processes."""
+        """The division of its memory among its processes."""
         return self._grants.ledger
 
     @property
@@ -48,7 +48,7 @@ class DeviceStatus:
 
     @property
     def state(self) -> node_pb2.DeviceState:
-        """Of everybody's worker; where each tenant has its own, whether a tenant that comes is served."""
+        """The state of the shared worker; with a worker for each tenant, the state that a new tenant meets."""
         if self.sick:
             return FENCED
         if self._primary is not None:
@@ -78,7 +78,7 @@ class DeviceStatus:
 
     @property
     def pid(self) -> int:
-        """Of that process; 0 without one."""
+        """The pid of that process; 0: there is none."""
         worker = self._primary or next(iter(self.running), None)
         return worker.pid if worker is not None else 0
 
@@ -95,7 +95,7 @@ class DeviceStatus:
         return min(pongs, default=time.monotonic())
 
     def describe(self, viewer: Tenant | None = None) -> node_pb2.Device:
-        """What `viewer` may know of it; None: everything."""
+        """Describes the device as far as `viewer` may know it; None: everything."""
         hidden = viewer is not None and not viewer.observes
         worker = self._primary
         if worker is None and viewer is not None:

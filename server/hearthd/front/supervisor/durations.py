@@ -1,4 +1,4 @@
-"""How long the processes of a device take to be ready, and those whom one is lost to, to be served again. Pure."""
+"""Durations of a device's processes: from start to ready, and from a loss until its sessions are served again. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
 class ProcessDurations:
-    """Of one device, in seconds."""
+    """The durations of one device, in seconds."""
 
     def __init__(self) -> None:
         self.starts = HistogramCounts.up_to(_BOUNDS)
@@ -22,14 +22,14 @@ class ProcessDurations:
 
     @property
     def waiting(self) -> bool:
-        """Whether somebody is without a process."""
+        """True if a key is without a process."""
         return bool(self._lost)
 
     def started(self, seconds: float) -> None:
         self.starts.observe(seconds)
 
     def lost(self, key: WorkerKey, now: float) -> None:
-        """Those of `key` are without a process, from now on unless they were before."""
+        """Notes that the key has no process from now on, unless it had none before."""
         self._lost.setdefault(key, now)
 
     def served(self, serving: Collection[WorkerKey], known: Collection[WorkerKey], now: float) -> None:

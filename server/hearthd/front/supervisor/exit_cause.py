@@ -1,4 +1,4 @@
-"""Why a device process ended, in words and as what its clients are told."""
+"""The cause of a device process's end, in words and as the refusal that its clients get."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LABELS = frozenset(
 )
 """Labels that an `ExitCause` may have, for metrics."""
 INTENDED = frozenset({ABANDONED, RESTART})
-"""Those that are the front's own doing and speak against nobody: closed sessions alone were left, an operator."""
+"""Ends by the front itself, which count against no session: closed sessions alone were left, an operator."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class ExitCause:
     details: tuple[tuple[str, str], ...] = ()
 
     def refusal(self, device: int, generation: int) -> Refusal:
-        """What everyone who waits for the device is told."""
+        """Returns the error of all pending work on the device."""
         return Refusal(
             Reason.DEVICE_LOST,
             f"Device {device} (generation {generation}) was lost: {self.text}.",
@@ -59,7 +59,7 @@ def signal_name(number: int) -> str:
 
 
 async def find_cause(link: DeviceLink, exited: asyncio.Future[int | None]) -> ExitCause:
-    """Why the process behind `link` ended: its own last words, else its link, else its exit status."""
+    """Finds the cause of the end of the process behind `link`: its own report, else its link, else its exit status."""
     if exited.done() and not link.closed.done():
         # The exit status may overtake what the process wrote before it: its results, and why it ends.
         await asyncio.wait({link.closed}, timeout=EXIT_GRACE)

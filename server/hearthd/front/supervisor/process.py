@@ -1,4 +1,4 @@
-"""One device process and its link, from its start to its end."""
+"""A device process and its link, from its start to its end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = structlog.get_logger("hearthd.supervisor")
 _LOOK_S = 0.4
 """Seconds between two looks at whether the process runs at all: health says so within a second."""
 _STEPS = 10
-"""In so many steps the patience with a process passes."""
+"""Steps in which the patience with a process passes."""
 
 Observer = Callable[[int, dict[str, Any]], None]
 """Told the generation of a process and what it says it has counted."""
@@ -79,7 +79,7 @@ class Process:
 
     @property
     def properties(self) -> node_pb2.DeviceProperties:
-        """Of its device; only where it is ready."""
+        """The properties of its device; only when the process is ready."""
         return self.link.ready.result()
 
     @property
@@ -88,7 +88,7 @@ class Process:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended, or is about to."""
+        """True if it has ended, or is about to."""
         return any(end.done() for end in self._ends)
 
     async def until_ready(self, patience: float) -> ExitCause | None:
@@ -111,7 +111,8 @@ class Process:
         return self._crash.explain(await find_cause(self.link, self._exited))
 
     async def watch(self, interval: float, patience: float, other: asyncio.Future[Any]) -> ExitCause | None:
-        """As `until`, with a ping every `interval` seconds that has to be answered within `patience`."""
+        """Waits as `until` does, and sends a ping every `interval` seconds that has to be answered within
+        `patience`."""
         pinger = asyncio.create_task(self._ping(interval, patience))
         looking = asyncio.create_task(self._look())
         try:
@@ -137,7 +138,7 @@ class Process:
             await asyncio.sleep(interval)
 
     async def _answers(self, patience: float) -> bool:
-        """Whether a ping is answered in time; after half of it, the process is stalled until it answers."""
+        """Returns True if a ping is answered in time; after half of it, the process is stalled until it answers."""
         pong = asyncio.ensure_future(self.link.ping())
         try:
             if await within(patience / 2, asyncio.shield(pong)):
@@ -217,7 +218,7 @@ class Process:
 
 
 async def within(seconds: float, work: Awaitable[object]) -> bool:
-    """Whether it is done in time; raises what it raises.
+    """Returns True if the work is done in time; raises what it raises.
 
     Time in which this very process did not run (a machine that was paused or suspended, a debugger) counts little: the
     answer may be there by now, and was only not looked at. So the time passes in steps, and none counts for more than

@@ -18,7 +18,7 @@ from hearthd.front.supervisor.lingering_sessions import LingeringSession, Linger
 log = structlog.get_logger("hearthd.supervisor")
 
 ANSWER = 1.0
-"""Seconds that the process has to say what still runs; nobody else uses one that does not."""
+"""Seconds that the process has to report what still runs."""
 
 
 class SessionClose:
@@ -38,17 +38,17 @@ class SessionClose:
 
     @property
     def must_drain(self) -> bool:
-        """Whether the process is no place for who comes: closed sessions alone are left in it, and work of theirs."""
+        """True if new sessions must not use the process: closed sessions alone are left in it, and work of theirs."""
         return self._lingering.must_drain(self._link.channels)
 
     def wait(self) -> None:
-        """Somebody has come and waits."""
+        """Notes that a new session waits."""
         if not self._awaited:
             self._awaited = True
             self._ask()  # it may be that nothing runs
 
     def stuck(self) -> list[tuple[LingeringSession, float]]:
-        """Who has had his time, and how many seconds ago he was closed."""
+        """Returns the sessions whose time is over, each with the seconds since it was closed."""
         now = time.monotonic()
         return [(each, now - each.since) for each in self._lingering.stuck(now)]
 
@@ -132,7 +132,7 @@ def _cause(stuck: list[LingeringSession], now: float) -> ExitCause:
     what = "; ".join(each.what for each in stuck[:3]) + ("; and more" if len(stuck) > 3 else "")
     return ExitCause(
         ABANDONED,
-        f"{what} had not ended {since:.1f} s after the close, and nobody else used the process",
+        f"{what} had not ended {since:.1f} s after the close, and no other session used the process",
         kernels,
         (("sessions", ", ".join(each.session for each in stuck)),),
     )

@@ -41,7 +41,7 @@ log = structlog.get_logger("hearthd.supervisor")
 
 
 class WorkerOwner(Protocol):
-    """One device, as its workers see it."""
+    """The device of a worker, as the worker sees it."""
 
     ordinal: int
     policy: IsolationPolicy
@@ -56,13 +56,13 @@ class WorkerOwner(Protocol):
         """A process is ready."""
 
     async def prepare(self, process: Process, worker: Worker) -> None:
-        """What has to be there before the worker's sessions use the process is brought back now."""
+        """Restores what has to be there before the worker's sessions use the process."""
 
     def lost(self, worker: Worker, process: Process | None, cause: ExitCause, ready: bool) -> str | None:
         """Tells everyone; the session that it was lost to, where that can be known and concerns others."""
 
     def replace(self, worker: Worker) -> bool:
-        """Whether another worker goes on in this one's place."""
+        """Returns True if another worker continues in this one's place."""
 
     def reaped(self, generation: int) -> None:
         """A process is gone, with all that it held."""
@@ -76,7 +76,7 @@ class WorkerOwner(Protocol):
 
 
 class Worker:
-    """The process of one key, replaced when it is lost. Without a key it is vacant: ready for whoever comes first."""
+    """The process of one key, replaced when it is lost. Without a key it is vacant: ready for the next key."""
 
     def __init__(self, host: WorkerOwner, key: WorkerKey | None, quota: int = 0) -> None:
         self.key = key
@@ -127,11 +127,11 @@ class Worker:
 
     @property
     def holds_nothing(self) -> bool:
-        """Whether it serves nobody and could go."""
+        """True if it serves no session and could end."""
         return self.link is not None and not self.link.channels
 
     def stuck(self) -> list[tuple[LingeringSession, float]]:
-        """Closed sessions whose work goes on, each with the seconds since it was closed."""
+        """Returns closed sessions whose work still runs, each with the seconds since it was closed."""
         return self._session_close.stuck() if self._session_close is not None else []
 
     # ---- for those whom it serves ----
@@ -155,7 +155,7 @@ class Worker:
                     )
                     return channel
                 self._session_close.wait()
-                begin = time.monotonic()  # that has a limit of its own
+                begin = time.monotonic()  # that has a separate limit
             policy = self._host.policy
             starts = self.state == STARTING and self.process is not None
             patience = policy.start_timeout if starts else policy.serving_wait
@@ -170,7 +170,7 @@ class Worker:
         return None
 
     def unavailable(self) -> Refusal:
-        """What those are told who have waited long enough."""
+        """Returns the refusal for callers that have waited long enough."""
         fenced = self.state == FENCED
         ordinal = self._host.ordinal
         return Refusal(
@@ -205,7 +205,7 @@ class Worker:
                 self._host.gone(self)
 
     async def _live(self) -> None:
-        """One process from its start to its end, with everyone told of it."""
+        """Runs one process from its start to its end, and notifies the device of both."""
         entering = asyncio.ensure_future(self._host.enter(self))
         await asyncio.wait({entering, self._ending}, return_when=asyncio.FIRST_COMPLETED)
         if not entering.done():
@@ -319,7 +319,7 @@ class Worker:
     # ---- its end ----
 
     def _rest(self) -> None:
-        """Nobody has a channel here, just now."""
+        """Starts the idle timeout: no session has a channel here now."""
         timeout = self._host.policy.idle_timeout
         if self._idle is not None:
             self._idle.cancel()
@@ -335,7 +335,7 @@ class Worker:
             self.retire()
 
     def _abandon(self, process: Process, cause: ExitCause) -> None:
-        """Ends a process in which nobody is left but who has been closed, and whose work does not end."""
+        """Ends a process in which closed sessions alone are left, whose work does not end."""
         if self.process is not process or self.ending or (self._put_down and self._put_down[0] is process):
             return
         self._put_down = (process, cause)

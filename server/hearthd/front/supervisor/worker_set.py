@@ -1,4 +1,4 @@
-"""The workers of one device: those that serve somebody, one that is vacant, those that end."""
+"""The workers of one device: those that serve sessions, one that is vacant, those that end."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class WorkerSet:
 
     @property
     def running(self) -> list[Worker]:
-        """Those whose process can be asked."""
+        """The workers whose process can be asked."""
         return [worker for worker in self if worker.link is not None and not worker.ending]
 
     @property
     def idle(self) -> Worker | None:
-        """One that could make room for another."""
+        """Returns a worker that could make room for another."""
         for key, worker in self.serving.items():
             if worker.holds_nothing and key != EVERYBODY:
                 return worker
@@ -45,7 +45,7 @@ class WorkerSet:
         return worker
 
     def replace(self, worker: Worker) -> bool:
-        """The vacant worker goes on in the place of one that lost its process; False: there is none."""
+        """Puts the vacant worker in the place of one that lost its process; False: there is none."""
         if worker.key is None or self.vacant is None:
             return False
         spare, self.vacant = self.vacant, None
@@ -55,7 +55,7 @@ class WorkerSet:
         return True
 
     def settle(self) -> None:
-        """Those that have begun to end are nobody's any more."""
+        """Moves workers that have begun to end out of service."""
         for worker in [each for each in self.serving.values() if each.ending]:
             assert worker.key is not None
             self.ending.add(self.serving.pop(worker.key))
