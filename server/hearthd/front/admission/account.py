@@ -28,7 +28,7 @@ _TRIM_AFTER = 2.0
 
 
 class UnauthenticatedBytes:
-    """Of one daemon."""
+    """The bytes held for unauthenticated callers of a daemon."""
 
     def __init__(self, most: int, registry: CollectorRegistry) -> None:
         self.most = most
@@ -50,7 +50,7 @@ class UnauthenticatedBytes:
         )  # fmt: skip
 
     def take(self, size: int) -> bool:
-        """Whether so many bytes more may be held; they are from then on, until `give`."""
+        """Takes `size` bytes, held until `give`, and returns True; returns False if that would exceed the limit."""
         if self.held + size > self.most:
             return False
         self.held += size

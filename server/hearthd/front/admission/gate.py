@@ -57,12 +57,12 @@ class GatedService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         self._paths = {f"/{name}/{method}": handler for method, handler in methods.items()}
 
     def service(self, handler_call_details: Any) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """The handler of a call that is one of its own."""
+        """Returns the handler of a call of this service; None for others."""
         return self._paths.get(handler_call_details.method)
 
 
 class AdmissionGate:
-    """Of one daemon. Belongs to the event loop."""
+    """The gate of a daemon. Belongs to the event loop."""
 
     def __init__(self, auth: Authenticator, limits: AdmissionLimits, account: UnauthenticatedBytes) -> None:
         self.auth = auth
@@ -259,7 +259,7 @@ def _remade(handler: Any, behaviour: Any) -> Any:
 
 
 def _served(handler: Any) -> Any:
-    """What serves a method, called with the first message (streams: with all of them), as one coroutine."""
+    """Returns the coroutine that serves a method, called with the first message (streams: with all of them)."""
     behaviour = _behaviour(handler)
 
     async def serve(first: Any, context: Context) -> Any:

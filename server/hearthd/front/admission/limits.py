@@ -20,7 +20,7 @@ DEVICE = "hearth.v1.DeviceService"
 
 
 class CredentialSource(enum.Enum):
-    """Where a method's credential is."""
+    """The place of a method's credential."""
 
     HEADERS = enum.auto()
     """In the headers of the call, or its connection's certificate."""
@@ -34,7 +34,7 @@ class CredentialSource(enum.Enum):
 
 @dataclass(frozen=True)
 class MethodLimit:
-    """One method's."""
+    """The limits of one method."""
 
     credential: CredentialSource = CredentialSource.HEADERS
     max_bytes: int = _SMALL
@@ -74,5 +74,5 @@ class AdmissionLimits:
         return MethodLimit()
 
     def seconds(self, limit: MethodLimit) -> float:
-        """How long the first message of an accepted caller may take."""
+        """Returns the time limit of an accepted caller's first message."""
         return self.settings.request_timeout + limit.max_bytes / self.settings.request_rate

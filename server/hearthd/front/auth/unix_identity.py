@@ -1,9 +1,9 @@
-"""Who is at the other end of the Unix socket.
+"""Identity of peers on the Unix socket.
 
-gRPC does not say whose process a connection comes from, the kernel does: on a second socket, `hearth-identity.sock`
-beside `hearth.sock`, whoever connects is sent a ticket, one line, that stands for the user and groups that the kernel
-names (SO_PEERCRED, SO_PEERGROUPS). Shown in the metadata of one call (`hearth-ticket`), it is redeemed; it is good for
-some seconds. Nothing is read from who connects.
+gRPC does not report the process that a connection comes from, the kernel does: on a second socket,
+`hearth-identity.sock` beside `hearth.sock`, a client that connects is sent a ticket, one line, that stands for the user
+and groups that the kernel names (SO_PEERCRED, SO_PEERGROUPS). Shown in the metadata of one call (`hearth-ticket`), it
+is redeemed; it is good for some seconds. Nothing is read from the client.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ _GROUPS_BYTES = 1024  # the most that Python's getsockopt takes: 256 groups
 _SEND_WAIT = 2.0
 """Seconds in which a ticket has to be on its way."""
 _MOST_TICKETS = 256
-"""Of one user, not redeemed; one more takes the place of the oldest, so that nobody's flood costs others theirs."""
+"""Tickets of one user that are not redeemed; a further one replaces the oldest, so that one user's flood costs others
+none."""
 
 
 def identity_path(path: str) -> str:
-    """Where it is, beside the socket of gRPC; clients find it by the same rule."""
+    """Returns the path of the identity socket, beside that of gRPC; clients find it by the same rule."""
     beside = Path(path)
     return str(beside.with_name(f"{beside.stem}-identity{beside.suffix}"))
 
@@ -60,7 +61,7 @@ class IdentityTickets:
         return ticket
 
     def redeem(self, ticket: str) -> User | None:
-        """Whose it is; once. None for one that is unknown, used or too old."""
+        """Redeems a ticket, once, and returns its user; None for one that is unknown, used or too old."""
         key = _key(ticket)
         for tickets in self._users.values():
             found = tickets.pop(key, None)

@@ -1,4 +1,4 @@
-"""One communicator: its ranks, what they wait for, and how far each has come."""
+"""A communicator: its ranks, its waiting operations, and the progress of each rank."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Pure, like `matcher.py`. A communicator is keyed by the places of its ranks, in rank order. Those of local devices
 are shared by all sessions that these processes serve; those of groups over daemons belong to their group. Operations
-that are complete wait here while it is being made; afterwards every rank is told `go` in one order, the same on every
+that are complete wait here while it is being made; afterwards every rank gets `go` in one order, the same on every
 link. What was given up is made anew when its ranks present again.
 """
 
@@ -118,7 +118,7 @@ class Communicators:
         return []
 
     def message(self, place: RankLocation, body: Mapping[str, Any], owner: str = "") -> list[DeviceMessage]:
-        """What a rank's process says about a communicator; one that is no longer known is not spoken of.
+        """Takes a message of a rank's process about a communicator; messages about an unknown one are ignored.
 
         `owner`: for what comes from another daemon, the group that it is a member of; it has no say in any other.
         Raises KeyError, TypeError or ValueError for what is no message."""
@@ -178,7 +178,8 @@ class Communicators:
     # ---- what ends ----
 
     def expire(self, now: float) -> list[DeviceMessage]:
-        """Fails what has waited too long for its communicator, and gives up those that nobody waits for any more."""
+        """Fails operations that have waited too long for their communicator, and aborts communicators without waiting
+        operations."""
         sends: list[DeviceMessage] = []
         for comm in [comm for comm in self if not comm.ready]:
             late = [rank for rank in range(len(comm.places)) if rank not in comm.joined]

@@ -18,7 +18,8 @@ from hearthd.front.collectives.order import CollectiveOrder
 
 
 class Coordinator:
-    """One for the node: for the groups of its own devices, and for those over daemons that were created here."""
+    """The coordinator of the node: for groups of local devices, and for groups over daemons that were created
+    here."""
 
     def __init__(self, timeout: float = 30.0, recorder: FlightRecorder | None = None, nonce: str = "") -> None:
         self.recorder = FlightRecorder() if recorder is None else recorder
@@ -41,8 +42,8 @@ class Coordinator:
     def present(
         self, key: MatchKey, rank: int, place: RankLocation, body: Mapping[str, Any], now: float, count: int = 1
     ) -> list[DeviceMessage]:
-        """A rank's part in an operation has come, or in a row of so many, each of which stands behind the one before.
-        Raises KeyError, TypeError or ValueError where `body` is no `present`."""
+        """Takes a rank's part in an operation, or in a sequence of `count`, each of which stands behind the one before.
+        Raises KeyError, TypeError or ValueError if `body` is no `present`."""
         sends: list[DeviceMessage] = []
         for told, match in self.matcher.row(key, rank, place, body, now, count):
             sends += told
@@ -67,7 +68,7 @@ class Coordinator:
         return sends
 
     def message(self, place: RankLocation, body: Mapping[str, Any], owner: str = "") -> list[DeviceMessage]:
-        """What a rank's process says of a communicator. Raises as `present`."""
+        """Takes a message of a rank's process about a communicator. Raises as `present`."""
         return self._go_on(self.communicators.message(place, body, owner))
 
     def lost(self, where: RankLocation | int, why: str, owners: Collection[str] = ()) -> list[DeviceMessage]:

@@ -1,4 +1,4 @@
-"""What ranks are told whose collective operations do not run, or do not end."""
+"""Refusals for ranks whose collective operations do not run, or do not end."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def lost_before(key: MatchKey, where: RankLocation | int, why: str) -> Refusal:
 
 
 def not_finished(key: MatchKey, missing: Iterable[int], sequence: int | None) -> Refusal:
-    """`sequence`: which operation, where everybody who is told may know."""
+    """Refuses an operation that ranks have not finished. `sequence`: its number, if all recipients may know it."""
     missing = list(missing)
     which = f"Operation {sequence}" if sequence is not None else "An operation"
     return Refusal(

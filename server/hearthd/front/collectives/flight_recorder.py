@@ -32,7 +32,7 @@ _LINE = 200
 
 @dataclass(slots=True)
 class RecordedOperation:
-    """One operation. Times are unix time in ns; 0: not yet."""
+    """An operation of the recorder. Times are unix time in ns; 0: not yet."""
 
     sequence: int
     what: str

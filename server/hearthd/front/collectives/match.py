@@ -32,7 +32,7 @@ def group_name(group: str, members: Sequence[int]) -> str:
 
 
 class DeviceMessage(NamedTuple):
-    """One COLLECTIVE frame for one device process."""
+    """A COLLECTIVE frame for one device process."""
 
     place: RankLocation
     body: dict[str, Any]
@@ -54,12 +54,12 @@ class MatchKey(NamedTuple):
 
     @property
     def scope(self) -> str:
-        """Whose communicators it uses: those of local devices are shared by all sessions of their processes."""
+        """The owner of its communicators: those of local devices are shared by all sessions of their processes."""
         return self.owner if self.group else ""
 
     @property
     def title(self) -> str:
-        """As messages have it: `Operation 3 of group [0, 1]`."""
+        """Its name in messages: `Operation 3 of group [0, 1]`."""
         return f"Operation {self.sequence} of {group_name(self.group, self.members)}"
 
     def name(self, rank: int) -> str:
@@ -71,16 +71,16 @@ class MatchKey(NamedTuple):
         return f"{'ranks' if self.group else 'devices'} {self.numbers(ranks)}"
 
     def numbers(self, ranks: Iterable[int]) -> str:
-        """As details have it: ordinals, or the ranks of a group over daemons."""
+        """Returns the ranks as details name them: ordinals, or the ranks of a group over daemons."""
         return ", ".join(str(self.members[rank]) for rank in sorted(ranks))
 
     def address(self) -> dict[str, Any]:
-        """How the device process knows it, but for the channel."""
+        """Returns its key in the device process, without the channel."""
         return {"group": self.group, "devices": [] if self.group else list(self.members), "sequence": self.sequence}
 
 
 class Presentation(NamedTuple):
-    """What one rank has presented."""
+    """The part of one rank in an operation, as presented."""
 
     place: RankLocation
     channel: int
@@ -114,5 +114,5 @@ class Match:
 
     @property
     def places(self) -> tuple[RankLocation, ...]:
-        """Of all ranks, in their order; only where none is missing."""
+        """The places of all ranks, in their order; only when none is missing."""
         return tuple([self.parts[rank].place for rank in range(len(self.key.members))])

@@ -30,11 +30,11 @@ MAX_FAILURES = 256
 
 
 class MatchFailure(NamedTuple):
-    """What those are told who present an operation that has failed."""
+    """The refusal for ranks that present an operation that has failed."""
 
     refusal: Refusal
     by: int | None = None
-    """The rank that has withdrawn, where no other has been told so."""
+    """The rank that has withdrawn, while no other rank knows that."""
 
 
 def fail(key: MatchKey, part: Presentation, refusal: Refusal) -> DeviceMessage:
@@ -50,7 +50,7 @@ def fail_all(match: Match, refusal: Refusal) -> list[DeviceMessage]:
 
 
 def lies_in(place: RankLocation, where: RankLocation | int) -> bool:
-    """Whether a rank is lost with a process, or with a whole node."""
+    """Returns True if a rank is lost with a process, or with a whole node."""
     return place == where if isinstance(where, RankLocation) else place.node == where
 
 
@@ -85,8 +85,8 @@ class Matcher:
     def row(
         self, key: MatchKey, rank: int, place: RankLocation, body: Mapping[str, Any], now: float, count: int = 1
     ) -> Iterator[tuple[list[DeviceMessage], Match | None]]:
-        """One rank's part in so many operations has come, each of which stands behind the one before: of each what to
-        tell whom, and the operation if it is complete and all ranks agree.
+        """Takes one rank's part in `count` operations, each of which stands behind the one before. Yields for each the
+        messages to send, and the operation if it is complete and all ranks agree.
 
         Raises KeyError, TypeError or ValueError for what is no `present`."""
         part = Presentation.of(place, body)
@@ -110,7 +110,7 @@ class Matcher:
             if failure.by != rank:
                 failures[key] = failure._replace(by=None)
                 return [fail(key, part, failure.refusal)], None
-            del failures[key]  # it comes after all, and nobody has been told that it does not
+            del failures[key]  # it comes after all, and no rank knows otherwise yet
         match = self._pending.get(key)
         if match is None:
             match = self._pending[key] = Match(key, deadline)
@@ -143,7 +143,7 @@ class Matcher:
         return None
 
     def withdraw(self, key: MatchKey, rank: int, refusal: Refusal) -> list[DeviceMessage]:
-        """A rank will not take part, for a reason of its own: nor can the others, whether they have presented or
+        """Withdraws a rank, which has a separate reason: the others cannot run either, whether they have presented or
         will."""
         told = errors.withdrawn(key, rank, refusal)
         match = self._pending.get(key)
@@ -199,7 +199,7 @@ class Matcher:
         return self._mismatch(match) or errors.not_presented(match)
 
     def _crossed(self, key: MatchKey) -> list[DeviceMessage]:
-        """What comes to nothing because the ranks have it in different orders."""
+        """Fails operations that ranks have in different orders."""
         sends: list[DeviceMessage] = []
         circle = sorted(self._order.circle(key))
         for each in circle:
@@ -209,7 +209,7 @@ class Matcher:
         return sends
 
     def _agrees(self, match: Match) -> bool:
-        """Whether the same messages have been compared just before: of rows, that is nearly always so."""
+        """Returns True if the same messages have just been compared: in a sequence, that is nearly always so."""
         agreed = self._agreed
         return len(agreed) == len(match.parts) and all(map(is_, agreed, match.parts.values()))
 
@@ -235,7 +235,8 @@ class Matcher:
 
 
 def _behind(key: MatchKey, body: Mapping[str, Any]) -> set[MatchKey]:
-    """What a rank's operation stands behind there. Raises TypeError or ValueError for what is no such list."""
+    """Returns the operations that a rank's operation stands behind there. Raises TypeError or ValueError for an invalid
+    list."""
     behind = body.get("behind")
     if not behind:
         return set()

@@ -63,7 +63,7 @@ class CollectiveOrder(Generic[K]):
                 self.released.append(each)
 
     def ahead(self, key: K) -> set[K]:
-        """Those that a held operation waits for."""
+        """Returns the operations that a held one waits for."""
         return set(self._held.get(key, ()))
 
     def _ahead(self, key: K) -> dict[K, None]:

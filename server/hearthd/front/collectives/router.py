@@ -1,7 +1,7 @@
-"""Collectives on the links: feeds the matcher and the communicators, sends what they say, keeps their time.
+"""Collectives on the links: feeds the matcher and the communicators, sends their messages, keeps their time.
 
-Groups over daemons have the same machine: whoever holds their links (`hearthd.front.peers.groups`) presents what remote
-ranks present, passes on what they say, and takes what is for them.
+Groups over daemons are matched alike: the holder of their links (`hearthd.front.peers.groups`) presents the parts of
+remote ranks, passes on their messages, and takes messages for them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = structlog.get_logger("hearthd.collectives")
 
 
 def rows(sends: list[DeviceMessage]) -> list[DeviceMessage]:
-    """The same, with one message for each row of operations that one local rank is told to run on one communicator."""
+    """Merges messages: one for each sequence of operations that one local rank is to run on one communicator."""
     found: list[DeviceMessage] = []
     last: dict[RankLocation, dict[str, Any]] = {}
     for place, body in sends:
@@ -53,7 +53,7 @@ def _goes_on(row: dict[str, Any], body: dict[str, Any]) -> bool:
 
 
 class GroupRelay(Protocol):
-    """Who knows the groups over daemons."""
+    """The relay of groups over daemons."""
 
     def takes(self, link: DeviceLink, body: dict[str, Any]) -> bool:
         """Asked first of each COLLECTIVE frame of a local device process: whether it concerns a group over daemons, and
@@ -72,7 +72,7 @@ class GroupRelay(Protocol):
 
 
 class CollectiveRouter:
-    """One for the node. Everything happens in the event loop, so all links see one order."""
+    """The router of the node. Everything happens in the event loop, so all links see one order."""
 
     def __init__(self, devices: Collection[int], timeout: float) -> None:
         self.coordinator = Coordinator(timeout)
@@ -128,8 +128,8 @@ class CollectiveRouter:
     # ---- for groups over daemons too ----
 
     def present(self, key: MatchKey, rank: int, place: RankLocation, body: dict[str, Any], count: int = 1) -> None:
-        """A rank's part in an operation has come, or in a row of so many, each of which stands behind the one before.
-        Raises KeyError, TypeError or ValueError where `body` is no `present`."""
+        """Takes a rank's part in an operation, or in a sequence of `count`, each of which stands behind the one before.
+        Raises KeyError, TypeError or ValueError if `body` is no `present`."""
         now = self._now()
         sends = self.coordinator.present(key, rank, place, body, now, count)
         self._send(rows(sends) if count > 1 else sends)
@@ -143,8 +143,8 @@ class CollectiveRouter:
         self._arm()
 
     def message(self, place: RankLocation, body: dict[str, Any], owner: str = "") -> None:
-        """What a rank's process says of a communicator (`id`, `joined`, `join_failed`, `failed`, `progress`). `owner`:
-        of what another daemon says, the group that it takes part in. Raises as `present`."""
+        """Takes a message of a rank's process about a communicator (`id`, `joined`, `join_failed`, `failed`,
+        `progress`). `owner`: for another daemon's message, the group that it takes part in. Raises as `present`."""
         self._send(self.coordinator.message(place, body, owner))
         self._arm()
 

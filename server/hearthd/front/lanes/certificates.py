@@ -1,6 +1,6 @@
 """Certificates of device processes, for the stripes of clients that come over TLS.
 
-Kernels of tenants run in a device process, so it must not have the node's own key. It gets a key of its own, made here
+Kernels of tenants run in a device process, so it must not have the node's own key. It gets a separate key, made here
 and worth nothing elsewhere; clients hear of the certificate over their gRPC connection, and trust it alone.
 """
 
@@ -29,7 +29,8 @@ class ProcessCertificate(NamedTuple):
     key: str
 
     def proof(self) -> tuple[bytes, dict[str, Any]]:
-        """The second half of a ticket, and what the device process is told with the connection that it is for."""
+        """Makes the second half of a ticket, and the device process's counterpart, sent with the connection that it is
+        for."""
         secret = secrets.token_bytes(SECRET_BYTES)
         return secret, {
             "certificate": self.pem,
@@ -39,7 +40,7 @@ class ProcessCertificate(NamedTuple):
 
 
 class ProcessCertificates:
-    """One for each device process, made when it is first asked for."""
+    """The certificates of device processes, each made at the first request for it."""
 
     def __init__(self) -> None:
         self._of: WeakKeyDictionary[Link, ProcessCertificate] = WeakKeyDictionary()

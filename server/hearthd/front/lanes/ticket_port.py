@@ -1,7 +1,7 @@
-"""Where clients show the tickets of connections that become a device process's, whatever kind of socket they come by.
+"""Ports of tickets: connections that are handed to device processes, whatever kind of socket they come by.
 
-Who connects sends one frame, TICKET. Its connection is then the device process's; the front reads not a byte beyond,
-and keeps nothing of it. Whoever shows something else, or nothing in time, is hung up on.
+A client sends one frame, TICKET. Its connection is then the device process's; the front reads not a byte beyond, and
+keeps nothing of it. A connection that shows something else, or nothing in time, is closed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ACCEPT_PAUSE = 1.0
 
 
 class PortObserver(Protocol):
-    """Whoever counts connections past the front."""
+    """Counts connections past the front."""
 
     def connection_passed_on(self, kind: str) -> None:
         """`kind`: what it has become, a `TicketHolder.kind`."""
@@ -42,7 +42,7 @@ class ConnectionRejected(Exception):
 
 
 class TicketPort:
-    """One listening socket, and the tickets that are good there and nowhere else."""
+    """A listening socket, and the tickets that are good there and nowhere else."""
 
     ticket_bytes: tuple[int, ...] = (TICKET_BYTES,)
     """What is shown here."""

@@ -46,7 +46,7 @@ _WORDS = {
 
 
 class OverloadManager(Collector):
-    """Of one daemon; belongs to its event loop."""
+    """The overload manager of a daemon; belongs to its event loop."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class OverloadManager(Collector):
 
     @property
     def why(self) -> str:
-        """What was too much since the overload began, in words; empty where nothing is."""
+        """The resources that were overloaded since the overload began, in words; empty without an overload."""
         if not self.level:
             return ""
         over = (name for name, trigger in self.triggers.items() if trigger.level == self.level)

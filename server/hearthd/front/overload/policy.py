@@ -13,7 +13,7 @@ HOLD_S = 2.0
 
 
 class OverloadLevel(enum.IntEnum):
-    """How loaded the front is."""
+    """Load levels of the front."""
 
     CALM = 0
     ELEVATED = 1

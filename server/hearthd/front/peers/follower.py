@@ -1,4 +1,4 @@
-"""A group over daemons in a front that has joined it: passes on what its ranks say, and what they are told.
+"""A group over daemons in a front that has joined it: passes its ranks' messages on, and the coordinator's to them.
 
 The coordinator is believed in what concerns this group's ranks and nothing else: it names processes that the session
 has, operations that they have presented and communicators that it had made for them. A communicator's name gets the
@@ -135,7 +135,7 @@ class Follower(GroupMembership):
             self._peer.send({"t": "lost", "device": link.ordinal, "process": link.generation, "why": why[:1000]})
 
     def ring(self, recorder: FlightRecorder) -> GroupHistory | None:
-        """What is known here, of this node's ranks; the coordinator's recorder has all of them."""
+        """Returns the history of this node's ranks; the coordinator's recorder has all of them."""
         return self._record.ring
 
     def _say(self, link: DeviceLink, body: Mapping[str, Any]) -> None:
@@ -276,5 +276,5 @@ class Follower(GroupMembership):
 
 
 def _why(body: Body) -> Body:
-    """Of an abort: the reason, and what the operations under way fail with."""
+    """Returns the reason of an abort, and the status with which the operations under way fail."""
     return {"reason": text_of(body.get("reason") or ""), "status": encoded(body.get("status") or "")}

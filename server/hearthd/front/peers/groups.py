@@ -177,7 +177,7 @@ class PeerGroups:
         return True
 
     def send(self, place: RankLocation, body: Body) -> None:
-        """What is for a rank of another daemon."""
+        """Passes on a message for a rank of another daemon."""
         leader = self._leaders.get(str(body.get("group", "")))
         if leader is not None:
             leader.send(place, body)
@@ -204,7 +204,7 @@ class PeerGroups:
             self._remove(part, "its session has ended")
 
     async def stop(self) -> None:
-        """Gives up all groups, and takes nobody any more; the others have a moment to hear it."""
+        """Gives up all groups, and admits no peer any more; the others have a moment to hear it."""
         for part in self:
             self._remove(part, "its daemon is stopping")
         if self.port is not None:

@@ -43,7 +43,7 @@ process presents fewer (`hearthd.device.collectives.negotiation`)."""
 
 
 class Router(Protocol):
-    """What matches ranks and keeps communicators: `CollectiveRouter`."""
+    """The matcher of ranks and keeper of communicators: `CollectiveRouter`."""
 
     def present(self, key: MatchKey, rank: int, place: RankLocation, body: Body) -> None: ...
 
@@ -57,8 +57,8 @@ class Router(Protocol):
 
 
 class _Unanswered:
-    """What a remote rank has presented and heard nothing of. Its sum is kept: who presents without end is not to cost
-    more from time to time."""
+    """Presentations of a remote rank that are not answered. Their sum is kept, so that a rank that presents without end
+    costs no more time."""
 
     def __init__(self) -> None:
         self._by_sequence: dict[int, int] = {}
@@ -89,7 +89,7 @@ class Leader(GroupMembership):
         router: Router,
         on_over: Callable[[Leader], None],
     ) -> None:
-        """`on_over`: told once, when nobody may join any more."""
+        """`on_over` is called once, when no node may join any more."""
         super().__init__(group, members, 0, session)
         self.secret = secret
         self._router, self._on_over = router, on_over
@@ -113,7 +113,7 @@ class Leader(GroupMembership):
         return "forming" if self.over is None and self.missing else super().state
 
     def expect(self, timeout: float) -> None:
-        """Gives the others so many seconds to join."""
+        """Gives the others `timeout` seconds to join."""
         if self.missing:
             self._timer = asyncio.get_running_loop().call_later(timeout, self._expire, timeout)
 
@@ -185,12 +185,12 @@ class Leader(GroupMembership):
         self._gone(node, why, f"the daemon of node {node} was lost: {why}")
 
     def _gone(self, node: int, why: str, told: str) -> None:
-        """What was under way fails and is aborted on the others, for this reason; then there is no group any more."""
+        """Fails and aborts the operations under way on the other nodes, for this reason, and ends the group."""
         self._router.lost(node, why, (self._owner,))
         self.end(failed(self.id, told))
 
     def send(self, place: RankLocation, body: Body) -> None:
-        """What the router says to a remote rank; nothing where its node has gone."""
+        """Sends a message of the router to a remote rank; nothing if its node has gone."""
         link = self._links.get(place.node)
         if link is None:
             return
@@ -236,7 +236,7 @@ class Leader(GroupMembership):
         self.end(refusal)
 
     def end(self, refusal: Refusal) -> None:
-        """Nothing runs in it from here on; everybody is told."""
+        """Ends the group, notifies all nodes, and runs nothing in it from here on."""
         if self.over is not None:
             return
         self.over = refusal

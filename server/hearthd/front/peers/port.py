@@ -1,4 +1,4 @@
-"""Where the daemons of a group find its coordinator: a TCP port of this daemon, opened for the first group."""
+"""The port at which daemons of a group find its coordinator: TCP, opened for the first group."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class PeerPort:
             log.info("listening", peers=str(Address(address.host, port)), advertised=self.addresses)
 
     async def close(self) -> None:
-        """Takes nobody any more; those who were let in keep their links."""
+        """Admits no peer any more; those that were let in keep their links."""
         self._closed = True
         await self._accepting.stop()
 
@@ -170,7 +170,7 @@ async def connect(address: Address, pin: bytes, patience: float, make: Callable[
     if pin:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.check_hostname = False  # the certificate itself is known, whoever signed it for whichever name
+        context.check_hostname = False  # the certificate itself is known, whatever its authority and name
         context.verify_mode = ssl.CERT_NONE
     link = make()
     try:
@@ -179,13 +179,13 @@ async def connect(address: Address, pin: bytes, patience: float, make: Callable[
                 lambda: link, address.host, address.port, ssl=context, flags=socket.AI_NUMERICHOST
             )
     except TimeoutError:
-        link.cut("nobody answered")
-        raise PeerLost(f"nobody answered within {patience:.3g} s") from None
+        link.cut("no answer came")
+        raise PeerLost(f"no answer came within {patience:.3g} s") from None
     except (OSError, UnicodeError) as error:
         link.cut("it could not be reached")
         raise PeerLost(_explained(error, bool(pin))) from None
     except BaseException:
-        link.cut("nobody waits for it any more")
+        link.cut("it is not awaited any more")
         raise
     if pin and hashlib.sha256(link.certificate()).digest() != pin:
         link.cut("its certificate is another one")

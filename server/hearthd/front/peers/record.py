@@ -1,5 +1,5 @@
-"""What a daemon that has joined a group knows of its operations: when its own ranks presented them, and what became of
-them there.
+"""The record of a group's operations in a daemon that has joined it: when its own ranks presented them, and their
+outcome there.
 
 The coordinator's flight recorder has all ranks; this one has those of this node, so that who looks at any node sees
 what its ranks did last. Bounded, as every ring of a flight recorder is.
@@ -28,7 +28,7 @@ class InFlightOperations:
 
 
 class PeerRecord:
-    """Of one group. `own`: how many of its ranks are here."""
+    """The record of one group. `own`: the number of its ranks here."""
 
     def __init__(self, group: str, ranks: int, own: int, recorder: FlightRecorder | None = None) -> None:
         self._recorder = FlightRecorder() if recorder is None else recorder
@@ -39,7 +39,7 @@ class PeerRecord:
 
     @property
     def ring(self) -> GroupHistory | None:
-        """None while nothing was presented."""
+        """The history of the group; None while nothing was presented."""
         return self._recorder.ring(self._owner, self._members)
 
     def presented(self, rank: int, body: Mapping[str, Any]) -> None:
@@ -55,7 +55,7 @@ class PeerRecord:
         self._flying.setdefault((comm, where), InFlightOperations(rank)).operations.append((index, sequence))
 
     def progress(self, comm: str, where: Where, done: int) -> None:
-        """A process has finished so many operations of the communicator."""
+        """Notes that a process has finished `done` operations of the communicator."""
         flying = self._flying.get((comm, where))
         while flying is not None and flying.operations and flying.operations[0][0] <= done:
             _, sequence = flying.operations.popleft()

@@ -1,5 +1,4 @@
-"""What makes a group over daemons: its members, its ticket, and the words with which a daemon shows that it has one.
-Pure."""
+"""Groups over daemons: their members, their ticket, and the greeting that shows that a daemon has one. Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ Members = tuple[GroupMember, ...]
 
 
 class PeerHello(NamedTuple):
-    """Who joins what."""
+    """The greeting of a daemon that joins a group."""
 
     group: bytes
     node: int
@@ -116,8 +115,8 @@ def check_group(group: bytes) -> bytes:
 
 
 def addresses_of(ticket: node_pb2.GroupTicket) -> list[Address]:
-    """Where the coordinator is, each address once, to be tried in this order. Raises `INVALID_ARGUMENT` for what
-    CreateGroup never made."""
+    """Returns the coordinator's addresses, each once, to be tried in this order. Raises `INVALID_ARGUMENT` for a ticket
+    that CreateGroup never made."""
     fix = "Pass on the ticket that CreateGroup answered, as it is."
     if not SECRET_BYTES <= len(ticket.secret) <= MAX_SECRET:
         raise Refusal(
@@ -155,7 +154,7 @@ def addresses_of(ticket: node_pb2.GroupTicket) -> list[Address]:
 
 
 def hello(group: bytes, node: int, secret: bytes, members: Members) -> Body:
-    """What a daemon that joins says."""
+    """Makes the greeting of a daemon that joins."""
     return {
         "t": "hello",
         "protocol": PROTOCOL,
@@ -191,12 +190,13 @@ def natural(value: Any, most: int = (1 << 64) - 1) -> int:
 
 
 def same_secret(shown: bytes, secret: bytes | None) -> bool:
-    """Whether the secret is that of the group; None: there is no such group, which takes as long to find out."""
+    """Returns True if the secret is that of the group; None: there is no such group, which takes as long to find
+    out."""
     return hmac.compare_digest(shown, secret if secret is not None else bytes(SECRET_BYTES)) and secret is not None
 
 
 def stranger() -> Refusal:
-    """The same words for an unknown group and for a wrong secret."""
+    """Refuses an unknown group and a wrong secret in the same words."""
     return Refusal(
         Reason.UNAUTHENTICATED,
         "The ticket is good for no group of the daemon that was asked: the group is over or was never there, or the "
@@ -206,8 +206,8 @@ def stranger() -> Refusal:
 
 
 def check_hello(hello: PeerHello, members: Members, taken: Iterable[int]) -> None:
-    """Whether one who has the secret may be let in as what it says it is; `taken`: nodes that have joined. Raises
-    `VERSION_UNSUPPORTED`, `INVALID_ARGUMENT`, `COLLECTIVE_MISMATCH`, `HANDLE_IN_USE`."""
+    """Checks if a daemon that has the secret may be let in as the node that it names; `taken`: nodes that have joined.
+    Raises `VERSION_UNSUPPORTED`, `INVALID_ARGUMENT`, `COLLECTIVE_MISMATCH`, `HANDLE_IN_USE`."""
     if hello.protocol != PROTOCOL:
         raise Refusal(
             Reason.VERSION_UNSUPPORTED,

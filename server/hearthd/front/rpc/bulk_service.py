@@ -36,7 +36,7 @@ MAX_STRIPES = 16
 
 @dataclass(frozen=True)
 class BulkLimits:
-    """What clients may move by these connections."""
+    """The limits on data that clients move by these connections."""
 
     segment_bytes: int = 1 << 30
     """Of shared memory, in one device process."""
@@ -48,7 +48,7 @@ class BulkLimits:
 
 @dataclass(frozen=True)
 class BulkConnection:
-    """What a ticket is for: one connection that `channel`'s device process gets."""
+    """The holder of a ticket: one connection that `channel`'s device process gets."""
 
     session: Session
     channel: Channel
@@ -76,7 +76,7 @@ class BulkService:
         self._certificates = ProcessCertificates()
 
     def handlers(self, guard: Callable[[str, Any], Any]) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
-        """What DeviceService adds to its table."""
+        """Returns its methods, for DeviceService's table."""
         return {
             NAME: grpc.unary_unary_rpc_method_handler(
                 guard(NAME, self._open),

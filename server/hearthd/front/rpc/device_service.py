@@ -39,7 +39,7 @@ _TAKES_TIME = frozenset({Right.ALLOCATE, Right.WRITE, Right.LAUNCH, Right.COLLEC
 
 
 class TrafficObserver(CallObserver, Protocol):
-    """Whoever counts calls and bytes."""
+    """Counts calls and bytes."""
 
     def execute_traffic(self, batches: int, received: int, sent: int) -> None: ...
 
@@ -51,7 +51,7 @@ class TrafficObserver(CallObserver, Protocol):
 
 @dataclass(frozen=True)
 class ClientLimits:
-    """What clients are told to keep to, and are held to."""
+    """The limits that clients are given, and held to."""
 
     max_inline_bytes: int = 1 << 20
     max_chunk_bytes: int = 1 << 20
@@ -93,10 +93,11 @@ class DeviceService:
         self.publishing = PublishService(sessions, supervisor, self._using)
         self._ipc = IpcService(sessions, supervisor, self._using, lanes)
         self.greeting: Callable[[], device_pb2.Event] | None = None
-        """What every new Execute stream is told first: that the daemon drains."""
+        """The first event of every new Execute stream: that the daemon drains."""
 
     def handler(self) -> GatedService:
-        """What the gRPC server registers. Execute, Upload, Download and Read travel as bytes, undecoded."""
+        """Returns the service that the gRPC server registers. Execute, Upload, Download and Read travel as bytes,
+        undecoded."""
         handlers: dict[str, Any] = {
             "Execute": grpc.stream_stream_rpc_method_handler(self._guard("Execute", self._execute)),
             "Upload": grpc.stream_unary_rpc_method_handler(
@@ -163,8 +164,8 @@ class DeviceService:
             return await work(channel)
 
     def _admit(self, session: Session, operation: str, needed: tuple[Right, ...]) -> None:
-        """Raises what stands against the operation: a right that is missing, or time of devices that is used up (what
-        holds or reads results goes on)."""
+        """Raises the refusal of the operation: a right that is missing, or time of devices that is used up (holding and
+        reading results stays allowed)."""
         try:
             session.tenant.require(needed, operation)
         except Refusal as refusal:
@@ -240,7 +241,8 @@ class DeviceService:
                 attachment.detach()
 
     def _may_have_lane(self, session: Session, channel: Channel, context: Context) -> bool:
-        """Whether the front need not see the batches of an attachment before they come to the device process."""
+        """Returns True if the front need not see the batches of an attachment before they come to the device
+        process."""
         return (
             channel.replies is not None
             and channel.loss is None
@@ -289,7 +291,7 @@ class DeviceService:
         await self._using(request, work, "Download", rights.CALLS["Download"])
 
     def _patience(self, request: device_pb2.UploadRequest | device_pb2.DownloadRequest) -> float:
-        """How long a transfer waits for another stream when its own breaks; seconds, 0: it does not."""
+        """Returns the seconds that a transfer waits for another stream when its own breaks; 0: it does not."""
         return self._sessions.find(request.session_token).lease if request.resumable else 0.0
 
     async def _transfer_status(

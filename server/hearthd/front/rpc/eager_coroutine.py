@@ -57,7 +57,7 @@ class EagerCoroutine:
 
 
 def _look(ended: Future[Any]) -> None:
-    """Takes the exception of what nobody waits for any more: gRPC fails a write whose client is gone, and asyncio would
-    log that it was never retrieved."""
+    """Retrieves the exception of a future that is not awaited any more: gRPC fails a write whose client is gone, and
+    asyncio would log that it was never retrieved."""
     if not ended.cancelled():
         ended.exception()

@@ -31,7 +31,7 @@ _LAST_WORDS = 5.0
 
 
 class ExecuteAttachment:
-    """One Execute stream between its client and its channel."""
+    """An Execute stream between its client and its channel."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class ExecuteAttachment:
         self._on_traffic = on_traffic
         self._count_unused = on_lane_unused
         self._taking_back: asyncio.Task[None] | None = None
-        """Has what waits at a lane that nobody has any more sent by this stream."""
+        """Sends over this stream the responses that wait at a lane which its client has given up."""
         self._ack_sent = 0
         self._ack_due = False
         self._ack_timer: asyncio.TimerHandle | None = None
@@ -71,7 +71,7 @@ class ExecuteAttachment:
 
     @property
     def kind(self) -> str:
-        """What a connection becomes that it is handed over to."""
+        """The kind of a connection that is handed over to it."""
         return "lane"
 
     # ---- called by the channel ----
@@ -151,7 +151,7 @@ class ExecuteAttachment:
         self.on_lost(
             Refusal(
                 Reason.HANDLE_IN_USE,
-                f"Session {self.session.id} goes on in another Execute stream.",
+                f"Session {self.session.id} has another Execute stream now.",
                 fix="Use one Execute stream a session and device.",
                 details={"session": self.session.id},
             ),
@@ -167,8 +167,8 @@ class ExecuteAttachment:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way: all batches, as far as they came by the front, have been executed, and all that
-        was said has been sent."""
+        """True if nothing is under way: all batches that came by the front have been executed, and all responses
+        sent."""
         return not (self._channel.batches or self._intake.held or self._out)
 
     @property
@@ -193,8 +193,8 @@ class ExecuteAttachment:
             self._ack_timer = None
 
     def resume(self, acked: int) -> None:
-        """Goes on where an earlier stream broke: what did not come is sent again. `acked`: what the client knows to be
-        acknowledged."""
+        """Continues where an earlier stream broke: sends again what did not come. `acked`: the last batch that the
+        client knows to be acknowledged."""
         replies, batches = self._channel.replies, self._channel.batches
         assert replies is not None
         for payload in replies:
@@ -214,7 +214,7 @@ class ExecuteAttachment:
                 self._channel.lane.end()
 
     async def hand_over(self, connection: int) -> None:
-        """The client goes on by a lane, whose other end is `connection`. Raises OSError where the stream is not its
+        """Hands the client over to a lane, whose other end is `connection`. Raises OSError if the stream is not its
         client's any more, the client has given the lane up, or the device process takes none."""
         await self._rest()
         channel = self._channel
@@ -316,7 +316,7 @@ class ExecuteAttachment:
         return True
 
     async def _take_lane_back(self) -> None:
-        """Goes on here for a client that gave its lane up before it was live. Raises for one that has used it."""
+        """Continues here for a client that gave its lane up before it was live. Raises for one that has used it."""
         for payload in await self._channel.take_lane_back():
             self._queue(payload)
         if self._channel.batches.acked > self._ack_sent:

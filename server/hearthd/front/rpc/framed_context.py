@@ -43,7 +43,7 @@ class CallAborted(grpc.aio.AbortError):
 
 
 class FramedCall(asyncio.Protocol):
-    """One connection, from when it is made; `starts` is told of its METHOD. To a handler it is the call's context."""
+    """A connection, from when it is made; calls `starts` with its METHOD. To a handler it is the call's context."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class FramedCall(asyncio.Protocol):
 
     @property
     def _unknown(self) -> bool:
-        """Whether no credential has been accepted yet."""
+        """True if no credential has been accepted yet."""
         return self.admitted is None or (self._most_unread < _MOST_UNREAD and not isinstance(self.admitted, Refusal))
 
     def _begin(self, data: bytes) -> bytes:

@@ -41,7 +41,7 @@ class _CallDetails(NamedTuple):
 
 
 class CallServer:
-    """Of one daemon; belongs to the event loop."""
+    """The server of framed calls of a daemon; belongs to the event loop."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class CallServer:
         return FramedCall(self._start, self._made, self._gate.account, self._gate.limits.settings)
 
     def _made(self, call: FramedCall) -> bool:
-        """Whether a connection is taken."""
+        """Returns True if a connection is taken."""
         assert call.transport is not None
         peer = peer_of(call.transport.get_extra_info("socket"))
         call.slot = self._limiter.admit(peer, call.drop)

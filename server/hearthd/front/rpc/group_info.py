@@ -42,7 +42,7 @@ class GroupInfo:
         self._over_daemons = over_daemons
 
     def behaviours(self) -> Mapping[str, Any]:
-        """What NodeService adds to its table."""
+        """Returns its methods, for NodeService's table."""
         return {"DescribeGroups": self.describe}
 
     async def describe(

@@ -43,7 +43,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Health:
-    """What each name's status is, kept in step with the devices; and the service that says it.
+    """The status of each name, kept in step with the devices, and the service that reports it.
 
     Names: `""` is the node, with the meaning of `/readyz`; `hearth.v1.DeviceService` serves while some device does,
     `hearth.v1.NodeService` until the daemon drains, `device/0` and so on while that device does.
@@ -153,12 +153,12 @@ class Health:
             writing.cancel()
 
     async def stop(self) -> None:
-        """Nothing is told any more."""
+        """Ends all reports."""
         self._change.cancel()
 
 
 class HealthWatchers(Collector):
-    """How many watch, in all and by address, and how many were refused or are slow."""
+    """The number of watchers, in all and by address, and how many were refused or are slow."""
 
     def __init__(self, settings: HealthSettings) -> None:
         self._settings = settings

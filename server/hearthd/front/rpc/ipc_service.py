@@ -58,7 +58,7 @@ class LentMemory:
         self.close()
 
     def close(self) -> None:
-        """Nobody comes for it any more. A second call does nothing."""
+        """Closes the file, for which no client will come. A second call does nothing."""
         if self._file >= 0:
             file, self._file = self._file, -1
             os.close(file)
@@ -76,7 +76,7 @@ class IpcService:
         supervisor.prepare.append(self._watch)
 
     def handlers(self, guard: Callable[[str, Any], Any]) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
-        """What DeviceService adds to its table."""
+        """Returns its methods, for DeviceService's table."""
         methods: dict[str, tuple[type[Message], Any]] = {
             "ExportIpc": (device_pb2.ExportIpcRequest, self._export),
             "ReleaseIpc": (device_pb2.ReleaseIpcRequest, self._release),

@@ -63,7 +63,7 @@ class NodeService:
         self._node = socket.gethostname()
 
     def handler(self) -> GatedService:
-        """What the gRPC server registers."""
+        """Returns the service that the gRPC server registers."""
         behaviours: dict[str, Any] = {
             "Describe": self.describe,
             "OpenSession": self.open_session,

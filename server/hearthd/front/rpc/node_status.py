@@ -1,4 +1,4 @@
-"""What there is to see of a node at one time: HTTP's /status, gRPC's GetStatus."""
+"""The status of a node at one time: HTTP's /status, gRPC's GetStatus."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hearthd.front.tenancy.tenants import Tenant, sees_tenant
 
 
 class NodeStatus:
-    """Of one daemon. Asks the device processes and NVML each time."""
+    """The status of a daemon. Asks the device processes and NVML each time."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class NodeStatus:
         self._budget = budget
         self._supervisor = supervisor
         self._sessions = sessions
-        self._nvml: Nvml | None = None  # not before somebody asks
+        self._nvml: Nvml | None = None  # opened by the first request
         self._started = time.time()
 
     def close(self) -> None:
@@ -44,17 +44,17 @@ class NodeStatus:
             self._nvml.close()
 
     async def document(self, viewer: Tenant) -> dict[str, Any]:
-        """As far as `viewer` may see; what JSON has.
+        """Returns the status as JSON has it, as far as `viewer` may see it.
 
         Per device, `throughput` is that of the last ten seconds: commands that arrived, kernels handed to the driver,
         bytes copied to and from the device, and the share of the time in which sessions had work on it. `queue`:
-        batches and calls that were taken and not executed. `memory_by_tenant`: bytes in buffers, as requested; what
-        is not the viewer's to see is missing. `stuck` of a process: sessions that were closed so many `seconds` ago and
-        whose kernels have not ended. `faults` and `traces` are those of late, newest first. Counters, gauges and
-        queues are the viewer's own share, and what only the device as a whole has (throughput, losses, readings of the
-        GPU) is missing, unless it observes: what others do is not to be read off a difference. `descriptors`, for those
-        who observe: the limit on open files, the one that the configuration needs, and the connections that it leaves
-        each listener.
+        batches and calls that were taken and not executed. `memory_by_tenant`: bytes in buffers, as requested; what is
+        not the viewer's to see is missing. `stuck` of a process: sessions that were closed `seconds` ago and whose
+        kernels have not ended. `faults` and `traces` are those of late, newest first. Counters, gauges and queues are
+        the viewer's own share, and what only the device as a whole has (throughput, losses, readings of the GPU) is
+        missing, unless it observes: what others do is not to be read off a difference. `descriptors`, for those who
+        observe: the limit on open files, the one that the configuration needs, and the connections that it leaves each
+        listener.
         """
         stats, readings = await asyncio.gather(gauges.ask(self._supervisor), self.readings())
         visible, budget = self._supervisor.visible(viewer), self._budget()

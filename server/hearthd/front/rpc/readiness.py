@@ -9,7 +9,7 @@ from hearthd.front.supervisor.supervisor import FENCED, SERVING, STATE_NAMES, Su
 
 
 def ready(supervisor: Supervisor, refuses_new: bool) -> bool:
-    """Whether work may be sent here: a device serves, and so does every device that is not fenced.
+    """Returns True if work may be sent here: a device serves, and so does every device that is not fenced.
 
     `refuses_new`: whether the daemon drains, or is overloaded.
     """

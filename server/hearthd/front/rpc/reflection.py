@@ -27,7 +27,7 @@ class Reflection:
         self._servicer: Any = None
 
     def handler(self) -> GatedService:
-        """What the gRPC server registers."""
+        """Returns the service that the gRPC server registers."""
         guard = guarded(NAME, _METHOD, self._info, self._observer, self._gate.method_gate(NAME, _METHOD))
         handler = grpc.stream_stream_rpc_method_handler(guard, response_serializer=_serialize)
         return self._gate.service(NAME, {_METHOD: handler})

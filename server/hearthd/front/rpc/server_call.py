@@ -1,4 +1,4 @@
-"""What every call goes through: refusals become statuses, surprises become INTERNAL, and all are counted."""
+"""The frame of every call: refusals become statuses, surprises become INTERNAL, and all are counted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Behaviour = Callable[[Any, Context], Awaitable[Any]]
 
 
 class CallObserver(Protocol):
-    """Whoever counts calls."""
+    """Counts calls."""
 
     def call_started(self, service: str, method: str) -> None: ...
 
@@ -52,7 +52,7 @@ class StreamClosed(asyncio.CancelledError):
 
 
 class SubjectEnded(Exception):
-    """The client has ended what its stream belongs to. It is told so, and that is no error either."""
+    """The client has ended the subject of its stream: it is answered so, and that is no error either."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.message)
@@ -67,7 +67,7 @@ class UndecodableRequest:
 
 
 def decoder(message: type[Message]) -> Callable[[bytes], Message | UndecodableRequest]:
-    """What decodes requests. gRPC would end a call whose request cannot be decoded without a word to anybody but the
+    """Returns the decoder of requests. gRPC would end a call whose request cannot be decoded with no word but in the
     log, so that is left to `guarded`."""
 
     def decode(data: bytes) -> Message | UndecodableRequest:

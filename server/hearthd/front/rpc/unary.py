@@ -25,7 +25,7 @@ QUEUE_WAIT = 5.0
 
 @dataclass(frozen=True)
 class UnaryCall:
-    """One single call: `command` is its field in Command, `result` the one of Result that answers it."""
+    """A single call: `command` is its field in Command, `result` the one of Result that answers it."""
 
     rpc: str
     command: str
