@@ -1,4 +1,4 @@
-"""How arrays lie in memory, as far as client and daemon have to agree on it: rows, their pitch, and when they overlap.
+"""Layouts of arrays in memory, as far as client and daemon have to agree on them: rows, pitch and overlap.
 
 Sizes, offsets, pitches and strides are bytes. Everything is Python integers, so nothing wraps.
 """
@@ -39,7 +39,7 @@ class RowLayout(NamedTuple):
 
     @property
     def dense(self) -> bool:
-        """Whether the rows lie one behind the other, as one range."""
+        """True if the rows lie one behind the other, as one range."""
         return self.rows <= 1 or self.width in (0, self.pitch)
 
     def __str__(self) -> str:
@@ -117,7 +117,7 @@ def rows_of(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> RowL
 
 
 def overlap(first: RowLayout, second: RowLayout) -> bool:
-    """Whether two ranges of one buffer have a byte in common.
+    """Returns True if two ranges of one buffer have a byte in common.
 
     Exact for rows of the same pitch, and where one of the two is a single range. Rows of different pitches count as
     overlapping where the ranges from their first to their last byte do.
@@ -135,7 +135,8 @@ def overlap(first: RowLayout, second: RowLayout) -> bool:
 
 
 def clash(reads: Iterable[tuple[int, int]], writes: Iterable[tuple[int, int]]) -> bool:
-    """Whether something is written that is read or written besides; ranges from their start to before their end."""
+    """Returns True if bytes are written that are read or written besides; ranges from their start to before their
+    end."""
     used = written = 0  # how far the ranges reach that begin before
     for start, end, writes_it in sorted([(*each, False) for each in reads] + [(*each, True) for each in writes]):
         if start == end:

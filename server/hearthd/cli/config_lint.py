@@ -1,4 +1,4 @@
-"""What `hearthd check-config` warns of: a configuration that is valid, and perhaps not what was meant."""
+"""Advice of `hearthd check-config`: a configuration that is valid, and perhaps not what was meant."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def advise(config: Config, path: Path | None = None, now: float | None = None) -
 
 
 def exposed(address: str) -> bool:
-    """Whether other hosts reach it."""
+    """Returns True if other hosts reach it."""
     return bool(address) and not parse_address(address).loopback
 
 
@@ -91,7 +91,7 @@ def _reach(config: Config) -> Iterator[LintAdvice]:
     host = parse_address(config.collectives.listen).host if config.collectives.listen else ""
     if host in ("0.0.0.0", "::", "") and config.collectives.listen and not config.collectives.advertise:
         yield LintAdvice(
-            "collectives.advertise", "is empty: other daemons are told this host's name, which they have to be able to"
+            "collectives.advertise", "is empty: other daemons get this host's name, which they have to be able to"
             " look up",
         )  # fmt: skip
     if not (listen.grpc or config.unix_path):
@@ -187,7 +187,7 @@ def _revocations(crl: str, client_ca: str, now: float) -> Iterator[LintAdvice]:
 
 
 def _hidden(path: Path) -> bool:
-    """Whether a file that cannot be read may be there."""
+    """Returns True if a file that cannot be read may be there."""
     try:
         return path.exists()
     except PermissionError:
@@ -227,7 +227,7 @@ def _tenants(config: Config, now: float) -> Iterator[LintAdvice]:
                 yield LintAdvice(name, f"token {credential.name!r} expires {_day(credential.expires)}")
     if config.tenants and not any("admin" in tenant.rights for tenant in config.tenants):
         yield LintAdvice(
-            "tenants", 'nobody has the right "admin": to see all sessions, end them, drain, restart devices'
+            "tenants", 'no tenant has the right "admin": to see all sessions, end them, drain, restart devices'
         )
 
 

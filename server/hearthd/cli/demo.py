@@ -1,4 +1,4 @@
-"""`hearthd demo`: a daemon of its own, and a client that uses it as any other would; every result is checked.
+"""`hearthd demo`: starts a daemon, and a client that uses it as any other would; every result is checked.
 
 The client part knows nothing of the daemon but its socket. It is what `make demo` runs.
 """
@@ -180,7 +180,7 @@ def _check(got: object, expected: object, what: str) -> str:
 
 @contextlib.contextmanager
 def daemon() -> Iterator[str]:
-    """A daemon on a Unix socket of its own; yields the target."""
+    """Runs a daemon on a temporary Unix socket; yields the target."""
     with tempfile.TemporaryDirectory(prefix="hearth-demo-") as folder:
         socket = Path(folder) / "hearth.sock"
         command = [sys.executable, "-m", "hearthd", "serve", "--grpc", "", "--http", "", "--lanes", "", "--unix"]

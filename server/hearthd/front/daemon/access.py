@@ -1,4 +1,4 @@
-"""Who gets in, assembled from the configuration: tenants, TLS, the identity socket, the audit log."""
+"""Access to the daemon, assembled from the configuration: tenants, TLS, the identity socket, the audit log."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Access:
         self._http_address = Address("", 0)
 
     def change(self, config: Config) -> None:
-        """What of it can be changed while the daemon listens."""
+        """Applies the settings that can be changed while the daemon listens."""
         self._config = config
         self.auth.bound.on = config.sessions.bind
         self._tickets.lifetime = config.auth.ticket_lifetime
@@ -114,12 +114,12 @@ class Access:
 
     @property
     def public_socket(self) -> bool:
-        """Whether other users of this host may connect to the Unix sockets, where they have to show a credential."""
+        """True if other users of this host may connect to the Unix sockets, where they have to show a credential."""
         return self.by_user or self._config.listen.unix_access == "all"
 
     @property
     def by_user(self) -> bool:
-        """Whether other users of this host may connect to the Unix socket: they are asked who they are."""
+        """True if other users of this host may connect to the Unix socket, which identifies them."""
         return self.auth.directory.by_user
 
     def add_port(self, server: grpc.aio.Server, address: Address) -> int:
@@ -154,11 +154,11 @@ class Access:
         return self._http
 
     def _opens_metrics(self, address: Address) -> bool:
-        """Whether /metrics asks for no token there."""
+        """Returns True if /metrics needs no token at this address."""
         return address.loopback and self._config.http.metrics_on_loopback
 
     def peers(self, admit: Admit) -> PeerPort:
-        """Where other daemons join groups of this one; with TLS where it is configured."""
+        """Makes the port where other daemons join groups of this one; with TLS if it is configured."""
         section = self._config.collectives
         certificates = lambda: self.certificates.peers() if self.certificates is not None else None  # noqa: E731
         return PeerPort(section.listen, section.advertise, socket.gethostname(), admit, certificates)
@@ -168,8 +168,8 @@ class Access:
         return self.certificates.fingerprint() if self.certificates is not None else b""
 
     def ticket(self, connection: socket.socket) -> str:
-        """One for the user at the other end of a Unix socket, as the identity socket gives it; empty where tenants are
-        not known by user. Raises `OSError`."""
+        """Issues a ticket for the user at the other end of a Unix socket, as the identity socket does; empty if no
+        tenant is known by user. Raises `OSError`."""
         return self._tickets.issue(user_of(connection)) if self.by_user else ""
 
     async def listen_beside(self, path: str) -> None:

@@ -38,8 +38,8 @@ _LAST_WORDS = 0.5
 
 
 class Daemon:
-    """One node's daemon. `launcher` is replaced in tests and by embedders; `read` reads the configuration again where
-    that is asked for, and `hangup` has had the signal until now."""
+    """The daemon of a node. `launcher` is replaced in tests and by embedders; `read` reads the configuration again
+    where that is asked for, and `hangup` has had the signal until now."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Daemon:
 
     @property
     def config(self) -> Config:
-        """What is in force."""
+        """The configuration in force."""
         return self.reloader.config
 
     async def start(self) -> None:
@@ -116,7 +116,7 @@ class Daemon:
     # ---- life ----
 
     def _healthy(self) -> bool:
-        """Whether the watchdog may be told that all is well: no serving device has been silent for too long."""
+        """Returns True if the watchdog may be notified: no serving device has been silent for too long."""
         most = 2 * (self.parts.policy.ping_timeout + self.parts.policy.ping_interval)
         now = time.monotonic()
         return all(now - device.last_pong < most for device in self.supervisor if device.state in (SERVING, STALLED))

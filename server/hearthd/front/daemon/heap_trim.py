@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 QUIET = 5.0
-"""Seconds without a session after which nobody is kept waiting by it."""
+"""Seconds without a session after which it delays no client."""
 
 
 class HeapTrimming:

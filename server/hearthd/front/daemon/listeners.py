@@ -1,4 +1,4 @@
-"""Where the daemon is reached: gRPC on TCP and on a Unix socket, calls as frames, lanes and HTTP beside it; opened and
+"""The daemon's listeners: gRPC on TCP and on a Unix socket, calls as frames, lanes and HTTP beside it; opened and
 closed as one."""
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _GRPC_OPTIONS = (
 
 
 class Listeners:
-    """Of one daemon. The health service is theirs, too: it is what others find out by whether to come here."""
+    """The listeners of a daemon, with the health service, by which others find out if they may come here."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Listeners:
         return Addresses(grpc=grpc_address, unix=unix, lanes=lanes)
 
     async def open_http(self) -> str:
-        """The same for HTTP on TCP; on a Unix socket it listens at `Config.http_path`."""
+        """Opens HTTP on TCP; on a Unix socket it listens at `Config.http_path`."""
         config = self._config
         if not config.listen.http and not config.http_path:
             return ""
@@ -163,7 +163,7 @@ class Listeners:
             self._health.drain()
 
     async def close(self, grace: float) -> None:
-        """No connection is taken from here on, and those that are there are told to go (GOAWAY)."""
+        """Takes no connection from here on, and asks those that are there to go (GOAWAY)."""
         if self._health is not None:
             await self._health.stop()
         self._connections.guard.stop()

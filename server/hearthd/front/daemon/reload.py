@@ -27,7 +27,7 @@ Apply = Callable[[ReloadPlan, Directory], Awaitable[int]]
 
 
 class Reloader:
-    """Of one daemon. Belongs to the event loop; it reads files elsewhere."""
+    """The reloads of a daemon. Belongs to the event loop; it reads files elsewhere."""
 
     def __init__(self, config: Config, read: Read | None, apply: Apply, audit: Audit, notifier: Notifier) -> None:
         """`read`: None where the configuration came from nowhere that could be read again."""

@@ -1,4 +1,4 @@
-"""What the daemon does, on one line: for `systemctl status`."""
+"""Summary of the daemon's work, on one line: for `systemctl status`."""
 
 from __future__ import annotations
 

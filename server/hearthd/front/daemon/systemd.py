@@ -1,4 +1,4 @@
-"""What systemd is told (`Type=notify`); nothing where no systemd asks."""
+"""Notifications to systemd (`Type=notify`); none without systemd."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Notifier:
             self._notifier.notify(state)
 
     def status(self, text: str) -> None:
-        """What `systemctl status` shows; said where it is news."""
+        """Sends the text that `systemctl status` shows, if it has changed."""
         if text != self._told and not self._over:
             self._told = text
             self.tell(f"STATUS={text}")

@@ -1,4 +1,4 @@
-"""What a daemon is made of: each part made once, and told of the others that it needs."""
+"""The parts of a daemon: each made once, and given the others that it needs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from hearthd.shared.malloc import give_back
 
 
 class DaemonParts:
-    """Of one daemon; nothing of it runs or listens yet."""
+    """The parts of one daemon, none of which runs or listens yet."""
 
     def __init__(  # noqa: PLR0915 - the one place where the parts are made
         self, config: Config, backend: Backend, devices: list[int], launcher: Launcher | None, read: Read | None

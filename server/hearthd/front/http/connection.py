@@ -1,4 +1,4 @@
-"""One HTTP connection, guarded: an asyncio protocol in front of aiohttp's.
+"""A guarded HTTP connection: an asyncio protocol in front of aiohttp's.
 
 Covers the limits that hold for strangers: size and time of a request's head, one request at a time, no bodies, a
 deadline for those who do not read. aiohttp's protocol is given whole, checked heads and nothing else. Not who is
@@ -149,7 +149,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def closing(self) -> bool:
-        """Whether the connection is about to be closed from this side."""
+        """True if the connection is about to be closed from this side."""
         return self._state is _State.CLOSING
 
     def displace(self) -> None:

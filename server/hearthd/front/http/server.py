@@ -53,8 +53,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class _InternalErrors(logging.Filter):
-    """Lets pass what aiohttp logs, with a traceback, but of bytes that are no request: whoever sends them is told so,
-    and could fill the log with them."""
+    """Passes aiohttp's log records with a traceback, except those of bytes that are no request: their sender gets an
+    answer, and could fill the log with them."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
@@ -217,8 +217,8 @@ class HttpServer:
         return await handler(request)
 
     def _for_us(self, host: str) -> bool:
-        """Whether a Host header is a name of this daemon: of `http.hosts`, of its certificate, of this host, or of the
-        address listened on."""
+        """Returns True if a Host header is a name of this daemon: of `http.hosts`, of its certificate, of this host, or
+        of the address listened on."""
         certificate = self._certificates.names if self._certificates is not None else ()
         names = (*self.hosts, *certificate)
         if names != self._names:
@@ -289,7 +289,7 @@ class HttpServer:
 
 
 def _cut() -> web.Response:
-    """What aiohttp is given where the connection is closed: it is not sent."""
+    """Returns the response for aiohttp when the connection is closed: it is not sent."""
     response = web.Response(status=500)
     response.force_close()
     return response

@@ -48,7 +48,7 @@ def families(readings: Mapping[int, GpuReading], sick: Collection[int] = ()) -> 
 def every_family(
     readings: Mapping[int, GpuReading] = MappingProxyType({}), sick: Collection[int] = ()
 ) -> Iterator[Metric]:
-    """Those without a sample among them."""
+    """Yields all families, those without a sample included."""
     for field, (name, text) in _GAUGES.items():
         yield _plain(GaugeMetricFamily(name, text, labels=["device"]), field, readings)
     for field, (name, text) in _COUNTERS.items():

@@ -17,7 +17,7 @@ from hearthd.front.supervisor.supervisor import FENCED, SERVING, Supervisor
 
 
 def families(supervisor: Supervisor, sessions: SessionTable) -> Iterator[Metric]:
-    """As things are now."""
+    """Yields the families of the node as it is now."""
     info = GaugeMetricFamily(
         "hearth_build_info", "1, with the versions of the daemon, its newest protocol and Python.",
         labels=["version", "protocol", "python"],

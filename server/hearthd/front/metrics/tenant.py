@@ -37,7 +37,7 @@ _LIMITS: tuple[tuple[str, str, Callable[[Quotas], float]], ...] = (
 
 
 def families(supervisor: Supervisor, sessions: SessionTable) -> Iterator[Metric]:
-    """Of all tenants that have had a session since the daemon started."""
+    """Yields the families of all tenants that have had a session since the daemon started."""
     labels = ["tenant"]
     accounts = list(sessions.accounts)
     for name, text, value in _NOW:
