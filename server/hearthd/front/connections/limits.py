@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import structlog
@@ -58,35 +59,33 @@ class ConnectionLimits:
 
     def limiter(self, listener: str) -> ConnectionLimiter:
         """The limiter of a listener, by its name in metrics: call, lanes, stripes, identity, peers."""
-        found = self._limiters.get(listener)
-        if found is None:
-            settings = self.settings
-            found = self._limiters[listener] = ConnectionLimiter(
-                listener,
-                self.counts,
-                # These show a credential within a second or are closed, and clients open several at once.
-                most=settings.max,
-                most_strangers=2 * settings.max_strangers,
-                most_per_peer=settings.max_strangers,
-                timeout=settings.handshake_timeout,
-            )
-            self._cut(found)
-        return found
+        make = partial(
+            ConnectionLimiter,
+            # These show a credential within a second or are closed, and clients open several at once.
+            most=self.settings.max,
+            most_strangers=2 * self.settings.max_strangers,
+            most_per_peer=self.settings.max_strangers,
+            timeout=self.settings.handshake_timeout,
+        )
+        return self._limiter(listener, make)
 
     def http(self, settings: HttpSettings) -> ConnectionLimiter:
         """The limiter of the HTTP listener, where a connection is a stranger between two requests."""
-        found = self._limiters.get("http")
+        make = partial(
+            ConnectionLimiter,
+            most=settings.max_connections,
+            most_strangers=settings.max_connections,
+            most_per_peer=settings.max_connections_per_address,
+            most_of_peer=settings.max_connections_per_address,
+            timeout=settings.header_timeout,
+            reserve=_PROBES,
+        )
+        return self._limiter("http", make)
+
+    def _limiter(self, listener: str, make: Callable[[str, ConnectionCounts], ConnectionLimiter]) -> ConnectionLimiter:
+        found = self._limiters.get(listener)
         if found is None:
-            found = self._limiters["http"] = ConnectionLimiter(
-                "http",
-                self.counts,
-                most=settings.max_connections,
-                most_strangers=settings.max_connections,
-                most_per_peer=settings.max_connections_per_address,
-                most_of_peer=settings.max_connections_per_address,
-                timeout=settings.header_timeout,
-                reserve=_PROBES,
-            )
+            found = self._limiters[listener] = make(listener, self.counts)
             self._cut(found)
         return found
 
