@@ -16,7 +16,7 @@ from hearthd.front.admission import wire
 from hearthd.front.admission.account import UnauthenticatedBytes
 from hearthd.front.admission.limits import MAX_STRANGER_BYTES, AdmissionLimits, CredentialSource
 from hearthd.front.admission.turns import FairLock
-from hearthd.front.config.admission import AdmissionSettings
+from hearthd.front.config.front_limits import AdmissionSettings
 
 GROUP = node_pb2.CreateGroupRequest.DESCRIPTOR
 MODULE = device_pb2.LoadModuleRequest.DESCRIPTOR

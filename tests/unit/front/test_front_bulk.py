@@ -20,7 +20,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.rights import Right
 from hearth_proto.v1 import device_pb2
 from hearthd.front.addresses import Address
-from hearthd.front.config.connections import ConnectionSettings
+from hearthd.front.config.front_limits import ConnectionSettings
 from hearthd.front.connections.limits import ConnectionLimits
 from hearthd.front.lanes.stripe_port import StripePort
 from hearthd.front.metrics.collector import Metrics

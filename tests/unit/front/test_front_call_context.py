@@ -22,7 +22,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.front.admission.account import UnauthenticatedBytes
 from hearthd.front.admission.gate import Admission, AdmissionGate, MethodGate
 from hearthd.front.admission.limits import AdmissionLimits
-from hearthd.front.config.admission import AdmissionSettings
+from hearthd.front.config.front_limits import AdmissionSettings
 from hearthd.front.connections.limiter import ConnectionLimiter
 from hearthd.front.rpc.framed_context import FramedCall
 from hearthd.front.rpc.framed_server import CallServer

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason
 from hearth_proto.v1 import device_pb2, node_pb2
-from hearthd.front.config.overload import OverloadSettings
+from hearthd.front.config.front_limits import OverloadSettings
 from hearthd.front.overload.manager import OverloadManager
 from hearthd.front.overload.policy import (
     HOLD_S,

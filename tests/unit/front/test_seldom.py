@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hearthd.front.tenancy.seldom import LogThrottle
+from hearthd.shared.log import LogThrottle
 
 
 def test_a_line_is_due_once_a_period_and_counts_those_left_out() -> None:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from hearthd.front.tenancy.seldom import LogThrottle
+from hearthd.shared.log import LogThrottle
 from hearthd.shared.malloc import give_back
 
 log = structlog.get_logger("hearthd.admission")

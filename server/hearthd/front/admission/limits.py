@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from hearthd.front.config.admission import AdmissionSettings
+from hearthd.front.config.front_limits import AdmissionSettings
 from hearthd.front.config.loader import Config
 
 MAX_STRANGER_BYTES = 64 << 10

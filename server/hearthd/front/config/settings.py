@@ -9,13 +9,10 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from hearthd.front.addresses import Address, default_unix_path, parse_address
-from hearthd.front.config.admission import AdmissionSettings
 from hearthd.front.config.audit import AuditSettings
 from hearthd.front.config.collectives import CollectiveSettings, refuse_clear_tickets
-from hearthd.front.config.connections import ConnectionSettings
-from hearthd.front.config.health import HealthSettings
+from hearthd.front.config.front_limits import AdmissionSettings, ConnectionSettings, HealthSettings, OverloadSettings
 from hearthd.front.config.http import HttpSettings
-from hearthd.front.config.overload import OverloadSettings
 from hearthd.front.config.section import Bytes, Seconds, Section
 from hearthd.front.config.tenants import TenantSettings, check_distinct
 

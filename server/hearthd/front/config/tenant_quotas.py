@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainSerializer
 
-from hearthd.front.config.section import Section
-from hearthd.front.units import parse_bytes, parse_seconds
+from hearthd.front.config.section import Section, parse_bytes, parse_seconds
 
 AUTO, NONE = -1, 0
 """How a quota that is left out, and one that is "none", are kept."""

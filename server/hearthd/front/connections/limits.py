@@ -11,7 +11,7 @@ from typing import Any
 import structlog
 from prometheus_client import CollectorRegistry
 
-from hearthd.front.config.connections import ConnectionSettings
+from hearthd.front.config.front_limits import ConnectionSettings
 from hearthd.front.config.http import HttpSettings
 from hearthd.front.connections import descriptors
 from hearthd.front.connections.calling import current

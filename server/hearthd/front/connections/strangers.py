@@ -68,7 +68,7 @@ class UnauthenticatedConnection:
 
 @dataclass(frozen=True)
 class UnauthenticatedLimits:
-    """See `hearthd.front.config.connections.ConnectionSettings`."""
+    """See `hearthd.front.config.front_limits.ConnectionSettings`."""
 
     most: int
     most_per_peer: int

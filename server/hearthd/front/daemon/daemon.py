@@ -17,7 +17,7 @@ from hearthd.front.config import exposure
 from hearthd.front.config.loader import Config
 from hearthd.front.daemon.heap_trim import HeapTrimming
 from hearthd.front.daemon.reload import Read
-from hearthd.front.daemon.summary import summary
+from hearthd.front.daemon.systemd import summary
 from hearthd.front.daemon.wiring import DaemonParts
 from hearthd.front.gpu.watch import GpuWatch
 from hearthd.front.sessions.session import SessionEnd

@@ -12,7 +12,7 @@ import structlog
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from hearthd.front.tenancy.seldom import LogThrottle
+from hearthd.shared.log import LogThrottle
 
 log = structlog.get_logger("hearthd.http")
 

@@ -23,8 +23,7 @@ from hearthd.front.config.http import HttpSettings
 from hearthd.front.connections.limiter import ConnectionLimiter
 from hearthd.front.http.acceptor import BACKLOG, Acceptor
 from hearthd.front.http.cached import CachedResponse
-from hearthd.front.http.connection import Connection
-from hearthd.front.http.deliver import deliver
+from hearthd.front.http.connection import Connection, deliver
 from hearthd.front.http.head import MAX_HEAD, PROBES
 from hearthd.front.http.hosts import Hosts, same_origin
 from hearthd.front.http.metrics_page import MetricsPages

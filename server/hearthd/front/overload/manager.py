@@ -17,11 +17,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.front.config.overload import OverloadSettings
+from hearthd.front.config.front_limits import OverloadSettings
 from hearthd.front.overload import readings
 from hearthd.front.overload.policy import MedianFilter, OverloadLevel, Trigger, highest, refused
-from hearthd.front.tenancy.seldom import LogThrottle
 from hearthd.shared.host_memory import share_of_host
+from hearthd.shared.log import LogThrottle
 from hearthd.shared.malloc import give_back
 
 log = structlog.get_logger("hearthd.overload")

@@ -18,7 +18,7 @@ from hearthd.front.addresses import Address, parse_address
 from hearthd.front.connections.accept_loop import AcceptLoop
 from hearthd.front.peers.frames import Body
 from hearthd.front.peers.link import HANDSHAKE, PeerLink, PeerLost
-from hearthd.front.tenancy.seldom import LogThrottle
+from hearthd.shared.log import LogThrottle
 
 log = structlog.get_logger("hearthd.peers")
 

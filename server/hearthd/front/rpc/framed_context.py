@@ -21,7 +21,7 @@ from hearthd.front.sessions.attach import EOF
 if TYPE_CHECKING:
     from hearthd.front.admission.account import UnauthenticatedBytes
     from hearthd.front.admission.gate import Admission, MethodGate
-    from hearthd.front.config.admission import AdmissionSettings
+    from hearthd.front.config.front_limits import AdmissionSettings
     from hearthd.front.connections.limiter import ConnectionSlot
 
 _SMALL = 64 << 10

@@ -22,11 +22,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from hearthd.front.auth.authenticator import host_of
-from hearthd.front.config.health import HealthSettings
+from hearthd.front.config.front_limits import HealthSettings
 from hearthd.front.rpc import device_service, node_service
 from hearthd.front.rpc.readiness import ready
 from hearthd.front.supervisor.supervisor import SERVING, Supervisor
-from hearthd.front.tenancy.seldom import LogThrottle
+from hearthd.shared.log import LogThrottle
 
 log = structlog.get_logger("hearthd.health")
 

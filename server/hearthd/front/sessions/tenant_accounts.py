@@ -18,9 +18,9 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.front.sessions.command_queue import CommandQueue
 from hearthd.front.sessions.link_interface import Link
 from hearthd.front.sessions.session import Session
-from hearthd.front.tenancy.seldom import LogThrottle
 from hearthd.front.tenancy.shares import Shares, reserve
 from hearthd.front.tenancy.tenants import EVERYONE, Tenant
+from hearthd.shared.log import LogThrottle
 
 log = structlog.get_logger("hearthd.quotas")
 

@@ -39,10 +39,10 @@ from hearthd.front.supervisor.isolation import (
 from hearthd.front.supervisor.launcher import Launcher
 from hearthd.front.supervisor.process import Process
 from hearthd.front.supervisor.worker import Worker
-from hearthd.front.tenancy.seldom import LogThrottle
 from hearthd.front.tenancy.shares import Shares
 from hearthd.front.tenancy.tenants import Quotas
 from hearthd.shared.device_spec import DeviceSpec
+from hearthd.shared.log import LogThrottle
 
 __all__ = ["FENCED", "LOST", "SERVING", "STARTING", "STATE_NAMES", "Device", "DeviceOwner", "IsolationPolicy"]
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import structlog
 
-from hearthd.front.tenancy.seldom import LogThrottle
+from hearthd.shared.log import LogThrottle
 
 log = structlog.get_logger("hearthd.tls")
 

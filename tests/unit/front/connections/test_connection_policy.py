@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.front.config.connections import ConnectionSettings
+from hearthd.front.config.front_limits import ConnectionSettings
 from hearthd.front.connections import descriptors
 from hearthd.front.connections.holding import TurnOrder
 from hearthd.front.connections.peers import group_of, grpc_name, normal_name
