@@ -21,7 +21,7 @@ from hearthd.front.gpu.nvml import Nvml
 from hearthd.front.gpu.reading import RECOVERY, THROTTLING, GpuReading
 from hearthd.front.gpu.watch import GpuWatch
 from hearthd.front.metrics import gpu
-from hearthd.front.rpc import readiness
+from hearthd.front.rpc import node_status
 from hearthd.front.supervisor.supervisor import FENCED, SERVING
 
 UUID = "0a1b"
@@ -119,7 +119,7 @@ def test_a_fenced_device_takes_nobody_new_and_its_neighbours_serve(tmp_path: Pat
             device.fence("it smells of smoke")
             assert device.state == FENCED and device.detail == "it smells of smoke"
             assert f.daemon.supervisor.find(1).state == SERVING
-            assert readiness.ready(f.daemon.supervisor, False), "the node serves"
+            assert node_status.ready(f.daemon.supervisor, False), "the node serves"
             await f.devices.Sync(device_pb2.SyncRequest(target=first))  # who is there may fetch what is his
             await f.open("another")
             refusal = await refused(f.devices.Sync(device_pb2.SyncRequest(target=f.target(0))))

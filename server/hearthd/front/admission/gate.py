@@ -25,7 +25,7 @@ from hearthd.front.admission.limits import MAX_STRANGER_BYTES, AdmissionLimits, 
 from hearthd.front.admission.turns import FairLock
 from hearthd.front.auth.authenticator import Authenticator, host_of
 from hearthd.front.auth.session_binding import showing
-from hearthd.front.connections import calling
+from hearthd.front.connections.limits import enter_call
 from hearthd.front.errors import Context, malformed
 from hearthd.front.sessions.attach import EOF
 from hearthd.front.tenancy.tenants import Caller
@@ -129,7 +129,7 @@ class MethodGate:
     async def enter(self, context: Context) -> Any:
         """The first message of a call whose headers have arrived; `None` where a stream has none. Raises the refusal of
         what is not admitted."""
-        calling.enter(context)
+        enter_call(context)
         admitted: Any = getattr(context, "admitted", None)  # framed calls are decided on when METHOD comes
         try:
             if admitted is None:

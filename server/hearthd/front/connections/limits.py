@@ -4,6 +4,7 @@ the guard of gRPC's, and what reports credentials to both."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,7 +15,6 @@ from prometheus_client import CollectorRegistry
 from hearthd.front.config.front_limits import ConnectionSettings
 from hearthd.front.config.http import HttpSettings
 from hearthd.front.connections import descriptors
-from hearthd.front.connections.calling import current
 from hearthd.front.connections.counts import ConnectionCounts
 from hearthd.front.connections.guard import FAILED_COST, UNKNOWN_COST, ConnectionGuard
 from hearthd.front.connections.limiter import ConnectionLimiter, ConnectionSlot
@@ -22,14 +22,27 @@ from hearthd.front.connections.strangers import UnauthenticatedLimits
 
 log = structlog.get_logger("hearthd.connections")
 
-
+_CALLING: ContextVar[ConnectionSlot | str] = ContextVar("calling", default="")
+"""The connection of the running call: code that accepts or refuses its credential need not be passed the call."""
 _PROBES = 16
 """Connections of HTTP beyond its limits, for probes."""
 
 
 def _half(most: int, wanted: int) -> int:
-    """Strangers among at most `most` connections, `wanted` where that many fit in half of them."""
+    """Returns the limit on strangers among `most` connections: `wanted`, or half of them."""
     return max(1, min(wanted, most // 2))
+
+
+def enter_call(context: Any) -> None:
+    """A call begins in this task."""
+    slot = getattr(context, "slot", None)
+    _CALLING.set(context.peer() if slot is None else slot)
+
+
+def current_call() -> ConnectionSlot | str:
+    """The slot of a call that came as frames, gRPC's name of the peer otherwise; empty outside of calls. Never the call
+    itself: tasks that it starts would keep it alive."""
+    return _CALLING.get()
 
 
 class ConnectionLimits:
@@ -135,7 +148,7 @@ class ConnectionLimits:
     def shown(self, caller: Any) -> None:
         """The running call has shown the credential of `caller`, who has a `uid` where the credential was a user of
         this host; None: no credential, or a wrong one."""
-        calling = current()
+        calling = current_call()
         if isinstance(calling, ConnectionSlot):
             if caller is not None:
                 calling.prove()
@@ -146,7 +159,7 @@ class ConnectionLimits:
 
     def probed(self) -> None:
         """The running call asks for what needs no credential."""
-        calling = current()
+        calling = current_call()
         if isinstance(calling, str) and calling:
             self.guard.spent(calling)
 

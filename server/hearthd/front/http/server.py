@@ -31,8 +31,7 @@ from hearthd.front.http.page import Page
 from hearthd.front.http.refused import HEADERS, Refusals
 from hearthd.front.http.trace_download import TraceDownload
 from hearthd.front.metrics.collector import Metrics
-from hearthd.front.rpc import readiness
-from hearthd.front.rpc.node_status import NodeStatus
+from hearthd.front.rpc.node_status import NodeStatus, readiness
 from hearthd.front.sessions.session_table import SessionTable
 from hearthd.front.sockets import UnixSocket, listen_error
 from hearthd.front.supervisor import gauges
@@ -235,7 +234,7 @@ class HttpServer:
         return web.json_response({"status": "ok"})
 
     async def _readyz(self, request: web.Request) -> web.Response:
-        body = readiness.readiness(self._supervisor, self._sessions)
+        body = readiness(self._supervisor, self._sessions)
         return web.json_response(body, status=200 if body["ready"] else 503)
 
     async def _metrics_page(self, request: web.Request) -> web.Response:

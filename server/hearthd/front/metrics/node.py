@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from hearth_proto import PROTOCOL_MAX
 from hearthd import version
-from hearthd.front.rpc import readiness
+from hearthd.front.rpc import node_status
 from hearthd.front.sessions.session_table import SessionTable
 from hearthd.front.supervisor.exit_cause import LABELS
 from hearthd.front.supervisor.supervisor import FENCED, SERVING, Supervisor
@@ -24,7 +24,7 @@ def families(supervisor: Supervisor, sessions: SessionTable) -> Iterator[Metric]
     )  # fmt: skip
     info.add_metric([version(), str(PROTOCOL_MAX), platform.python_version()], 1)
     yield info
-    ready = readiness.ready(supervisor, sessions.refuses_new)
+    ready = node_status.ready(supervisor, sessions.refuses_new)
     yield GaugeMetricFamily("hearth_ready", "1 while /readyz says yes.", value=int(ready))
     yield GaugeMetricFamily("hearth_draining", "1 while the daemon drains.", value=int(sessions.draining))
     yield GaugeMetricFamily("hearth_sessions", "Open sessions.", value=len(sessions))

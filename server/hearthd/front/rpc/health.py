@@ -24,7 +24,7 @@ from prometheus_client.registry import Collector
 from hearthd.front.auth.authenticator import host_of
 from hearthd.front.config.front_limits import HealthSettings
 from hearthd.front.rpc import device_service, node_service
-from hearthd.front.rpc.readiness import ready
+from hearthd.front.rpc.node_status import ready
 from hearthd.front.supervisor.supervisor import SERVING, Supervisor
 from hearthd.shared.log import LogThrottle
 

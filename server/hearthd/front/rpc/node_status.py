@@ -1,4 +1,4 @@
-"""The status of a node at one time: HTTP's /status, gRPC's GetStatus."""
+"""The status of a node at one time: HTTP's /readyz and /status, gRPC's GetStatus and health."""
 
 from __future__ import annotations
 
@@ -13,12 +13,34 @@ from hearthd import version
 from hearthd.front.connections.descriptors import DescriptorBudget
 from hearthd.front.counters import Counts
 from hearthd.front.gpu.nvml import GpuReading, Nvml
-from hearthd.front.rpc.readiness import ready
 from hearthd.front.sessions.recent_traces import RecentTraces
 from hearthd.front.sessions.session_table import SessionTable
 from hearthd.front.supervisor import fault_log, gauges
-from hearthd.front.supervisor.supervisor import STATE_NAMES, Device, Supervisor
+from hearthd.front.supervisor.supervisor import FENCED, SERVING, STATE_NAMES, Device, Supervisor
 from hearthd.front.tenancy.tenants import Tenant, sees_tenant
+
+
+def ready(supervisor: Supervisor, refuses_new: bool) -> bool:
+    """Returns True if work may be sent here: a device serves, and so does every device that is not fenced.
+
+    `refuses_new`: whether the daemon drains, or is overloaded.
+    """
+    states = [device.state for device in supervisor]
+    usable = [state for state in states if state != FENCED]
+    return not refuses_new and bool(usable) and all(state == SERVING for state in usable)
+
+
+def readiness(supervisor: Supervisor, sessions: SessionTable) -> dict[str, Any]:
+    """The document of `/readyz`: whether work may be sent here, and why not."""
+    return {
+        "ready": ready(supervisor, sessions.refuses_new),
+        "draining": sessions.draining,
+        "overloaded": sessions.overloaded(),
+        "devices": [
+            {"ordinal": device.ordinal, "state": STATE_NAMES[device.state], "detail": device.detail}
+            for device in supervisor
+        ],
+    }
 
 
 class NodeStatus:
