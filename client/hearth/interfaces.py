@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hearth.shapes import Shape
     from hearth.stream import Stream
     from hearth.types import DeviceProperties, NodeInfo
-    from hearth_proto.layouts import Rows
+    from hearth_proto.layouts import RowLayout
 
 
 class NodeContext(Protocol):
@@ -115,6 +115,6 @@ class ArrayLike(Protocol):
 
     def set(self, a: Any) -> None: ...
 
-    def _as_rows(self) -> Rows: ...
+    def _as_rows(self) -> RowLayout: ...
 
     def _usable(self) -> Attachment: ...

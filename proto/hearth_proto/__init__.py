@@ -1,4 +1,4 @@
-"""What client and daemon both speak: messages, frames, packed launches and reason codes.
+"""The wire that client and daemon share: messages, frames, packed launches and reason codes.
 
 Imports nothing of the client (`hearth`) and nothing of the daemon (`hearthd`).
 """

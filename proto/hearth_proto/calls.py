@@ -1,4 +1,4 @@
-"""A call as frames: what gRPC carries, on a Unix socket of its own, for who would rather not load gRPC.
+"""Calls as frames: gRPC's methods over a separate Unix socket, for clients that would rather not load gRPC.
 
 One connection is one call. The client sends METHOD (what it calls, and the metadata that it shows), then its messages,
 then END; the daemon sends its messages, then END with the Status of a call that failed. Who closes the connection
@@ -27,7 +27,7 @@ ANSWER_S = 10.0
 
 
 def socket_path(path: str) -> str:
-    """Where calls are taken: ``hearth.sock.call`` beside ``hearth.sock``."""
+    """Returns the path of the socket for calls: ``hearth.sock.call`` beside ``hearth.sock``."""
     return f"{path}.call"
 
 

@@ -61,7 +61,7 @@ def upload_data(message: bytes) -> memoryview:
 
 
 def download_head(offset: int, size: int) -> bytes:
-    """What stands before the `size` bytes of a `DownloadResponse`."""
+    """Returns the bytes of a `DownloadResponse` before its `size` bytes of data."""
     return b"".join((bytes((_OFFSET,)), varint(offset), bytes((_DATA,)), varint(size)))
 
 

@@ -1,4 +1,4 @@
-"""What there is in collectives: kinds, dtypes, reductions, and what each kind reads and writes.
+"""The kinds, dtypes and reductions of collectives, and the shape of the data of each kind.
 
 As commands.proto has it. Counts are NCCL's: elements that one rank gives to another.
 """
@@ -29,7 +29,8 @@ NUMBERS = {name: size for name, size in ITEM_SIZES.items() if name != "bool" and
 
 
 class Shape(NamedTuple):
-    """What one rank reads and writes: in counts, or in counts for every rank; at the root alone, or at every rank."""
+    """The data that one rank reads and writes: in counts, or in counts for every rank; at the root alone, or at every
+    rank."""
 
     source: int = 0
     destination: int = 0

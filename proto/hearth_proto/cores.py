@@ -1,4 +1,4 @@
-"""How many cores this process may use: what decides whether it may ask again and again where it could sleep."""
+"""The number of cores that this process may use, which decides if it may poll where it could sleep."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import os
 
 @functools.cache
 def cores() -> int:
-    """Those that the scheduler gives it, and no more than its control groups (a container's limit) let it use, rounded
-    up; 1 at least. As of the first time that anybody asks."""
+    """Returns the cores that the scheduler gives the process, and no more than its control groups (a container's limit)
+    let it use, rounded up; 1 at least. Determined at the first call."""
     given = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, math.ceil(min(given, quota("/sys/fs/cgroup", "/proc/self/cgroup"))))
 
@@ -18,7 +18,7 @@ def cores() -> int:
 def quota(root: str, groups: str) -> float:
     """The cores' worth of time that control groups leave a process; infinite: all.
 
-    Of version 2 each group on the way has a ``cpu.max`` of its own, microseconds of each period
+    With version 2 each group on the way has a separate ``cpu.max``, microseconds of each period
     (https://docs.kernel.org/admin-guide/cgroup-v2.html); of version 1 the innermost has ``cpu.cfs_quota_us``.
     `root`: where they are mounted; `groups`: the file that says in which of them the process is.
     """

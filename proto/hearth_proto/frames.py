@@ -1,8 +1,8 @@
 """Frames: length, kind, channel, id and payload on any byte stream.
 
 The front and a device process speak frames over a socket pair; lanes speak them too. A frame is a 20-byte little-endian
-header (`HEADER`) and `length` bytes of payload. `channel` names the session on a shared link (0 on a link of its own),
-`id` what the frame is about: the batch's sequence number, a call, a transfer.
+header (`HEADER`) and `length` bytes of payload. `channel` names the session on a shared link (0 on a link that is not
+shared), `id` what the frame is about: the batch's sequence number, a call, a transfer.
 
 `FrameReader` is sans-I/O: bytes in, frames out, whatever the cuts.
 """
@@ -34,7 +34,7 @@ UPLOAD_CREDITS = 8
 
 
 class Kind(enum.IntEnum):
-    """What a frame carries. Numbers are append-only."""
+    """The kind of a frame. Numbers are append-only."""
 
     # towards the device process
     OPEN = 1  # channel: a session begins; payload: JSON {session, tenant}
@@ -49,7 +49,7 @@ class Kind(enum.IntEnum):
     LIMIT = 10  # payload: JSON, how much of the device's memory the process may hold; answered by HELD
     TURN = 11  # flags 1: the process may give the device work; 2: it is alone there again; 4: others wait for it
     RESTORE = 12  # channel; payload: JSON, durable buffers to bring back; answered by RESTORED with the same id
-    CANCEL = 13  # channel, id: the call, which nobody waits for any more; dropped where it has not begun
+    CANCEL = 13  # channel, id: the call, which is not awaited any more; dropped where it has not begun
     EXPORT = 14  # channel, id; payload: JSON, a buffer to publish; answered by EXPORTED with the same id
     IMPORT = 15  # channel, id; payload: JSON, a published buffer to attach; answered by IMPORTED with the same id
 
@@ -137,7 +137,7 @@ class Frame(NamedTuple):
 
 
 def encode(kind: int, payload: bytes = b"", *, channel: int = 0, id: int = 0, flags: int = 0) -> bytes:
-    """One frame as bytes."""
+    """Encodes a frame as bytes."""
     return header(kind, len(payload), channel=channel, id=id, flags=flags) + payload
 
 
@@ -172,7 +172,7 @@ class FrameReader:
             data = bytes(data)  # pieces are kept, and the caller's buffer is used again
         if self._frame is None and not self._head and len(data) >= HEADER.size:
             length, kind, flags, channel, ident = HEADER.unpack_from(data)
-            if length == len(data) - HEADER.size and length <= self.max_payload:  # the rule where somebody waits
+            if length == len(data) - HEADER.size and length <= self.max_payload:  # the rule while a thread waits
                 return [Frame(kind, flags, channel, ident, data[HEADER.size :])]
         if self._head:
             data = self._head + data

@@ -34,5 +34,5 @@ else:
 
 
 def are_here() -> bool:
-    """Whether protobuf's runtime has been imported, by whomever."""
+    """Returns True if protobuf's runtime has been imported, by any module."""
     return "google.protobuf.descriptor" in sys.modules

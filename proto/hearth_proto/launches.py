@@ -1,4 +1,4 @@
-"""Packed launch records: what a `Batch` carries for kernel launches.
+"""Packed launch records: the kernel launches of a `Batch`.
 
 A record is little-endian and a multiple of 8 bytes long:
 
@@ -18,7 +18,7 @@ offset field                   meaning
 56     u64 timeout_ns          0: the device's default
 64     extension               32 bytes, only with `LaunchFlag.EXTENDED`:
        u32 cluster[3]          blocks; zeros: none
-       u32 iterations          launched so many times in a row
+       u32 iterations          launches of it, one after another
        u64 grid_buffer         handle of a buffer with the grid as three u32, in place of `grid`; 0: none
        u64 grid_offset         where in that buffer, bytes
 ..     parameters x (u16, u16) in the kernel's order: offset in the block (top bit: the kernel only reads what it points
@@ -71,7 +71,7 @@ class RecordError(ValueError):
 
 
 class Extension(NamedTuple):
-    """What few launches have."""
+    """The rare attributes of a launch."""
 
     cluster: tuple[int, int, int] = (0, 0, 0)
     iterations: int = 1
@@ -80,7 +80,7 @@ class Extension(NamedTuple):
 
 
 class Place(NamedTuple):
-    """One parameter of a layout. `pointer`: a buffer's address, or a tensor map where `size` is 128."""
+    """A parameter of a layout. `pointer`: a buffer's address, or a tensor map where `size` is 128."""
 
     offset: int
     size: int
@@ -126,7 +126,7 @@ def padded(size: int) -> int:
 
 
 def pack(record: Record) -> bytes:
-    """One record as bytes."""
+    """Packs a record as bytes."""
     parameters = len(record.layout) // PARAMETER.size
     pointers = len(record.buffers)
     flags = record.flags & ~LaunchFlag.EXTENDED

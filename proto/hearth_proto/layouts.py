@@ -1,4 +1,4 @@
-"""How arrays lie in memory, as far as client and daemon have to agree on it: rows, their pitch, and when they overlap.
+"""Layouts of arrays in memory, as far as client and daemon have to agree on them: rows, pitch and overlap.
 
 Sizes, offsets, pitches and strides are bytes. Everything is Python integers, so nothing wraps.
 """
@@ -14,7 +14,7 @@ MAX_PITCH_ALIGNMENT = 512
 """CubeCL's: the alignment of a row's start grows with the row, from a vector load's to what cudaMallocPitch gives."""
 
 
-class Rows(NamedTuple):
+class RowLayout(NamedTuple):
     """`rows` rows of `width` bytes from `offset` on, the start of each `pitch` bytes behind the one before."""
 
     offset: int
@@ -39,7 +39,7 @@ class Rows(NamedTuple):
 
     @property
     def dense(self) -> bool:
-        """Whether the rows lie one behind the other, as one range."""
+        """True if the rows lie one behind the other, as one range."""
         return self.rows <= 1 or self.width in (0, self.pitch)
 
     def __str__(self) -> str:
@@ -91,20 +91,20 @@ def pitched(shape: Sequence[int], itemsize: int) -> Layout:
     return Layout((*outer.strides, itemsize), outer.size if shape[-1] else 0)
 
 
-def rows_of(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> Rows | None:
+def rows_of(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> RowLayout | None:
     """The fewest rows, from offset 0, that an array of these strides consists of, in C order; None where it has none.
 
     What copies take: the inner axes without gaps, the others at one distance from each other. Strides that are
     negative, zero or less than a row are not taken.
     """
     if 0 in shape:
-        return Rows(0, 0)
+        return RowLayout(0, 0)
     axes = [(length, stride) for length, stride in zip(shape, strides, strict=True) if length > 1]
     width = itemsize
     while axes and axes[-1][1] == width:
         width *= axes.pop()[0]
     if not axes:
-        return Rows(0, width)
+        return RowLayout(0, width)
     rows, pitch = axes.pop()
     if pitch < width:
         return None
@@ -113,11 +113,11 @@ def rows_of(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> Rows
         if stride != pitch * rows:
             return None
         rows *= length
-    return Rows(0, width, rows, pitch)
+    return RowLayout(0, width, rows, pitch)
 
 
-def overlap(first: Rows, second: Rows) -> bool:
-    """Whether two ranges of one buffer have a byte in common.
+def overlap(first: RowLayout, second: RowLayout) -> bool:
+    """Returns True if two ranges of one buffer have a byte in common.
 
     Exact for rows of the same pitch, and where one of the two is a single range. Rows of different pitches count as
     overlapping where the ranges from their first to their last byte do.
@@ -135,7 +135,8 @@ def overlap(first: Rows, second: Rows) -> bool:
 
 
 def clash(reads: Iterable[tuple[int, int]], writes: Iterable[tuple[int, int]]) -> bool:
-    """Whether something is written that is read or written besides; ranges from their start to before their end."""
+    """Returns True if bytes are written that are read or written besides; ranges from their start to before their
+    end."""
     used = written = 0  # how far the ranges reach that begin before
     for start, end, writes_it in sorted([(*each, False) for each in reads] + [(*each, True) for each in writes]):
         if start == end:
@@ -148,6 +149,6 @@ def clash(reads: Iterable[tuple[int, int]], writes: Iterable[tuple[int, int]]) -
     return False
 
 
-def _whole(given: Rows) -> Rows:
+def _whole(given: RowLayout) -> RowLayout:
     """Dense rows as one; a single row has no pitch."""
-    return Rows(given.offset, given.size) if given.dense else given
+    return RowLayout(given.offset, given.size) if given.dense else given

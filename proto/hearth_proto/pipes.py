@@ -75,9 +75,9 @@ class Pipe:
             parts = _behind(parts, sent)
 
     def shutdown(self) -> None:
-        """Ends both ways: who waits in `receive` or `send` is woken. A second call does nothing."""
+        """Ends both directions and wakes threads in `receive` and `send`. A second call does nothing."""
         with contextlib.suppress(OSError):
-            # Not the method of SSLSocket: after that one, its other thread would go on without TLS.
+            # Not the method of SSLSocket: after that one, its other thread would continue without TLS.
             socket.socket.shutdown(self._connection, socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -97,7 +97,8 @@ def tune(connection: socket.socket) -> None:
 
 
 def receive_within(connection: socket.socket, size: int, deadline: float) -> bytes:
-    """Exactly so many bytes of a socket that is no pipe yet, by the deadline (`time.monotonic`). Raises OSError."""
+    """Receives exactly `size` bytes of a socket that is no pipe yet, by the deadline (`time.monotonic`). Raises
+    OSError."""
     data = b""
     while len(data) < size:
         left = deadline - time.monotonic()
@@ -112,7 +113,7 @@ def receive_within(connection: socket.socket, size: int, deadline: float) -> byt
 
 
 def _behind(parts: Sequence[Part], sent: int) -> list[Part]:
-    """What is left of the parts behind their first `sent` bytes."""
+    """Returns the parts without their first `sent` bytes."""
     left: list[Part] = []
     for part in parts:
         if sent >= len(part):

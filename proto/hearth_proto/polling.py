@@ -1,9 +1,9 @@
-"""Which thread reads gRPC's sockets: the one that waits for what comes, where gRPC can be told so.
+"""The thread that reads gRPC's sockets: the one that waits for the data, if gRPC can be configured so.
 
-Since 1.80 a thread of gRPC's own reads in Python, too, and hands what came to the one that waits: another wake-up for
-each message, which costs more than all that is done with it. Until 1.79, and where that is switched off, who waits
-reads. gRPC looks at its environment once, when it is imported, so that this has to come first; a version that does not
-know the switch any more would say so on stderr, and is left as it is.
+Since 1.80 a thread of gRPC's own reads in Python, too, and hands the data to the one that waits: another wake-up for
+each message, which costs more than all that is done with it. Until 1.79, and where that is switched off, the waiting
+thread reads. gRPC looks at its environment once, when it is imported, so that this has to come first; a version that
+does not know the switch any more would say so on stderr, and is left as it is.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def _has_switch() -> bool:
 
 
 def _version() -> tuple[int, int]:
-    """Of the gRPC that would be imported; (0, 0) where it does not say. A client is to be quick with its first result:
-    nothing is imported for this."""
+    """Returns the version of the gRPC that would be imported; (0, 0) if it has none. A client's first result must come
+    quickly: nothing is imported for this."""
     try:
         spec = PathFinder.find_spec("grpc")
         [folder] = (spec and spec.submodule_search_locations) or [""]

@@ -192,7 +192,7 @@ class Refusal(Exception):
 
     @property
     def retryable(self) -> bool:
-        """Whether the same may be asked again after `retry_after_s`, and help."""
+        """Returns True if the same request may be sent again after `retry_after_s`, and help."""
         return retryable(self.reason, self.retry_after_s)
 
     def to_status(self, failures: Sequence[status_pb2.CommandFailure] = ()) -> status_pb2.Status:

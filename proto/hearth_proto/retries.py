@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 
 class Retry(enum.Enum):
-    """What a client may do about a refusal."""
+    """A client's possible reaction to a refusal."""
 
     SAME = "same"
     """Nothing of what was asked has run, for want of room, of quota, or of a daemon that takes work: the same may be
@@ -69,7 +69,7 @@ RETRIES: Mapping[str, Retry] = {
     "UNSUPPORTED": Retry.NEVER,
     "CANCELLED": Retry.NEVER,
     "INTERNAL": Retry.NEVER,
-    "DEADLINE_EXCEEDED": Retry.NEVER,  # the work goes on
+    "DEADLINE_EXCEEDED": Retry.NEVER,  # the work continues
     "SESSION_BARRED": Retry.NEVER,
     "NOT_PUBLISHED": Retry.NEVER,
     "NAME_IN_USE": Retry.NEVER,
@@ -85,5 +85,6 @@ def retry(reason: str) -> Retry:
 
 
 def retryable(reason: str, retry_after_s: float | None) -> bool:
-    """Whether the same may be asked again after `retry_after_s` seconds (None: the daemon named none), and help."""
+    """Returns True if the same request may be sent again after `retry_after_s` seconds (None: the daemon named none),
+    and help."""
     return retry_after_s is not None and retry(reason) is Retry.SAME

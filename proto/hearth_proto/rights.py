@@ -1,4 +1,4 @@
-"""What a tenant may be allowed to do, and which right each operation asks for.
+"""The rights of tenants, and the right that each operation needs.
 
 The front checks single calls by this table. Batches pass through it undecoded, so a device process checks the commands
 of sessions that have not every right by the same table.
@@ -13,7 +13,7 @@ from hearth_proto.reasons import Reason, Refusal
 
 
 class Right(enum.StrEnum):
-    """What a tenant may be allowed. Names as they stand in the configuration.
+    """A right of a tenant. Names as they stand in the configuration.
 
     What only looks, waits or gives back (streams, events, sync, memory usage, free) needs no right: a session can
     reach nothing by it that it was not allowed to make.
@@ -27,7 +27,7 @@ class Right(enum.StrEnum):
     PROFILE = "profile"  # profiles and traces
     PUBLISH = "publish"  # publish buffers to others
     ATTACH = "attach"  # attach what others published
-    DEDICATED = "dedicated"  # device processes of its own
+    DEDICATED = "dedicated"  # device processes that no other session shares
     OBSERVE = "observe"  # see everybody's sessions, faults, traces and metrics, and change nothing
     ADMIN = "admin"  # see everybody's sessions, end them, drain, restart devices
 
@@ -101,12 +101,12 @@ CALLS: Mapping[str, tuple[Right, ...]] = {
     "Download": (Right.READ,),
     "AttachmentStatus": _NONE,
     "TransferStatus": _NONE,
-    "OpenBulk": _NONE,  # what goes there is asked for by commands; somebody who may neither write nor read gets none
+    "OpenBulk": _NONE,  # its data is requested by commands; a tenant that may neither write nor read gets none
     "Publish": (Right.PUBLISH,),
     "Unpublish": (Right.PUBLISH,),
     "AttachBuffer": (Right.ATTACH,),
     "ListPublished": _NONE,  # lists what the caller may attach
-    "ExportIpc": (Right.READ, Right.WRITE),  # whoever maps it does both, and nobody looks on
+    "ExportIpc": (Right.READ, Right.WRITE),  # a client that maps it does both, unchecked
     "ReleaseIpc": _NONE,
 }
 """By the method of DeviceService, for those that carry no single command."""
@@ -117,12 +117,13 @@ OF_COMMANDS: frozenset[Right] = frozenset(right for needed in COMMANDS.values() 
 
 
 def allowed(rights: Collection[str]) -> frozenset[str]:
-    """The commands that somebody with these rights may send. What the table does not know is not among them."""
+    """Returns the commands that a tenant with these rights may send. Commands that the table does not have are not
+    among them."""
     return frozenset(kind for kind, needed in COMMANDS.items() if all(right in rights for right in needed))
 
 
 def missing(needed: Collection[Right], rights: Collection[str]) -> list[Right]:
-    """Those that are needed and not there."""
+    """Returns the rights that are needed and not there."""
     return [right for right in needed if right not in rights]
 
 

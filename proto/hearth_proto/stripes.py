@@ -1,4 +1,4 @@
-"""How a transfer goes over stripes: connections for bulk data, any number of them for any number of transfers.
+"""Transfers over stripes: connections for bulk data, any number of them for any number of transfers.
 
 The transfer is cut into chunks of one size, the last one shorter. For each, one STRIPE frame comes over any stripe, in
 any order; one that has come is answered by TAKEN, and those of a stripe that broke without are sent again over others.
@@ -26,7 +26,7 @@ CHUNK_BYTES = struct.Struct("<Q")
 
 MIN_CHUNK = 64 << 10
 TICKET_NAME = 16
-"""With TLS, so many bytes of the ticket are shown before it begins; the others, inside."""
+"""Bytes of the ticket that are shown before TLS begins; the others are shown inside."""
 TICKET_BYTES = 32
 
 HEAD = HEADER.size
@@ -34,7 +34,7 @@ OFFSET = STRIPE_OFFSET.size
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class StripeCut:
     """A transfer of `size` bytes in chunks of `chunk`."""
 
     size: int
@@ -50,7 +50,7 @@ class Cut:
         return offset, min(self.chunk, self.size - offset)
 
     def index(self, offset: int, length: int) -> int:
-        """Of the chunk that lies there. Raises ValueError where there is none."""
+        """Returns the index of the chunk that lies there. Raises ValueError if there is none."""
         index, rest = divmod(offset, self.chunk)
         if rest or not 0 <= index < self.count or self.span(index)[1] != length:
             raise ValueError(
@@ -89,7 +89,7 @@ MAX_ABORT = min(64 << 10, MAX_PAYLOAD)
 
 
 def chunk_head(transfer: int, offset: int, length: int) -> bytes:
-    """What stands before a chunk's bytes."""
+    """Returns the header of a chunk's bytes."""
     return HEADER.pack(OFFSET + length, Kind.STRIPE, 0, 0, transfer) + STRIPE_OFFSET.pack(offset)
 
 

@@ -22,7 +22,8 @@ _PROCESSES = {HOST: "host, {name}", DEVICE: "{name}", KERNELS: "kernels of {name
 
 @dataclass(frozen=True, slots=True)
 class TraceEvent:
-    """One command. Times in nanoseconds since the trace's start, in this order: queued, submitted, started, ended.
+    """A command in a trace. Times in nanoseconds since the trace's start, in this order: queued, submitted, started,
+    ended.
 
     A command without work for the device was `submitted`, `started` and `ended` at once.
     """
@@ -55,7 +56,7 @@ class TraceEvent:
 
 @dataclass(frozen=True, slots=True)
 class KernelActivity:
-    """One kernel as CUPTI saw it run, where the daemon is configured to ask; times as in `TraceEvent`."""
+    """A kernel as CUPTI saw it run, where the daemon is configured to ask; times as in `TraceEvent`."""
 
     name: str
     stream: int
@@ -75,7 +76,7 @@ def events_of(result: commands_pb2.TraceResult) -> Iterator[TraceEvent]:
 
 
 def kernels_of(result: commands_pb2.TraceResult) -> Iterator[KernelActivity]:
-    """What CUPTI saw."""
+    """Returns the kernels that CUPTI saw."""
     return map(_kernel, result.kernels)
 
 
@@ -103,7 +104,7 @@ def chart_of(name: str, events: Iterable[TraceEvent], kernels: Iterable[KernelAc
 
 
 def facts(name: str, *, epoch_ns: int, dropped: int) -> dict[str, Any]:
-    """What the file has beside ``traceEvents``."""
+    """Returns the parts of the file beside ``traceEvents``."""
     other = {"epoch_unix_ns": str(epoch_ns), "dropped": dropped, "device": name}
     return {"displayTimeUnit": "ns", "otherData": other}
 
@@ -139,7 +140,7 @@ class _Chart:
         start = self._span(host, name, category, event.queued_ns, event.submitted_ns, args)
         if not event.device_ns:
             return
-        # A collective runs on a stream of its own beside the work of this one.
+        # A collective runs on a separate stream beside the work of this one.
         device = (DEVICE, f"{stream}, collectives" if event.name in _COLLECTIVES else stream)
         arrow = {"name": "submit", "cat": "submit", "id": number}
         self.entries.append({**arrow, "ph": "s", "ts": start, "pid": HOST, "tid": self._track(host)})
@@ -161,7 +162,7 @@ class _Chart:
     def _span(
         self, track: tuple[int, str], name: str, category: str, start_ns: int, end_ns: int, args: dict[str, Any]
     ) -> float:
-        """One complete event, behind the one before it on its track; where it starts, in microseconds."""
+        """Adds a complete event, behind the one before it on its track; returns its start in microseconds."""
         number = self._track(track)
         start = max(start_ns / 1e3, self._ends[track])
         end = max(end_ns / 1e3, start)

@@ -10,7 +10,7 @@ import pytest
 
 from hearthd.front.gpu import health
 from hearthd.front.gpu.nvml import Nvml
-from hearthd.front.gpu.reading import THROTTLING, Reading
+from hearthd.front.gpu.reading import THROTTLING, GpuReading
 from hearthd.front.gpu.watch import GpuWatch
 from hearthd.front.metrics import gpu
 from hearthd.front.metrics.collector import Metrics
@@ -32,7 +32,7 @@ def nvml() -> Iterator[Nvml]:
     made.close()
 
 
-def read(nvml: Nvml, server: CudaServer) -> Reading:
+def read(nvml: Nvml, server: CudaServer) -> GpuReading:
     found = nvml.read(server.properties.uuid)
     assert found is not None
     return found
@@ -60,7 +60,7 @@ def test_a_gpu_that_runs_tests_is_well(nvml: Nvml, server: CudaServer) -> None:
         def fence(self, why: str) -> None:
             fenced.append(why)
 
-    async def readings() -> dict[int, Reading]:
+    async def readings() -> dict[int, GpuReading]:
         return {0: reading}
 
     GpuWatch([Device()], readings).look({0: reading})

@@ -92,7 +92,7 @@ def _from_device(target: ArrayLike, value: ArrayLike) -> None:
     _spread(target, ahead, lambda block: block.copy_from(value))
 
 
-def _range(array: ArrayLike) -> layouts.Rows:
+def _range(array: ArrayLike) -> layouts.RowLayout:
     rows = array._as_rows()
     return rows._replace(offset=array._offset)
 

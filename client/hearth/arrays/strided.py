@@ -1,7 +1,7 @@
 """Views that are not contiguous: which part of an array an index selects, and how copies go through it.
 
-An array is either contiguous or made of rows at one distance from each other (`hearth_proto.layouts.Rows`), for that is
-what a copy takes at once. Everything in bytes but shapes and indices; nothing here transfers or waits.
+An array is either contiguous or made of rows at one distance from each other (`hearth_proto.layouts.RowLayout`), for
+that is what a copy takes at once. Everything in bytes but shapes and indices; nothing here transfers or waits.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from hearth import lazy_numpy as np
 from hearth.errors import UnsupportedError
 from hearth.session.memory import OnDevice
-from hearth_proto.layouts import Rows, contiguous
+from hearth_proto.layouts import RowLayout, contiguous
 
 
 class Selection(NamedTuple):
@@ -108,7 +108,7 @@ def no_rows(shape: Sequence[int]) -> UnsupportedError:
     )
 
 
-def reshaped_strides(rows: Rows, itemsize: int, shape: Sequence[int]) -> tuple[int, ...] | None:
+def reshaped_strides(rows: RowLayout, itemsize: int, shape: Sequence[int]) -> tuple[int, ...] | None:
     """Strides of an array of `rows`, reshaped without a copy; None where that cannot be."""
     if rows.dense:
         return contiguous(shape, itemsize).strides
@@ -121,7 +121,7 @@ def reshaped_strides(rows: Rows, itemsize: int, shape: Sequence[int]) -> tuple[i
     return contiguous(shape[:split], rows.pitch).strides + contiguous(shape[split:], itemsize).strides
 
 
-def moves(to: Rows, since: Rows) -> Iterator[Move]:
+def moves(to: RowLayout, since: RowLayout) -> Iterator[Move]:
     """The copies, as few as can be, between two arrays of the same shape and dtype."""
     if to.dense and since.dense:
         yield Move(to.offset, since.offset, to.size, 1, 0, 0)
@@ -137,7 +137,7 @@ def moves(to: Rows, since: Rows) -> Iterator[Move]:
             yield Move(move.since, move.to, move.width, move.rows, move.since_pitch, move.to_pitch)
 
 
-def _fine(to: Rows, since: Rows) -> Iterator[Move]:
+def _fine(to: RowLayout, since: RowLayout) -> Iterator[Move]:
     """Into shorter rows: `each` of them make one row of the source."""
     width = to.width
     each = since.width // width
@@ -157,7 +157,7 @@ def _fine(to: Rows, since: Rows) -> Iterator[Move]:
             )
 
 
-def doublings(rows: Rows) -> Iterator[Move]:
+def doublings(rows: RowLayout) -> Iterator[Move]:
     """The copies that spread the first row over all: each takes what is there already."""
     done = 1
     while done < rows.rows:

@@ -30,7 +30,7 @@ class Views(OnDevice):
     """An `Element` until somebody asks for the dtype."""
     _strides: tuple[int, ...] | None
     """None: those of C order."""
-    _rows: layouts.Rows | None
+    _rows: layouts.RowLayout | None
     """The rows that it consists of, from its start; None: it is contiguous."""
 
     @property
@@ -100,9 +100,9 @@ class Views(OnDevice):
         rows = layouts.rows_of(shape, strides, self._dtype.itemsize)
         return rows is not None and rows.dense
 
-    def _as_rows(self) -> layouts.Rows:
+    def _as_rows(self) -> layouts.RowLayout:
         """The rows that it consists of, from its start."""
-        return self._rows if self._rows is not None else layouts.Rows(0, self.nbytes)
+        return self._rows if self._rows is not None else layouts.RowLayout(0, self.nbytes)
 
     def _view(
         self,

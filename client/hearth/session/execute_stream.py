@@ -107,8 +107,7 @@ class Execute:
 
     def cancel(self) -> None:
         """Drops the stream; the driver is over by now."""
-        with self._lock:
-            responses = self._responses
+        responses = self._current()
         if responses is not None:
             responses.cancel()
 
@@ -136,6 +135,11 @@ class Execute:
         if self._driver.over.is_set():  # since `cancel` looked
             responses.cancel()
         return responses
+
+    def _current(self) -> Responses | None:
+        """Returns the stream that was opened last."""
+        with self._lock:
+            return self._responses
 
     def _requests(self, number: int, attach: bytes) -> Iterator[bytes]:
         """What gRPC's sending thread asks for."""
@@ -191,8 +195,7 @@ class Execute:
     def _exchange(self) -> HearthError:
         """Leaves the stream for another that may have a lane; what it ends with."""
         self._lane_pause = min(2 * self._lane_pause, _LANE_AGAIN_MOST_S)
-        with self._lock:
-            responses = self._responses
+        responses = self._current()
         if responses is not None:
             responses.leave()
         return broken("another stream may have a lane.")
@@ -205,8 +208,7 @@ class Execute:
     def _open_lane(self, offer: device_pb2.LaneOffer) -> None:
         self._offer = None
         lane = self._transport.lane(offer)
-        with self._lock:
-            responses = self._responses
+        responses = self._current()
         assert responses is not None
         self._laned = self._driver.carry(lane, responses.leave, f"hearth-lane-{self._device}")
         if self._laned is not None:

@@ -13,7 +13,7 @@ from hearth import lazy_numpy as np
 from hearth.errors import TransferError
 from hearth_proto import chunks
 from hearth_proto.later import commands_pb2
-from hearth_proto.layouts import Rows
+from hearth_proto.layouts import RowLayout
 
 if TYPE_CHECKING:
     from typing import Protocol
@@ -47,7 +47,7 @@ class Part(NamedTuple):
     stream: int
     buffer: int
     offset: int
-    rows: Rows | None = None
+    rows: RowLayout | None = None
 
     def write(self) -> commands_pb2.Command:
         """A write there, its bytes still to be named."""
@@ -77,7 +77,7 @@ class Part(NamedTuple):
         return self._replace(offset=self.offset + passed * rows.pitch, rows=rows)
 
 
-def _name_rows(message: commands_pb2.Rows, rows: Rows) -> None:
+def _name_rows(message: commands_pb2.Rows, rows: RowLayout) -> None:
     message.width, message.rows, message.pitch = rows.width, rows.rows, rows.pitch
 
 

@@ -19,7 +19,7 @@ from hearth.errors import HearthError, TransferError
 from hearth.transfer.grpc_stream import Download, Upload, give_up
 from hearth.transport.stripe import Stripe
 from hearth_proto.frames import Kind
-from hearth_proto.stripes import Cut, announce
+from hearth_proto.stripes import StripeCut, announce
 from hearth_proto.v1 import status_pb2
 
 if TYPE_CHECKING:
@@ -45,7 +45,14 @@ class Striped:
     """What both ways have in common. `number` is the transfer's."""
 
     def __init__(
-        self, connection: Connection, stripes: Stripes, reply: Reply, number: int, cut: Cut, kind: Kind, generation: int
+        self,
+        connection: Connection,
+        stripes: Stripes,
+        reply: Reply,
+        number: int,
+        cut: StripeCut,
+        kind: Kind,
+        generation: int,
     ) -> None:
         self.number = number
         self._connection = connection

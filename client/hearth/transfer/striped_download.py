@@ -10,7 +10,7 @@ from hearth.transfer.grpc_stream import Download
 from hearth.transfer.striped import Striped
 from hearth.transport.stripe import Stripe
 from hearth_proto.frames import Kind
-from hearth_proto.stripes import Cut
+from hearth_proto.stripes import StripeCut
 
 if TYPE_CHECKING:
     from hearth.progress import Progress
@@ -38,7 +38,7 @@ class StripedDownload(Striped):
         generation: int,
         timeout: float | None = None,
     ) -> None:
-        super().__init__(connection, stripes, reply, number, Cut(len(memory), chunk), Kind.DOWNLOAD, generation)
+        super().__init__(connection, stripes, reply, number, StripeCut(len(memory), chunk), Kind.DOWNLOAD, generation)
         self._memory = memory
         self._wanted = len(lines)
         self._deadline = None if timeout is None else time.monotonic() + timeout

@@ -10,7 +10,7 @@ from hearth.transfer.grpc_stream import Upload
 from hearth.transfer.striped import Striped
 from hearth.transport.stripe import Stripe
 from hearth_proto.frames import Kind
-from hearth_proto.stripes import Cut
+from hearth_proto.stripes import StripeCut
 
 if TYPE_CHECKING:
     from hearth.progress import Progress
@@ -34,7 +34,7 @@ class StripedUpload(Striped):
         generation: int,
         progress: Progress | None = None,
     ) -> None:
-        super().__init__(connection, stripes, reply, number, Cut(len(data), chunk), Kind.UPLOAD, generation)
+        super().__init__(connection, stripes, reply, number, StripeCut(len(data), chunk), Kind.UPLOAD, generation)
         self._data = data
         self._progress = progress
         self._wanted = len(lines)

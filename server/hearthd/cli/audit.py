@@ -13,7 +13,7 @@ from typing import Annotated, Any, NoReturn, Optional
 
 _WRONG, _USAGE, _WEAK = 1, 2, 3
 _TELLS = {
-    "chain": "chain only: shows a changed line; whoever may write the file could have written it anew, or cut its end",
+    "chain": "chain only: shows a changed line; a writer of the file could have written it anew, or cut its end",
     "keyed": "keyed: shows what was written without the key; the end could have been cut",
     "anchored": "anchored: shows what was written without the key, changed or cut",
 }
@@ -92,7 +92,7 @@ def _verify(
 ) -> None:
     from hearthd.front.audit.verify import Guarantee
     from hearthd.front.audit.verify import verify as check
-    from hearthd.front.config.audit import AuditLog
+    from hearthd.front.config.audit import AuditSettings
 
     if require not in list(Guarantee):
         _fail(f"--require {require}: use {', '.join(Guarantee)}")
@@ -102,7 +102,7 @@ def _verify(
             _fail("no log is named: give a file, or --config with audit.path")
         files = [Path(settings.path)]
     elif config is None and files[-1].is_absolute():
-        settings = AuditLog(path=str(files[-1]))
+        settings = AuditSettings(path=str(files[-1]))
     explicit = key is not None or config is not None
     keys = _keys(str(key or settings.key_path), explicit)
     try:
@@ -144,9 +144,9 @@ def _print(verdict: Any, names: str, as_json: bool) -> None:
         print(f"hearthd: {names}: {problem}", file=sys.stderr)
     print(f"{verdict.lines} lines, last hash {verdict.head or 'none'}")
     if verdict.begins not in ("", GENESIS):
-        print(f"goes on from a file whose last hash is {verdict.begins}")
+        print(f"continues a file whose last hash is {verdict.begins}")
     if verdict.goes_on:
-        print("ends where the log goes on in another file")
+        print("ends where the log continues in another file")
     if verdict.missing:
         print(f"{verdict.missing} events are missing: the daemon could not write them")
     if verdict.unknown_keys:
@@ -163,7 +163,7 @@ def _lines(files: list[Path]) -> Any:
 
 
 def _anchors(paths: list[Path], settings: Any) -> list[Any]:
-    """Those of the files that are named, or of the usual one where that can be read."""
+    """Returns the anchors of the files that are named, or of the usual one if that can be read."""
     from hearthd.front.audit.anchors import read
 
     found: list[Any] = []

@@ -1,4 +1,4 @@
-"""What `hearthd check-config` warns of: a configuration that is valid, and perhaps not what was meant."""
+"""Advice of `hearthd check-config`: a configuration that is valid, and perhaps not what was meant."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SOON_S = 14 * 86400
 """What expires within this time is warned of."""
 
 
-class Advice(NamedTuple):
+class LintAdvice(NamedTuple):
     setting: str
     """The setting, or the file, that it is about."""
     text: str
@@ -29,7 +29,7 @@ class Advice(NamedTuple):
         return f"{self.setting}: {self.text}"
 
 
-def advise(config: Config, path: Path | None = None, now: float | None = None) -> list[Advice]:
+def advise(config: Config, path: Path | None = None, now: float | None = None) -> list[LintAdvice]:
     """Everything that there is to warn of, on this host, for the user who asks. Raises `ConfigError` where the daemon
     would not start."""
     now = time.time() if now is None else now
@@ -46,59 +46,59 @@ def advise(config: Config, path: Path | None = None, now: float | None = None) -
 
 
 def exposed(address: str) -> bool:
-    """Whether other hosts reach it."""
+    """Returns True if other hosts reach it."""
     return bool(address) and not parse_address(address).loopback
 
 
-def _file(path: Path | None) -> Iterator[Advice]:
+def _file(path: Path | None) -> Iterator[LintAdvice]:
     if path is not None and path.stat().st_mode & stat.S_IWOTH:
-        yield Advice(str(path), f"everybody may write it, and with it become any tenant; chmod o-w {path}")
+        yield LintAdvice(str(path), f"everybody may write it, and with it become any tenant; chmod o-w {path}")
 
 
-def _exposure(config: Config) -> Iterator[Advice]:
+def _exposure(config: Config) -> Iterator[LintAdvice]:
     open_ones = [name for name in ("grpc", "http", "lanes") if exposed(getattr(config.listen, name))]
     if config.insecure and open_ones and not (config.tls.certificate and config.tenants):
         lacking = " and ".join(
             what for what, there in (("no TLS", config.tls.certificate), ("no tenants", config.tenants)) if not there
         )
-        yield Advice("insecure", f"listen.{', listen.'.join(open_ones)}: other hosts reach it, with {lacking}")
+        yield LintAdvice("insecure", f"listen.{', listen.'.join(open_ones)}: other hosts reach it, with {lacking}")
     elif config.insecure:
-        yield Advice("insecure", "is true and nothing needs it; leave it out, so that a later mistake is an error")
+        yield LintAdvice("insecure", "is true and nothing needs it; leave it out, so that a later mistake is an error")
 
 
-def _logins(config: Config) -> Iterator[Advice]:
+def _logins(config: Config) -> Iterator[LintAdvice]:
     address = exposure.unguarded(config)
     if address and (address == exposure.UNIX or not exposed(address)):
-        yield Advice(
+        yield LintAdvice(
             "tenants", f"there are none, so {exposure.who(address)} may do everything by {address}; {exposure.FIX}"
         )
 
 
-def _reach(config: Config) -> Iterator[Advice]:
+def _reach(config: Config) -> Iterator[LintAdvice]:
     listen = config.listen
     if exposed(listen.grpc) and listen.lanes and not exposed(listen.lanes) and config.lanes.enabled:
-        yield Advice(
+        yield LintAdvice(
             "listen.lanes",
             f"{listen.lanes} is out of reach for clients on other hosts, whose bulk data then goes over gRPC, several "
             f'times slower; listen where gRPC does, e.g. "{parse_address(listen.grpc).host}:7423"',
         )
     if exposed(listen.grpc) and config.collectives.listen and not exposed(config.collectives.listen):
-        yield Advice(
+        yield LintAdvice(
             "collectives.listen",
             f"{config.collectives.listen} is out of reach for daemons on other hosts: groups that are created here are "
             "for this node alone",
         )
     host = parse_address(config.collectives.listen).host if config.collectives.listen else ""
     if host in ("0.0.0.0", "::", "") and config.collectives.listen and not config.collectives.advertise:
-        yield Advice(
-            "collectives.advertise", "is empty: other daemons are told this host's name, which they have to be able to"
+        yield LintAdvice(
+            "collectives.advertise", "is empty: other daemons get this host's name, which they have to be able to"
             " look up",
         )  # fmt: skip
     if not (listen.grpc or config.unix_path):
-        yield Advice("listen", "neither grpc nor unix: no client can connect")
+        yield LintAdvice("listen", "neither grpc nor unix: no client can connect")
 
 
-def _descriptors(config: Config, devices: int) -> Iterator[Advice]:
+def _descriptors(config: Config, devices: int) -> Iterator[LintAdvice]:
     """The daemon's budget under this shell's limit; `devices`: those that it would serve."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = descriptors.MOST if hard == resource.RLIM_INFINITY else min(hard, descriptors.MOST)
@@ -110,33 +110,33 @@ def _descriptors(config: Config, devices: int) -> Iterator[Advice]:
     left = f"leaves {budget.shares['grpc']} connections to gRPC and {budget.shares['call']} to the call socket"
     if asked and budget.needed > descriptors.MOST:
         setting = "max" if asked == config.connections.max else "max_strangers"
-        yield Advice(f"connections.{setting}", f"the daemon opens at most {descriptors.MOST} files, which {left}")
+        yield LintAdvice(f"connections.{setting}", f"the daemon opens at most {descriptors.MOST} files, which {left}")
     else:
-        yield Advice(
+        yield LintAdvice(
             "connections",
             f"this shell's limit on open files is {hard}, which {left}; raise it to {budget.needed} or more "
             "(ulimit -n, LimitNOFILE in the unit)",
         )
 
 
-def _backend(config: Config) -> Iterator[Advice]:
+def _backend(config: Config) -> Iterator[LintAdvice]:
     from hearthd.front.supervisor import backends
 
     try:
         backend, devices = backends.choose(config)
     except ConfigError as error:
-        yield Advice("devices", f"on this host, the daemon would not start: {error}")
+        yield LintAdvice("devices", f"on this host, the daemon would not start: {error}")
         yield from _descriptors(config, 1)
         return
     yield from _descriptors(config, len(devices))
     if backend == "cpu" and any(exposed(getattr(config.listen, name)) for name in ("grpc", "http", "lanes")):
-        yield Advice(
+        yield LintAdvice(
             "devices.cpu_on_network",
             "the CPU backend runs native code of clients on other hosts, which can do anything that the daemon's user "
             "can",
         )
     if backend == "cpu" and config.tenants and config.devices.cpu_tenants == "trusted":
-        yield Advice(
+        yield LintAdvice(
             "devices.cpu_tenants",
             '"trusted": tenants of the CPU backend run native code, and no wall between them is promised; what this '
             f"kernel offers is used ({support()})",
@@ -144,38 +144,38 @@ def _backend(config: Config) -> Iterator[Advice]:
     for tenant in config.tenants:
         strangers = [] if tenant.devices == "all" else [each for each in tenant.devices if each >= len(devices)]
         if strangers:
-            yield Advice(
+            yield LintAdvice(
                 f"tenants.{tenant.name}.devices",
                 f"{strangers} are not there: this host has devices 0 to {len(devices) - 1}",
             )
 
 
-def _tls(config: Config, now: float) -> Iterator[Advice]:
+def _tls(config: Config, now: float) -> Iterator[LintAdvice]:
     tls = config.tls
     files = {"certificate": tls.certificate, "key": tls.key, "client_ca": tls.client_ca, "crl": tls.crl}
     unreadable = [
-        Advice(f"tls.{name}", f"{path} cannot be read by user {os.getuid()}, so it was not looked at")
+        LintAdvice(f"tls.{name}", f"{path} cannot be read by user {os.getuid()}, so it was not looked at")
         for name, path in files.items()
         if path and not os.access(path, os.R_OK) and _hidden(Path(path))
     ]
     yield from unreadable
     if not tls.certificate or unreadable:
         return
-    from hearthd.front.auth.tls import Certificates, TlsError
+    from hearthd.front.auth.tls import ServerCertificates, TlsError
 
     try:
-        Certificates(tls.certificate, tls.key, tls.client_ca)
+        ServerCertificates(tls.certificate, tls.key, tls.client_ca)
     except (TlsError, OSError) as error:
         raise ConfigError(str(error)) from None
     if tls.crl:
         yield from _revocations(tls.crl, tls.client_ca, now)
     mode = Path(tls.key).stat().st_mode
     if mode & stat.S_IRGRP:
-        yield Advice("tls.key", f"a group may read {tls.key}; chmod 600 {tls.key}")
+        yield LintAdvice("tls.key", f"a group may read {tls.key}; chmod 600 {tls.key}")
     yield from _dates(Path(tls.certificate), now)
 
 
-def _revocations(crl: str, client_ca: str, now: float) -> Iterator[Advice]:
+def _revocations(crl: str, client_ca: str, now: float) -> Iterator[LintAdvice]:
     from hearthd.front.tenancy.revocations import RevocationError, Revocations
 
     try:
@@ -183,48 +183,52 @@ def _revocations(crl: str, client_ca: str, now: float) -> Iterator[Advice]:
     except RevocationError as error:
         raise ConfigError(str(error)) from None
     if until <= now:
-        yield Advice("tls.crl", f"{crl} should have been renewed by {_day(until)}; it counts on until it is")
+        yield LintAdvice("tls.crl", f"{crl} should have been renewed by {_day(until)}; it counts on until it is")
 
 
 def _hidden(path: Path) -> bool:
-    """Whether a file that cannot be read may be there."""
+    """Returns True if a file that cannot be read may be there."""
     try:
         return path.exists()
     except PermissionError:
         return True
 
 
-def _dates(certificate: Path, now: float) -> Iterator[Advice]:
+def _dates(certificate: Path, now: float) -> Iterator[LintAdvice]:
     from cryptography import x509
 
     until = min(each.not_valid_after_utc for each in x509.load_pem_x509_certificates(certificate.read_bytes()))
     if until.timestamp() - now < SOON_S:
-        yield Advice("tls.certificate", f"{certificate} expires {until:%Y-%m-%d %H:%M} UTC; renew its files in place")
+        yield LintAdvice(
+            "tls.certificate", f"{certificate} expires {until:%Y-%m-%d %H:%M} UTC; renew its files in place"
+        )
 
 
-def _audit(config: Config) -> Iterator[Advice]:
+def _audit(config: Config) -> Iterator[LintAdvice]:
     path = config.audit.path
     if path and not os.access(path if Path(path).exists() else Path(path).parent, os.W_OK):
-        yield Advice(
+        yield LintAdvice(
             "audit.path",
             f"user {os.getuid()} cannot append to {path}, without which the daemon does not start; run this check as "
             "the daemon's user, or make the directory",
         )
     elif config.tenants and not path:
-        yield Advice("audit.path", "is empty: nothing is kept of what tenants did or were refused")
+        yield LintAdvice("audit.path", "is empty: nothing is kept of what tenants did or were refused")
 
 
-def _tenants(config: Config, now: float) -> Iterator[Advice]:
+def _tenants(config: Config, now: float) -> Iterator[LintAdvice]:
     for tenant in config.tenants:
         for token in tenant.tokens:
             credential = token.credential()
             name = f"tenants.{tenant.name}.tokens"
             if credential.expires <= now:
-                yield Advice(name, f"token {credential.name!r} has expired {_day(credential.expires)}")
+                yield LintAdvice(name, f"token {credential.name!r} has expired {_day(credential.expires)}")
             elif credential.expires - now < SOON_S:
-                yield Advice(name, f"token {credential.name!r} expires {_day(credential.expires)}")
+                yield LintAdvice(name, f"token {credential.name!r} expires {_day(credential.expires)}")
     if config.tenants and not any("admin" in tenant.rights for tenant in config.tenants):
-        yield Advice("tenants", 'nobody has the right "admin": to see all sessions, end them, drain, restart devices')
+        yield LintAdvice(
+            "tenants", 'no tenant has the right "admin": to see all sessions, end them, drain, restart devices'
+        )
 
 
 def _day(when: float) -> str:

@@ -1,4 +1,4 @@
-"""`hearthd demo`: a daemon of its own, and a client that uses it as any other would; every result is checked.
+"""`hearthd demo`: starts a daemon, and a client that uses it as any other would; every result is checked.
 
 The client part knows nothing of the daemon but its socket. It is what `make demo` runs.
 """
@@ -62,7 +62,7 @@ ELEMENTS = 1 << 20
 SIDE = 256
 
 
-class Steps:
+class DemoSteps:
     """Each step uses one feature against a node, and says what its result was equal to."""
 
     def __init__(self, node: hearth.Node) -> None:
@@ -142,7 +142,7 @@ def run_client(target: str) -> int:
     failed = 0
     results = _table("Hearth demo", "step", "result", "client")
     with hearth.connect(target) as node:
-        for name, step in Steps(node).all().items():
+        for name, step in DemoSteps(node).all().items():
             started = time.perf_counter()
             try:
                 result = step()
@@ -180,7 +180,7 @@ def _check(got: object, expected: object, what: str) -> str:
 
 @contextlib.contextmanager
 def daemon() -> Iterator[str]:
-    """A daemon on a Unix socket of its own; yields the target."""
+    """Runs a daemon on a temporary Unix socket; yields the target."""
     with tempfile.TemporaryDirectory(prefix="hearth-demo-") as folder:
         socket = Path(folder) / "hearth.sock"
         command = [sys.executable, "-m", "hearthd", "serve", "--grpc", "", "--http", "", "--lanes", "", "--unix"]

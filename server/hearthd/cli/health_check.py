@@ -57,8 +57,8 @@ class NothingToAsk(Exception):
 
 
 def check(config: Config, service: str, timeout: float, *, live: bool) -> str:
-    """What `service` answers, "SERVING". `live`: any answer will do: the daemon's event loop runs. Raises `Unhealthy`
-    and `NothingToAsk`."""
+    """Returns the answer of `service`, "SERVING". `live`: any answer will do: the daemon's event loop runs. Raises
+    `Unhealthy` and `NothingToAsk`."""
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -97,20 +97,20 @@ def _channel(config: Config) -> tuple[grpc.Channel, str]:
         name = _name(pem)
     except (OSError, ValueError) as error:
         raise NothingToAsk(f"tls.certificate: {config.tls.certificate} cannot be used: {error}") from None
-    # This very certificate is trusted, whoever issued it, and whatever it calls this host.
+    # This very certificate is trusted, whatever its issuer, and whatever it calls this host.
     credentials = grpc.ssl_channel_credentials(root_certificates=pem)
     return grpc.secure_channel(where, credentials, (*options, ("grpc.ssl_target_name_override", name))), where
 
 
 def _reached(address: Address) -> Address:
-    """Where a listener of every interface is reached from here."""
+    """Returns the address at which a listener of every interface is reached from here."""
     if not address.wildcard:
         return address
     return Address("::1" if ":" in address.host else "127.0.0.1", address.port)
 
 
 def _name(pem: bytes) -> str:
-    """One of the names for which a certificate stands."""
+    """Returns a name for which the certificate stands."""
     from cryptography import x509
 
     certificate = x509.load_pem_x509_certificate(pem)

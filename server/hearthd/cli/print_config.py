@@ -34,7 +34,7 @@ def as_toml(config: Config, origins: Origins) -> str:
 
 
 def as_json(config: Config, origins: Origins) -> str:
-    """One object a setting: setting, value, origin; and what "auto" stands for, where that is a path."""
+    """Returns an object for each setting: setting, value, origin; and the path that "auto" stands for."""
     values = config.model_dump(mode="json")
     listed: list[dict[str, Any]] = []
     for where in settings():

@@ -1,4 +1,4 @@
-"""Addresses as the configuration writes them, and where the Unix socket is when nobody says."""
+"""Addresses as the configuration writes them, and the default path of the Unix socket."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Address(NamedTuple):
 
     @property
     def loopback(self) -> bool:
-        """Whether only this host reaches it."""
+        """True if only this host reaches the address."""
         if self.host == "localhost":
             return True
         try:
@@ -29,7 +29,7 @@ class Address(NamedTuple):
 
     @property
     def numeric(self) -> bool:
-        """Whether nobody has to be asked where it is."""
+        """True if the host is an IP address and needs no name lookup."""
         try:
             ipaddress.ip_address(self.host)
         except ValueError:
@@ -38,7 +38,7 @@ class Address(NamedTuple):
 
     @property
     def wildcard(self) -> bool:
-        """Whether it stands for every interface of a host."""
+        """True if the address stands for every interface of a host."""
         try:
             return ipaddress.ip_address(self.host).is_unspecified
         except ValueError:
@@ -47,7 +47,7 @@ class Address(NamedTuple):
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where the daemon listens; empty: not at all."""
+    """The daemon's listening addresses; an empty one does not listen."""
 
     grpc: str = ""
     http: str = ""

@@ -1,4 +1,4 @@
-"""What the processes of one device have counted: totals that never go down.
+"""Counters of one device, summed over its processes: totals that never go down.
 
 A device process counts from 0. What one was known to have counted when it ended stays, and the next one's counts come
 on top. A process that crashes takes with it what it counted since it was asked last: the front asks with
@@ -20,7 +20,7 @@ Number = int | float
 
 
 @dataclass
-class Buckets:
+class HistogramCounts:
     """A histogram: upper bounds in nanoseconds, how many fell into each bucket and beyond the last, and their sum."""
 
     bounds_ns: tuple[int, ...]
@@ -28,9 +28,9 @@ class Buckets:
     sum_ns: int
 
     @staticmethod
-    def up_to(seconds: tuple[float, ...]) -> Buckets:
+    def up_to(seconds: tuple[float, ...]) -> HistogramCounts:
         """An empty one with these upper bounds."""
-        return Buckets(tuple(int(bound * 1e9) for bound in seconds), [0] * (len(seconds) + 1), 0)
+        return HistogramCounts(tuple(int(bound * 1e9) for bound in seconds), [0] * (len(seconds) + 1), 0)
 
     def observe(self, seconds: float) -> None:
         nanoseconds = max(0, int(seconds * 1e9))
@@ -45,13 +45,13 @@ class Counts:
     counters: dict[str, Number] = field(default_factory=dict)
     operations: dict[str, Number] = field(default_factory=dict)
     errors: dict[str, Number] = field(default_factory=dict)
-    histograms: dict[str, Buckets] = field(default_factory=dict)
+    histograms: dict[str, HistogramCounts] = field(default_factory=dict)
     reasons: dict[str, Number] = field(default_factory=dict)
     quotas: dict[str, Number] = field(default_factory=dict)
 
     @staticmethod
     def of(snapshot: Mapping[str, Any]) -> Counts:
-        """What of a device process's answer can be used; the rest is left out."""
+        """Takes the usable entries of a device process's answer and leaves the rest out."""
         return Counts(
             dict(numbers(snapshot.get("counters"))),
             dict(numbers(snapshot.get("operations"))),
@@ -73,12 +73,12 @@ class Counts:
 
 
 EVERYBODY = "default"
-"""Whose the counts of a process are that serves nobody in particular."""
+"""The tenant that a process's counts are booked to if the process serves no particular tenant."""
 _REMEMBERED = 64
 
 
-class Totals:
-    """Of one device, whose processes come and go, several at a time."""
+class DeviceTotals:
+    """Totals of one device, whose processes come and go, several at a time."""
 
     def __init__(self) -> None:
         self._before: dict[str, Counts] = {}
@@ -87,12 +87,12 @@ class Totals:
         self._over: deque[int] = deque(maxlen=_REMEMBERED)
 
     def belongs(self, generation: int, tenant: str) -> None:
-        """What the process of this generation counts is the tenant's."""
+        """Books the counts of this generation's process to the tenant."""
         self._tenants[generation] = tenant or EVERYBODY
 
     def observe(self, generation: int, snapshot: Mapping[str, Any]) -> None:
-        """What the process of this generation says it has counted so far. Late words of one that is gone are
-        ignored."""
+        """Takes the counts that this generation's process has reported so far. Late reports of a process that has ended
+        are ignored."""
         if generation not in self._over:
             self._last[generation] = Counts.of(snapshot)
 
@@ -117,7 +117,7 @@ class Totals:
         return {name: sum(counts.counters.get(name, 0) for counts in every) for name in names}
 
     def counts(self) -> Counts:
-        """Of all tenants together."""
+        """Returns the totals of all tenants together."""
         total = Counts()
         for counts in self.by_tenant().values():
             total = total.plus(counts)
@@ -131,7 +131,7 @@ def numbers(values: object) -> Iterator[tuple[str, Number]]:
             yield str(name), value
 
 
-def _histograms(values: object) -> Iterator[tuple[str, Buckets]]:
+def _histograms(values: object) -> Iterator[tuple[str, HistogramCounts]]:
     for name, value in values.items() if isinstance(values, Mapping) else ():
         if not (_NAME.fullmatch(str(name)) and isinstance(value, Mapping)):
             continue
@@ -140,7 +140,7 @@ def _histograms(values: object) -> Iterator[tuple[str, Buckets]]:
             continue
         if len(counts) != len(bounds) + 1 or not all(isinstance(each, int) for each in (*bounds, *counts)):
             continue
-        yield str(name), Buckets(tuple(bounds), list(counts), total)
+        yield str(name), HistogramCounts(tuple(bounds), list(counts), total)
 
 
 def _sum(one: Mapping[str, Number], other: Mapping[str, Number]) -> dict[str, Number]:
@@ -150,7 +150,7 @@ def _sum(one: Mapping[str, Number], other: Mapping[str, Number]) -> dict[str, Nu
     return total
 
 
-def _join(one: Mapping[str, Buckets], other: Mapping[str, Buckets]) -> dict[str, Buckets]:
+def _join(one: Mapping[str, HistogramCounts], other: Mapping[str, HistogramCounts]) -> dict[str, HistogramCounts]:
     joined = dict(one)
     for name, more in other.items():
         known = joined.get(name)
@@ -158,5 +158,5 @@ def _join(one: Mapping[str, Buckets], other: Mapping[str, Buckets]) -> dict[str,
             joined[name] = more
         else:
             counts = [a + b for a, b in zip(known.counts, more.counts, strict=True)]
-            joined[name] = Buckets(known.bounds_ns, counts, known.sum_ns + more.sum_ns)
+            joined[name] = HistogramCounts(known.bounds_ns, counts, known.sum_ns + more.sum_ns)
     return joined

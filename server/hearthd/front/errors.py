@@ -1,4 +1,4 @@
-"""How a refusal leaves over gRPC, and the refusals that more than one file makes."""
+"""Refusals on their way out over gRPC, and refusals that several modules make."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def session_expired() -> Refusal:
 
 
 def session_not_found(session_id: str) -> Refusal:
-    """Of a public id; the same words whether the session is somebody else's or nobody's."""
+    """Refuses a public id, in the same words whether the session belongs to another tenant or does not exist."""
     return Refusal(
         Reason.INVALID_HANDLE,
         f"There is no session {session_id[:64]!r} here.",

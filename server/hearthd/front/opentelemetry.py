@@ -40,7 +40,7 @@ _PEER = re.compile(r"ipv[46]:\[?(.*?)]?:(\d+)")
 _GROUP = "opentelemetry_traces_exporter"
 
 
-class _Wanting(Exception):
+class _TracingUnavailable(Exception):
     """Why there are no traces, and what to do."""
 
     def __init__(self, why: str, fix: str) -> None:
@@ -52,7 +52,7 @@ class _Wanting(Exception):
 
 
 def exporters(environ: Mapping[str, str]) -> list[str]:
-    """What the environment asks to send spans with, by the names that they are installed under; none: no traces."""
+    """Returns the installed names of the span exporters that the environment asks for; none: no traces."""
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true" or not any(map(environ.get, _ASKED_BY)):
         return []
     protocol = environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or environ.get("OTEL_EXPORTER_OTLP_PROTOCOL") or ""
@@ -62,8 +62,8 @@ def exporters(environ: Mapping[str, str]) -> list[str]:
 
 
 def switch_on(environ: Mapping[str, str] = os.environ) -> None:
-    """Where the environment asks for traces, or the process has a provider already (`opentelemetry-instrument`, an
-    embedder). What is wrong with that is logged, and the daemon does without: it is there to serve."""
+    """Begins tracing if the environment asks for traces, or the process has a provider already
+    (`opentelemetry-instrument`, an embedder). An error is logged, and the daemon serves without traces."""
     try:
         provider = _configured()
         ours = provider is None
@@ -73,7 +73,7 @@ def switch_on(environ: Mapping[str, str] = os.environ) -> None:
                 return
             provider = _provider(names)
         _Tracing.on = _Tracing(provider, ours=ours)
-    except _Wanting as wanting:
+    except _TracingUnavailable as wanting:
         log.warning("no_traces", why=str(wanting), fix=wanting.fix)
     except Exception as error:  # a number that is none, say
         log.warning("no_traces", why=f"{type(error).__name__}: {error}", fix="see the OTEL_ variables")
@@ -102,7 +102,7 @@ def _provider(names: list[str]) -> Any:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
-        raise _Wanting(
+        raise _TracingUnavailable(
             f"the environment asks for traces, and OpenTelemetry is not installed: {error}",
             "pip install 'hearth-gpu[otel]', or OTEL_SDK_DISABLED=true",
         ) from None
@@ -120,7 +120,7 @@ def _exporter(name: str) -> Any:
     found = list(entry_points(group=_GROUP, name=name))
     if not found:
         there = ", ".join(sorted({each.name for each in entry_points(group=_GROUP)})) or "none"
-        raise _Wanting(
+        raise _TracingUnavailable(
             f"no exporter {name!r} for traces is installed; there are: {there}",
             "pip install 'hearth-gpu[otel]', which has otlp over http/protobuf, or name another in "
             "OTEL_TRACES_EXPORTER and OTEL_EXPORTER_OTLP_PROTOCOL",
@@ -189,7 +189,7 @@ def of_caller(caller: Caller) -> Caller:
 
 
 class CallSpan:
-    """One call, from its begin to its end, both in one task. What is logged meanwhile has its `trace_id`."""
+    """The span of one call, from begin to end in one task. Lines logged meanwhile have its `trace_id`."""
 
     def __init__(self, tracing: _Tracing, service: str, method: str, context: Context) -> None:
         api = tracing.api

@@ -1,4 +1,4 @@
-"""How fast counters go, over the last seconds. Pure: the time is handed in."""
+"""Rates of counters over the last seconds. Pure: the time is handed in."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 WINDOW_S = 10.0
 """Over which a rate is taken; less while less is known, more where nothing was heard in between."""
 STEP_S = 0.5
-"""A sample that comes sooner replaces the last one: however often somebody looks, few are kept."""
+"""A sample that comes sooner replaces the last one, so that few are kept at any rate of sampling."""
 LATE_S = 3.0
 """Counters that were heard no later than this are those of now: device processes are asked every two seconds."""
 
@@ -16,7 +16,7 @@ Number = int | float
 
 
 class Rates:
-    """Of counters that never go down."""
+    """Rates of counters that never go down."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, Mapping[str, Number]]] = deque()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Hashable, MutableMapping
 from typing import Any
 
 from hearthd.shared import plain_logs  # noqa: F401, isort: skip - before structlog
@@ -15,6 +15,11 @@ _LEVELS = {name.lower(): number for name, number in logging.getLevelNamesMapping
 _processors: list[Any] = []
 """Of every logger, those that were made before included: changed in place."""
 _threshold = logging.INFO
+
+THROTTLE_S = 60.0
+"""Seconds between two lines of one kind, by default."""
+_MOST_KINDS = 1024
+"""Kinds whose last lines are remembered."""
 
 
 def configure(level: str = "info", format: str = "auto") -> None:
@@ -83,3 +88,29 @@ def _name(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableM
     if record is not None:
         event["logger"] = record.name
     return event
+
+
+class LogThrottle:
+    """Decides when a line of a kind that repeats is logged again: once a period. Pure, bounded."""
+
+    def __init__(self, period: float = THROTTLE_S) -> None:
+        self._period = period
+        self._last: dict[Hashable, tuple[float, int]] = {}
+        """By kind: the time of its last line, and how often it happened since."""
+
+    def due(self, kind: Hashable, now: float) -> bool:
+        """Returns True if a line of this kind is due, and counts it as written."""
+        return self.times(kind, now) > 0
+
+    def times(self, kind: Hashable, now: float) -> int:
+        """Returns the events of this kind since its last line, this one included, and counts a line as written. 0: no
+        line is due."""
+        last, unlogged = self._last.get(kind, (float("-inf"), 0))
+        if now - last < self._period:
+            self._last[kind] = (last, unlogged + 1)
+            return 0
+        self._last.pop(kind, None)
+        self._last[kind] = (now, 0)
+        if len(self._last) > _MOST_KINDS:
+            del self._last[next(iter(self._last))]
+        return unlogged + 1

@@ -420,7 +420,7 @@ def test_a_daemon_without_a_port(cache: Path) -> None:
         ({"listen": "0.0.0.0:7424"}, "needs TLS"),
         ({"listen": "127.0.0.1:7424", "advertise": ["gpu1"]}, "is no address"),
         ({"listen": "127.0.0.1:7424", "advertise": ["0.0.0.0:7424"]}, "cannot be connected to"),
-        ({"advertise": ["gpu1:7424"]}, "no port of its own"),
+        ({"advertise": ["gpu1:7424"]}, "no fixed port"),
         ({"peers": ["gpu*"]}, "is no peer"),
         ({"lisen": "127.0.0.1:7424"}, "collectives.listen"),
     ],

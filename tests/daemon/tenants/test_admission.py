@@ -21,9 +21,8 @@ from tests.attacks.target import Until
 from tests.support.daemon.framed import connected, method, reason
 from tests.support.daemon.harness import DaemonProcess, wait_until
 from tests.support.daemon.kernels import saxpy_works
-from tests.support.daemon.lent import LentDaemon
+from tests.support.daemon.lent import TenantDaemon
 from tests.support.daemon.raw import Raw, refused
-from tests.support.daemon.tenants import tenant, tenants
 
 DESCRIBE = "/hearth.v1.NodeService/Describe"
 LOAD_MODULE = "/hearth.v1.DeviceService/LoadModule"
@@ -34,33 +33,19 @@ WAIT = 30.0
 DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, UNIMPLEMENTED, UNAUTHENTICATED = 4, 8, 12, 16
 
 
-class Admitting(LentDaemon):
-    """Ends requests that do not come within half a second; `token` is alice's."""
-
-    def __init__(self, cache: Path) -> None:
-        admission = {"request_timeout": "0.5s", "request_rate": "1GiB"}
-        config, tokens = tenants(
-            "alice", tenant("operator", rights=["admin"]), admission=admission, auth={"max_failures": 10000}
-        )
-        self.token, self.operator = tokens["alice"], tokens["operator"]
-        super().__init__(cache, config, 1)
-
-
 @pytest.fixture(scope="module")
-def lent(cache: Path) -> Iterator[Admitting]:
-    daemon = Admitting(cache)
-    try:
+def lent(cache: Path) -> Iterator[TenantDaemon]:
+    admission = {"request_timeout": "0.5s", "request_rate": "1GiB"}
+    with contextlib.closing(TenantDaemon(cache, admission=admission, auth={"max_failures": 10000})) as daemon:
         yield daemon
-    finally:
-        daemon.close()
 
 
 @pytest.fixture
-def daemon(lent: Admitting) -> DaemonProcess:
+def daemon(lent: TenantDaemon) -> DaemonProcess:
     return lent.lend()
 
 
-def shown(lent: Admitting) -> tuple[tuple[str, str], ...]:
+def shown(lent: TenantDaemon) -> tuple[tuple[str, str], ...]:
     return (("authorization", f"Bearer {lent.token}"),)
 
 
@@ -99,7 +84,7 @@ def test_credential_in_a_message_is_looked_for_in_a_short_one_only(daemon: Daemo
     assert code == RESOURCE_EXHAUSTED
 
 
-def test_path_that_is_no_text_leaves_the_server_alone(lent: Admitting, daemon: DaemonProcess) -> None:
+def test_path_that_is_no_text_leaves_the_server_alone(lent: TenantDaemon, daemon: DaemonProcess) -> None:
     """grpc.aio ends its server at such a path."""
     for path in (b"/\xff\xfe", b"/hearth.v1.NodeService/\xff", b"", b"*", b"/\0", b"/a/b", b"/" + b"x" * 7000):
         assert answered(daemon, path, message(b""), end=True)[0] == UNIMPLEMENTED, path
@@ -107,7 +92,7 @@ def test_path_that_is_no_text_leaves_the_server_alone(lent: Admitting, daemon: D
         saxpy_works(node.device(0))
 
 
-def test_metadata_that_is_no_text_is_answered_without_a_defect(lent: Admitting, daemon: DaemonProcess) -> None:
+def test_metadata_that_is_no_text_is_answered_without_a_defect(lent: TenantDaemon, daemon: DaemonProcess) -> None:
     for name, value in (
         (b"authorization", b"\xff\xfe"), (b"hearth-session", b"\xc3("), (b"hearth-ticket", b"\x80"), (b"x-bin", b"!!!"),
         (b"authorization", b"Bearer"), (b"te", b"\xff"), (b"grpc-tags-bin", b"AAAA"),
@@ -134,7 +119,7 @@ def test_unfinished_message_of_a_stranger_has_a_deadline(daemon: DaemonProcess, 
     assert answered(daemon, path, message(b"x", announced=1000))[0] == DEADLINE_EXCEEDED
 
 
-def test_unfinished_message_of_a_tenant_has_a_deadline(lent: Admitting, daemon: DaemonProcess) -> None:
+def test_unfinished_message_of_a_tenant_has_a_deadline(lent: TenantDaemon, daemon: DaemonProcess) -> None:
     headers = tuple((name.encode(), value.encode()) for name, value in shown(lent))
     for path in (DESCRIBE, LOAD_MODULE):
         code, _ = answered(daemon, path, message(b"x", announced=1000), metadata=headers)
@@ -143,7 +128,7 @@ def test_unfinished_message_of_a_tenant_has_a_deadline(lent: Admitting, daemon: 
         saxpy_works(node.device(0))
 
 
-def test_requests_have_limits_before_they_are_decoded(lent: Admitting, daemon: DaemonProcess) -> None:
+def test_requests_have_limits_before_they_are_decoded(lent: TenantDaemon, daemon: DaemonProcess) -> None:
     with grpc.insecure_channel(daemon.grpc) as channel, Raw(daemon.grpc, lent.token) as raw:
         node: Any = node_pb2_grpc.NodeServiceStub(channel)
         device: Any = device_pb2_grpc.DeviceServiceStub(channel)
@@ -159,7 +144,7 @@ def test_requests_have_limits_before_they_are_decoded(lent: Admitting, daemon: D
         assert refused(node.OpenSession, name, metadata=shown(lent)).reason == "MESSAGE_TOO_LARGE"
 
 
-def test_reflection_asks_for_a_credential(lent: Admitting, daemon: DaemonProcess) -> None:
+def test_reflection_asks_for_a_credential(lent: TenantDaemon, daemon: DaemonProcess) -> None:
     assert answered(daemon, REFLECTION, message(b""))[0] == UNAUTHENTICATED
     from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
@@ -193,7 +178,7 @@ def test_framed_message_without_a_credential_beside_it_is_short(daemon: DaemonPr
         assert reason(stranger) == "SESSION_EXPIRED"
 
 
-def test_framed_message_of_a_tenant_is_as_long_as_its_method_needs(lent: Admitting, daemon: DaemonProcess) -> None:
+def test_framed_message_of_a_tenant_is_as_long_as_its_method_needs(lent: TenantDaemon, daemon: DaemonProcess) -> None:
     for path, size, expected in (
         (DESCRIBE, 65 << 10, "MESSAGE_TOO_LARGE"),
         (LOAD_MODULE, 18 * MIB, "MESSAGE_TOO_LARGE"),
@@ -206,7 +191,7 @@ def test_framed_message_of_a_tenant_is_as_long_as_its_method_needs(lent: Admitti
             assert reason(tenant) == expected, (path, size)
 
 
-def test_framed_message_that_does_not_come_has_a_deadline(lent: Admitting, daemon: DaemonProcess) -> None:
+def test_framed_message_that_does_not_come_has_a_deadline(lent: TenantDaemon, daemon: DaemonProcess) -> None:
     for head, rest in (
         (method(LOAD_MODULE), b""),
         (method(LOAD_MODULE), frames.header(Kind.MESSAGE, 1000) + b"x"),
@@ -218,7 +203,7 @@ def test_framed_message_that_does_not_come_has_a_deadline(lent: Admitting, daemo
             assert reason(slow) == "DEADLINE_EXCEEDED", (head, rest)
 
 
-def test_framed_stream_whose_message_stands_still_is_ended(lent: Admitting, daemon: DaemonProcess) -> None:
+def test_framed_stream_whose_message_stands_still_is_ended(lent: TenantDaemon, daemon: DaemonProcess) -> None:
     with daemon.connect(token=lent.token) as node, connected(daemon) as slow:
         token = dict(node._session.transport.metadata)["hearth-session"]
         attach = device_pb2.ExecuteRequest(attach=device_pb2.Attach(session_token=token))
@@ -228,7 +213,7 @@ def test_framed_stream_whose_message_stands_still_is_ended(lent: Admitting, daem
         assert reason(slow) == "DEADLINE_EXCEEDED"
 
 
-def test_what_was_refused_is_counted_and_logged(lent: Admitting, daemon: DaemonProcess) -> None:
+def test_what_was_refused_is_counted_and_logged(lent: TenantDaemon, daemon: DaemonProcess) -> None:
     answered(daemon, b"/nothing", message(b""), end=True)
     counted = 'hearth_admission_refusals_total{limit="unknown_method"}'
     page = ""

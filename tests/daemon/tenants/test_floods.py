@@ -20,8 +20,7 @@ from tests.attacks.raw_http2 import PING, SETTINGS, Http2, frame, message, statu
 from tests.attacks.target import Until
 from tests.support.daemon.harness import DaemonProcess, wait_until
 from tests.support.daemon.kernels import saxpy_works
-from tests.support.daemon.lent import LentDaemon
-from tests.support.daemon.tenants import tenant, tenants
+from tests.support.daemon.lent import TenantDaemon
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS, 0, 0)
 PINGS = frame(PING, 0, 0, struct.pack(">Q", 7)) * 2000
@@ -29,24 +28,14 @@ HEALTH = "/grpc.health.v1.Health/Check"
 CONNECTIONS = 8
 
 
-class Flooded(LentDaemon):
-    def __init__(self, cache: Path) -> None:
-        config, tokens = tenants("alice", tenant("operator", rights=["admin"]))
-        self.token, self.operator = tokens["alice"], tokens["operator"]
-        super().__init__(cache, config, 1)
-
-
 @pytest.fixture(scope="module")
-def lent(cache: Path) -> Iterator[Flooded]:
-    daemon = Flooded(cache)
-    try:
+def lent(cache: Path) -> Iterator[TenantDaemon]:
+    with contextlib.closing(TenantDaemon(cache)) as daemon:
         yield daemon
-    finally:
-        daemon.close()
 
 
 @pytest.fixture
-def daemon(lent: Flooded) -> DaemonProcess:
+def daemon(lent: TenantDaemon) -> DaemonProcess:
     return lent.lend()
 
 
@@ -105,7 +94,9 @@ def sent_again(target: str, source: str) -> int:
         return info(100)
 
 
-def test_a_flood_is_held_back_and_tenants_of_its_address_are_not_shut_out(lent: Flooded, daemon: DaemonProcess) -> None:
+def test_a_flood_is_held_back_and_tenants_of_its_address_are_not_shut_out(
+    lent: TenantDaemon, daemon: DaemonProcess
+) -> None:
     def held() -> float:
         return value(daemon, lent.operator, "hearth_connections_held_total", 'listener="grpc"')
 

@@ -362,7 +362,7 @@ def test_tokens_are_made_and_kept_as_hashes(start_daemon: StartDaemon) -> None:
 @pytest.mark.parametrize(
     ("table", "told"),
     [
-        ({"name": "a"}, "nobody can be tenant 'a'"),
+        ({"name": "a"}, "no caller can be tenant 'a'"),
         ({"name": "a b", "users": [1]}, "no name"),
         ({"name": "a", "users": [1], "wieght": 2}, "the nearest is weight"),
         ({"name": "a", "users": [1], "quotas": {"device_byte": 2}}, "the nearest is device_bytes"),

@@ -12,6 +12,8 @@ from typing import Any
 from tests.support.daemon.harness import DaemonProcess
 from tests.support.daemon.held import GAUGES
 
+from .tenants import tenant, tenants
+
 REST_S = 5.0
 """What a session holds that was left open stays longer, as a rule: then the next test is lent another daemon."""
 _HELD = (*GAUGES, "stripes", "segments", "sessions_leaving")
@@ -41,6 +43,15 @@ class LentDaemon:
             code, left, said = daemon.stop(), daemon.left_behind(), daemon.log()[-2000:]
             daemon.remove()
             assert not left, (code, said)
+
+
+class TenantDaemon(LentDaemon):
+    """A daemon on one CPU device with two tenants: alice, whose token is `token`, and an operator."""
+
+    def __init__(self, cache: Path, **sections: Any) -> None:
+        config, tokens = tenants("alice", tenant("operator", rights=["admin"]), **sections)
+        self.token, self.operator = tokens["alice"], tokens["operator"]
+        super().__init__(cache, config, 1)
 
 
 def _comes_to_rest(daemon: DaemonProcess) -> bool:

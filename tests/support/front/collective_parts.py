@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal, from_text
-from hearthd.front.collectives.match import Key, Match, Part, Place, Send
+from hearthd.front.collectives.match import DeviceMessage, Match, MatchKey, Presentation, RankLocation
 
 SIGNATURE = {"kind": "all_reduce", "count": 8, "dtype": "float32", "reduce": "sum", "root": 0, "peer": 0}
 
@@ -15,31 +15,33 @@ def part(channel: int = 1, timeout: float = 5, **changes: Any) -> dict[str, Any]
     return {"op": "present", "channel": channel, "signature": [{**SIGNATURE, **changes}], "timeout": timeout}
 
 
-def key(*members: int, owner: str = "s", sequence: int = 1) -> Key:
-    return Key(owner, members, sequence)
+def key(*members: int, owner: str = "s", sequence: int = 1) -> MatchKey:
+    return MatchKey(owner, members, sequence)
 
 
-def place(device: int, process: int = 0, node: int = 0) -> Place:
-    return Place(node, device, process)
+def place(device: int, process: int = 0, node: int = 0) -> RankLocation:
+    return RankLocation(node, device, process)
 
 
 def complete(*members: int, owner: str = "s", sequence: int = 1, deadline: float = 5.0, process: int = 0) -> Match:
     """An operation that all ranks have presented: rank r from channel 10 + r."""
     members = members or (0, 1)
-    parts = {rank: Part(place(member, process), 10 + rank, [dict(SIGNATURE)]) for rank, member in enumerate(members)}
+    parts = {
+        rank: Presentation(place(member, process), 10 + rank, [dict(SIGNATURE)]) for rank, member in enumerate(members)
+    }
     return Match(key(*members, owner=owner, sequence=sequence), deadline, parts)
 
 
-def status_of(send: Send) -> Refusal:
+def status_of(send: DeviceMessage) -> Refusal:
     return from_text(send.body["status"])
 
 
-def refusal_in(send: Send) -> Refusal:
+def refusal_in(send: DeviceMessage) -> Refusal:
     assert send.body["op"] == "fail"
     return status_of(send)
 
 
-def ops(sends: list[Send]) -> list[tuple[int, str]]:
+def ops(sends: list[DeviceMessage]) -> list[tuple[int, str]]:
     """Device and `op` of each."""
     return [(send.place.device, send.body["op"]) for send in sends]
 
@@ -55,4 +57,4 @@ def present(devices: tuple[int, ...] = (0, 1), channel: int = 1, timeout: float 
 def reason_of(body: dict[str, Any]) -> Reason:
     """Of a `fail`."""
     assert body["op"] == "fail"
-    return status_of(Send(place(0), body)).reason
+    return status_of(DeviceMessage(place(0), body)).reason

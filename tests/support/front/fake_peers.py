@@ -20,7 +20,7 @@ from hearthd.front.peers.groups import PeerGroups
 from hearthd.front.peers.link import PeerLink
 from hearthd.front.peers.port import PeerPort
 from hearthd.front.peers.targets import PeerTargets
-from hearthd.front.peers.tickets import Member, Members
+from hearthd.front.peers.tickets import GroupMember, Members
 
 PATIENCE = 20.0
 """What has not come by then hangs."""
@@ -152,7 +152,7 @@ class Pair:
     def __init__(self, first: FakeFront, second: FakeFront) -> None:
         self.first, self.second = first, second
         self.sessions = (first.session(0), second.session(0))
-        self.members: Members = (Member(0, 0), Member(1, 0))
+        self.members: Members = (GroupMember(0, 0), GroupMember(1, 0))
         self.group = self.secret = b""
 
     @property

@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator
 
 from hearthd.front.sessions.session import Session
 from hearthd.front.sessions.session_table import SessionTable
-from hearthd.front.supervisor.device import Device, Policy
+from hearthd.front.supervisor.device import Device, IsolationPolicy
 from hearthd.front.supervisor.supervisor import Supervisor
 from hearthd.front.tenancy.tenants import Tenant
 from hearthd.shared.device_spec import DeviceSpec
 from tests.support.front.fake_device import FakeDevice, FakeLauncher
 
-PATIENT = Policy(idle_timeout=0, ping_interval=0.05)
+PATIENT = IsolationPolicy(idle_timeout=0, ping_interval=0.05)
 
 
 BY_TENANT = dataclasses.replace(PATIENT, by_tenant=True)
@@ -26,7 +26,7 @@ X, Y = Tenant("x"), Tenant("y")
 class Node:
     """A supervisor over fake device processes, and sessions of any tenant."""
 
-    def __init__(self, policy: Policy, launcher: FakeLauncher, devices: int) -> None:
+    def __init__(self, policy: IsolationPolicy, launcher: FakeLauncher, devices: int) -> None:
         specs = [DeviceSpec(ordinal, "cpu", ordinal) for ordinal in range(devices)]
         self.launcher = launcher
         self.lost: list[tuple[int, int]] = []
@@ -60,7 +60,9 @@ class Node:
 
 
 @contextlib.asynccontextmanager
-async def node(policy: Policy = PATIENT, launcher: FakeLauncher | None = None, devices: int = 1) -> AsyncIterator[Node]:
+async def node(
+    policy: IsolationPolicy = PATIENT, launcher: FakeLauncher | None = None, devices: int = 1
+) -> AsyncIterator[Node]:
     launcher = launcher or FakeLauncher()
     made = Node(policy, launcher, devices)
     made.supervisor.start()

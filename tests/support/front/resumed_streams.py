@@ -11,7 +11,7 @@ import grpc.aio
 
 from hearth_proto.reasons import Refusal
 from hearth_proto.v1 import device_pb2
-from hearthd.front.sessions.resume_buffer import Replies
+from hearthd.front.sessions.resume_buffer import ResumeBuffer
 from tests.support.front.fixture import Front, ended, until
 
 
@@ -61,7 +61,7 @@ def received(responses: int, **transfers: int) -> device_pb2.ExecuteRequest:
     return device_pb2.ExecuteRequest(received=device_pb2.Received(responses=responses, transfers=progress))
 
 
-def kept(f: Front) -> Replies:
+def kept(f: Front) -> ResumeBuffer:
     [session] = f.daemon.sessions
     replies = session.channels[0].replies
     assert replies is not None

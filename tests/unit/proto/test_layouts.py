@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearth_proto.layouts import Layout, Rows, clash, contiguous, overlap, pitch_of, pitched, rows_of
+from hearth_proto.layouts import Layout, RowLayout, clash, contiguous, overlap, pitch_of, pitched, rows_of
 
 shapes = st.lists(st.integers(0, 6), max_size=4).map(tuple)
 itemsizes = st.sampled_from([1, 2, 3, 4, 5, 8, 12, 16, 24])
@@ -68,26 +68,26 @@ def test_strides_that_make_no_rows() -> None:
     assert rows_of((3, 4), (0, 4), 4) is None  # broadcast
     assert rows_of((3, 4), (-16, 4), 4) is None  # reversed
     assert rows_of((3, 4), (8, 4), 4) is None  # rows that run into each other
-    assert rows_of((2, 3, 4), (100, 16, 4), 4) == Rows(0, 48, 2, 100)
+    assert rows_of((2, 3, 4), (100, 16, 4), 4) == RowLayout(0, 48, 2, 100)
     assert rows_of((2, 3, 4), (100, 20, 4), 4) is None  # two distances
-    assert rows_of((2, 3, 4), (60, 20, 4), 4) == Rows(0, 16, 6, 20)
-    assert rows_of((5,), (48,), 4) == Rows(0, 4, 5, 48)
-    assert rows_of((5, 1, 1), (48, 7, 9), 4) == Rows(0, 4, 5, 48)
-    assert rows_of((0, 3), (1, 1), 4) == Rows(0, 0) and rows_of((), (), 4) == Rows(0, 4)
+    assert rows_of((2, 3, 4), (60, 20, 4), 4) == RowLayout(0, 16, 6, 20)
+    assert rows_of((5,), (48,), 4) == RowLayout(0, 4, 5, 48)
+    assert rows_of((5, 1, 1), (48, 7, 9), 4) == RowLayout(0, 4, 5, 48)
+    assert rows_of((0, 3), (1, 1), 4) == RowLayout(0, 0) and rows_of((), (), 4) == RowLayout(0, 4)
 
 
-def touched(rows: Rows) -> set[int]:
+def touched(rows: RowLayout) -> set[int]:
     return {rows.offset + row * rows.pitch + byte for row in range(rows.rows) for byte in range(rows.width)}
 
 
 some_rows = st.builds(
-    lambda offset, width, rows, gap: Rows(offset, width, rows, width + gap),
+    lambda offset, width, rows, gap: RowLayout(offset, width, rows, width + gap),
     st.integers(0, 40), st.integers(0, 6), st.integers(0, 5), st.integers(0, 6),
 )  # fmt: skip
 
 
 @given(some_rows, some_rows)
-def test_overlap_is_never_missed(first: Rows, second: Rows) -> None:
+def test_overlap_is_never_missed(first: RowLayout, second: RowLayout) -> None:
     shared = bool(touched(first) & touched(second))
     found = overlap(first, second)
     assert found == overlap(second, first)
@@ -109,7 +109,7 @@ def test_a_clash_is_a_byte_that_is_written_and_used_besides(
 
 
 @given(some_rows)
-def test_the_extent_is_what_is_touched(rows: Rows) -> None:
+def test_the_extent_is_what_is_touched(rows: RowLayout) -> None:
     bytes_ = touched(rows)
     assert rows.size == len(bytes_)
     assert rows.end == (max(bytes_) + 1 if bytes_ else rows.offset)
@@ -117,7 +117,7 @@ def test_the_extent_is_what_is_touched(rows: Rows) -> None:
 
 
 def test_sizes_beyond_64_bits_do_not_wrap() -> None:
-    huge = Rows(2**64 - 1, 2**64 - 1, 2**64 - 1, 2**64 - 1)
+    huge = RowLayout(2**64 - 1, 2**64 - 1, 2**64 - 1, 2**64 - 1)
     assert huge.size == (2**64 - 1) ** 2 and huge.end == 2**64 - 1 + (2**64 - 1) ** 2
-    assert str(Rows(5, 3)) == "[5..8)"
-    assert str(Rows(5, 3, 2, 10)) == "[5..18) in 2 rows of 3, 10 apart"
+    assert str(RowLayout(5, 3)) == "[5..8)"
+    assert str(RowLayout(5, 3, 2, 10)) == "[5..18) in 2 rows of 3, 10 apart"

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from hearth_proto import frames
 from hearth_proto.frames import HEADER, FrameError, Kind
 from hearth_proto.pipes import Pipe, PipeEnded, PipeStalled
-from hearth_proto.stripes import HEAD, OFFSET, Cut, announce, chunk_head, credit, read_head, taken
+from hearth_proto.stripes import HEAD, OFFSET, StripeCut, announce, chunk_head, credit, read_head, taken
 
 KINDS = frozenset({Kind.STRIPE, Kind.TAKEN, Kind.CREDIT, Kind.UPLOAD, Kind.ABORT, Kind.LIVE})
 
 
 @given(st.integers(1, 1 << 40), st.integers(1, 1 << 24), st.data())
 def test_a_cut_covers_every_byte_once(size: int, chunk: int, data: st.DataObject) -> None:
-    cut = Cut(size, chunk)
+    cut = StripeCut(size, chunk)
     assert cut.span(0)[0] == 0 and sum(cut.span(cut.count - 1)) == size
     index = data.draw(st.integers(0, cut.count - 1))
     offset, length = cut.span(index)
@@ -32,7 +32,7 @@ def test_a_cut_covers_every_byte_once(size: int, chunk: int, data: st.DataObject
 
 @given(st.integers(0, 1000), st.integers(1, 100), st.integers(-200, 2000), st.integers(-10, 200))
 def test_what_is_no_chunk_is_refused(size: int, chunk: int, offset: int, length: int) -> None:
-    cut = Cut(size, chunk)
+    cut = StripeCut(size, chunk)
     spans = [cut.span(index) for index in range(cut.count)]
     if (offset, length) in spans:
         assert cut.span(cut.index(offset, length)) == (offset, length)

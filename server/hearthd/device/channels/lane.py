@@ -33,7 +33,7 @@ MAX_RECEIVED = 256 << 10
 
 @dataclass(frozen=True)
 class LaneLimits:
-    """What a lane may have under way; see `hearthd.front.sessions.attach.Window`."""
+    """What a lane may have under way; see `hearthd.front.sessions.attach.ExecuteWindow`."""
 
     max_batch_bytes: int
     max_batches: int

@@ -20,7 +20,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from hearth_proto.launches import Record
-from hearth_proto.layouts import Rows
+from hearth_proto.layouts import RowLayout
 from hearth_proto.reasons import Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.backend.resources import HostBuffer
@@ -65,8 +65,8 @@ class TransientSlot:
         self.upload: UploadFlow | None = None
         self.download: DownloadFlow | None = None
         self.output = b""
-        self.into = DirectCopies(device, origin, self.buffer, Rows(0, what.size))
-        self.out_of = DirectCopies(device, origin, self.buffer, Rows(what.offset, what.length))
+        self.into = DirectCopies(device, origin, self.buffer, RowLayout(0, what.size))
+        self.out_of = DirectCopies(device, origin, self.buffer, RowLayout(what.offset, what.length))
 
     def place(self, reservation: Reservation, offset: int) -> None:
         """There is memory behind it now."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from hearth_proto.layouts import Rows
+from hearth_proto.layouts import RowLayout
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.resources import HostBuffer
 from hearthd.device.context import DeviceContext
@@ -89,7 +89,7 @@ class BufferRestore:
         self._done = done
         self._track = origin.stream.track
         self._late = DeferredAllocation(means.device, means.memory.reservations, origin.session, self._reserve)
-        self._direct = DirectCopies(means.device, origin, durable.buffer, Rows(0, durable.buffer.size))
+        self._direct = DirectCopies(means.device, origin, durable.buffer, RowLayout(0, durable.buffer.size))
         self._asked = 0
         self._given = 0
         self._read: deque[RestoreChunk] = deque()

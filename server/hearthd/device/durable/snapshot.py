@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Protocol
 
-from hearth_proto.layouts import Rows
+from hearth_proto.layouts import RowLayout
 from hearth_proto.reasons import Refusal
 from hearthd.device.backend.resources import HostBuffer
 from hearthd.device.context import DeviceContext
@@ -190,7 +190,7 @@ class Snapshot:
             self._track = self._store.track()
         self._parts = []
         for durable, place in zip(live, areas, strict=True):
-            direct = DirectCopies(self._device, self._origin, durable.buffer, Rows(0, durable.buffer.size))
+            direct = DirectCopies(self._device, self._origin, durable.buffer, RowLayout(0, durable.buffer.size))
             direct.address = durable.buffer.address
             self._parts.append(BufferSnapshot(durable, place, direct))
         return True

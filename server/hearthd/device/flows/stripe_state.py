@@ -9,7 +9,7 @@ from collections import deque
 from typing import Protocol
 
 from hearth_proto.frames import HEADER, Kind
-from hearth_proto.stripes import Cut, taken
+from hearth_proto.stripes import StripeCut, taken
 from hearthd.device.backend.resources import HostBuffer
 from hearthd.device.flows.stripe_window import StripeStaging, StripeWindow
 
@@ -30,7 +30,7 @@ class Striped:
         self.transfer = transfer
         self.chunk = chunk
         self.stripe_staging = stripe_staging
-        self.cut = Cut(0, chunk)
+        self.cut = StripeCut(0, chunk)
         self.begun = False
         self.windows: dict[StripeLike, StripeWindow] = {}
         self.dropped = False
@@ -39,7 +39,7 @@ class Striped:
         """Its command has its turn, and says how many bytes there are. A second time does nothing."""
         if not self.begun:
             self.begun = True
-            self.cut = Cut(size, self.chunk)
+            self.cut = StripeCut(size, self.chunk)
 
     def join(self, stripe: StripeLike) -> None:
         """It may go over this one, too."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from hearth_proto.layouts import Rows
+from hearth_proto.layouts import RowLayout
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.backend.graph_nodes import CopyNode, FillNode
@@ -53,7 +53,7 @@ class CopyCommands:
             spoils=(buffer,),
         )
 
-    def _write(self, origin: Origin, buffer: Buffer, rows: Rows, data: bytes, direct: DirectCopies) -> bool:
+    def _write(self, origin: Origin, buffer: Buffer, rows: RowLayout, data: bytes, direct: DirectCopies) -> bool:
         if origin.stream.track.full:
             return False
         buffer.check_writable("write")
@@ -66,7 +66,7 @@ class CopyCommands:
         origin.reply()
         return True
 
-    def _put(self, origin: Origin, buffer: Buffer, rows: Rows, data: bytes, direct: DirectCopies) -> bool:
+    def _put(self, origin: Origin, buffer: Buffer, rows: RowLayout, data: bytes, direct: DirectCopies) -> bool:
         staging, size = self._device.staging, len(data)
         host = None if direct.asked else staging.find(size, origin.session)
         if host is None:
@@ -100,7 +100,7 @@ class CopyCommands:
             reads=(buffer,),
         )
 
-    def _read(self, origin: Origin, buffer: Buffer, rows: Rows, direct: DirectCopies) -> bool:
+    def _read(self, origin: Origin, buffer: Buffer, rows: RowLayout, direct: DirectCopies) -> bool:
         device = self._device
         track = origin.stream.track
         if track.full:
@@ -212,10 +212,10 @@ class CopyCommands:
         return True
 
 
-def rows_of(what: str, command: commands_pb2.Write | commands_pb2.Read, size: int) -> Rows:
+def rows_of(what: str, command: commands_pb2.Write | commands_pb2.Read, size: int) -> RowLayout:
     """The part of the buffer that a write or a read of `size` bytes names. Raises Refusal(INVALID_ARGUMENT)."""
     if not command.HasField("rows"):
-        return Rows(command.offset, size)
+        return RowLayout(command.offset, size)
     rows = command.rows
     return check_rows(what, command.offset, size, rows.width, rows.rows, rows.pitch)
 
@@ -229,8 +229,8 @@ def copy_node(command: commands_pb2.Copy, destination: Buffer, source: Buffer) -
     width, rows = command.size, max(command.rows, 1)
     check_pitch("copy, destination", width, rows, command.destination_pitch)
     check_pitch("copy, source", width, rows, command.source_pitch)
-    to = Rows(command.destination_offset, width, rows, command.destination_pitch)
-    since = Rows(command.source_offset, width, rows, command.source_pitch)
+    to = RowLayout(command.destination_offset, width, rows, command.destination_pitch)
+    since = RowLayout(command.source_offset, width, rows, command.source_pitch)
     to_address = locate(destination, to, "copy, destination")
     since_address = locate(source, since, "copy, source")
     if destination is source:
@@ -259,7 +259,7 @@ def fill_node(command: commands_pb2.Fill, buffer: Buffer) -> FillNode:
     return FillNode(address, command.pattern, command.size)
 
 
-def _in_pieces(rows: Rows) -> Iterator[Piece] | None:
+def _in_pieces(rows: RowLayout) -> Iterator[Piece] | None:
     """All of the rows; None where they are one range."""
     return None if rows.dense else pieces(rows, 0, rows.size)
 

@@ -7,7 +7,7 @@ from functools import partial
 
 from hearth_proto.chunks import download_head
 from hearth_proto.frames import Flag, Frame
-from hearth_proto.layouts import Rows
+from hearth_proto.layouts import RowLayout
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.backend.resources import HostBuffer
@@ -72,7 +72,7 @@ class Downloads:
         claim(download, transfer, what)
         return download
 
-    def read(self, origin: Origin, command: commands_pb2.Read, buffer: Buffer, rows: Rows) -> Operation:
+    def read(self, origin: Origin, command: commands_pb2.Read, buffer: Buffer, rows: RowLayout) -> Operation:
         session = origin.session
         download = self.promise(session, command.transfer, "read")
         operation = Operation(
@@ -93,7 +93,7 @@ class Downloads:
         buffer: Buffer,
         download: DownloadFlow,
         direct: DirectCopies,
-        rows: Rows,
+        rows: RowLayout,
     ) -> bool:
         session = origin.session
         if download.refused:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from hearth_proto.layouts import Rows, overlap
+from hearth_proto.layouts import RowLayout, overlap
 from hearth_proto.reasons import Reason, Refusal
 
 
@@ -23,7 +23,7 @@ class Piece(NamedTuple):
     pitch: int
 
 
-def check_rows(what: str, offset: int, size: int, width: int, rows: int, pitch: int) -> Rows:
+def check_rows(what: str, offset: int, size: int, width: int, rows: int, pitch: int) -> RowLayout:
     """The rows that a command asks for. Raises Refusal(INVALID_ARGUMENT) where the numbers contradict each other."""
     if width * rows != size:
         raise Refusal(
@@ -33,7 +33,7 @@ def check_rows(what: str, offset: int, size: int, width: int, rows: int, pitch: 
             details={"size": size, "width": width, "rows": rows},
         )
     check_pitch(what, width, rows, pitch)
-    return Rows(offset, width, rows, pitch) if rows > 1 and size else Rows(offset, size)
+    return RowLayout(offset, width, rows, pitch) if rows > 1 and size else RowLayout(offset, size)
 
 
 def check_pitch(what: str, width: int, rows: int, pitch: int) -> None:
@@ -47,7 +47,7 @@ def check_pitch(what: str, width: int, rows: int, pitch: int) -> None:
         )
 
 
-def check_apart(buffer: int, destination: Rows, source: Rows) -> None:
+def check_apart(buffer: int, destination: RowLayout, source: RowLayout) -> None:
     """Raises Refusal(INVALID_ARGUMENT) where a copy within a buffer would read what it writes."""
     if overlap(destination, source):
         raise Refusal(
@@ -62,7 +62,7 @@ def check_apart(buffer: int, destination: Rows, source: Rows) -> None:
         )
 
 
-def pieces(rows: Rows, start: int, size: int) -> Iterator[Piece]:
+def pieces(rows: RowLayout, start: int, size: int) -> Iterator[Piece]:
     """`size` bytes of the rows from byte `start` of them on, wherever those lie: the rest of a row, whole rows, and the
     beginning of one; a single piece where the rows are dense."""
     if not size:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from hearth_proto.layouts import Rows
+from hearth_proto.layouts import RowLayout
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.context import DeviceContext
@@ -58,7 +58,7 @@ class SegmentCopy:
         segment: Segment,
         start: int,
         buffer: Buffer,
-        rows: Rows,
+        rows: RowLayout,
         direct: DirectCopies,
         told: Callable[[int], None],
     ) -> None:
@@ -96,7 +96,7 @@ class SegmentCopies:
         self._device = device
         self._segments = segments
 
-    def write(self, origin: Origin, command: commands_pb2.Write, buffer: Buffer, rows: Rows) -> Operation:
+    def write(self, origin: Origin, command: commands_pb2.Write, buffer: Buffer, rows: RowLayout) -> Operation:
         """Answered when the bytes have been read."""
         _check_alone("write", bool(command.data), command.transfer)
         try:
@@ -107,7 +107,7 @@ class SegmentCopies:
         operation.on_failure = partial(self._given_up, move)
         return operation
 
-    def read(self, origin: Origin, command: commands_pb2.Read, buffer: Buffer, rows: Rows) -> Operation:
+    def read(self, origin: Origin, command: commands_pb2.Read, buffer: Buffer, rows: RowLayout) -> Operation:
         """Answered when the bytes are there."""
         _check_alone("read", False, command.transfer)
         move = self._move("read", origin, command.shared, buffer, rows)
@@ -115,7 +115,9 @@ class SegmentCopies:
         operation.on_failure = partial(self._given_up, move)
         return operation
 
-    def _move(self, what: str, origin: Origin, shared: commands_pb2.Shared, buffer: Buffer, rows: Rows) -> SegmentCopy:
+    def _move(
+        self, what: str, origin: Origin, shared: commands_pb2.Shared, buffer: Buffer, rows: RowLayout
+    ) -> SegmentCopy:
         segment = self._segments.find(origin.session, shared.segment)
         check_range(what, segment.ident, segment.size, shared.offset, rows.size)
         direct = DirectCopies(self._device, origin, buffer, rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hearth_proto.layouts import Rows
+from hearth_proto.layouts import RowLayout
 from hearth_proto.reasons import Refusal
 from hearthd.device.backend.resources import HostBuffer
 from hearthd.device.context import DeviceContext
@@ -100,7 +100,7 @@ class DirectCopies:
 
     __slots__ = ("_buffer", "_device", "_origin", "_reached", "_rows", "address", "asked")
 
-    def __init__(self, device: DeviceContext, origin: Origin, buffer: Buffer, rows: Rows) -> None:
+    def __init__(self, device: DeviceContext, origin: Origin, buffer: Buffer, rows: RowLayout) -> None:
         self._device = device
         self._origin = origin
         self._buffer = buffer
@@ -157,7 +157,7 @@ class DirectCopies:
         self._device.kick(self._origin.session)
 
 
-def locate(buffer: Buffer, rows: Rows, what: str) -> int:
+def locate(buffer: Buffer, rows: RowLayout, what: str) -> int:
     """The address of the first row; refuses what lies outside the buffer."""
     if not rows.dense:
         what = f"{what} of {rows.rows} rows of {rows.width} bytes, {rows.pitch} apart"

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 
 from hearth_proto.chunks import upload_data
 from hearth_proto.frames import Flag, Frame, Kind
-from hearth_proto.layouts import Rows
+from hearth_proto.layouts import RowLayout
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2, status_pb2
 from hearthd.device.backend.resources import HostBuffer
@@ -85,7 +85,7 @@ class Uploads:
         claim(upload, transfer, what)
         return upload
 
-    def write(self, origin: Origin, command: commands_pb2.Write, buffer: Buffer, rows: Rows) -> Operation:
+    def write(self, origin: Origin, command: commands_pb2.Write, buffer: Buffer, rows: RowLayout) -> Operation:
         session = origin.session
         upload = self.expect(session, command.transfer, "write")
         # `data` may hold the first bytes, as a client of the single call sends them.
@@ -109,7 +109,7 @@ class Uploads:
         buffer: Buffer,
         upload: UploadFlow,
         direct: DirectCopies,
-        rows: Rows,
+        rows: RowLayout,
     ) -> bool:
         buffer.check_writable("write")
         direct.address = address = locate(buffer, rows, "write")

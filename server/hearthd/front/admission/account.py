@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from hearthd.front.tenancy.seldom import Seldom
+from hearthd.shared.log import LogThrottle
 from hearthd.shared.malloc import give_back
 
 log = structlog.get_logger("hearthd.admission")
@@ -27,8 +27,8 @@ _TRIM_AFTER = 2.0
 """Seconds from there to when that is done; it takes some milliseconds."""
 
 
-class Account:
-    """Of one daemon."""
+class UnauthenticatedBytes:
+    """The bytes held for unauthenticated callers of a daemon."""
 
     def __init__(self, most: int, registry: CollectorRegistry) -> None:
         self.most = most
@@ -38,7 +38,7 @@ class Account:
         self._trim: asyncio.TimerHandle | None = None
         self.on_refused: Callable[[str], None] = lambda peer: None
         """Told the peer, gRPC's name, of each refusal."""
-        self._logged = Seldom(_LOG_EVERY)
+        self._logged = LogThrottle(_LOG_EVERY)
         Gauge(
             "hearth_admission_unauthenticated_bytes",
             "Bytes of requests held for callers without an accepted credential, at most.",
@@ -50,7 +50,7 @@ class Account:
         )  # fmt: skip
 
     def take(self, size: int) -> bool:
-        """Whether so many bytes more may be held; they are from then on, until `give`."""
+        """Takes `size` bytes, held until `give`, and returns True; returns False if that would exceed the limit."""
         if self.held + size > self.most:
             return False
         self.held += size

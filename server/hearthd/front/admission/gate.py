@@ -20,12 +20,12 @@ from google.protobuf.message import Message
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.front import opentelemetry
 from hearthd.front.admission import wire
-from hearthd.front.admission.account import Account
-from hearthd.front.admission.limits import MAX_STRANGER_BYTES, Credential, Limit, Limits
-from hearthd.front.admission.turns import Turns
+from hearthd.front.admission.account import UnauthenticatedBytes
+from hearthd.front.admission.limits import MAX_STRANGER_BYTES, AdmissionLimits, CredentialSource, MethodLimit
+from hearthd.front.admission.turns import FairLock
 from hearthd.front.auth.authenticator import Authenticator, host_of
 from hearthd.front.auth.session_binding import showing
-from hearthd.front.connections import calling
+from hearthd.front.connections.limits import enter_call
 from hearthd.front.errors import Context, malformed
 from hearthd.front.sessions.attach import EOF
 from hearthd.front.tenancy.tenants import Caller
@@ -38,7 +38,7 @@ def caller() -> Caller:
     return _caller.get()
 
 
-class Admitted(NamedTuple):
+class Admission(NamedTuple):
     """The gate's decision on the headers of a call."""
 
     caller: Caller | None
@@ -47,7 +47,7 @@ class Admitted(NamedTuple):
     """Of the first message."""
 
 
-class Service(grpc.GenericRpcHandler):  # type: ignore[type-arg]
+class GatedService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
     """The methods of one service, by path."""
 
     def __init__(self, name: str, methods: Mapping[str, grpc.RpcMethodHandler[Any, Any]]) -> None:
@@ -57,18 +57,18 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         self._paths = {f"/{name}/{method}": handler for method, handler in methods.items()}
 
     def service(self, handler_call_details: Any) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """The handler of a call that is one of its own."""
+        """Returns the handler of a call of this service; None for others."""
         return self._paths.get(handler_call_details.method)
 
 
-class Gate:
-    """Of one daemon. Belongs to the event loop."""
+class AdmissionGate:
+    """The gate of a daemon. Belongs to the event loop."""
 
-    def __init__(self, auth: Authenticator, limits: Limits, account: Account) -> None:
+    def __init__(self, auth: Authenticator, limits: AdmissionLimits, account: UnauthenticatedBytes) -> None:
         self.auth = auth
         self.limits = limits
         self.account = account
-        self.turns = Turns()
+        self.turns = FairLock()
         self.on_shown: Callable[[Caller | None], None] = lambda caller: None
         """Told whom the credential of the running call stands for; None: it has none that is good."""
         self.on_probe: Callable[[], None] = lambda: None
@@ -76,42 +76,44 @@ class Gate:
         self.overloaded: Callable[[str], Refusal | None] = lambda method: None
         """Why a method is refused to callers that are admitted, before their message is read; None: it is served."""
 
-    def door(self, service: str, method: str, *, limit: Limit | None = None) -> Door:
+    def method_gate(self, service: str, method: str, *, limit: MethodLimit | None = None) -> MethodGate:
         """The gate of one method; `limit`: another than the table's."""
-        return Door(self, service, method, limit or self.limits.find(service, method))
+        return MethodGate(self, service, method, limit or self.limits.find(service, method))
 
-    def service(self, name: str, handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]]) -> Service:
-        """The handlers of a service, each guarded by its door (see `server_call.guarded`), as streaming ones."""
-        return Service(name, {method: _streaming(handler) for method, handler in handlers.items()})
+    def service(self, name: str, handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]]) -> GatedService:
+        """The handlers of a service, each guarded by its method gate (see `server_call.guarded`), as streaming ones."""
+        return GatedService(name, {method: _streaming(handler) for method, handler in handlers.items()})
 
-    def open_service(self, name: str, handlers: Mapping[str, Any], guard: Callable[[str, Any, Door], Any]) -> Service:
+    def open_service(
+        self, name: str, handlers: Mapping[str, Any], guard: Callable[[str, Any, MethodGate], Any]
+    ) -> GatedService:
         """The handlers of a service by another package, for callers without a credential. `guard` makes a behaviour of
-        a method's name, what serves it and its door."""
-        limit = Limit(Credential.NONE, MAX_STRANGER_BYTES)
+        a method's name, what serves it and its method gate."""
+        limit = MethodLimit(CredentialSource.NONE, MAX_STRANGER_BYTES)
         made = {}
         for method, handler in handlers.items():
-            door = self.door(name, method, limit=limit)
-            guarded = guard(method, _served(handler), door)
+            method_gate = self.method_gate(name, method, limit=limit)
+            guarded = guard(method, _served(handler), method_gate)
             made[method] = _streaming(_remade(handler, guarded))
-        return Service(name, made)
+        return GatedService(name, made)
 
-    def decide(self, door: Door, context: Context) -> Admitted:
+    def decide(self, method_gate: MethodGate, context: Context) -> Admission:
         """On the headers of a call alone. Raises the refusal."""
-        auth, limit = self.auth, door.limit
+        auth, limit = self.auth, method_gate.limit
         if auth.directory.open:
-            return Admitted(auth.everyone(context.peer()), max(limit.max_bytes, MAX_STRANGER_BYTES))
-        if limit.credential is Credential.NONE:
-            return Admitted(None, limit.max_bytes)
-        if limit.credential is Credential.SESSION and not auth.shows(context):
-            return Admitted(None, min(limit.max_bytes, MAX_STRANGER_BYTES))
-        found = auth.identify(context, by_session=limit.credential is not Credential.LOGIN)
-        return Admitted(found, limit.max_bytes)
+            return Admission(auth.everyone(context.peer()), max(limit.max_bytes, MAX_STRANGER_BYTES))
+        if limit.credential is CredentialSource.NONE:
+            return Admission(None, limit.max_bytes)
+        if limit.credential is CredentialSource.SESSION and not auth.shows(context):
+            return Admission(None, min(limit.max_bytes, MAX_STRANGER_BYTES))
+        found = auth.identify(context, by_session=limit.credential is not CredentialSource.LOGIN)
+        return Admission(found, limit.max_bytes)
 
 
-class Door:
+class MethodGate:
     """The gate of one method."""
 
-    def __init__(self, gate: Gate, service: str, method: str, limit: Limit) -> None:
+    def __init__(self, gate: AdmissionGate, service: str, method: str, limit: MethodLimit) -> None:
         self.method = method
         self.limit = limit
         self.decode: Callable[[bytes], Any] | None = None
@@ -127,7 +129,7 @@ class Door:
     async def enter(self, context: Context) -> Any:
         """The first message of a call whose headers have arrived; `None` where a stream has none. Raises the refusal of
         what is not admitted."""
-        calling.enter(context)
+        enter_call(context)
         admitted: Any = getattr(context, "admitted", None)  # framed calls are decided on when METHOD comes
         try:
             if admitted is None:
@@ -146,7 +148,7 @@ class Door:
         if admitted.caller is not None:
             self._gate.on_shown(admitted.caller)
             _caller.set(opentelemetry.of_caller(admitted.caller))
-        elif self.limit.credential is Credential.NONE:
+        elif self.limit.credential is CredentialSource.NONE:
             self._gate.on_probe()
         showing.set(admitted.caller)
         message = await self._read(context, admitted)
@@ -156,7 +158,7 @@ class Door:
             raise malformed(f"{self._path} came without its request.", "Send one message before the end.")
         return self._checked(message, context, admitted)
 
-    async def _read(self, context: Context, admitted: Admitted) -> Any:
+    async def _read(self, context: Context, admitted: Admission) -> Any:
         """The message, undecoded, or `EOF`."""
         try:
             if admitted.caller is None and not hasattr(context, "admitted"):
@@ -195,7 +197,7 @@ class Door:
                 self._gate.account.freed(self._gate.limits.largest)  # as much as may have come of it
                 raise
 
-    def _checked(self, message: Any, context: Context, admitted: Admitted) -> Any:
+    def _checked(self, message: Any, context: Context, admitted: Admission) -> Any:
         """The message, decoded where its size and the number of its fields allow."""
         if isinstance(message, bytes):
             size = len(message)
@@ -214,7 +216,7 @@ class Door:
                 message = self.decode(message)
         return message
 
-    def too_large(self, size: int, peer: str, admitted: Admitted) -> Refusal:
+    def too_large(self, size: int, peer: str, admitted: Admission) -> Refusal:
         """The refusal of a first message of `size` bytes."""
         self._gate.account.refused("request_size", peer, self._path, size=size)
         if admitted.caller is None:
@@ -235,11 +237,11 @@ class Door:
 
 
 def _streaming(handler: Any) -> grpc.RpcMethodHandler[Any, Any]:
-    """`handler` as one that is called before its first message is read; its door decodes."""
+    """`handler` as one that is called before its first message is read; its method gate decodes."""
     behaviour = _behaviour(handler)
-    door: Door = behaviour.door
-    door.decode, door.unary = handler.request_deserializer, not handler.request_streaming
-    door.message = getattr(door.decode, "message", None)
+    method_gate: MethodGate = behaviour.method_gate
+    method_gate.decode, method_gate.unary = handler.request_deserializer, not handler.request_streaming
+    method_gate.message = getattr(method_gate.decode, "message", None)
     make = grpc.stream_stream_rpc_method_handler if handler.response_streaming else grpc.stream_unary_rpc_method_handler
     return make(behaviour, response_serializer=handler.response_serializer)
 
@@ -257,7 +259,7 @@ def _remade(handler: Any, behaviour: Any) -> Any:
 
 
 def _served(handler: Any) -> Any:
-    """What serves a method, called with the first message (streams: with all of them), as one coroutine."""
+    """Returns the coroutine that serves a method, called with the first message (streams: with all of them)."""
     behaviour = _behaviour(handler)
 
     async def serve(first: Any, context: Context) -> Any:

@@ -1,8 +1,8 @@
 """The gRPC server, with its methods registered by path.
 
 `grpc.aio` decodes the path of every call that is not registered as UTF-8 in its accept loop, and a path that is none
-ends the loop and with it the server. Here each method has an accept loop of its own, which needs no path, and one more
-takes whatever is no method, without a look at it. Calls of all methods are accepted side by side.
+ends the loop and with it the server. Here each method has a separate accept loop, which needs no path, and one more
+takes calls of unknown methods, without a look at it. Calls of all methods are accepted side by side.
 
 Uses names of `grpc._cython.cygrpc` that are not public; where a version has other ones, methods are found as `grpc.aio`
 finds them.
@@ -22,8 +22,8 @@ import structlog
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.front.admission.account import Account
-from hearthd.front.admission.gate import Service
+from hearthd.front.admission.account import UnauthenticatedBytes
+from hearthd.front.admission.gate import GatedService
 from hearthd.front.admission.limits import MAX_STRANGER_BYTES
 from hearthd.front.errors import Context, abort
 
@@ -35,11 +35,11 @@ Options = Sequence[tuple[str, int]]
 
 
 def options(largest: int) -> Options:
-    """Those that bound messages. `largest`: bytes of the longest one that any method takes."""
+    """Returns the options that bound messages. `largest`: bytes of the longest one that any method takes."""
     return (
         ("grpc.max_receive_message_length", largest),
         # A call that was not asked for its message holds this much of it and no more: the window stays as it is, which
-        # costs uploads over gRPC nothing on a local network; over a long way they go by stripes.
+        # costs uploads over gRPC nothing on a local network; over long distances they go by stripes.
         ("grpc.http2.lookahead_bytes", MAX_STRANGER_BYTES),
         ("grpc.http2.bdp_probe", 0),
         # Compressed requests end with UNIMPLEMENTED before they are inflated; bit 0 stands for identity.
@@ -49,8 +49,8 @@ def options(largest: int) -> Options:
 
 
 def make(
-    services: Sequence[Service],
-    account: Account,
+    services: Sequence[GatedService],
+    account: UnauthenticatedBytes,
     channel_options: Options,
     admits: Callable[[str], bool] = lambda peer: True,
 ) -> grpc.aio.Server:
@@ -72,7 +72,7 @@ def make(
     return server
 
 
-def _server(account: Account, channel_options: Options, admits: Callable[[str], bool]) -> Any:
+def _server(account: UnauthenticatedBytes, channel_options: Options, admits: Callable[[str], bool]) -> Any:
     base: Any = inspect.getmodule(grpc.aio.server)  # grpc.aio._server
 
     class Server(base.Server):  # type: ignore[misc]
@@ -99,7 +99,7 @@ def _accepting() -> Any:
             super().add_registered_method_handlers(method_handlers)
 
         def _make_request_call_future(self, method_bytes: bytes | None) -> asyncio.Task[None]:
-            """What gRPC's own accept loop waits for: it ends with the server."""
+            """Returns the task that gRPC's own accept loop waits for: it ends with the server."""
             return asyncio.get_running_loop().create_task(self._accept(method_bytes))
 
         async def _accept(self, method: bytes | None) -> None:
@@ -135,7 +135,7 @@ class _Resolver:
         return self._handler
 
 
-async def _unknown(account: Account, _: Any, context: Context) -> None:
+async def _unknown(account: UnauthenticatedBytes, _: Any, context: Context) -> None:
     account.refused("unknown_method", context.peer(), "?")
     refusal = Refusal(
         Reason.UNSUPPORTED,

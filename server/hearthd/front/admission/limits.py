@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from hearthd.front.config.admission import Admission
+from hearthd.front.config.front_limits import AdmissionSettings
 from hearthd.front.config.loader import Config
 
 MAX_STRANGER_BYTES = 64 << 10
@@ -19,8 +19,8 @@ NODE = "hearth.v1.NodeService"
 DEVICE = "hearth.v1.DeviceService"
 
 
-class Credential(enum.Enum):
-    """Where a method's credential is."""
+class CredentialSource(enum.Enum):
+    """The place of a method's credential."""
 
     HEADERS = enum.auto()
     """In the headers of the call, or its connection's certificate."""
@@ -33,10 +33,10 @@ class Credential(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Limit:
-    """One method's."""
+class MethodLimit:
+    """The limits of one method."""
 
-    credential: Credential = Credential.HEADERS
+    credential: CredentialSource = CredentialSource.HEADERS
     max_bytes: int = _SMALL
     """Of a message of a caller whose credential was accepted."""
 
@@ -48,31 +48,31 @@ _BULK = frozenset({"Execute", "Upload", "Write", "LoadModule", "Dispatch", "Prep
 """Methods of DeviceService whose messages carry data, code or packed launches."""
 
 
-class Limits:
+class AdmissionLimits:
     """The table, for one configuration."""
 
-    def __init__(self, settings: Admission, largest: int) -> None:
+    def __init__(self, settings: AdmissionSettings, largest: int) -> None:
         """`largest`: bytes of the longest message that any method takes."""
         self.settings = settings
         self.largest = max(largest, settings.max_request_bytes)
 
     @classmethod
-    def of(cls, config: Config) -> Limits:
+    def of(cls, config: Config) -> AdmissionLimits:
         limits = config.limits
         bulk = max(limits.max_batch_bytes, limits.max_code_bytes, limits.max_chunk_bytes, limits.max_inline_bytes)
         return cls(config.admission, bulk + _HEADROOM)
 
-    def find(self, service: str, method: str) -> Limit:
+    def find(self, service: str, method: str) -> MethodLimit:
         """The limit of a method; of one that is not in the table, the strictest."""
         if service == DEVICE:
             most = self.largest if method in _BULK else self.settings.max_request_bytes
-            return Limit(Credential.SESSION, most)
+            return MethodLimit(CredentialSource.SESSION, most)
         if service == NODE:
             if method == "OpenSession":
-                return Limit(Credential.LOGIN)
-            return Limit(Credential.SESSION if method in _IN_BODY else Credential.HEADERS)
-        return Limit()
+                return MethodLimit(CredentialSource.LOGIN)
+            return MethodLimit(CredentialSource.SESSION if method in _IN_BODY else CredentialSource.HEADERS)
+        return MethodLimit()
 
-    def seconds(self, limit: Limit) -> float:
-        """How long the first message of an accepted caller may take."""
+    def seconds(self, limit: MethodLimit) -> float:
+        """Returns the time limit of an accepted caller's first message."""
         return self.settings.request_timeout + limit.max_bytes / self.settings.request_rate

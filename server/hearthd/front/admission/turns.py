@@ -16,7 +16,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-class Turns:
+class FairLock:
     """A lock that is fair to hosts."""
 
     def __init__(self, alone: float = 1.0, contended: float = 0.1) -> None:

@@ -17,8 +17,8 @@ _DEEPEST = 64
 
 
 def exceeds(data: bytes, descriptor: Any, most: int) -> bool:
-    """Whether a message of type `descriptor` has more than `most` fields, those of messages within it included. Bytes
-    that are no such message are left to the decoder."""
+    """Returns True if a message of type `descriptor` has more than `most` fields, those of messages within it included.
+    Bytes that are no such message are left to the decoder."""
     if len(data) <= 2 * most:  # the shortest field has two bytes
         return False
     try:

@@ -1,4 +1,4 @@
-"""Anchors: signed heads of an audit log, kept where whoever can rewrite the log cannot.
+"""Anchors: signed heads of an audit log, kept out of reach of an attacker who can rewrite the log.
 
 An anchor names the last entry's number and hash, so that neither it nor anything before it can be changed or cut
 without a trace. It is one word of text, ``hearth-anchor:`` and base64, which survives any log it is put in.
@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import structlog
 
-from hearthd.front.audit.keys import Key, Keyring
+from hearthd.front.audit.keys import AuditKey, Keyring
 from hearthd.front.config.audit import LOG, SYSLOG
 
 log = structlog.get_logger("hearthd.audit")
@@ -49,12 +49,12 @@ class Anchor(NamedTuple):
         return "hearth-anchor:" + base64.b64encode(self.raw).decode()
 
     def signed(self, keys: Keyring) -> bool:
-        """Whether one of `keys` signed it."""
+        """Returns True if one of `keys` signed it."""
         key = keys.find(self.key)
         return key is not None and key.sealed(self.raw)
 
 
-def make(path: str, sequence: int, head: str, key: Key | None) -> Anchor:
+def make(path: str, sequence: int, head: str, key: AuditKey | None) -> Anchor:
     """An anchor of now."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
     signer = key.id if key is not None else ""
@@ -110,7 +110,7 @@ class Anchors:
             return None
         return found[-1] if found else None
 
-    def set(self, sequence: int, head: str, key: Key | None) -> None:
+    def set(self, sequence: int, head: str, key: AuditKey | None) -> None:
         """Puts an anchor there. Never raises: what fails is logged, and tried again with the next entry."""
         if not self.place or not sequence or sequence == self.anchored:
             return

@@ -23,8 +23,8 @@ class KeyFileError(Exception):
     """A key file cannot be used; the text is one line for the person who configured it."""
 
 
-class Key(NamedTuple):
-    """One key."""
+class AuditKey(NamedTuple):
+    """A key that signs lines of the audit log."""
 
     id: str
     """Eight hexadecimal digits of its hash."""
@@ -38,7 +38,7 @@ class Key(NamedTuple):
         return text[:-1] + b',"mac":"' + self.mac(text).encode() + b'"}'
 
     def sealed(self, raw: bytes) -> bool:
-        """Whether `seal` of this key made `raw`."""
+        """Returns True if `seal` of this key made `raw`."""
         found = _SEAL.search(raw)
         if found is None:
             return False
@@ -48,14 +48,14 @@ class Key(NamedTuple):
 class Keyring:
     """All keys of a file, oldest first."""
 
-    def __init__(self, keys: list[Key]) -> None:
+    def __init__(self, keys: list[AuditKey]) -> None:
         self._keys = keys
 
     @property
-    def current(self) -> Key:
+    def current(self) -> AuditKey:
         return self._keys[-1]
 
-    def find(self, id_: str) -> Key | None:
+    def find(self, id_: str) -> AuditKey | None:
         return next((key for key in self._keys if key.id == id_), None)
 
     def age(self, id_: str) -> int:
@@ -79,7 +79,7 @@ def load(path: str) -> Keyring:
     found = [_LINE.fullmatch(line) for line in lines]
     if not lines or not all(found):
         raise KeyFileError(f"{path} holds no keys of an audit log; remove it, and a new key is made")
-    return Keyring([Key(match[1], bytes.fromhex(match[2])) for match in found if match is not None])
+    return Keyring([AuditKey(match[1], bytes.fromhex(match[2])) for match in found if match is not None])
 
 
 def load_or_create(path: str) -> tuple[Keyring, bool]:
@@ -94,7 +94,7 @@ def load_or_create(path: str) -> tuple[Keyring, bool]:
     return load(path), created
 
 
-def rotate(path: str) -> Key:
+def rotate(path: str) -> AuditKey:
     """Adds a key, which signs from the daemon's next reload or start on; those before stay, to verify what they
     signed. Raises `KeyFileError`."""
     load(path)
@@ -112,7 +112,7 @@ def rotate(path: str) -> Key:
 
 
 def _create(path: str) -> bool:
-    """Whole or not at all, and by one process only: whoever comes second uses the first one's."""
+    """Creates the key file atomically. Returns False if another process has created it, whose file is then used."""
     beside = f"{path}.{os.getpid()}.{secrets.token_hex(4)}"
     handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -128,10 +128,10 @@ def _create(path: str) -> bool:
     return True
 
 
-def _make() -> Key:
+def _make() -> AuditKey:
     secret = secrets.token_bytes(32)
-    return Key(hashlib.sha256(secret).hexdigest()[:8], secret)
+    return AuditKey(hashlib.sha256(secret).hexdigest()[:8], secret)
 
 
-def _line(key: Key) -> bytes:
+def _line(key: AuditKey) -> bytes:
     return f"hearth-audit-key-v1 {key.id} {key.secret.hex()}\n".encode()

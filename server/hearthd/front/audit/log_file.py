@@ -17,16 +17,16 @@ import structlog
 
 from hearthd.front.audit.anchors import Anchors
 from hearthd.front.audit.keys import KeyFileError, Keyring, load, load_or_create
-from hearthd.front.config.audit import AuditLog
+from hearthd.front.config.audit import AuditSettings
 
 log = structlog.get_logger("hearthd.audit")
 
 GENESIS = "0" * 64
-"""The `prev` of a first line that goes on from nothing."""
+"""The `prev` of a first line without a predecessor."""
 
 
 ROTATED = "rotated"
-"""The event that ends a file that was moved away: the log goes on in another one."""
+"""The event that ends a file that was moved away: the log continues in another one."""
 
 
 class AuditError(Exception):
@@ -36,7 +36,7 @@ class AuditError(Exception):
 class LogFile:
     """The file and the head of its chain; used by one thread at a time."""
 
-    def __init__(self, settings: AuditLog) -> None:
+    def __init__(self, settings: AuditSettings) -> None:
         self.why = ""
         """Why the last line that failed did."""
         self.anchors = Anchors(settings.anchor_path, settings.path, settings.anchor_interval)
@@ -115,7 +115,7 @@ class LogFile:
             raise OSError(error.errno, "another process writes it") from None
 
     def reopen(self) -> None:
-        """Goes on in the file that is there now, with the keys that are."""
+        """Continues in the file that has the path now, with the keys that are there now."""
         if self._moved():
             self.append([{"time": time.time(), "event": ROTATED}])
         self.close()
@@ -130,7 +130,7 @@ class LogFile:
                 log.error("audit_key", why=str(error), action="the keys of before sign on")
 
     def _moved(self) -> bool:
-        """Whether another file, or none, has the path now."""
+        """Returns True if another file, or none, has the path now."""
         if self._handle < 0:
             return False
         try:
@@ -159,7 +159,7 @@ class LogFile:
     def _append(self, entry: dict[str, Any]) -> None:
         if self._keys is not None and self._signer not in ("", self._keys.current.id):
             old = self._keys.find(self._signer)
-            if old is not None:  # the old key's last word, so that nobody else can bring a new one in
+            if old is not None:  # the old key's last word, so that only its holder can bring a new one in
                 now = {"time": entry["time"], "event": "audit_key", "next": self._keys.current.id}
                 self._write(now, old)
         self._write(entry, self._keys.current if self._keys is not None else None)

@@ -1,10 +1,10 @@
-"""The audit log: who did what, one JSON object a line, only ever appended to.
+"""The audit log: events and their callers, one JSON object a line, append-only.
 
 Each line holds the SHA-256 of the one before it (`prev`), so that none can be changed, removed or put in between
-without breaking the chain behind it; a code of authentication (`mac`), so that nobody without the key can write it
-anew; and its head is anchored elsewhere from time to time, so that its end cannot be cut (`anchors`).
-`hearthd audit verify FILE` checks all three. Lines are written and synced by a thread, soon after the event and in the
-order of events.
+without breaking the chain behind it; a code of authentication (`mac`), so that it cannot be written anew without the
+key; and its head is anchored elsewhere from time to time, so that its end cannot be cut (`anchors`). `hearthd audit
+verify FILE` checks all three. Lines are written and synced by a thread, soon after the event and in the order of
+events.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import structlog
 
 from hearth_proto.reasons import Refusal
 from hearthd.front.audit.log_file import GENESIS, AuditError, LogFile
-from hearthd.front.config.audit import AuditLog
+from hearthd.front.config.audit import AuditSettings
 from hearthd.front.tenancy.tenants import Caller
 
-__all__ = ["GENESIS", "Audit", "AuditError", "Subject"]
+__all__ = ["GENESIS", "Audit", "AuditError", "AuditSubject"]
 
 log = structlog.get_logger("hearthd.audit")
 
@@ -32,7 +32,7 @@ _LONGEST = 1024
 """Characters of one value: what a client sent is cut."""
 
 
-class Subject(Protocol):
+class AuditSubject(Protocol):
     """A session, as far as the log needs it."""
 
     @property
@@ -44,8 +44,8 @@ class Subject(Protocol):
 class Audit:
     """Off without a path: then `record` does nothing."""
 
-    def __init__(self, settings: AuditLog | None = None) -> None:
-        settings = settings or AuditLog()
+    def __init__(self, settings: AuditSettings | None = None) -> None:
+        settings = settings or AuditSettings()
         self.path = settings.path
         self.lost = 0
         """Events that could not be written."""
@@ -66,7 +66,9 @@ class Audit:
         """The numbers of the last entry, and of the last one that is anchored."""
         return (self._file.entries, self._file.anchors.anchored) if self._file is not None else (0, 0)
 
-    def record(self, event: str, subject: Subject | None = None, caller: Caller | None = None, **fields: Any) -> None:
+    def record(
+        self, event: str, subject: AuditSubject | None = None, caller: Caller | None = None, **fields: Any
+    ) -> None:
         """Notes an event: of a session, of a caller without one, or of neither. Never waits, never fails."""
         if self._file is None:
             return
@@ -90,7 +92,7 @@ class Audit:
         if self._writer is None or self._writer.done():
             self._writer = asyncio.get_running_loop().create_task(self._write(), name="audit")
 
-    def refused(self, who: Subject | Caller, operation: str, refusal: Refusal) -> None:
+    def refused(self, who: AuditSubject | Caller, operation: str, refusal: Refusal) -> None:
         """Notes what a session or a caller was not allowed to do. What is tried again and again within a minute is
         noted once."""
         if self._file is None:
@@ -116,8 +118,8 @@ class Audit:
             self._pending.clear()
             failed = await asyncio.to_thread(self._file.append, entries)
             if failed:
-                # The daemon goes on: a full disk must not take everybody's work with it. The next line that can be
-                # written says how many are missing.
+                # The daemon keeps serving: a full disk must not cost the work of all sessions. The next line that can
+                # be written says how many are missing.
                 self.lost += failed
                 log.error("audit_lost", path=self.path, events=failed, why=self._file.why)
         anchors = self._file.anchors
@@ -136,7 +138,7 @@ class Audit:
         self._begin()
 
     async def reopen(self) -> None:
-        """Goes on in a new file, after this one was moved away: its first line is chained to the old one's last."""
+        """Continues in a new file, after this one was moved away: its first line is chained to the old one's last."""
         await self._settle()
         if self._file is not None:
             await asyncio.to_thread(self._file.reopen)

@@ -18,21 +18,21 @@ class Guarantee(enum.StrEnum):
     """The weakest attacker whom a log that verifies would still show, weakest guarantee first."""
 
     CHAIN = "chain"
-    """Shows a changed line. Whoever may write the file can write all of it anew, or cut its end."""
+    """Shows a changed line. An attacker who may write the file can write all of it anew, or cut its end."""
     KEYED = "keyed"
     """Shows what anybody wrote who has not the key. The end can still be cut."""
     ANCHORED = "anchored"
     """Shows, up to the last anchor, what anybody wrote, changed or cut."""
 
     def covers(self, other: Guarantee) -> bool:
-        """Whether it is as strong as another."""
+        """Returns True if it is at least as strong as the other."""
         order = list(Guarantee)
         return order.index(self) >= order.index(other)
 
 
 @dataclass
-class Verdict:
-    """What a check of a log found."""
+class Verification:
+    """The result of a check of a log."""
 
     lines: int = 0
     head: str = ""
@@ -52,7 +52,7 @@ class Verdict:
     anchored: int = 0
     """The number of the last entry that an anchor agrees with; 0: none."""
     goes_on: bool = False
-    """Whether the last line says that the log goes on in another file."""
+    """The last line says that the log continues in another file."""
 
     @property
     def guarantee(self) -> Guarantee:
@@ -63,19 +63,19 @@ class Verdict:
 
 def verify(
     lines: Iterable[bytes], keys: Keyring | None = None, anchors: Sequence[Anchor] = (), *, strict: bool = True
-) -> Verdict:
+) -> Verification:
     """Checks the lines of a log, or of several in their order. `strict`: every line from the first signed one on has to
     be signed by one of `keys`; otherwise keys that are not known here are only listed."""
     return _Check(keys, anchors, strict).run(lines)
 
 
 class _Check:
-    """One pass over the lines."""
+    """A single pass over the lines."""
 
     def __init__(self, keys: Keyring | None, anchors: Sequence[Anchor], strict: bool) -> None:
         self._keys = keys
         self._strict = strict
-        self._verdict = Verdict()
+        self._verdict = Verification()
         self._youngest = -1
         """The newest key so far, by its place among `keys`: an older one signs no more."""
         self._first = 0
@@ -87,7 +87,7 @@ class _Check:
                 continue
             self._anchors.setdefault(anchor.sequence, []).append(anchor)
 
-    def run(self, lines: Iterable[bytes]) -> Verdict:
+    def run(self, lines: Iterable[bytes]) -> Verification:
         verdict = self._verdict
         problems = verdict.problems
         sequence = broken = 0  # `broken`: the line that was no JSON, if the one before was none

@@ -1,11 +1,11 @@
-"""Who calls: what a call shows, turned into a tenant once a call.
+"""Authentication: the credential of a call, turned into a tenant once a call.
 
-What is looked at, in this order; the first that is there decides, and what is wrong is not helped by the next:
+The credentials, in this order; the first one present decides, and an invalid one is not helped by the next:
 metadata `authorization: Bearer <token>`, `hearth-ticket` (see `unix_identity`), `hearth-session` (a session's token,
 for everything but opening a session), the client certificate of the TLS connection.
 
-Whoever fails often is answered late, and is written to the audit log no more; valid credentials are never held up, so
-that nobody can lock others out who come from the same address.
+A peer that fails often is answered late, and is written to the audit log no more; valid credentials are never held up,
+so that no client can lock out others that come from the same address.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _MOST_LATE = 64
 
 
 class FailureObserver(Protocol):
-    """Who counts failures."""
+    """Counts failures."""
 
     def authentication_failed(self) -> None: ...
 
 
-class Failures:
-    """How often each peer has failed within the last minute. Pure, bounded: the peers of long ago are forgotten."""
+class AuthFailures:
+    """The failures of each peer within the last minute. Pure, bounded: the peers of long ago are forgotten."""
 
     def __init__(self, most: int, window: float = _WINDOW) -> None:
         self.most = most
@@ -53,7 +53,7 @@ class Failures:
         self._peers: OrderedDict[str, tuple[float, int]] = OrderedDict()
 
     def add(self, peer: str, now: float) -> int:
-        """One more; how many there are now."""
+        """Adds a failure; returns their number now."""
         begin, count = self._peers.pop(peer, (now, 0))
         if now - begin >= self._window:
             begin, count = now, 0
@@ -85,12 +85,12 @@ class Authenticator:
         self._sessions = sessions
         self._audit = audit
         self._observer = observer
-        self._failures = Failures(max_failures)
+        self._failures = AuthFailures(max_failures)
         self._delay = failure_delay
         self._late = 0
 
     def change(self, max_failures: int, failure_delay: float) -> None:
-        """What is counted stays counted."""
+        """Changes the limits; failures counted so far stay."""
         self._failures.most, self._delay = max_failures, failure_delay
 
     def everyone(self, peer: str) -> Caller:
@@ -98,7 +98,7 @@ class Authenticator:
         return Caller(EVERYONE, peer=peer)
 
     def shows(self, context: Context) -> bool:
-        """Whether the headers of a call, or its connection, show a credential at all."""
+        """Returns True if the headers of a call, or its connection, show a credential at all."""
         if any(key in _SHOWN for key, _ in context.invocation_metadata() or ()):
             return True
         return bool(certificate_names(context.auth_context()))
@@ -141,7 +141,7 @@ class Authenticator:
         return found
 
     def _certificate(self, auth_context: Mapping[str, Any], peer: str) -> Caller | None:
-        """Who shows a certificate; None: nobody. Raises `UNAUTHENTICATED`."""
+        """Identifies the caller by its certificate; None: it shows none. Raises `UNAUTHENTICATED`."""
         names = certificate_names(auth_context)
         if not names:
             return None

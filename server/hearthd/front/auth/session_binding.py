@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.front.tenancy.revocations import Identity, Revocations, identity
+from hearthd.front.tenancy.revocations import CertificateIdentity, Revocations, identity
 
 if TYPE_CHECKING:
     from hearthd.front.tenancy.tenants import Caller
@@ -29,10 +29,11 @@ class ClientCertificates:
     def __init__(self) -> None:
         self.revocations: Revocations | None = None
         """None: no list is configured."""
-        self._known: dict[bytes, Identity | None] = {}
+        self._known: dict[bytes, CertificateIdentity | None] = {}
 
-    def identity(self, auth_context: Mapping[str, Any]) -> Identity | None:
-        """Of the certificate of a connection; None where nobody asks, or where it cannot be read."""
+    def identity(self, auth_context: Mapping[str, Any]) -> CertificateIdentity | None:
+        """Returns the identity of a connection's certificate; None without a revocation list, or if it cannot be
+        read."""
         if self.revocations is None:
             return None
         pem = next(iter(auth_context.get("x509_pem_cert") or ()), b"")
@@ -45,8 +46,8 @@ class ClientCertificates:
                 self._known[pem] = None
         return self._known[pem]
 
-    def revokes(self, certificate: Identity | None) -> bool:
-        """Whether a list is configured and the certificate is on it, or cannot be looked up there."""
+    def revokes(self, certificate: CertificateIdentity | None) -> bool:
+        """Returns True if a list is configured and the certificate is on it, or cannot be looked up there."""
         if self.revocations is None:
             return False
         self.revocations.look()
@@ -65,7 +66,7 @@ class Binding:
             self.check(owner, showing.get())
 
     def check(self, owner: Caller, shown: Caller | None) -> None:
-        """As `check_call`, of `shown`."""
+        """Checks `shown` as `check_call` does."""
         if shown is None and not isinstance(owner.proof, tuple):
             return
         if shown is None or shown.proof != owner.proof or shown.certificate != owner.certificate:

@@ -28,8 +28,8 @@ class TlsError(Exception):
     """The certificate cannot be used; the text says which file, why, and what to do."""
 
 
-class Certificates:
-    """Certificate, key and the authority of clients, from files. Safe from any thread: gRPC asks on one of its own."""
+class ServerCertificates:
+    """Certificate, key and the authority of clients, from files. Safe from any thread: gRPC asks on its own thread."""
 
     def __init__(self, certificate: str, key: str, client_ca: str = "") -> None:
         """Reads and checks the files. Raises `TlsError`."""
@@ -70,8 +70,8 @@ class Certificates:
     # ---- renewal ----
 
     def _renewed(self) -> Configuration:
-        """Called by gRPC before each handshake: another configuration, or None for the same. Whoever has looked first
-        has found the change, so that counts which it was given last."""
+        """Called by gRPC before each handshake: another configuration, or None for the same. Another `look` may have
+        found the change, so the comparison is with the configuration that was given last."""
         self.look()
         given, self._given = self._given, self._configuration
         return None if given is self._configuration else self._configuration
@@ -91,7 +91,7 @@ class Certificates:
                 self._configuration = self._read()
                 self._context.load_cert_chain(self._certificate, self._key)
             except (TlsError, OSError, ssl.SSLError) as error:
-                log.error("certificate_not_renewed", why=str(error))  # what was there goes on being used
+                log.error("certificate_not_renewed", why=str(error))  # the former one stays in use
                 return False
             self._stamp = stamp
             log.info("certificate_renewed", certificate=str(self._certificate))
@@ -179,7 +179,7 @@ def _first_der(pem: bytes) -> bytes:
 
 def _no_password() -> str:
     raise TlsError(
-        "tls.key: the key is encrypted, and nobody is there to give its password; keep it decrypted, mode 600"
+        "tls.key: the key is encrypted, and a daemon cannot ask for its password; keep it decrypted, mode 600"
     )
 
 

@@ -1,9 +1,9 @@
-"""Who is at the other end of the Unix socket.
+"""Identity of peers on the Unix socket.
 
-gRPC does not say whose process a connection comes from, the kernel does: on a second socket, `hearth-identity.sock`
-beside `hearth.sock`, whoever connects is sent a ticket, one line, that stands for the user and groups that the kernel
-names (SO_PEERCRED, SO_PEERGROUPS). Shown in the metadata of one call (`hearth-ticket`), it is redeemed; it is good for
-some seconds. Nothing is read from who connects.
+gRPC does not report the process that a connection comes from, the kernel does: on a second socket,
+`hearth-identity.sock` beside `hearth.sock`, a client that connects is sent a ticket, one line, that stands for the user
+and groups that the kernel names (SO_PEERCRED, SO_PEERGROUPS). Shown in the metadata of one call (`hearth-ticket`), it
+is redeemed; it is good for some seconds. Nothing is read from the client.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import structlog
 
-from hearthd.front.connections.limiter import ConnectionLimiter, Slot
+from hearthd.front.connections.limiter import ConnectionLimiter, ConnectionSlot
 from hearthd.front.connections.peers import credentials_of
 from hearthd.front.sockets import ListenError, UnixSocket
 from hearthd.front.tenancy.tenants import User
@@ -32,16 +32,17 @@ _GROUPS_BYTES = 1024  # the most that Python's getsockopt takes: 256 groups
 _SEND_WAIT = 2.0
 """Seconds in which a ticket has to be on its way."""
 _MOST_TICKETS = 256
-"""Of one user, not redeemed; one more takes the place of the oldest, so that nobody's flood costs others theirs."""
+"""Tickets of one user that are not redeemed; a further one replaces the oldest, so that one user's flood costs others
+none."""
 
 
 def identity_path(path: str) -> str:
-    """Where it is, beside the socket of gRPC; clients find it by the same rule."""
+    """Returns the path of the identity socket, beside that of gRPC; clients find it by the same rule."""
     beside = Path(path)
     return str(beside.with_name(f"{beside.stem}-identity{beside.suffix}"))
 
 
-class Tickets:
+class IdentityTickets:
     """Tickets that were given out, by hash, oldest first. Pure: the clock is passed in."""
 
     def __init__(self, lifetime: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -60,7 +61,7 @@ class Tickets:
         return ticket
 
     def redeem(self, ticket: str) -> User | None:
-        """Whose it is; once. None for one that is unknown, used or too old."""
+        """Redeems a ticket, once, and returns its user; None for one that is unknown, used or too old."""
         key = _key(ticket)
         for tickets in self._users.values():
             found = tickets.pop(key, None)
@@ -86,7 +87,7 @@ class Tickets:
 class IdentitySocket:
     """The socket. Belongs to the event loop."""
 
-    def __init__(self, path: str, tickets: Tickets, limiter: ConnectionLimiter | None = None) -> None:
+    def __init__(self, path: str, tickets: IdentityTickets, limiter: ConnectionLimiter | None = None) -> None:
         self._socket = UnixSocket(path, public=True)
         self._tickets = tickets
         self._limiter = limiter
@@ -101,7 +102,7 @@ class IdentitySocket:
         before = os.umask(0o111)  # everybody may ask who they are
         try:
             self._server = await asyncio.get_running_loop().create_unix_server(
-                lambda: _Greeter(self._tickets, self._limiter), path, backlog=128
+                lambda: _TicketSender(self._tickets, self._limiter), path, backlog=128
             )
         except OSError as error:
             self._socket.release()
@@ -116,13 +117,13 @@ class IdentitySocket:
         self._socket.release()
 
 
-class _Greeter(asyncio.Protocol):
+class _TicketSender(asyncio.Protocol):
     """Sends the ticket and hangs up."""
 
-    def __init__(self, tickets: Tickets, limiter: ConnectionLimiter | None) -> None:
+    def __init__(self, tickets: IdentityTickets, limiter: ConnectionLimiter | None) -> None:
         self._tickets = tickets
         self._limiter = limiter
-        self._slot: Slot | None = None
+        self._slot: ConnectionSlot | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.WriteTransport) or hasattr(transport, "write")

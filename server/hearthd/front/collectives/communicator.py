@@ -1,4 +1,4 @@
-"""One communicator: its ranks, what they wait for, and how far each has come."""
+"""A communicator: its ranks, its waiting operations, and the progress of each rank."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from hearthd.front.collectives.match import Key, Match, Place, Send
+from hearthd.front.collectives.match import DeviceMessage, Match, MatchKey, RankLocation
 
 REMEMBERED = 1024
 """Operations under way of which one communicator knows more than their number."""
 
-Identity = tuple[str, tuple[Place, ...]]
+Identity = tuple[str, tuple[RankLocation, ...]]
 """Whose it is (empty: everybody's who shares its processes), and where its ranks are."""
 
 
@@ -19,9 +19,9 @@ Identity = tuple[str, tuple[Place, ...]]
 class Communicator:
     id: str
     """Unique over daemons."""
-    key: Key
+    key: MatchKey
     """Of the operation that it was made for."""
-    places: tuple[Place, ...]
+    places: tuple[RankLocation, ...]
     deadline: float
     """By when it has to be made."""
     unique_id: str = ""
@@ -33,7 +33,7 @@ class Communicator:
     """Operations that all ranks were told to run."""
     done: list[int] = field(default_factory=list)
     """How many of them each rank has finished."""
-    flying: deque[tuple[int, Key]] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    flying: deque[tuple[int, MatchKey]] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     """The number and the key of those that some rank has not finished."""
     users: set[tuple[str, tuple[int, ...]]] = field(default_factory=set)
     """Owners and members of what it was used for."""
@@ -50,5 +50,5 @@ class Communicator:
     def identity(self) -> Identity:
         return self.key.scope, self.places
 
-    def frame(self, op: str, rank: int, /, **more: Any) -> Send:
-        return Send(self.places[rank], {"op": op, "comm": self.id, "group": self.key.group, **more})
+    def frame(self, op: str, rank: int, /, **more: Any) -> DeviceMessage:
+        return DeviceMessage(self.places[rank], {"op": op, "comm": self.id, "group": self.key.group, **more})

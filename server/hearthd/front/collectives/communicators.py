@@ -2,7 +2,7 @@
 
 Pure, like `matcher.py`. A communicator is keyed by the places of its ranks, in rank order. Those of local devices
 are shared by all sessions that these processes serve; those of groups over daemons belong to their group. Operations
-that are complete wait here while it is being made; afterwards every rank is told `go` in one order, the same on every
+that are complete wait here while it is being made; afterwards every rank gets `go` in one order, the same on every
 link. What was given up is made anew when its ranks present again.
 """
 
@@ -18,9 +18,9 @@ from hearth_proto.reasons import Reason, Refusal, from_text, to_text
 from hearthd.front.collectives import errors
 from hearthd.front.collectives.communicator import REMEMBERED, Communicator, Identity
 from hearthd.front.collectives.flight_recorder import FlightRecorder
-from hearthd.front.collectives.match import Key, Match, Place, Send, place_name
+from hearthd.front.collectives.match import DeviceMessage, Match, MatchKey, RankLocation, place_name
 from hearthd.front.collectives.matcher import fail_all, lies_in
-from hearthd.front.collectives.order import Order
+from hearthd.front.collectives.order import CollectiveOrder
 
 MAX_IDLE = 64
 """Communicators of one device process beyond which those that have nothing to do are given up, the one that was used
@@ -31,10 +31,10 @@ class Communicators:
     """All live communicators that this front coordinates. `nonce`: what sets its names apart from other daemons'."""
 
     def __init__(
-        self, recorder: FlightRecorder | None = None, nonce: str = "", order: Order[Key] | None = None
+        self, recorder: FlightRecorder | None = None, nonce: str = "", order: CollectiveOrder[MatchKey] | None = None
     ) -> None:
         self._recorder = FlightRecorder() if recorder is None else recorder
-        self._order = Order[Key]() if order is None else order
+        self._order = CollectiveOrder[MatchKey]() if order is None else order
         self._nonce = nonce or secrets.token_hex(4)
         self._by_identity: dict[Identity, Communicator] = {}
         self._by_id: dict[str, Communicator] = {}  # the one used least recently first
@@ -58,11 +58,11 @@ class Communicators:
             return None
         return min((min([comm.deadline, *(match.deadline for match in comm.queue)]) for comm in waiting), default=None)
 
-    def submit(self, match: Match) -> list[Send]:
+    def submit(self, match: Match) -> list[DeviceMessage]:
         """An operation whose ranks are all there: runs it, or has its communicator made first."""
         places = match.places
         comm = self._by_identity.get((match.key.scope, places))
-        sends: list[Send] = []
+        sends: list[DeviceMessage] = []
         if comm is None:
             comm = self._make(match)
             sends += [*self._make_room(comm), comm.frame("create_id", 0, ranks=len(comm.places))]
@@ -83,9 +83,9 @@ class Communicators:
         self._by_identity[comm.identity] = self._by_id[comm.id] = comm
         return comm
 
-    def _make_room(self, comm: Communicator) -> list[Send]:
+    def _make_room(self, comm: Communicator) -> list[DeviceMessage]:
         """A device process that has too many gives up what is used least."""
-        sends: list[Send] = []
+        sends: list[DeviceMessage] = []
         for place in comm.places:
             there = [each for each in self if place in each.places]
             idle = [each for each in there if each.idle]
@@ -94,7 +94,7 @@ class Communicators:
                 sends += self._drop(each, why, errors.failed(each.key, why))
         return sends
 
-    def _go(self, comm: Communicator, match: Match) -> list[Send]:
+    def _go(self, comm: Communicator, match: Match) -> list[DeviceMessage]:
         comm.launched += 1
         comm.flying.append((comm.launched, match.key))
         self._recorder.launched(match.key)
@@ -102,13 +102,13 @@ class Communicators:
         parts, told = match.parts, {"op": "go", **match.key.address(), "comm": comm.id, "index": comm.launched}
         told["ranks"] = len(comm.places)
         return [
-            Send(place, {**told, "channel": parts[rank].channel, "rank": rank})
+            DeviceMessage(place, {**told, "channel": parts[rank].channel, "rank": rank})
             for rank, place in enumerate(comm.places)
         ]
 
     # ---- what the ranks say ----
 
-    def withdraw(self, key: Key, rank: int, refusal: Refusal) -> list[Send]:
+    def withdraw(self, key: MatchKey, rank: int, refusal: Refusal) -> list[DeviceMessage]:
         """A rank will not take part in an operation that still waits for its communicator."""
         for comm in self:
             for match in [match for match in comm.queue if match.key == key]:
@@ -117,8 +117,8 @@ class Communicators:
                 return self._fail(match, errors.withdrawn(key, rank, refusal))
         return []
 
-    def message(self, place: Place, body: Mapping[str, Any], owner: str = "") -> list[Send]:
-        """What a rank's process says about a communicator; one that is no longer known is not spoken of.
+    def message(self, place: RankLocation, body: Mapping[str, Any], owner: str = "") -> list[DeviceMessage]:
+        """Takes a message of a rank's process about a communicator; messages about an unknown one are ignored.
 
         `owner`: for what comes from another daemon, the group that it is a member of; it has no say in any other.
         Raises KeyError, TypeError or ValueError for what is no message."""
@@ -142,11 +142,11 @@ class Communicators:
             return self._failed(comm, rank, body)
         return []
 
-    def _joined(self, comm: Communicator, rank: int) -> list[Send]:
+    def _joined(self, comm: Communicator, rank: int) -> list[DeviceMessage]:
         if comm.ready:
             return []
         comm.joined.add(rank)
-        sends: list[Send] = []
+        sends: list[DeviceMessage] = []
         if comm.ready:
             for user in comm.users:
                 self._recorder.ready(*user)
@@ -161,7 +161,7 @@ class Communicators:
             _, key = comm.flying.popleft()
             self._recorder.finished(key)
 
-    def _failed(self, comm: Communicator, rank: int, body: Mapping[str, Any]) -> list[Send]:
+    def _failed(self, comm: Communicator, rank: int, body: Mapping[str, Any]) -> list[DeviceMessage]:
         if not body.get("timed_out"):
             why = f"{comm.key.name(rank)} reports: {body.get('reason') or 'a failure'}"
             return self._give_up(comm, why, errors.failed(comm.key, why, rank))
@@ -177,9 +177,10 @@ class Communicators:
 
     # ---- what ends ----
 
-    def expire(self, now: float) -> list[Send]:
-        """Fails what has waited too long for its communicator, and gives up those that nobody waits for any more."""
-        sends: list[Send] = []
+    def expire(self, now: float) -> list[DeviceMessage]:
+        """Fails operations that have waited too long for their communicator, and aborts communicators without waiting
+        operations."""
+        sends: list[DeviceMessage] = []
         for comm in [comm for comm in self if not comm.ready]:
             late = [rank for rank in range(len(comm.places)) if rank not in comm.joined]
             for match in sorted((match for match in comm.queue if match.deadline <= now), key=lambda one: one.deadline):
@@ -190,11 +191,11 @@ class Communicators:
                 sends += self._give_up(comm, f"{comm.key.names(late)} did not join in time", refusal)
         return sends
 
-    def lost(self, where: Place | int, why: str, owners: Collection[str] = ()) -> list[Send]:
+    def lost(self, where: RankLocation | int, why: str, owners: Collection[str] = ()) -> list[DeviceMessage]:
         """Aborts the communicators of a process, or of a node, on the survivors; the next use of the group makes a new
         one. Of other nodes' places only those of `owners` are meant."""
-        local = isinstance(where, Place) and where.node == 0
-        sends: list[Send] = []
+        local = isinstance(where, RankLocation) and where.node == 0
+        sends: list[DeviceMessage] = []
         for comm in self:
             gone = {rank for rank, place in enumerate(comm.places) if lies_in(place, where)}
             if not gone or not (local or comm.key.scope in owners):
@@ -206,10 +207,10 @@ class Communicators:
             sends += self._give_up(comm, text, errors.failed(comm.key, text, min(gone)), except_for=gone)
         return sends
 
-    def give_up(self, owner: str, refusal: Refusal) -> list[Send]:
+    def give_up(self, owner: str, refusal: Refusal) -> list[DeviceMessage]:
         """Fails what an owner has waiting and forgets it. A group's communicators go with it; those of devices stay for
         other sessions."""
-        sends: list[Send] = []
+        sends: list[DeviceMessage] = []
         for comm in self:
             theirs = [match for match in comm.queue if match.key.owner == owner]
             comm.queue = deque(match for match in comm.queue if match.key.owner != owner)
@@ -222,7 +223,9 @@ class Communicators:
             comm.users = {user for user in comm.users if user[0] != owner}
         return sends
 
-    def _give_up(self, comm: Communicator, why: str, refusal: Refusal, except_for: Collection[int] = ()) -> list[Send]:
+    def _give_up(
+        self, comm: Communicator, why: str, refusal: Refusal, except_for: Collection[int] = ()
+    ) -> list[DeviceMessage]:
         self.aborts += 1
         self.failed[refusal.reason] += len(comm.flying)
         owners = {(key.owner, key.members) for _, key in comm.flying}
@@ -231,13 +234,15 @@ class Communicators:
         for _, key in comm.flying:
             self._recorder.failed(key, refusal.message)
         for user in comm.users:
-            self._recorder.given_up(*user, why)
+            self._recorder.aborted(*user, why)
         sends = self._drop(comm, why, errors.with_recorder(refusal, list(lines)), except_for)
         for match in comm.queue:
             sends += self._fail(match, refusal)
         return sends
 
-    def _drop(self, comm: Communicator, why: str, refusal: Refusal, except_for: Collection[int] = ()) -> list[Send]:
+    def _drop(
+        self, comm: Communicator, why: str, refusal: Refusal, except_for: Collection[int] = ()
+    ) -> list[DeviceMessage]:
         del self._by_id[comm.id], self._by_identity[comm.identity]
         status = to_text(refusal)
         return [
@@ -246,7 +251,7 @@ class Communicators:
             if rank not in except_for
         ]
 
-    def _fail(self, match: Match, refusal: Refusal) -> list[Send]:
+    def _fail(self, match: Match, refusal: Refusal) -> list[DeviceMessage]:
         key = match.key
         self._order.close(key)
         lines = self._recorder.lines(key.owner, key.members)

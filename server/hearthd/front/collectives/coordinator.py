@@ -12,17 +12,18 @@ from typing import Any
 from hearth_proto.reasons import Reason, Refusal, from_text
 from hearthd.front.collectives.communicators import Communicators
 from hearthd.front.collectives.flight_recorder import FlightRecorder
-from hearthd.front.collectives.match import Key, Place, Send
+from hearthd.front.collectives.match import DeviceMessage, MatchKey, RankLocation
 from hearthd.front.collectives.matcher import Matcher
-from hearthd.front.collectives.order import Order
+from hearthd.front.collectives.order import CollectiveOrder
 
 
 class Coordinator:
-    """One for the node: for the groups of its own devices, and for those over daemons that were created here."""
+    """The coordinator of the node: for groups of local devices, and for groups over daemons that were created
+    here."""
 
     def __init__(self, timeout: float = 30.0, recorder: FlightRecorder | None = None, nonce: str = "") -> None:
         self.recorder = FlightRecorder() if recorder is None else recorder
-        order: Order[Key] = Order()
+        order: CollectiveOrder[MatchKey] = CollectiveOrder()
         self.matcher = Matcher(timeout, self.recorder, order)
         self.communicators = Communicators(self.recorder, nonce, order)
         self._released = order.released
@@ -39,11 +40,11 @@ class Coordinator:
         return self.matcher.failed + self.communicators.failed
 
     def present(
-        self, key: Key, rank: int, place: Place, body: Mapping[str, Any], now: float, count: int = 1
-    ) -> list[Send]:
-        """A rank's part in an operation has come, or in a row of so many, each of which stands behind the one before.
-        Raises KeyError, TypeError or ValueError where `body` is no `present`."""
-        sends: list[Send] = []
+        self, key: MatchKey, rank: int, place: RankLocation, body: Mapping[str, Any], now: float, count: int = 1
+    ) -> list[DeviceMessage]:
+        """Takes a rank's part in an operation, or in a sequence of `count`, each of which stands behind the one before.
+        Raises KeyError, TypeError or ValueError if `body` is no `present`."""
+        sends: list[DeviceMessage] = []
         for told, match in self.matcher.row(key, rank, place, body, now, count):
             sends += told
             if match is not None:
@@ -52,13 +53,13 @@ class Coordinator:
                 self._go_on(sends)
         return sends
 
-    def withdraw(self, key: Key, rank: int, body: Mapping[str, Any]) -> list[Send]:
+    def withdraw(self, key: MatchKey, rank: int, body: Mapping[str, Any]) -> list[DeviceMessage]:
         """A rank that has presented, or was to present, an operation will not take part. Raises KeyError or ValueError
         where `body` is no `withdraw`."""
         refusal = from_text(body["status"])
         return self._go_on(self.communicators.withdraw(key, rank, refusal) or self.matcher.withdraw(key, rank, refusal))
 
-    def _go_on(self, sends: list[Send]) -> list[Send]:
+    def _go_on(self, sends: list[DeviceMessage]) -> list[DeviceMessage]:
         """With what may go now that others have gone or failed."""
         while self._released:
             match = self.matcher.released()
@@ -66,19 +67,19 @@ class Coordinator:
                 sends += self.communicators.submit(match)
         return sends
 
-    def message(self, place: Place, body: Mapping[str, Any], owner: str = "") -> list[Send]:
-        """What a rank's process says of a communicator. Raises as `present`."""
+    def message(self, place: RankLocation, body: Mapping[str, Any], owner: str = "") -> list[DeviceMessage]:
+        """Takes a message of a rank's process about a communicator. Raises as `present`."""
         return self._go_on(self.communicators.message(place, body, owner))
 
-    def lost(self, where: Place | int, why: str, owners: Collection[str] = ()) -> list[Send]:
+    def lost(self, where: RankLocation | int, why: str, owners: Collection[str] = ()) -> list[DeviceMessage]:
         """A process or a node is gone, with the ranks that `owners` had there."""
         return self._go_on(self.matcher.lost(where, why, owners) + self.communicators.lost(where, why, owners))
 
-    def give_up(self, owner: str, refusal: Refusal) -> list[Send]:
+    def give_up(self, owner: str, refusal: Refusal) -> list[DeviceMessage]:
         """A session or a group ends: nothing of it is kept."""
         sends = self.matcher.give_up(owner, refusal) + self.communicators.give_up(owner, refusal)
         self.recorder.forget(owner)
         return self._go_on(sends)
 
-    def expire(self, now: float) -> list[Send]:
+    def expire(self, now: float) -> list[DeviceMessage]:
         return self._go_on(self.matcher.expire(now) + self.communicators.expire(now))

@@ -1,11 +1,11 @@
-"""What ranks are told whose collective operations do not run, or do not end."""
+"""Refusals for ranks whose collective operations do not run, or do not end."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.front.collectives.match import Key, Match, Place, group_name, place_name
+from hearthd.front.collectives.match import Match, MatchKey, RankLocation, group_name, place_name
 from hearthd.front.collectives.signature import Mismatch
 
 _AGAIN = "Present it again, with the next sequence number on every rank; a new communicator is made."
@@ -53,7 +53,7 @@ def unknown_group(group: str) -> Refusal:
     )
 
 
-def twice(key: Key, rank: int) -> Refusal:
+def twice(key: MatchKey, rank: int) -> Refusal:
     return Refusal(
         Reason.COLLECTIVE_MISMATCH,
         f"{_capital(key.name(rank))} presented operation {key.sequence} of {group_name(key.group, key.members)} twice.",
@@ -62,7 +62,7 @@ def twice(key: Key, rank: int) -> Refusal:
     )
 
 
-def mismatch(key: Key, found: Mismatch) -> Refusal:
+def mismatch(key: MatchKey, found: Mismatch) -> Refusal:
     """`odd_rank`, `requested` (their values) and `expected` (the others') name what differs; see `signature`."""
     which = f", operation {found.position} of the batch" if found.position else ""
     details: dict[str, object] = {
@@ -118,7 +118,7 @@ def not_presented(match: Match) -> Refusal:
     )
 
 
-def held(key: Key, ahead: Iterable[Key]) -> Refusal:
+def held(key: MatchKey, ahead: Iterable[MatchKey]) -> Refusal:
     first = min(ahead)
     return Refusal(
         Reason.COLLECTIVE_TIMEOUT,
@@ -129,7 +129,7 @@ def held(key: Key, ahead: Iterable[Key]) -> Refusal:
     )
 
 
-def crossed(key: Key, circle: Sequence[Key]) -> Refusal:
+def crossed(key: MatchKey, circle: Sequence[MatchKey]) -> Refusal:
     others = ", ".join(_small(other.title) for other in circle if other != key)
     return Refusal(
         Reason.COLLECTIVE_MISMATCH,
@@ -139,7 +139,7 @@ def crossed(key: Key, circle: Sequence[Key]) -> Refusal:
     )
 
 
-def withdrawn(key: Key, rank: int, why: Refusal) -> Refusal:
+def withdrawn(key: MatchKey, rank: int, why: Refusal) -> Refusal:
     return Refusal(
         Reason.COMMUNICATOR_FAILED,
         f"{key.title} cannot start: {key.name(rank)} has no part in it: {why.message}",
@@ -148,7 +148,7 @@ def withdrawn(key: Key, rank: int, why: Refusal) -> Refusal:
     )
 
 
-def not_joined(key: Key, late: Iterable[int]) -> Refusal:
+def not_joined(key: MatchKey, late: Iterable[int]) -> Refusal:
     late = list(late)
     return Refusal(
         Reason.COLLECTIVE_TIMEOUT,
@@ -159,7 +159,7 @@ def not_joined(key: Key, late: Iterable[int]) -> Refusal:
     )
 
 
-def lost_before(key: Key, where: Place | int, why: str) -> Refusal:
+def lost_before(key: MatchKey, where: RankLocation | int, why: str) -> Refusal:
     return Refusal(
         Reason.COMMUNICATOR_FAILED,
         f"{_capital(place_name(where))} of {group_name(key.group, key.members)} was lost before operation "
@@ -171,8 +171,8 @@ def lost_before(key: Key, where: Place | int, why: str) -> Refusal:
     )
 
 
-def not_finished(key: Key, missing: Iterable[int], sequence: int | None) -> Refusal:
-    """`sequence`: which operation, where everybody who is told may know."""
+def not_finished(key: MatchKey, missing: Iterable[int], sequence: int | None) -> Refusal:
+    """Refuses an operation that ranks have not finished. `sequence`: its number, if all recipients may know it."""
     missing = list(missing)
     which = f"Operation {sequence}" if sequence is not None else "An operation"
     return Refusal(
@@ -184,7 +184,7 @@ def not_finished(key: Key, missing: Iterable[int], sequence: int | None) -> Refu
     )
 
 
-def failed(key: Key, why: str, rank: int | None = None) -> Refusal:
+def failed(key: MatchKey, why: str, rank: int | None = None) -> Refusal:
     """The communicator failed; `rank`: where, if it was at one."""
     at = {} if rank is None else {"failed": key.numbers([rank])}
     return Refusal(

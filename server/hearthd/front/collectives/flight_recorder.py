@@ -1,6 +1,6 @@
 """The flight recorder: what became of the last operations of each group. Bounded, and dropped with its owner.
 
-Pure but for the clock, which is passed in. A group is (owner, members), as in the `Key` of its operations.
+Pure but for the clock, which is passed in. A group is (owner, members), as in the `MatchKey` of its operations.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hearth_proto.collectives import PEERED, ROOTED
 
 if TYPE_CHECKING:
-    from hearthd.front.collectives.match import Key
+    from hearthd.front.collectives.match import MatchKey
 
 OPERATIONS = 64
 """That are kept of each group."""
@@ -22,7 +22,7 @@ GROUPS = 32
 """That are kept of each owner; the one that was used least recently makes room."""
 LINES = 8
 """That come with an error."""
-_SPELT_OUT = 6
+_DESCRIBED = 6
 """Operations of a batch."""
 _ERROR = 300
 """Characters of a reason that are kept."""
@@ -31,8 +31,8 @@ _LINE = 200
 
 
 @dataclass(slots=True)
-class Entry:
-    """One operation. Times are unix time in ns; 0: not yet."""
+class RecordedOperation:
+    """An operation of the recorder. Times are unix time in ns; 0: not yet."""
 
     sequence: int
     what: str
@@ -53,10 +53,10 @@ class Entry:
 
 
 @dataclass
-class Ring:
+class GroupHistory:
     """A group's last operations, and how its communicator is."""
 
-    operations: OrderedDict[int, Entry] = field(default_factory=OrderedDict)
+    operations: OrderedDict[int, RecordedOperation] = field(default_factory=OrderedDict)
     """By sequence number, in the order in which they were first presented."""
     state: str = "forming"
     """`forming`, `ready` or `failed`."""
@@ -65,13 +65,13 @@ class Ring:
     aborts: int = 0
     """Communicators that were given up."""
     _last: Sequence[Mapping[str, Any]] | None = None
-    _spelt: str = ""
+    _text: str = ""
 
-    def spelt(self, operations: Sequence[Mapping[str, Any]]) -> str:
-        """As `spelt`; of a row of the same operations once."""
+    def text(self, operations: Sequence[Mapping[str, Any]]) -> str:
+        """`describe_operations`, cached for the last argument."""
         if operations != self._last:
-            self._last, self._spelt = operations, spelt(operations)
-        return self._spelt
+            self._last, self._text = operations, describe_operations(operations)
+        return self._text
 
     def lines(self, last: int = LINES) -> list[str]:
         """The last operations, oldest first, a line each."""
@@ -83,7 +83,7 @@ class FlightRecorder:
 
     def __init__(self, clock: Callable[[], int] = time.time_ns) -> None:
         self._clock = clock
-        self._rings: dict[str, OrderedDict[tuple[int, ...], Ring]] = {}
+        self._rings: dict[str, OrderedDict[tuple[int, ...], GroupHistory]] = {}
 
     def __len__(self) -> int:
         """Owners that it knows."""
@@ -91,36 +91,36 @@ class FlightRecorder:
 
     # ---- what happens ----
 
-    def presented(self, key: Key, rank: int, operations: Sequence[Mapping[str, Any]]) -> None:
+    def presented(self, key: MatchKey, rank: int, operations: Sequence[Mapping[str, Any]]) -> None:
         rings = self._rings.get(key.owner)
         if rings is None:
             rings = self._rings[key.owner] = OrderedDict()
         ring = rings.get(key.members)
         if ring is None:
-            ring = rings[key.members] = Ring()
+            ring = rings[key.members] = GroupHistory()
             if len(rings) > GROUPS:
                 rings.popitem(last=False)
         rings.move_to_end(key.members)
         entry = ring.operations.get(key.sequence)
         if entry is None:
-            entry = ring.operations[key.sequence] = Entry(key.sequence, ring.spelt(operations))
+            entry = ring.operations[key.sequence] = RecordedOperation(key.sequence, ring.text(operations))
             if len(ring.operations) > OPERATIONS:
                 ring.operations.popitem(last=False)
         elif not entry.what:  # the first rank had no part in it
-            entry.what = spelt(operations)
+            entry.what = describe_operations(operations)
         entry.presented[rank] = self._clock()
 
-    def launched(self, key: Key) -> None:
+    def launched(self, key: MatchKey) -> None:
         entry = self._entry(key)
         if entry is not None:
             entry.launched = self._clock()
 
-    def finished(self, key: Key) -> None:
+    def finished(self, key: MatchKey) -> None:
         entry = self._entry(key)
         if entry is not None and not entry.finished:
             entry.finished = self._clock()
 
-    def failed(self, key: Key, error: str) -> None:
+    def failed(self, key: MatchKey, error: str) -> None:
         entry = self._entry(key)
         if entry is not None and not entry.finished:
             entry.finished, entry.error = self._clock(), error[:_ERROR]
@@ -131,7 +131,7 @@ class FlightRecorder:
         if ring is not None:
             ring.state, ring.detail = "ready", ""
 
-    def given_up(self, owner: str, members: tuple[int, ...], why: str) -> None:
+    def aborted(self, owner: str, members: tuple[int, ...], why: str) -> None:
         """Its communicator failed."""
         ring = self.ring(owner, members)
         if ring is not None:
@@ -143,11 +143,11 @@ class FlightRecorder:
 
     # ---- what is asked ----
 
-    def ring(self, owner: str, members: tuple[int, ...]) -> Ring | None:
+    def ring(self, owner: str, members: tuple[int, ...]) -> GroupHistory | None:
         rings = self._rings.get(owner)
         return rings.get(members) if rings is not None else None
 
-    def rings(self, owner: str) -> Iterator[tuple[tuple[int, ...], Ring]]:
+    def rings(self, owner: str) -> Iterator[tuple[tuple[int, ...], GroupHistory]]:
         """An owner's groups: members and ring, the one used last at the end."""
         yield from self._rings.get(owner, OrderedDict()).items()
 
@@ -155,19 +155,19 @@ class FlightRecorder:
         ring = self.ring(owner, members)
         return ring.lines() if ring is not None else []
 
-    def _entry(self, key: Key) -> Entry | None:
+    def _entry(self, key: MatchKey) -> RecordedOperation | None:
         ring = self.ring(key.owner, key.members)
         return None if ring is None else ring.operations.get(key.sequence)
 
 
-def spelt(operations: Sequence[Mapping[str, Any]]) -> str:
+def describe_operations(operations: Sequence[Mapping[str, Any]]) -> str:
     """`all_reduce 1024 float32 sum`; several of a batch with commas; nothing where the rank has no part."""
-    texts = [_spelt(operation) for operation in operations[:_SPELT_OUT]]
+    texts = [_describe(operation) for operation in operations[:_DESCRIBED]]
     more = len(operations) - len(texts)
     return ", ".join([*texts, f"{more} more"] if more else texts)
 
 
-def _spelt(operation: Mapping[str, Any]) -> str:
+def _describe(operation: Mapping[str, Any]) -> str:
     kind = str(operation.get("kind"))
     if kind == "barrier":
         return kind
@@ -181,7 +181,7 @@ def _spelt(operation: Mapping[str, Any]) -> str:
     return " ".join(words)[:100]
 
 
-def _line(entry: Entry) -> str:
+def _line(entry: RecordedOperation) -> str:
     first = min(entry.presented.values(), default=0)
     ranks = ", ".join(map(str, sorted(entry.presented)))
     what = entry.what if len(entry.what) <= _LINE // 2 else entry.what[: _LINE // 2 - 3] + "..."

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 GROUP = "group:"
 
 
-class Place(NamedTuple):
+class RankLocation(NamedTuple):
     """The device process that a rank is in."""
 
     node: int
@@ -19,7 +19,7 @@ class Place(NamedTuple):
     """Its generation: a device has several, one after another and for different sessions."""
 
 
-def place_name(where: Place | int) -> str:
+def place_name(where: RankLocation | int) -> str:
     """`device 1`, `device 0 of node 1`, `node 1`."""
     if isinstance(where, int):
         return f"node {where}"
@@ -31,14 +31,14 @@ def group_name(group: str, members: Sequence[int]) -> str:
     return f"group {group[:8]} of {len(members)} ranks" if group else f"group {list(members)}"
 
 
-class Send(NamedTuple):
-    """One COLLECTIVE frame for one device process."""
+class DeviceMessage(NamedTuple):
+    """A COLLECTIVE frame for one device process."""
 
-    place: Place
+    place: RankLocation
     body: dict[str, Any]
 
 
-class Key(NamedTuple):
+class MatchKey(NamedTuple):
     """Names an operation."""
 
     owner: str
@@ -54,12 +54,12 @@ class Key(NamedTuple):
 
     @property
     def scope(self) -> str:
-        """Whose communicators it uses: those of local devices are shared by all sessions of their processes."""
+        """The owner of its communicators: those of local devices are shared by all sessions of their processes."""
         return self.owner if self.group else ""
 
     @property
     def title(self) -> str:
-        """As messages have it: `Operation 3 of group [0, 1]`."""
+        """Its name in messages: `Operation 3 of group [0, 1]`."""
         return f"Operation {self.sequence} of {group_name(self.group, self.members)}"
 
     def name(self, rank: int) -> str:
@@ -71,24 +71,24 @@ class Key(NamedTuple):
         return f"{'ranks' if self.group else 'devices'} {self.numbers(ranks)}"
 
     def numbers(self, ranks: Iterable[int]) -> str:
-        """As details have it: ordinals, or the ranks of a group over daemons."""
+        """Returns the ranks as details name them: ordinals, or the ranks of a group over daemons."""
         return ", ".join(str(self.members[rank]) for rank in sorted(ranks))
 
     def address(self) -> dict[str, Any]:
-        """How the device process knows it, but for the channel."""
+        """Returns its key in the device process, without the channel."""
         return {"group": self.group, "devices": [] if self.group else list(self.members), "sequence": self.sequence}
 
 
-class Part(NamedTuple):
-    """What one rank has presented."""
+class Presentation(NamedTuple):
+    """The part of one rank in an operation, as presented."""
 
-    place: Place
+    place: RankLocation
     channel: int
     """Of its session, in its process."""
     operations: list[dict[str, Any]]
 
     @classmethod
-    def of(cls, place: Place, body: Mapping[str, Any]) -> Part:
+    def of(cls, place: RankLocation, body: Mapping[str, Any]) -> Presentation:
         """Raises KeyError, TypeError or ValueError for what is none."""
         signature = body["signature"]
         operations = [signature] if isinstance(signature, dict) else list(signature)
@@ -101,10 +101,10 @@ class Part(NamedTuple):
 class Match:
     """An operation and the parts of it that have been presented, by rank."""
 
-    key: Key
+    key: MatchKey
     deadline: float
-    parts: dict[int, Part] = field(default_factory=dict)
-    behind: set[Key] = field(default_factory=set)
+    parts: dict[int, Presentation] = field(default_factory=dict)
+    behind: set[MatchKey] = field(default_factory=set)
     """Operations that it stands behind on some rank."""
 
     @property
@@ -113,6 +113,6 @@ class Match:
         return [rank for rank in range(len(self.key.members)) if rank not in self.parts]
 
     @property
-    def places(self) -> tuple[Place, ...]:
-        """Of all ranks, in their order; only where none is missing."""
+    def places(self) -> tuple[RankLocation, ...]:
+        """The places of all ranks, in their order; only when none is missing."""
         return tuple([self.parts[rank].place for rank in range(len(self.key.members))])

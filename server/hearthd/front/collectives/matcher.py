@@ -6,8 +6,8 @@ frames are JSON; a `status` and a unique id are base64 in them:
 - device to front: `present`, `withdraw`, `id`, `joined`, `join_failed`, `failed`, `progress`, `wedged`
 - front to device: `fail`, `go`, `create_id`, `join`, `abort`
 
-An operation is named by its `Key`, a rank's process by its `Place`. `communicators.py` takes over when all ranks are
-there; `signature.py` compares what they want.
+An operation is named by its `MatchKey`, a rank's process by its `RankLocation`. `communicators.py` takes over when all
+ranks are there; `signature.py` compares their requests.
 """
 
 from __future__ import annotations
@@ -21,51 +21,56 @@ from typing import Any, NamedTuple
 from hearth_proto.reasons import Reason, Refusal, to_text
 from hearthd.front.collectives import errors
 from hearthd.front.collectives.flight_recorder import FlightRecorder
-from hearthd.front.collectives.match import Key, Match, Part, Place, Send
-from hearthd.front.collectives.order import Order
+from hearthd.front.collectives.match import DeviceMessage, Match, MatchKey, Presentation, RankLocation
+from hearthd.front.collectives.order import CollectiveOrder
 from hearthd.front.collectives.signature import mismatch
 
 MAX_FAILURES = 256
 """Failed operations of one owner that are remembered for ranks that present them later."""
 
 
-class Failure(NamedTuple):
-    """What those are told who present an operation that has failed."""
+class MatchFailure(NamedTuple):
+    """The refusal for ranks that present an operation that has failed."""
 
     refusal: Refusal
     by: int | None = None
-    """The rank that has withdrawn, where no other has been told so."""
+    """The rank that has withdrawn, while no other rank knows that."""
 
 
-def fail(key: Key, part: Part, refusal: Refusal) -> Send:
+def fail(key: MatchKey, part: Presentation, refusal: Refusal) -> DeviceMessage:
     """Tells one rank that its operation will not run."""
-    return Send(part.place, {"op": "fail", "channel": part.channel, **key.address(), "status": to_text(refusal)})
+    return DeviceMessage(
+        part.place, {"op": "fail", "channel": part.channel, **key.address(), "status": to_text(refusal)}
+    )
 
 
-def fail_all(match: Match, refusal: Refusal) -> list[Send]:
+def fail_all(match: Match, refusal: Refusal) -> list[DeviceMessage]:
     """Tells every rank that has presented."""
     return [fail(match.key, part, refusal) for _, part in sorted(match.parts.items())]
 
 
-def lies_in(place: Place, where: Place | int) -> bool:
-    """Whether a rank is lost with a process, or with a whole node."""
-    return place == where if isinstance(where, Place) else place.node == where
+def lies_in(place: RankLocation, where: RankLocation | int) -> bool:
+    """Returns True if a rank is lost with a process, or with a whole node."""
+    return place == where if isinstance(where, RankLocation) else place.node == where
 
 
 class Matcher:
     """The operations that wait for ranks. `failed` counts those that failed here, by reason."""
 
     def __init__(
-        self, timeout: float = 30.0, recorder: FlightRecorder | None = None, order: Order[Key] | None = None
+        self,
+        timeout: float = 30.0,
+        recorder: FlightRecorder | None = None,
+        order: CollectiveOrder[MatchKey] | None = None,
     ) -> None:
         self._timeout = timeout
         self._recorder = FlightRecorder() if recorder is None else recorder
-        self._order = Order[Key]() if order is None else order
-        self._pending: dict[Key, Match] = {}
+        self._order = CollectiveOrder[MatchKey]() if order is None else order
+        self._pending: dict[MatchKey, Match] = {}
         """Those that wait for ranks, and those that are complete and held behind others."""
-        self._failures: dict[str, OrderedDict[Key, Failure]] = {}
+        self._failures: dict[str, OrderedDict[MatchKey, MatchFailure]] = {}
         self._due = math.inf
-        self._agreed: tuple[Part, ...] = ()
+        self._agreed: tuple[Presentation, ...] = ()
         """What was compared last, and is the same."""
         self.failed: Counter[Reason] = Counter()
 
@@ -78,13 +83,13 @@ class Matcher:
         return self._due if self._pending else None
 
     def row(
-        self, key: Key, rank: int, place: Place, body: Mapping[str, Any], now: float, count: int = 1
-    ) -> Iterator[tuple[list[Send], Match | None]]:
-        """One rank's part in so many operations has come, each of which stands behind the one before: of each what to
-        tell whom, and the operation if it is complete and all ranks agree.
+        self, key: MatchKey, rank: int, place: RankLocation, body: Mapping[str, Any], now: float, count: int = 1
+    ) -> Iterator[tuple[list[DeviceMessage], Match | None]]:
+        """Takes one rank's part in `count` operations, each of which stands behind the one before. Yields for each the
+        messages to send, and the operation if it is complete and all ranks agree.
 
         Raises KeyError, TypeError or ValueError for what is no `present`."""
-        part = Part.of(place, body)
+        part = Presentation.of(place, body)
         behind = _behind(key, body)
         seconds = float(body.get("timeout") or 0) or self._timeout
         if not 0 <= rank < len(key.members) or not 0 < seconds < math.inf:
@@ -93,19 +98,19 @@ class Matcher:
         owner, members, first = key
         for sequence in range(first + 1, first + count):
             behind = {key}
-            key = Key(owner, members, sequence)
+            key = MatchKey(owner, members, sequence)
             yield self._present(key, rank, part, behind, now + seconds)
 
     def _present(
-        self, key: Key, rank: int, part: Part, behind: set[Key], deadline: float
-    ) -> tuple[list[Send], Match | None]:
+        self, key: MatchKey, rank: int, part: Presentation, behind: set[MatchKey], deadline: float
+    ) -> tuple[list[DeviceMessage], Match | None]:
         failures = self._failures.get(key.owner)
         failure = failures.get(key) if failures else None
         if failures and failure is not None:
             if failure.by != rank:
                 failures[key] = failure._replace(by=None)
                 return [fail(key, part, failure.refusal)], None
-            del failures[key]  # it comes after all, and nobody has been told that it does not
+            del failures[key]  # it comes after all, and no rank knows otherwise yet
         match = self._pending.get(key)
         if match is None:
             match = self._pending[key] = Match(key, deadline)
@@ -137,8 +142,8 @@ class Matcher:
                 return match
         return None
 
-    def withdraw(self, key: Key, rank: int, refusal: Refusal) -> list[Send]:
-        """A rank will not take part, for a reason of its own: nor can the others, whether they have presented or
+    def withdraw(self, key: MatchKey, rank: int, refusal: Refusal) -> list[DeviceMessage]:
+        """Withdraws a rank, which has a separate reason: the others cannot run either, whether they have presented or
         will."""
         told = errors.withdrawn(key, rank, refusal)
         match = self._pending.get(key)
@@ -148,10 +153,10 @@ class Matcher:
         self._remember(key, told, rank)
         return []
 
-    def expire(self, now: float) -> list[Send]:
+    def expire(self, now: float) -> list[DeviceMessage]:
         """Fails what has waited too long, the longest overdue first."""
         late = sorted((match.deadline, key) for key, match in self._pending.items() if match.deadline <= now)
-        sends: list[Send] = []
+        sends: list[DeviceMessage] = []
         for _, key in late:
             match = self._pending.get(key)
             if match is not None:
@@ -159,14 +164,14 @@ class Matcher:
         self._due = min((match.deadline for match in self._pending.values()), default=math.inf)
         return sends
 
-    def lost(self, where: Place | int, why: str, owners: Collection[str] = ()) -> list[Send]:
+    def lost(self, where: RankLocation | int, why: str, owners: Collection[str] = ()) -> list[DeviceMessage]:
         """Fails what can no longer come together: a part is gone with its process, or will not come.
 
         `owners`: whose ranks the process, or the node, had, also those that have presented nothing yet. Of other nodes'
         places only the operations of `owners` are looked at."""
-        local = isinstance(where, Place) and where.node == 0
-        device = where.device if isinstance(where, Place) else None
-        sends: list[Send] = []
+        local = isinstance(where, RankLocation) and where.node == 0
+        device = where.device if isinstance(where, RankLocation) else None
+        sends: list[DeviceMessage] = []
         for match in list(self._pending.values()):
             key = match.key
             theirs = key.owner in owners
@@ -180,9 +185,9 @@ class Matcher:
             sends += self._fail(match, errors.lost_before(key, where, why))
         return sends
 
-    def give_up(self, owner: str, refusal: Refusal) -> list[Send]:
+    def give_up(self, owner: str, refusal: Refusal) -> list[DeviceMessage]:
         """Fails what an owner has waiting, and forgets it."""
-        sends: list[Send] = []
+        sends: list[DeviceMessage] = []
         for match in [match for match in self._pending.values() if match.key.owner == owner]:
             sends += self._fail(match, refusal)
         self._failures.pop(owner, None)
@@ -193,9 +198,9 @@ class Matcher:
             return errors.held(match.key, self._order.ahead(match.key))
         return self._mismatch(match) or errors.not_presented(match)
 
-    def _crossed(self, key: Key) -> list[Send]:
-        """What comes to nothing because the ranks have it in different orders."""
-        sends: list[Send] = []
+    def _crossed(self, key: MatchKey) -> list[DeviceMessage]:
+        """Fails operations that ranks have in different orders."""
+        sends: list[DeviceMessage] = []
         circle = sorted(self._order.circle(key))
         for each in circle:
             match = self._pending.get(each)
@@ -204,7 +209,7 @@ class Matcher:
         return sends
 
     def _agrees(self, match: Match) -> bool:
-        """Whether the same messages have been compared just before: of rows, that is nearly always so."""
+        """Returns True if the same messages have just been compared: in a sequence, that is nearly always so."""
         agreed = self._agreed
         return len(agreed) == len(match.parts) and all(map(is_, agreed, match.parts.values()))
 
@@ -212,7 +217,7 @@ class Matcher:
         found = mismatch({rank: part.operations for rank, part in match.parts.items()}, len(match.key.members))
         return None if found is None else errors.mismatch(match.key, found)
 
-    def _fail(self, match: Match, refusal: Refusal) -> list[Send]:
+    def _fail(self, match: Match, refusal: Refusal) -> list[DeviceMessage]:
         key = match.key
         del self._pending[key]
         self._order.close(key)
@@ -222,16 +227,17 @@ class Matcher:
         self._remember(key, refusal)
         return fail_all(match, refusal)
 
-    def _remember(self, key: Key, refusal: Refusal, by: int | None = None) -> None:
+    def _remember(self, key: MatchKey, refusal: Refusal, by: int | None = None) -> None:
         failures = self._failures.setdefault(key.owner, OrderedDict())
-        failures[key] = Failure(refusal, by)
+        failures[key] = MatchFailure(refusal, by)
         while len(failures) > MAX_FAILURES:
             failures.popitem(last=False)
 
 
-def _behind(key: Key, body: Mapping[str, Any]) -> set[Key]:
-    """What a rank's operation stands behind there. Raises TypeError or ValueError for what is no such list."""
+def _behind(key: MatchKey, body: Mapping[str, Any]) -> set[MatchKey]:
+    """Returns the operations that a rank's operation stands behind there. Raises TypeError or ValueError for an invalid
+    list."""
     behind = body.get("behind")
     if not behind:
         return set()
-    return {Key(key.owner, tuple(map(int, devices)) or key.members, int(sequence)) for devices, sequence in behind}
+    return {MatchKey(key.owner, tuple(map(int, devices)) or key.members, int(sequence)) for devices, sequence in behind}

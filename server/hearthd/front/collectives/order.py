@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 K = TypeVar("K")
 
 
-class Order(Generic[K]):
+class CollectiveOrder(Generic[K]):
     """Pure; operations are named by their keys."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Order(Generic[K]):
                 self.released.append(each)
 
     def ahead(self, key: K) -> set[K]:
-        """Those that a held operation waits for."""
+        """Returns the operations that a held one waits for."""
         return set(self._held.get(key, ()))
 
     def _ahead(self, key: K) -> dict[K, None]:

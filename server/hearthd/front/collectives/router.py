@@ -1,7 +1,7 @@
-"""Collectives on the links: feeds the matcher and the communicators, sends what they say, keeps their time.
+"""Collectives on the links: feeds the matcher and the communicators, sends their messages, keeps their time.
 
-Groups over daemons have the same machine: whoever holds their links (`hearthd.front.peers.groups`) presents what remote
-ranks present, passes on what they say, and takes what is for them.
+Groups over daemons are matched alike: the holder of their links (`hearthd.front.peers.groups`) presents the parts of
+remote ranks, passes on their messages, and takes messages for them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.front.collectives import errors
 from hearthd.front.collectives.coordinator import Coordinator
-from hearthd.front.collectives.match import GROUP, Key, Part, Place, Send
+from hearthd.front.collectives.match import GROUP, DeviceMessage, MatchKey, Presentation, RankLocation
 from hearthd.front.collectives.matcher import fail
 from hearthd.front.links.link import DeviceLink
 from hearthd.front.sessions.channel import Channel
@@ -25,10 +25,10 @@ from hearthd.front.sessions.channel import Channel
 log = structlog.get_logger("hearthd.collectives")
 
 
-def rows(sends: list[Send]) -> list[Send]:
-    """The same, with one message for each row of operations that one local rank is told to run on one communicator."""
-    found: list[Send] = []
-    last: dict[Place, dict[str, Any]] = {}
+def rows(sends: list[DeviceMessage]) -> list[DeviceMessage]:
+    """Merges messages: one for each sequence of operations that one local rank is to run on one communicator."""
+    found: list[DeviceMessage] = []
+    last: dict[RankLocation, dict[str, Any]] = {}
     for place, body in sends:
         row = last.get(place)
         if row is not None and _goes_on(row, body):
@@ -38,7 +38,7 @@ def rows(sends: list[Send]) -> list[Send]:
         told = body
         if body["op"] == "go" and not place.node and not body["group"]:
             told = last[place] = dict(body)
-        found.append(Send(place, told))
+        found.append(DeviceMessage(place, told))
     return found
 
 
@@ -52,8 +52,8 @@ def _goes_on(row: dict[str, Any], body: dict[str, Any]) -> bool:
     )
 
 
-class Relay(Protocol):
-    """Who knows the groups over daemons."""
+class GroupRelay(Protocol):
+    """The relay of groups over daemons."""
 
     def takes(self, link: DeviceLink, body: dict[str, Any]) -> bool:
         """Asked first of each COLLECTIVE frame of a local device process: whether it concerns a group over daemons, and
@@ -72,13 +72,13 @@ class Relay(Protocol):
 
 
 class CollectiveRouter:
-    """One for the node. Everything happens in the event loop, so all links see one order."""
+    """The router of the node. Everything happens in the event loop, so all links see one order."""
 
     def __init__(self, devices: Collection[int], timeout: float) -> None:
         self.coordinator = Coordinator(timeout)
-        self.remote: Callable[[Place, dict[str, Any]], None] = lambda place, body: None
+        self.remote: Callable[[RankLocation, dict[str, Any]], None] = lambda place, body: None
         """Takes what is for a rank of another daemon; `body["group"]` says of which group, in hex."""
-        self.relay: Relay | None = None
+        self.relay: GroupRelay | None = None
         self._devices = frozenset(devices)
         self._links: dict[tuple[int, int], DeviceLink] = {}  # by device and generation
         self._closing: WeakSet[Channel] = WeakSet()
@@ -99,7 +99,7 @@ class CollectiveRouter:
             elif body["op"] in ("present", "withdraw"):
                 self._present(link, body)
             else:
-                self.message(Place(0, device, link.generation), body)
+                self.message(RankLocation(0, device, link.generation), body)
         except (KeyError, TypeError, ValueError) as error:
             log.error("collective_malformed", device=device, body=str(body)[:200], error=repr(error))
 
@@ -107,16 +107,16 @@ class CollectiveRouter:
         channel = link.channels.get(int(body["channel"]))
         if channel is None or channel in self._closing:
             return  # the session has just ended
-        place = Place(0, link.ordinal, link.generation)
+        place = RankLocation(0, link.ordinal, link.generation)
         devices = tuple(map(int, body["devices"]))
         group = str(body.get("group") or "")
-        key = Key(GROUP + group if group else channel.session_id, devices, int(body["sequence"]))
+        key = MatchKey(GROUP + group if group else channel.session_id, devices, int(body["sequence"]))
         refusal = errors.unknown_group(group) if group else errors.impossible(devices, link.ordinal, self._devices)
         if body["op"] == "withdraw":
             if refusal is None:
                 self.withdraw(key, devices.index(link.ordinal), body)
         elif refusal is not None:
-            self._send([fail(key, Part.of(place, body), refusal)])
+            self._send([fail(key, Presentation.of(place, body), refusal)])
         else:
             self.present(key, devices.index(link.ordinal), place, body, int(body.get("count") or 1))
 
@@ -127,28 +127,28 @@ class CollectiveRouter:
 
     # ---- for groups over daemons too ----
 
-    def present(self, key: Key, rank: int, place: Place, body: dict[str, Any], count: int = 1) -> None:
-        """A rank's part in an operation has come, or in a row of so many, each of which stands behind the one before.
-        Raises KeyError, TypeError or ValueError where `body` is no `present`."""
+    def present(self, key: MatchKey, rank: int, place: RankLocation, body: dict[str, Any], count: int = 1) -> None:
+        """Takes a rank's part in an operation, or in a sequence of `count`, each of which stands behind the one before.
+        Raises KeyError, TypeError or ValueError if `body` is no `present`."""
         now = self._now()
         sends = self.coordinator.present(key, rank, place, body, now, count)
         self._send(rows(sends) if count > 1 else sends)
         if self._timer is None or now + float(body.get("timeout") or 0) < self._armed:
             self._arm()
 
-    def withdraw(self, key: Key, rank: int, body: dict[str, Any]) -> None:
+    def withdraw(self, key: MatchKey, rank: int, body: dict[str, Any]) -> None:
         """A rank will not take part in an operation. Raises KeyError, TypeError or ValueError where `body` is no
         `withdraw`."""
         self._send(self.coordinator.withdraw(key, rank, body))
         self._arm()
 
-    def message(self, place: Place, body: dict[str, Any], owner: str = "") -> None:
-        """What a rank's process says of a communicator (`id`, `joined`, `join_failed`, `failed`, `progress`). `owner`:
-        of what another daemon says, the group that it takes part in. Raises as `present`."""
+    def message(self, place: RankLocation, body: dict[str, Any], owner: str = "") -> None:
+        """Takes a message of a rank's process about a communicator (`id`, `joined`, `join_failed`, `failed`,
+        `progress`). `owner`: for another daemon's message, the group that it takes part in. Raises as `present`."""
         self._send(self.coordinator.message(place, body, owner))
         self._arm()
 
-    def lost(self, where: Place | int, why: str, owners: Collection[str] = ()) -> None:
+    def lost(self, where: RankLocation | int, why: str, owners: Collection[str] = ()) -> None:
         """A device process, or a whole node, is gone, and with it the ranks that `owners` (sessions, groups) had there.
         For places of other nodes, whose numbers are each group's own, `owners` says which groups are meant."""
         self._send(self.coordinator.lost(where, why, owners))
@@ -160,7 +160,7 @@ class CollectiveRouter:
         self._send(self.coordinator.give_up(owner, Refusal(reason, why, fix="Go on with another group.")))
         self._arm()
 
-    def link(self, place: Place) -> DeviceLink | None:
+    def link(self, place: RankLocation) -> DeviceLink | None:
         """To a local device process that has said something of collectives."""
         return self._links.get((place.device, place.process)) if place.node == 0 else None
 
@@ -170,7 +170,7 @@ class CollectiveRouter:
         """A device process has ended, and with it the part that its sessions had on the device."""
         sessions = {channel.session_id for channel in link.channels.values()}
         self._links.pop((link.ordinal, link.generation), None)
-        self.lost(Place(0, link.ordinal, link.generation), why, sessions)
+        self.lost(RankLocation(0, link.ordinal, link.generation), why, sessions)
         if self.relay is not None:
             self.relay.device_lost(link, why)
 
@@ -189,7 +189,7 @@ class CollectiveRouter:
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    def _send(self, sends: list[Send]) -> None:
+    def _send(self, sends: list[DeviceMessage]) -> None:
         for place, body in sends:
             if body["op"] in ("fail", "abort"):
                 log.warning(

@@ -1,4 +1,4 @@
-"""Whether what the ranks of a collective operation want is the same, and if not, who is the odd one and why.
+"""Comparison of the ranks' requests for one collective operation, and the rank that differs.
 
 Pure. Each rank has a list of operations, dicts with `kind`, `count`, `dtype`, `reduce`, `root` and `peer`, which run as
 one. Sends and receives are paired; everything else has to be the same, in the same order, on every rank.
@@ -80,7 +80,7 @@ def _shared(operations: Sequence[Operation]) -> list[tuple[int, Operation]]:
 
 
 def _row(operations: Mapping[int, Operation]) -> Mismatch | None:
-    """One operation, as each rank has it."""
+    """Compares one operation, as each rank has it."""
     found = _vote("kind", {rank: operation.get("kind") for rank, operation in operations.items()})
     if found is not None:
         return found

@@ -27,7 +27,7 @@ def state_folder() -> Path:
     return Path(user or Path("~/.local/state").expanduser()) / "hearth"
 
 
-class AuditLog(Section):
+class AuditSettings(Section):
     """The audit log: one JSON object a line, chained by hashes, signed and anchored (`hearthd audit verify`)."""
 
     path: str = ""  # "": none
@@ -50,12 +50,12 @@ class AuditLog(Section):
         return value
 
     @model_validator(mode="after")
-    def _apart(self) -> AuditLog:
+    def _apart(self) -> AuditSettings:
         for name in ("key", "anchor"):
             value = getattr(self, name)
             if self.path and value.startswith("/") and Path(value).parent == Path(self.path).parent:
                 raise ValueError(
-                    f"{name} = {value!r} is in the log's own directory: whoever can rewrite the log there can have "
+                    f"{name} = {value!r} is in the log's own directory: who can rewrite the log there can have "
                     f"that as well; name a file in another directory"
                 )
         return self

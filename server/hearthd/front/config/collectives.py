@@ -13,7 +13,7 @@ from hearthd.front.config.section import Seconds, Section
 MAX_ADVERTISED = 16
 
 
-class Collectives(Section):
+class CollectiveSettings(Section):
     """Collectives over devices; `listen`, `advertise` and `peers` are for groups over several daemons."""
 
     timeout: Seconds = Field(default=30.0, gt=0)
@@ -57,16 +57,16 @@ class Collectives(Section):
         return value
 
     @model_validator(mode="after")
-    def _together(self) -> Collectives:
+    def _together(self) -> CollectiveSettings:
         if self.advertise and (not self.listen or not parse_address(self.listen).port):
             raise ValueError(
-                f"advertise names where other daemons connect to, and listen = {self.listen!r} has no port of its own; "
+                f"advertise names where other daemons connect to, and listen = {self.listen!r} has no fixed port; "
                 'set one, e.g. listen = "0.0.0.0:7424"'
             )
         return self
 
 
-def refuse_clear_tickets(section: Collectives, *, tls: bool, insecure: bool) -> None:
+def refuse_clear_tickets(section: CollectiveSettings, *, tls: bool, insecure: bool) -> None:
     """Peers prove themselves by a group's ticket, so there is no need of tenants; nothing hides it but TLS. Raises
     `ValueError`."""
     text = section.listen

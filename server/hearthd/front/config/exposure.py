@@ -18,8 +18,8 @@ UNIX = "unix"
 
 
 def unguarded(config: Config) -> str:
-    """The address of gRPC over TCP of a daemon without tenants, which asks nobody for a credential, or "unix" for its
-    Unix socket where all may connect to it; empty: none."""
+    """Returns the address of an open listener of a daemon without tenants: that of gRPC over TCP, which asks for no
+    credential, or "unix" if all users may connect to the Unix socket; empty: there is none."""
     if config.tenants:
         return ""
     return config.listen.grpc or (UNIX if config.listen.unix_access == "all" and config.unix_path else "")

@@ -12,7 +12,7 @@ from hearthd.front.config.section import Seconds, Section
 _HOST = re.compile(r"\*|(\*\.)?[a-z0-9_]([a-z0-9_.-]{0,251}[a-z0-9_])?")
 
 
-class Http(Section):
+class HttpSettings(Section):
     """Limits of the HTTP listener; connections beyond them displace idle ones, and are closed where there are none."""
 
     hosts: tuple[str, ...] = ()  # further names that a request may be for: "gpu1.example.org", "*.example.org", "*"

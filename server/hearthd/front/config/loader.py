@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from hearthd.front.addresses import parse_address
 from hearthd.front.config.settings import Config, refuse_cpu_exposed
-from hearthd.front.config.tenant_quotas import Means, QuotaSettings
+from hearthd.front.config.tenant_quotas import HostCapacity, QuotaSettings
 from hearthd.front.config.tenants import TenantSettings, TokenSettings, directory
 from hearthd.front.tenancy.tenants import Directory
 from hearthd.shared.host_memory import share_of_host
@@ -49,7 +49,8 @@ class ConfigError(Exception):
 
 
 def check_exposure(config: Config, backend: str) -> None:
-    """The same rule for a backend that was found at start (`auto`). Raises `ConfigError`."""
+    """Refuses a CPU backend that was found at start (`auto`) and is exposed, as the settings' check does for a
+    configured one. Raises `ConfigError`."""
     if backend != "cpu":
         return
     for name in ("grpc", "http", "lanes"):
@@ -62,10 +63,10 @@ def check_exposure(config: Config, backend: str) -> None:
 
 
 def tenants(config: Config) -> Directory:
-    """Who is who, on this host. Raises `ConfigError` where a user or group is not there."""
+    """Returns the directory of tenants on this host. Raises `ConfigError` for a user or group that does not exist."""
     try:
         host = share_of_host()
-        return directory(config.tenants, Means(host, config.sessions.durable_bytes or host))
+        return directory(config.tenants, HostCapacity(host, config.sessions.durable_bytes or host))
     except ValueError as error:
         raise ConfigError(str(error)) from None
 
@@ -208,7 +209,7 @@ def _explain(error: ValidationError, origins: Mapping[tuple[str, ...], str]) -> 
 
 
 def _explain_tenant(item: Mapping[str, Any], origin: str) -> str:
-    """As above, for what stands in one of the tables. Values are not shown: one may be a token in the wrong place."""
+    """Explains an error in one of the tenants' tables. Values are not shown: one may be a token in the wrong place."""
     location = [part for part in item["loc"] if part not in ("str", "int", "float")]
     name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
     message = item["msg"].removeprefix("Value error, ")

@@ -1,4 +1,4 @@
-"""Entries of `[collectives] peers`: where this daemon may connect to because a ticket says so.
+"""Entries of `[collectives] peers`: destinations to which this daemon may connect because a ticket names them.
 
 A ticket comes from a session and names whatever its client likes. Without a limit everybody with the right
 `collective` could have the daemon knock at the ports of its host and of the network that it stands in.
@@ -9,7 +9,7 @@ A ticket comes from a session and names whatever its client likes. Without a lim
   are on this host and may connect there themselves. Where they may not (a container that has only the Unix socket),
   set `peers`.
 - Other hosts reach it, without authentication (`insecure`): private networks. Its callers are trusted people of such a
-  network; loopback, where services often ask nobody who it is, is not theirs.
+  network; loopback, where services often ask for no credential, is not theirs.
 - Other hosts reach it, and it has tenants: nothing. Tenants may be strangers and come from anywhere, so that the
   operator says which daemons there are.
 
@@ -39,8 +39,8 @@ METADATA: tuple[IpNetwork, ...] = (ip_network("fd00:ec2::/32"),)
 """Private by its number, but where a cloud's hosts find their credentials."""
 
 
-class Entry(NamedTuple):
-    """One of `peers`."""
+class PeerTarget(NamedTuple):
+    """An entry of `peers`."""
 
     name: str
     """In lower case; empty where it is a network."""
@@ -49,15 +49,15 @@ class Entry(NamedTuple):
     """0: any."""
 
 
-def parse_peer(text: str) -> Entry:
+def parse_peer(text: str) -> PeerTarget:
     """A name, an address or a network in CIDR; the first two may have a port. Raises `ValueError`."""
     if "/" in text:
         try:
-            return Entry("", ip_network(text), 0)
+            return PeerTarget("", ip_network(text), 0)
         except ValueError as error:
             raise ValueError(f"{text!r} is no network: {error}") from None
     try:
-        return Entry("", ip_network(ip_address(text.strip("[]"))), 0)
+        return PeerTarget("", ip_network(ip_address(text.strip("[]"))), 0)
     except ValueError:
         host, port = text, 0
     if ":" in text:
@@ -65,12 +65,12 @@ def parse_peer(text: str) -> Entry:
         if not port or Address(host, port).wildcard:
             raise ValueError(f'{text!r} is nowhere to connect to; write a host and a port, e.g. "gpu1:7424"')
         try:
-            return Entry("", ip_network(ip_address(host)), port)
+            return PeerTarget("", ip_network(ip_address(host)), port)
         except ValueError:
             pass
     if not NAME.fullmatch(host.rstrip(".")):
         raise ValueError(f'{text!r} is no peer; write e.g. "gpu1", "gpu1:7424", "10.0.0.7", "10.0.0.0/24" or "auto"')
-    return Entry(plain(host), None, port)
+    return PeerTarget(plain(host), None, port)
 
 
 def plain(name: str) -> str:

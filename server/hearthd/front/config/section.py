@@ -1,12 +1,40 @@
-"""What the sections of the configuration have in common."""
+"""Sections of the configuration: their base class, and durations and sizes as people write them."""
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-from hearthd.front.units import parse_bytes, parse_seconds
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_BYTES = {
+    "": 1, "b": 1, "k": 10**3, "kb": 10**3, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9, "t": 10**12,
+    "tb": 10**12, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
+}  # fmt: skip
+_QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+
+
+def parse_seconds(value: object) -> float:
+    """ "30s", "500ms", "500us", "2m", "1h" in seconds; plain numbers are seconds."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
+    unit = (match[2].lower() or "s") if match else ""
+    if match is None or unit not in _SECONDS:
+        raise ValueError(f'{value!r} is no duration; write e.g. "500ms", "30s" or "2m"')
+    return float(match[1]) * _SECONDS[unit]
+
+
+def parse_bytes(value: object) -> int:
+    """ "8GiB", "512 MiB", "1GB" in bytes; plain numbers are bytes."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
+    if match is None or match[2].lower() not in _BYTES:
+        raise ValueError(f'{value!r} is no size; write e.g. "512MiB" or "8GiB"')
+    return int(float(match[1]) * _BYTES[match[2].lower()])
+
 
 Seconds = Annotated[float, BeforeValidator(parse_seconds)]
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]

@@ -9,18 +9,15 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from hearthd.front.addresses import Address, default_unix_path, parse_address
-from hearthd.front.config.admission import Admission
-from hearthd.front.config.audit import AuditLog
-from hearthd.front.config.collectives import Collectives, refuse_clear_tickets
-from hearthd.front.config.connections import Connections
-from hearthd.front.config.health import HealthSettings
-from hearthd.front.config.http import Http
-from hearthd.front.config.overload import OverloadSettings
+from hearthd.front.config.audit import AuditSettings
+from hearthd.front.config.collectives import CollectiveSettings, refuse_clear_tickets
+from hearthd.front.config.front_limits import AdmissionSettings, ConnectionSettings, HealthSettings, OverloadSettings
+from hearthd.front.config.http import HttpSettings
 from hearthd.front.config.section import Bytes, Seconds, Section
 from hearthd.front.config.tenants import TenantSettings, check_distinct
 
 
-class Listen(Section):
+class ListenSettings(Section):
     """Addresses are `host:port` (port 0: any free one); an empty string switches a listener off."""
 
     grpc: str = "127.0.0.1:7421"
@@ -47,7 +44,7 @@ class Listen(Section):
         return value
 
 
-class Devices(Section):
+class DeviceSettings(Section):
     backend: Literal["auto", "cuda", "cpu"] = "auto"
     visible: Literal["all"] | tuple[int, ...] = "all"
     cpu_count: int = Field(default=2, ge=1, le=64)
@@ -89,14 +86,14 @@ class Devices(Section):
         return value
 
 
-class Sessions(Section):
+class SessionSettings(Section):
     lease: Seconds = Field(default=30.0, gt=0)
     max: int = Field(default=1024, ge=1)
     bind: bool = False  # whether a session's token is good only beside the credential that opened it
     durable_bytes: Bytes = Field(default=0, ge=0)  # host memory for durable buffers, in all; 0: a quarter of the host's
 
 
-class Lanes(Section):
+class LaneSettings(Section):
     """Ways past the front, straight to the device process: for clients on this host those of a Unix socket, and for
     bulk data that of `listen.lanes`."""
 
@@ -113,12 +110,12 @@ class Lanes(Section):
         return value
 
 
-class Launch(Section):
+class LaunchSettings(Section):
     timeout: Seconds = Field(default=0.0, ge=0)  # 0: none
     load_timeout: Seconds = Field(default=60.0, ge=0)  # of a module that waits for others' kernels; 0: for ever
 
 
-class Cache(Section):
+class CacheSettings(Section):
     """Compiled modules on disk."""
 
     dir: str = "auto"  # "auto": $CACHE_DIRECTORY, $XDG_CACHE_HOME/hearth or ~/.cache/hearth; "": no cache
@@ -134,15 +131,15 @@ class Cache(Section):
         return value
 
 
-class Profile(Section):
-    """What costs time at every command, and so is off: for a device process under a profiler's eyes."""
+class ProfileSettings(Section):
+    """Profiling aids for a device process under a profiler. They cost time at every command, and are off."""
 
     nvtx: bool = False  # NVTX ranges around commands (package `nvtx`, or CuPy's)
     cupti: bool = False  # CUPTI's kernel activity in traces (package `cupti-python`)
 
 
-class Compile(Section):
-    """What one compile may take; a device process compiles in processes of their own."""
+class CompileSettings(Section):
+    """Limits of one compile; a device process compiles in separate processes."""
 
     timeout: Seconds = Field(default=120.0, gt=0)
     memory: Bytes = Field(default=4 << 30, ge=256 << 20)  # address space, beyond what the compiler takes to start
@@ -152,12 +149,12 @@ class Compile(Section):
     )
 
 
-class Log(Section):
+class LogSettings(Section):
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["json", "console", "auto"] = "auto"  # "auto": console on a terminal, else json
 
 
-class Limits(Section):
+class LimitSettings(Section):
     max_inline_bytes: Bytes = Field(default=1 << 20, ge=1 << 10, le=16 << 20)
     max_chunk_bytes: Bytes = Field(default=1 << 20, ge=1 << 12, le=16 << 20)
     max_batch_bytes: Bytes = Field(default=8 << 20, ge=1 << 12, le=31 << 20)
@@ -167,7 +164,7 @@ class Limits(Section):
     max_handles: int = Field(default=131_072, ge=16, le=100_000_000)  # of one session in a device process
 
 
-class Tls(Section):
+class TlsSettings(Section):
     """TLS for gRPC over TCP, and for HTTP beyond loopback. Unix sockets stay plain."""
 
     certificate: str = ""  # PEM: the daemon's certificate, and those between it and its CA; "": no TLS
@@ -177,7 +174,7 @@ class Tls(Section):
     crl: str = ""  # PEM or DER: revoked certificates of client_ca's authorities; "": none
 
     @model_validator(mode="after")
-    def _complete(self) -> Tls:
+    def _complete(self) -> TlsSettings:
         if bool(self.certificate) != bool(self.key):
             raise ValueError(
                 f"certificate and key belong together; {'key' if self.certificate else 'certificate'} is missing"
@@ -192,8 +189,8 @@ class Tls(Section):
         return self
 
 
-class Auth(Section):
-    """How callers are told apart; see `[[tenants]]`."""
+class AuthSettings(Section):
+    """Authentication of callers; see `[[tenants]]`."""
 
     max_failures: int = Field(default=10, ge=1, le=10000)  # of one peer within a minute; further ones are answered late
     failure_delay: Seconds = Field(default=1.0, ge=0, le=60)
@@ -203,25 +200,25 @@ class Auth(Section):
 class Config(Section):
     """The daemon's whole configuration."""
 
-    listen: Listen = Listen()
-    devices: Devices = Devices()
-    sessions: Sessions = Sessions()
-    lanes: Lanes = Lanes()
-    launch: Launch = Launch()
-    collectives: Collectives = Collectives()
-    compile: Compile = Compile()
-    cache: Cache = Cache()
-    profile: Profile = Profile()
-    log: Log = Log()
-    limits: Limits = Limits()
-    connections: Connections = Connections()
-    admission: Admission = Admission()
+    listen: ListenSettings = ListenSettings()
+    devices: DeviceSettings = DeviceSettings()
+    sessions: SessionSettings = SessionSettings()
+    lanes: LaneSettings = LaneSettings()
+    launch: LaunchSettings = LaunchSettings()
+    collectives: CollectiveSettings = CollectiveSettings()
+    compile: CompileSettings = CompileSettings()
+    cache: CacheSettings = CacheSettings()
+    profile: ProfileSettings = ProfileSettings()
+    log: LogSettings = LogSettings()
+    limits: LimitSettings = LimitSettings()
+    connections: ConnectionSettings = ConnectionSettings()
+    admission: AdmissionSettings = AdmissionSettings()
     health: HealthSettings = HealthSettings()
     overload: OverloadSettings = OverloadSettings()
-    tls: Tls = Tls()
-    auth: Auth = Auth()
-    http: Http = Http()
-    audit: AuditLog = AuditLog()
+    tls: TlsSettings = TlsSettings()
+    auth: AuthSettings = AuthSettings()
+    http: HttpSettings = HttpSettings()
+    audit: AuditSettings = AuditSettings()
     tenants: tuple[TenantSettings, ...] = ()
     insecure: bool = False
     drain_timeout: Seconds = Field(default=10.0, ge=0)
@@ -261,7 +258,7 @@ class Config(Section):
         lacking = [what for what, there in (("TLS", self.tls.certificate), ("tenants", self.tenants)) if not there]
         if lacking and not self.insecure:
             raise ValueError(
-                f"listen.{name} = {str(address)!r} is reachable from other hosts, and whoever reaches it may run "
+                f"listen.{name} = {str(address)!r} is reachable from other hosts, and every client may run "
                 f"anything on the devices: that needs TLS ([tls] certificate, key) and authentication ([[tenants]]), "
                 f"and there is no {' and no '.join(lacking)}; set them, listen on 127.0.0.1, or set insecure = true on "
                 "a network that only trusted people reach"
@@ -291,12 +288,12 @@ class Config(Section):
 
     @property
     def lane_address(self) -> str:
-        """Where connections for bulk data come by TCP; empty: nowhere."""
+        """The TCP address of connections for bulk data; empty: none."""
         return self.listen.lanes if self.lanes.enabled else ""
 
     @property
     def cache_dir(self) -> str:
-        """Where compiled modules are kept; empty: nowhere."""
+        """The directory of compiled modules; empty: none."""
         if self.cache.dir != "auto":
             return self.cache.dir
         systemd = os.environ.get("CACHE_DIRECTORY", "").split(":")[0]

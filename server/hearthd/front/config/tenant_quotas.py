@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainSerializer
 
-from hearthd.front.config.section import Section
-from hearthd.front.units import parse_bytes, parse_seconds
+from hearthd.front.config.section import Section, parse_bytes, parse_seconds
 
 AUTO, NONE = -1, 0
 """How a quota that is left out, and one that is "none", are kept."""
@@ -66,8 +65,8 @@ class QuotaSettings(Section):
 
 
 @dataclass(frozen=True)
-class Means:
-    """What there is to divide. Bytes of the host."""
+class HostCapacity:
+    """Capacities of the host that tenants divide, in bytes."""
 
     pinned_bytes: int = 0
     durable_bytes: int = 0
@@ -75,14 +74,14 @@ class Means:
     """Whether there is more than one tenant."""
 
 
-def resolve(settings: QuotaSettings, means: Means) -> dict[str, Any]:
+def resolve(settings: QuotaSettings, means: HostCapacity) -> dict[str, Any]:
     """The fields of `tenants.Quotas`; 0: no limit.
 
     "auto" of what tenants could take from each other: 7/8 of each device's memory, the host's share of page-locked
     memory, half of that of durable copies; nothing of it for a tenant that is the only one. Sessions are bounded by
-    shares (`shares`), the queue by `[limits]` for each session: a bound of its own costs the tenant its lanes.
+    shares (`shares`), the queue by `[limits]` for each session: a bound for the tenant costs it its lanes.
     """
-    means = means if means.several else Means()
+    means = means if means.several else HostCapacity()
     auto: dict[str, int] = {
         "pinned_bytes": means.pinned_bytes,
         "durable_bytes": means.durable_bytes // 2,

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from hearth_proto.rights import ORDINARY
 from hearthd.front.config.section import Section
-from hearthd.front.config.tenant_quotas import Means, QuotaSettings, resolve
+from hearthd.front.config.tenant_quotas import HostCapacity, QuotaSettings, resolve
 from hearthd.front.tenancy import tokens
 from hearthd.front.tenancy.tenants import Credential, Directory, Quotas, Right, Tenant
 
@@ -125,11 +125,11 @@ class TenantSettings(Section):
     @model_validator(mode="after")
     def _somebody(self) -> TenantSettings:
         if not (self.tokens or self.certificates or self.users or self.groups):
-            raise ValueError(f"nobody can be tenant {self.name!r}: give it tokens, certificates, users or groups")
+            raise ValueError(f"no caller can be tenant {self.name!r}: give it tokens, certificates, users or groups")
         return self
 
-    def tenant(self, means: Means) -> Tenant:
-        """As the daemon uses it; `means`: what the quotas that are left out divide."""
+    def tenant(self, means: HostCapacity) -> Tenant:
+        """Returns the tenant that the daemon uses; `means`: the capacities that quotas left out divide."""
         return Tenant(
             name=self.name,
             weight=self.weight,
@@ -156,11 +156,11 @@ def check_distinct(tenants: Iterable[TenantSettings]) -> None:
             owners[claim] = tenant.name
 
 
-def directory(tenants: Iterable[TenantSettings], means: Means | None = None) -> Directory:
-    """Who is who, with the names of users and groups looked up on this host. Raises `ValueError` for one that it does
-    not have."""
+def directory(tenants: Iterable[TenantSettings], means: HostCapacity | None = None) -> Directory:
+    """Returns the directory of these tenants, with the names of users and groups looked up on this host. Raises
+    `ValueError` for a name that the host does not have."""
     tenants = list(tenants)
-    means = replace(means or Means(), several=len(tenants) > 1)
+    means = replace(means or HostCapacity(), several=len(tenants) > 1)
     made: list[Tenant] = []
     tokens: dict[Credential, Tenant] = {}
     certificates: dict[str, Tenant] = {}

@@ -19,7 +19,7 @@ Accepted = Callable[[socket.socket, Any], None]
 """Takes a connection and the address that the kernel gives for its peer."""
 
 
-class Accepting:
+class AcceptLoop:
     """The listening sockets of one listener, and the tasks that it has begun."""
 
     def __init__(self, name: str, accepted: Accepted, short: Callable[[OSError], None]) -> None:

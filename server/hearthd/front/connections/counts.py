@@ -16,7 +16,7 @@ LOG_INTERVAL = 5.0
 
 
 class ConnectionCounts:
-    """Of one daemon: the `limiter.ConnectionObserver` of all listeners."""
+    """Connection counts of a daemon: the `limiter.ConnectionObserver` of all listeners."""
 
     def __init__(self, registry: CollectorRegistry | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -27,7 +27,7 @@ _LASTING = ("grpc", "grpc_unix", "call")
 """Listeners whose connections stay open in the front while their clients use them."""
 
 
-class Budget(NamedTuple):
+class DescriptorBudget(NamedTuple):
     """The division of one limit."""
 
     limit: int
@@ -39,11 +39,11 @@ class Budget(NamedTuple):
 
     @property
     def small(self) -> bool:
-        """Whether the limit is too low."""
+        """True if the limit is too low."""
         return self.limit < self.needed
 
 
-def budget(limit: int, used: int, devices: int, asked: int = 0) -> Budget:
+def budget(limit: int, used: int, devices: int, asked: int = 0) -> DescriptorBudget:
     """Divides a limit.
 
     Args:
@@ -56,7 +56,7 @@ def budget(limit: int, used: int, devices: int, asked: int = 0) -> Budget:
     left = max(0, limit - others)
     shares = {listener: max(LEAST, left * part // 100) for listener, part in _PARTS.items()}
     needed = max(others + -(-100 * asked // _PARTS[listener]) for listener in _LASTING) if asked else 0
-    return Budget(limit, shares, max(COMFORT, needed))
+    return DescriptorBudget(limit, shares, max(COMFORT, needed))
 
 
 def raise_limit() -> int:

@@ -16,13 +16,19 @@ from collections.abc import Callable, Iterable
 
 import structlog
 
-from hearthd.front.connections.holding import Holding
+from hearthd.front.connections.holding import AcceptFilter
 from hearthd.front.connections.limiter import ConnectionObserver
 from hearthd.front.connections.open_sockets import OpenSockets
 from hearthd.front.connections.peers import group_of, normal_name
 from hearthd.front.connections.penalties import Penalties
 from hearthd.front.connections.socket_filter import MOST_PEERS
-from hearthd.front.connections.strangers import BACKLOG, Bounds, Stranger, judge, overspent
+from hearthd.front.connections.strangers import (
+    BACKLOG,
+    UnauthenticatedConnection,
+    UnauthenticatedLimits,
+    judge,
+    overspent,
+)
 
 log = structlog.get_logger("hearthd.connections")
 
@@ -34,7 +40,7 @@ HASTE = 0.004
 """Seconds between two looks while a peer is penalized, or a stranger has come within the last second; seconds until the
 first look at a new connection."""
 _SHARE = 20
-"""A look takes at most one in so many parts of the event loop's time."""
+"""The divisor of the event loop's time that gives the share of looks."""
 _CALM = 2.0
 """Seconds after the last connection that was closed here, or after many strangers went, until memory is given back."""
 _MANY = 64
@@ -50,11 +56,11 @@ UNKNOWN_COST = 8.0
 
 
 class ConnectionGuard:
-    """Of one daemon; belongs to the event loop."""
+    """The connection guard of a daemon; belongs to the event loop."""
 
     def __init__(
         self,
-        bounds: Bounds,
+        bounds: UnauthenticatedLimits,
         observer: ConnectionObserver,
         guarded: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
@@ -68,12 +74,12 @@ class ConnectionGuard:
         self._listeners: dict[str, str] = {}
         """Listener's name by its port (as text) or path."""
         self._sockets: OpenSockets | None = None
-        self._holding: Holding | None = None
+        self._holding: AcceptFilter | None = None
         self._listening: list[socket.socket] = []
         """Duplicates of gRPC's listening sockets."""
-        self._connections: dict[int, Stranger] = {}
+        self._connections: dict[int, UnauthenticatedConnection] = {}
         """By descriptor, proven ones as well."""
-        self._named: dict[str, Stranger] = {}
+        self._named: dict[str, UnauthenticatedConnection] = {}
         self._accepted: set[str] = set()
         """Peers, as gRPC calls them, with an accepted credential."""
         self._early: dict[str, str] = {}
@@ -107,7 +113,7 @@ class ConnectionGuard:
         except OSError as error:
             log.warning("no_connection_guard", why=error.strerror or str(error), fix="Mount /proc.")
             return
-        self._sockets, self._holding = sockets, Holding(sockets, self._listening)
+        self._sockets, self._holding = sockets, AcceptFilter(sockets, self._listening)
         self._await_arrivals()
         self._arm(REST)
 
@@ -169,9 +175,9 @@ class ConnectionGuard:
         self._look_within(HASTE)
 
     def admits(self, peer: str) -> bool:
-        """Whether a call from `peer` is to be looked at. A stranger's is not once its connection was closed here, or
-        has received more than a stranger may send: gRPC bounds the metadata of a frame, not of a call, and hands over
-        calls whose connection was cut in the middle of theirs."""
+        """Returns True if a call from `peer` is to be decided on. An unauthenticated one is not once its connection was
+        closed here, or has received more than it may send: gRPC bounds the metadata of a frame, not of a call, and
+        hands over calls whose connection was cut in the middle of theirs."""
         if peer in self._accepted or self._sockets is None or not self._guarded():
             return True
         name = normal_name(peer)
@@ -274,7 +280,7 @@ class ConnectionGuard:
         found = sockets.find(number, inode)
         if found is None or found.local not in self._listeners:
             return
-        each = Stranger(number, inode, group_of(found.peer), found.name, now, found.pid, spent_at=now)
+        each = UnauthenticatedConnection(number, inode, group_of(found.peer), found.name, now, found.pid, spent_at=now)
         self._connections[number] = each
         if found.name:
             self._named[found.name] = each
@@ -286,7 +292,7 @@ class ConnectionGuard:
             self._observer.connection_held(self._listener(each), each.peer)
         self._observer.connection_opened(self._listener(each))
 
-    def _measure(self, sockets: OpenSockets, each: Stranger) -> None:
+    def _measure(self, sockets: OpenSockets, each: UnauthenticatedConnection) -> None:
         received = sockets.received(each.number, each.inode, tcp=bool(each.name))
         if each.name:
             each.bytes = max(0, received)
@@ -294,7 +300,7 @@ class ConnectionGuard:
             each.backlogs = each.backlogs + 1 if received > BACKLOG else 0
             each.proven = self._all_users or each.peer in self._users
 
-    def _close(self, sockets: OpenSockets, each: Stranger, reason: str, now: float) -> None:
+    def _close(self, sockets: OpenSockets, each: UnauthenticatedConnection, reason: str, now: float) -> None:
         end = sockets.reset if reason in ("flood", "penalty") else sockets.shut
         if not end(each.number, each.inode):
             return
@@ -323,5 +329,5 @@ class ConnectionGuard:
         self._accepted.discard(each.called)
 
     @staticmethod
-    def _listener(each: Stranger) -> str:
+    def _listener(each: UnauthenticatedConnection) -> str:
         return "grpc" if each.name else "grpc_unix"

@@ -16,7 +16,7 @@ import structlog
 
 from hearthd.front.connections import socket_filter
 from hearthd.front.connections.open_sockets import OpenSockets
-from hearthd.front.connections.strangers import Stranger
+from hearthd.front.connections.strangers import UnauthenticatedConnection
 
 log = structlog.get_logger("hearthd.connections")
 
@@ -33,9 +33,9 @@ class TurnOrder:
         self._served: dict[str, float] = {}
         """When each peer that waits had its last turn."""
 
-    def next(self, held: Iterable[Stranger], now: float) -> Stranger | None:
+    def next(self, held: Iterable[UnauthenticatedConnection], now: float) -> UnauthenticatedConnection | None:
         """The oldest connection of the peer whose last turn is longest ago; None: no turn is due, or none waits."""
-        oldest: dict[str, Stranger] = {}
+        oldest: dict[str, UnauthenticatedConnection] = {}
         for each in held:
             if each.peer not in oldest or each.since < oldest[each.peer].since:
                 oldest[each.peer] = each
@@ -47,7 +47,7 @@ class TurnOrder:
         return oldest[peer]
 
 
-class Holding:
+class AcceptFilter:
     """The listening sockets' filter. Belongs to the guard."""
 
     def __init__(self, sockets: OpenSockets, listening: Iterable[socket.socket]) -> None:
@@ -78,21 +78,21 @@ class Holding:
             return
         self._peers, self._used = peers, True
 
-    def enter(self, each: Stranger) -> bool:
-        """Whether a connection that was just seen is held; takes the filter away where it is not to be."""
+    def enter(self, each: UnauthenticatedConnection) -> bool:
+        """Returns True if a connection that was just seen is held; takes the filter away from others."""
         if not self._used or not each.name:
             return False
         each.held = each.peer in self._peers
         if not each.held:
-            self._sockets.unfilter(each.number, each.inode)
+            self._sockets.remove_filter(each.number, each.inode)
         return each.held
 
-    def let_in(self, strangers: Iterable[Stranger], now: float) -> None:
+    def let_in(self, strangers: Iterable[UnauthenticatedConnection], now: float) -> None:
         """Lets in those whose peers are penalized no more, and the one whose turn it is."""
         held = [each for each in strangers if each.held and not each.closed]
         chosen = [each for each in held if each.peer not in self._peers]
         if (turn := self._turns.next((each for each in held if each.peer in self._peers), now)) is not None:
             chosen.append(turn)
         for each in chosen:
-            self._sockets.unfilter(each.number, each.inode)
+            self._sockets.remove_filter(each.number, each.inode)
             each.held, each.since = False, now

@@ -48,8 +48,8 @@ class ConnectionObserver(Protocol):
         """The data of a penalized peer's connection is held back until it is its turn."""
 
 
-class Slot:
-    """One admitted connection."""
+class ConnectionSlot:
+    """The slot of an admitted connection."""
 
     __slots__ = ("_drop", "_limiter", "_timer", "peer", "reserved", "stranger")
 
@@ -119,7 +119,7 @@ class ConnectionLimiter:
             most: in all.
             most_strangers: strangers in all.
             most_per_peer: strangers of a peer.
-            timeout: seconds that `Slot.expect` allows.
+            timeout: seconds that `ConnectionSlot.expect` allows.
             most_of_peer: those of a peer with its proven ones; None: no limit.
             reserve: connections beyond `most` and `most_of_peer`, for probes.
         """
@@ -128,8 +128,8 @@ class ConnectionLimiter:
         self.most_of_peer, self.reserve = most_of_peer, reserve
         self.timeout = timeout
         self._observer = observer
-        self._slots: set[Slot] = set()
-        self._strangers: dict[str, OrderedDict[Slot, None]] = {}
+        self._slots: set[ConnectionSlot] = set()
+        self._strangers: dict[str, OrderedDict[ConnectionSlot, None]] = {}
         """By peer, oldest first."""
         self._count = 0
         self._of: Counter[str] = Counter()
@@ -143,7 +143,7 @@ class ConnectionLimiter:
     def strangers(self) -> int:
         return self._count
 
-    def admit(self, peer: str, drop: Callable[[], None]) -> Slot | None:
+    def admit(self, peer: str, drop: Callable[[], None]) -> ConnectionSlot | None:
         """A slot for a new connection; None where it is to be closed at once. May drop another stranger in its favour.
 
         Args:
@@ -163,7 +163,7 @@ class ConnectionLimiter:
             if not reserved:
                 self._observer.connection_refused(self.listener, peer, "address" if crowded else "full")
                 return None
-        slot = Slot(self, group, drop, reserved)
+        slot = ConnectionSlot(self, group, drop, reserved)
         self._slots.add(slot)
         self._of[group] += 1
         self._enter_stranger(slot)
@@ -187,20 +187,20 @@ class ConnectionLimiter:
         victim.release()
         victim.drop()
 
-    def _overdue(self, slot: Slot) -> None:
+    def _overdue(self, slot: ConnectionSlot) -> None:
         if slot in self._slots:
             self._observer.connection_refused(self.listener, slot.peer, "silent")
             slot.release()
             slot.drop()
 
-    def _enter_stranger(self, slot: Slot) -> None:
+    def _enter_stranger(self, slot: ConnectionSlot) -> None:
         if slot in self._slots:
             self._forget_stranger(slot)
             slot.stranger = True
             self._strangers.setdefault(slot.peer, OrderedDict())[slot] = None
             self._count += 1
 
-    def _forget_stranger(self, slot: Slot) -> None:
+    def _forget_stranger(self, slot: ConnectionSlot) -> None:
         own = self._strangers.get(slot.peer)
         if own is not None and slot in own:
             del own[slot]
@@ -208,7 +208,7 @@ class ConnectionLimiter:
             if not own:
                 del self._strangers[slot.peer]
 
-    def _release(self, slot: Slot) -> None:
+    def _release(self, slot: ConnectionSlot) -> None:
         if slot in self._slots:
             self._slots.discard(slot)
             self._forget_stranger(slot)

@@ -4,31 +4,45 @@ the guard of gRPC's, and what reports credentials to both."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import structlog
 from prometheus_client import CollectorRegistry
 
-from hearthd.front.config.connections import Connections
-from hearthd.front.config.http import Http
+from hearthd.front.config.front_limits import ConnectionSettings
+from hearthd.front.config.http import HttpSettings
 from hearthd.front.connections import descriptors
-from hearthd.front.connections.calling import current
 from hearthd.front.connections.counts import ConnectionCounts
 from hearthd.front.connections.guard import FAILED_COST, UNKNOWN_COST, ConnectionGuard
-from hearthd.front.connections.limiter import ConnectionLimiter, Slot
-from hearthd.front.connections.strangers import Bounds
+from hearthd.front.connections.limiter import ConnectionLimiter, ConnectionSlot
+from hearthd.front.connections.strangers import UnauthenticatedLimits
 
 log = structlog.get_logger("hearthd.connections")
 
-
+_CALLING: ContextVar[ConnectionSlot | str] = ContextVar("calling", default="")
+"""The connection of the running call: code that accepts or refuses its credential need not be passed the call."""
 _PROBES = 16
 """Connections of HTTP beyond its limits, for probes."""
 
 
 def _half(most: int, wanted: int) -> int:
-    """Strangers among at most `most` connections, `wanted` where that many fit in half of them."""
+    """Returns the limit on strangers among `most` connections: `wanted`, or half of them."""
     return max(1, min(wanted, most // 2))
+
+
+def enter_call(context: Any) -> None:
+    """A call begins in this task."""
+    slot = getattr(context, "slot", None)
+    _CALLING.set(context.peer() if slot is None else slot)
+
+
+def current_call() -> ConnectionSlot | str:
+    """The slot of a call that came as frames, gRPC's name of the peer otherwise; empty outside of calls. Never the call
+    itself: tasks that it starts would keep it alive."""
+    return _CALLING.get()
 
 
 class ConnectionLimits:
@@ -36,14 +50,14 @@ class ConnectionLimits:
 
     def __init__(
         self,
-        settings: Connections,
+        settings: ConnectionSettings,
         registry: CollectorRegistry | None = None,
         guarded: Callable[[], bool] = lambda: False,
     ) -> None:
         """`guarded`: whether there are tenants, so that calls have to show credentials."""
         self.settings = settings
         self.counts = ConnectionCounts(registry)
-        bounds = Bounds(
+        bounds = UnauthenticatedLimits(
             settings.max_strangers,
             settings.max_strangers_per_address,
             settings.handshake_timeout,
@@ -53,40 +67,38 @@ class ConnectionLimits:
         self.most_grpc = settings.max
         """Connections of each of gRPC's listeners."""
         self._limiters: dict[str, ConnectionLimiter] = {}
-        self.budget: descriptors.Budget | None = None
+        self.budget: descriptors.DescriptorBudget | None = None
         """The division of the limit on open files; None before `fit`."""
 
     def limiter(self, listener: str) -> ConnectionLimiter:
         """The limiter of a listener, by its name in metrics: call, lanes, stripes, identity, peers."""
+        make = partial(
+            ConnectionLimiter,
+            # These show a credential within a second or are closed, and clients open several at once.
+            most=self.settings.max,
+            most_strangers=2 * self.settings.max_strangers,
+            most_per_peer=self.settings.max_strangers,
+            timeout=self.settings.handshake_timeout,
+        )
+        return self._limiter(listener, make)
+
+    def http(self, settings: HttpSettings) -> ConnectionLimiter:
+        """The limiter of the HTTP listener, where a connection is a stranger between two requests."""
+        make = partial(
+            ConnectionLimiter,
+            most=settings.max_connections,
+            most_strangers=settings.max_connections,
+            most_per_peer=settings.max_connections_per_address,
+            most_of_peer=settings.max_connections_per_address,
+            timeout=settings.header_timeout,
+            reserve=_PROBES,
+        )
+        return self._limiter("http", make)
+
+    def _limiter(self, listener: str, make: Callable[[str, ConnectionCounts], ConnectionLimiter]) -> ConnectionLimiter:
         found = self._limiters.get(listener)
         if found is None:
-            settings = self.settings
-            found = self._limiters[listener] = ConnectionLimiter(
-                listener,
-                self.counts,
-                # These show a credential within a second or are closed, and clients open several at once.
-                most=settings.max,
-                most_strangers=2 * settings.max_strangers,
-                most_per_peer=settings.max_strangers,
-                timeout=settings.handshake_timeout,
-            )
-            self._cut(found)
-        return found
-
-    def http(self, settings: Http) -> ConnectionLimiter:
-        """The limiter of the HTTP listener, where a connection is a stranger between two requests."""
-        found = self._limiters.get("http")
-        if found is None:
-            found = self._limiters["http"] = ConnectionLimiter(
-                "http",
-                self.counts,
-                most=settings.max_connections,
-                most_strangers=settings.max_connections,
-                most_per_peer=settings.max_connections_per_address,
-                most_of_peer=settings.max_connections_per_address,
-                timeout=settings.header_timeout,
-                reserve=_PROBES,
-            )
+            found = self._limiters[listener] = make(listener, self.counts)
             self._cut(found)
         return found
 
@@ -136,8 +148,8 @@ class ConnectionLimits:
     def shown(self, caller: Any) -> None:
         """The running call has shown the credential of `caller`, who has a `uid` where the credential was a user of
         this host; None: no credential, or a wrong one."""
-        calling = current()
-        if isinstance(calling, Slot):
+        calling = current_call()
+        if isinstance(calling, ConnectionSlot):
             if caller is not None:
                 calling.prove()
         elif calling and caller is not None:
@@ -147,7 +159,7 @@ class ConnectionLimits:
 
     def probed(self) -> None:
         """The running call asks for what needs no credential."""
-        calling = current()
+        calling = current_call()
         if isinstance(calling, str) and calling:
             self.guard.spent(calling)
 

@@ -31,7 +31,7 @@ RST. Python's own `connect` cannot name it."""
 _connect = ctypes.CDLL(None, use_errno=True).connect
 
 
-class Found(NamedTuple):
+class OpenSocket(NamedTuple):
     """A connected socket."""
 
     local: str
@@ -80,7 +80,7 @@ class OpenSockets:
         return new, gone
 
     def listening(self, names: Collection[str]) -> list[socket.socket]:
-        """Duplicates of the sockets that listen at these addresses, named as `Found.local`."""
+        """Duplicates of the sockets that listen at these addresses, named as `OpenSocket.local`."""
         found = []
         for number in map(int, _descriptors()):
             try:
@@ -95,7 +95,7 @@ class OpenSockets:
                 copy.close()
         return found
 
-    def find(self, number: int, inode: int) -> Found | None:
+    def find(self, number: int, inode: int) -> OpenSocket | None:
         """Both ends of a socket; None where it is none that is connected, or has gone."""
         if not self._take(number, inode):
             return None
@@ -104,8 +104,8 @@ class OpenSockets:
             local, peer = _local(hand), hand.getpeername()
             if hand.getsockopt(socket.SOL_SOCKET, _SO_DOMAIN) == socket.AF_UNIX:
                 pid, uid, _ = credentials_of(hand)
-                return Found(local, f"uid:{uid}", "", pid)
-            return Found(local, str(peer[0]), grpc_name(str(peer[0]), int(peer[1])), 0)
+                return OpenSocket(local, f"uid:{uid}", "", pid)
+            return OpenSocket(local, str(peer[0]), grpc_name(str(peer[0]), int(peer[1])), 0)
         except (OSError, ValueError, TypeError, IndexError):
             return None
         finally:
@@ -140,7 +140,8 @@ class OpenSockets:
             self._drop()
 
     def reset(self, number: int, inode: int) -> bool:
-        """The same, and drops the data that was received but not read, which the library would read first."""
+        """Closes the socket as `shut` does, and drops the data that was received but not read, which the library would
+        read first."""
         if not self._take(number, inode):
             return False
         try:
@@ -153,7 +154,7 @@ class OpenSockets:
         finally:
             self._drop()
 
-    def unfilter(self, number: int, inode: int) -> None:
+    def remove_filter(self, number: int, inode: int) -> None:
         """Takes the filter of a connection away, if it has one."""
         if self._take(number, inode):
             with contextlib.suppress(OSError):
@@ -167,7 +168,7 @@ class OpenSockets:
         self._null = -1
 
     def _take(self, number: int, inode: int) -> bool:
-        """Whether the reserved descriptor is the socket now."""
+        """Returns True if the reserved descriptor is the socket now."""
         hand = self._hand.fileno()
         try:
             os.dup2(number, hand, inheritable=False)

@@ -50,7 +50,7 @@ class Penalties:
         return bool(self._scores) and self.score(peer, now) >= self.threshold
 
     def worst(self, now: float, most: int) -> list[str]:
-        """Penalized peers, the highest scores first, at most so many; drops what has decayed."""
+        """Returns up to `most` penalized peers, the highest scores first; drops decayed scores."""
         scores = {peer: self.score(peer, now) for peer in self._scores}
         for peer, score in scores.items():
             if score < _FORGOTTEN:

@@ -33,8 +33,8 @@ BACKLOG_LOOKS = 10
 
 
 @dataclass(eq=False, slots=True)
-class Stranger:
-    """One connection."""
+class UnauthenticatedConnection:
+    """A connection that has shown no credential yet."""
 
     number: int
     inode: int
@@ -67,8 +67,8 @@ class Stranger:
 
 
 @dataclass(frozen=True)
-class Bounds:
-    """See `hearthd.front.config.connections.Connections`."""
+class UnauthenticatedLimits:
+    """See `hearthd.front.config.front_limits.ConnectionSettings`."""
 
     most: int
     most_per_peer: int
@@ -76,17 +76,17 @@ class Bounds:
     bytes: int
 
 
-def overspent(each: Stranger, penalized: bool) -> bool:
-    """Whether a connection has made more calls without a credential than it may."""
+def overspent(each: UnauthenticatedConnection, penalized: bool) -> bool:
+    """Returns True if the connection has made more calls without a credential than it may."""
     return each.spent > CALLS / (PENALTY_DIVISOR if penalized else 1)
 
 
 def judge(
-    strangers: Iterable[Stranger], bounds: Bounds, penalties: Penalties, now: float
-) -> list[tuple[Stranger, str]]:
+    strangers: Iterable[UnauthenticatedConnection], bounds: UnauthenticatedLimits, penalties: Penalties, now: float
+) -> list[tuple[UnauthenticatedConnection, str]]:
     """The connections to close, each with its reason: flood, silent, penalty, address, strangers."""
-    closing: dict[Stranger, str] = {}
-    by_peer: defaultdict[str, list[Stranger]] = defaultdict(list)
+    closing: dict[UnauthenticatedConnection, str] = {}
+    by_peer: defaultdict[str, list[UnauthenticatedConnection]] = defaultdict(list)
     for each in strangers:
         if each.proven or each.closed:
             continue
@@ -116,8 +116,9 @@ def judge(
     return list(closing.items())
 
 
-def _beyond(by_peer: dict[str, list[Stranger]], most: int) -> list[Stranger]:
-    """Those over `most` in all: the largest peers are cut to a common size, oldest connections first."""
+def _beyond(by_peer: dict[str, list[UnauthenticatedConnection]], most: int) -> list[UnauthenticatedConnection]:
+    """Returns the connections over `most` in all: the largest peers are cut to a common size, oldest connections
+    first."""
     total = sum(map(len, by_peer.values()))
     if total <= most:
         return []

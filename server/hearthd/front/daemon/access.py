@@ -1,4 +1,4 @@
-"""Who gets in, assembled from the configuration: tenants, TLS, the identity socket, the audit log."""
+"""Access to the daemon, assembled from the configuration: tenants, TLS, the identity socket, the audit log."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from hearth_proto.frames import Frame, Kind
 from hearthd.front.addresses import Address
 from hearthd.front.audit.recorder import Audit, AuditError
 from hearthd.front.auth.authenticator import Authenticator, FailureObserver
-from hearthd.front.auth.tls import Certificates, TlsError
-from hearthd.front.auth.unix_identity import IdentitySocket, Tickets, identity_path, user_of
+from hearthd.front.auth.tls import ServerCertificates, TlsError
+from hearthd.front.auth.unix_identity import IdentitySocket, IdentityTickets, identity_path, user_of
 from hearthd.front.config.loader import Config, tenants
 from hearthd.front.peers.port import Admit, PeerPort
 from hearthd.front.sockets import ListenError
@@ -57,11 +57,11 @@ class Access:
         """Limits on connections to the identity socket."""
         sessions.accounts.change(self.auth.directory.tenants)
         self.auth.bound.on = config.sessions.bind
-        self.certificates: Certificates | None = None
+        self.certificates: ServerCertificates | None = None
         """None: no TLS."""
         self._config = config
         self._sessions = sessions
-        self._tickets = Tickets(config.auth.ticket_lifetime)
+        self._tickets = IdentityTickets(config.auth.ticket_lifetime)
         self.auth.redeem = self._tickets.redeem
         self._revocations_seen = 0
         self._identity: IdentitySocket | None = None
@@ -70,7 +70,7 @@ class Access:
         self._http_address = Address("", 0)
 
     def change(self, config: Config) -> None:
-        """What of it can be changed while the daemon listens."""
+        """Applies the settings that can be changed while the daemon listens."""
         self._config = config
         self.auth.bound.on = config.sessions.bind
         self._tickets.lifetime = config.auth.ticket_lifetime
@@ -86,7 +86,7 @@ class Access:
         try:
             self.audit.open()
             if tls.certificate:
-                self.certificates = Certificates(tls.certificate, tls.key, tls.client_ca)
+                self.certificates = ServerCertificates(tls.certificate, tls.key, tls.client_ca)
             if tls.crl:
                 self.auth.certificates.revocations = Revocations(tls.crl, tls.client_ca)
         except (AuditError, TlsError, RevocationError) as error:
@@ -114,12 +114,12 @@ class Access:
 
     @property
     def public_socket(self) -> bool:
-        """Whether other users of this host may connect to the Unix sockets, where they have to show a credential."""
+        """True if other users of this host may connect to the Unix sockets, where they have to show a credential."""
         return self.by_user or self._config.listen.unix_access == "all"
 
     @property
     def by_user(self) -> bool:
-        """Whether other users of this host may connect to the Unix socket: they are asked who they are."""
+        """True if other users of this host may connect to the Unix socket, which identifies them."""
         return self.auth.directory.by_user
 
     def add_port(self, server: grpc.aio.Server, address: Address) -> int:
@@ -154,11 +154,11 @@ class Access:
         return self._http
 
     def _opens_metrics(self, address: Address) -> bool:
-        """Whether /metrics asks for no token there."""
+        """Returns True if /metrics needs no token at this address."""
         return address.loopback and self._config.http.metrics_on_loopback
 
     def peers(self, admit: Admit) -> PeerPort:
-        """Where other daemons join groups of this one; with TLS where it is configured."""
+        """Makes the port where other daemons join groups of this one; with TLS if it is configured."""
         section = self._config.collectives
         certificates = lambda: self.certificates.peers() if self.certificates is not None else None  # noqa: E731
         return PeerPort(section.listen, section.advertise, socket.gethostname(), admit, certificates)
@@ -168,8 +168,8 @@ class Access:
         return self.certificates.fingerprint() if self.certificates is not None else b""
 
     def ticket(self, connection: socket.socket) -> str:
-        """One for the user at the other end of a Unix socket, as the identity socket gives it; empty where tenants are
-        not known by user. Raises `OSError`."""
+        """Issues a ticket for the user at the other end of a Unix socket, as the identity socket does; empty if no
+        tenant is known by user. Raises `OSError`."""
         return self._tickets.issue(user_of(connection)) if self.by_user else ""
 
     async def listen_beside(self, path: str) -> None:

@@ -1,10 +1,10 @@
 """The changes of a reload, made in a daemon that runs.
 
-A credential that is taken away stops working: sessions that were opened with it end, as whoever revokes a token has
-reason to. So do those whose credential is another tenant's now. A device or a right that a tenant has no more is not
-there for its sessions from then on, and what they hold on such a device is freed. A quota that is below what is in use
-takes nothing away: what goes beyond it is refused. (A bound on queued work counts for Execute streams; a lane that was
-open before there was one stays, and is not held to it until its client connects again.)
+A credential that is taken away stops working: sessions that were opened with it end, since a token is revoked for a
+reason. So do those whose credential is another tenant's now. A device or a right that a tenant has no more is not there
+for its sessions from then on, and what they hold on such a device is freed. A quota that is below what is in use takes
+nothing away: what goes beyond it is refused. (A bound on queued work counts for Execute streams; a lane that was open
+before there was one stays, and is not held to it until its client connects again.)
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from hearth_proto.reasons import Refusal
 from hearthd.front import errors
 from hearthd.front.config.loader import Config
 from hearthd.front.daemon.access import Access
-from hearthd.front.daemon.reload_plan import Plan
+from hearthd.front.daemon.reload_plan import ReloadPlan
 from hearthd.front.overload.manager import OverloadManager
 from hearthd.front.peers.targets import PeerTargets, auto_networks
-from hearthd.front.sessions.session import End, Session
+from hearthd.front.sessions.session import Session, SessionEnd
 from hearthd.front.sessions.session_table import SessionTable
-from hearthd.front.supervisor.supervisor import Policy, Supervisor
+from hearthd.front.supervisor.supervisor import IsolationPolicy, Supervisor
 from hearthd.front.tenancy.tenants import Caller, Directory
 from hearthd.shared import log
 from hearthd.shared.device_spec import DeviceSpec
 
 _FIX = "Open a new session with a credential that is good, which the daemon's operator gives you"
 _TOLD = ("log_level", "log_format", "launch_timeout", "load_timeout")
-"""What of its specification a device process is told again."""
+"""Parts of its specification that are sent to a running device process."""
 _PATIENCE = 2.0
 """Seconds that a reload waits for what it ended to be given back; it ends all the same."""
 
 
-class Changes:
+class ConfigChanges:
     """Belongs to the event loop."""
 
     def __init__(
@@ -50,7 +50,7 @@ class Changes:
         overload: OverloadManager,
         specify: Callable[[Config], list[DeviceSpec]],
     ) -> None:
-        """`specify`: what device processes of a configuration are told."""
+        """`specify` returns the specifications of device processes of a configuration."""
         self._sessions = sessions
         self._supervisor = supervisor
         self._access = access
@@ -59,8 +59,9 @@ class Changes:
         self._specify = specify
         self._closing: set[asyncio.Task[None]] = set()
 
-    async def make(self, plan: Plan, directory: Directory) -> int:
-        """Makes all of them; how many sessions were ended. Nobody who keeps what they have is kept waiting."""
+    async def make(self, plan: ReloadPlan, directory: Directory) -> int:
+        """Makes all of them; returns the number of sessions that were ended. Does not wait for work of sessions that
+        keep what they have."""
         config, changed = plan.config, frozenset(plan.changed)
         self._access.change(config)
         self._sessions.lease, self._sessions.limit = config.sessions.lease, config.sessions.max
@@ -76,7 +77,7 @@ class Changes:
         return await self._change_tenants(directory) if "tenants" in changed else 0
 
     def _tell_processes(self, config: Config) -> None:
-        """What device processes were started with and can be told again; those to come are started with it."""
+        """Sends running device processes the changed parts of their specification; later ones are started with it."""
         for spec in self._specify(config):
             device = self._supervisor.devices[spec.ordinal]
             news: dict[str, Any] = {name: getattr(spec, name) for name in _TOLD}
@@ -95,10 +96,10 @@ class Changes:
         for session in self._sessions:
             try:
                 caller = _again(directory, session.caller)
-            except _Revoked as revoked:
+            except _AccessRevoked as revoked:
                 ended += 1
                 self._sessions.audit.record("session_revoked", session, why=str(revoked))
-                closes.append(self._sessions.close(session, str(revoked), revoked=_FIX, cause=End.CREDENTIAL))
+                closes.append(self._sessions.close(session, str(revoked), revoked=_FIX, cause=SessionEnd.CREDENTIAL))
             else:
                 closes += self._change_session(session, caller)
         tasks = [asyncio.create_task(close) for close in closes]
@@ -112,7 +113,8 @@ class Changes:
         return ended
 
     def _change_session(self, session: Session, caller: Caller) -> Iterator[Coroutine[Any, Any, None]]:
-        """It goes on as what its caller is now; what it has of devices that are not for it any more is to be closed."""
+        """Gives the session its caller's present state; yields the closes of channels on devices that are not for it
+        any more."""
         before = session.tenant
         self._sessions.renew(session, caller)
         for ordinal in [*session.channels, *session.ended]:
@@ -130,28 +132,28 @@ class Changes:
                     channel.link.send(Kind.CHANGE, payload, channel=channel.number)
 
 
-class _Revoked(Exception):
+class _AccessRevoked(Exception):
     """Why a session ends."""
 
 
 def _again(directory: Directory, caller: Caller) -> Caller:
-    """The caller as the configuration has it now. Raises `_Revoked`."""
+    """The caller as the configuration has it now. Raises `_AccessRevoked`."""
     try:
         now = directory.again(caller, time.time())
     except Refusal as refusal:
-        raise _Revoked(
+        raise _AccessRevoked(
             f"the configuration of the daemon was changed, and its credential ({caller.credential}) is good no more: "
             f"{refusal.message.rstrip('.')}"
         ) from None
     if now.tenant.name != caller.tenant.name:
-        raise _Revoked(
+        raise _AccessRevoked(
             f"the configuration of the daemon was changed, and its credential ({caller.credential}) is now that of "
             f"tenant {now.tenant.name!r}"
         )
     return now
 
 
-def patience(policy: Policy, config: Config) -> Policy:
+def patience(policy: IsolationPolicy, config: Config) -> IsolationPolicy:
     """The supervisor's, as far as it can be changed while it runs."""
     return dataclasses.replace(
         policy,

@@ -15,12 +15,12 @@ from hearthd import version
 from hearthd.front.addresses import Addresses
 from hearthd.front.config import exposure
 from hearthd.front.config.loader import Config
-from hearthd.front.daemon.heap_trim import Thrift
+from hearthd.front.daemon.heap_trim import HeapTrimming
 from hearthd.front.daemon.reload import Read
-from hearthd.front.daemon.summary import summary
-from hearthd.front.daemon.wiring import Parts
+from hearthd.front.daemon.systemd import summary
+from hearthd.front.daemon.wiring import DaemonParts
 from hearthd.front.gpu.watch import GpuWatch
-from hearthd.front.sessions.session import End
+from hearthd.front.sessions.session import SessionEnd
 from hearthd.front.supervisor.isolation import SERVING, STALLED
 from hearthd.front.supervisor.launcher import Launcher
 from hearthd.shared.device_spec import Backend
@@ -38,8 +38,8 @@ _LAST_WORDS = 0.5
 
 
 class Daemon:
-    """One node's daemon. `launcher` is replaced in tests and by embedders; `read` reads the configuration again where
-    that is asked for, and `hangup` has had the signal until now."""
+    """The daemon of a node. `launcher` is replaced in tests and by embedders; `read` reads the configuration again
+    where that is asked for, and `hangup` has had the signal until now."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Daemon:
         hangup: Hangup | None = None,
     ) -> None:
         self.addresses = Addresses()
-        self.parts = parts = Parts(config, backend, devices, launcher, read)
+        self.parts = parts = DaemonParts(config, backend, devices, launcher, read)
         self.supervisor, self.sessions, self.access = parts.supervisor, parts.sessions, parts.access
         self.collectives, self.groups, self.credits = parts.collectives, parts.groups, parts.credits
         self.metrics, self.status, self.device_service = parts.metrics, parts.status, parts.device_service
@@ -70,7 +70,7 @@ class Daemon:
 
     @property
     def config(self) -> Config:
-        """What is in force."""
+        """The configuration in force."""
         return self.reloader.config
 
     async def start(self) -> None:
@@ -116,7 +116,7 @@ class Daemon:
     # ---- life ----
 
     def _healthy(self) -> bool:
-        """Whether the watchdog may be told that all is well: no serving device has been silent for too long."""
+        """Returns True if the watchdog may be notified: no serving device has been silent for too long."""
         most = 2 * (self.parts.policy.ping_timeout + self.parts.policy.ping_interval)
         now = time.monotonic()
         return all(now - device.last_pong < most for device in self.supervisor if device.state in (SERVING, STALLED))
@@ -124,7 +124,7 @@ class Daemon:
     async def _reap(self) -> None:
         """Closes sessions whose lease has run out; when there are none any more, gives back what they left free."""
         closing: set[asyncio.Task[list[int]]] = set()
-        thrift = Thrift()
+        heap_trimming = HeapTrimming()
         while True:
             for session in self.sessions.expired():
                 task = asyncio.create_task(self.sessions.close(session, "its lease ran out", cause=session.end))
@@ -134,11 +134,11 @@ class Daemon:
                 self.sessions.audit.record("session_revoked", session, why="its certificate was revoked")
                 why = "its certificate was revoked by its authority"
                 fix = "Open a new session with a credential that is good"
-                close = self.sessions.close(session, why, revoked=fix, cause=End.CREDENTIAL)
+                close = self.sessions.close(session, why, revoked=fix, cause=SessionEnd.CREDENTIAL)
                 task = asyncio.create_task(close)
                 closing.add(task)
                 task.add_done_callback(closing.discard)
-            if thrift.due(len(self.sessions), time.monotonic()):
+            if heap_trimming.due(len(self.sessions), time.monotonic()):
                 gc.collect()
                 give_back()
             self._tell_status()

@@ -2,7 +2,7 @@
 
 A session holds the drain up until it is closed, or until its lease has run out, or for `drain_timeout`, whichever is
 first. That one has nothing to do just now does not end it sooner: only its client knows whether it is done, and the
-client is told (the Draining event of its Execute streams, `Node.draining`).
+client is notified (the Draining event of its Execute streams, `Node.draining`).
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ _TICK = 1.0
 """Seconds between two words to the service manager, each good for a few of them."""
 
 
-class Clients(Protocol):
-    """Who reaches them: the device service."""
+class DrainingClients(Protocol):
+    """The device service, which reaches the clients of a drain."""
 
     greeting: Callable[[], device_pb2.Event] | None
-    """What every new Execute stream is told first."""
+    """The first event of every new Execute stream."""
 
     def announce(self, event: device_pb2.Event) -> None:
         """On every Execute stream."""
 
 
 class Drain:
-    """Of one daemon: begun by an operator's call or by a signal, over when the sessions are or their time is."""
+    """The drain of a daemon: begun by an operator's call or by a signal, over when the sessions are or their time
+    is."""
 
     def __init__(
-        self, sessions: SessionTable, clients: Clients, notifier: Notifier, not_ready: Callable[[], None]
+        self, sessions: SessionTable, clients: DrainingClients, notifier: Notifier, not_ready: Callable[[], None]
     ) -> None:
         self._sessions = sessions
         self._clients = clients
@@ -48,7 +49,7 @@ class Drain:
         self._hurried = asyncio.Event()
 
     def begin(self) -> None:
-        """No new sessions from now on, not ready, and all clients are told."""
+        """Takes no new sessions from now on, is not ready, and notifies all clients."""
         if self._sessions.draining:
             return
         log.info("drain", sessions=len(self._sessions))
@@ -57,13 +58,13 @@ class Drain:
         self._clients.announce(self._event())
 
     def shut(self) -> None:
-        """As `begin`, without a word to anybody but those who ask."""
+        """Begins as `begin` does, but notifies only clients that ask."""
         self._sessions.draining = True
         self._sessions.drain_left = self.left
         self._not_ready()
 
     def left(self) -> float:
-        """Seconds that the sessions have; 0 where nobody has set them a time."""
+        """Returns the seconds that the sessions have; 0 if they have no limit."""
         return 0.0 if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     def hurry(self) -> None:

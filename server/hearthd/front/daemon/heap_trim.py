@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 QUIET = 5.0
-"""Seconds without a session after which nobody is kept waiting by it."""
+"""Seconds without a session after which it delays no client."""
 
 
-class Thrift:
+class HeapTrimming:
     """Asked now and then; says yes once for each time that sessions were there and have been gone for `quiet`
     seconds."""
 

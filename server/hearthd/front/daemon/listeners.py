@@ -1,4 +1,4 @@
-"""Where the daemon is reached: gRPC on TCP and on a Unix socket, calls as frames, lanes and HTTP beside it; opened and
+"""The daemon's listeners: gRPC on TCP and on a Unix socket, calls as frames, lanes and HTTP beside it; opened and
 closed as one."""
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from hearth_proto.calls import socket_path
 from hearthd.front import sockets
 from hearthd.front.addresses import Address, Addresses, parse_address
 from hearthd.front.admission import grpc_server
-from hearthd.front.admission.gate import Door, Gate, Service
+from hearthd.front.admission.gate import AdmissionGate, GatedService, MethodGate
 from hearthd.front.config.loader import Config
 from hearthd.front.connections.limits import ConnectionLimits
 from hearthd.front.daemon.access import Access
-from hearthd.front.lanes.listener import Lanes
+from hearthd.front.lanes.listener import LanePort
 from hearthd.front.lanes.stripe_port import StripePort
 from hearthd.front.metrics.collector import Metrics
 from hearthd.front.overload.manager import OverloadManager
@@ -49,7 +49,7 @@ _GRPC_OPTIONS = (
 
 
 class Listeners:
-    """Of one daemon. The health service is theirs, too: it is what others find out by whether to come here."""
+    """The listeners of a daemon, with the health service, by which others find out if they may come here."""
 
     def __init__(
         self,
@@ -58,10 +58,10 @@ class Listeners:
         supervisor: Supervisor,
         sessions: SessionTable,
         metrics: Metrics,
-        lanes: Lanes,
+        lanes: LanePort,
         stripes: StripePort,
         status: NodeStatus,
-        gate: Gate,
+        gate: AdmissionGate,
         connections: ConnectionLimits,
         overload: OverloadManager,
     ) -> None:
@@ -82,7 +82,7 @@ class Listeners:
         self._server: grpc.aio.Server | None = None
         self._calls: CallServer | None = None
 
-    async def open(self, services: Sequence[Service]) -> Addresses:
+    async def open(self, services: Sequence[GatedService]) -> Addresses:
         """Listens for gRPC where the configuration says; where that is, in the end. Raises `ListenError`: `close` what
         is open by then."""
         config = self._config.listen
@@ -121,7 +121,7 @@ class Listeners:
         return Addresses(grpc=grpc_address, unix=unix, lanes=lanes)
 
     async def open_http(self) -> str:
-        """The same for HTTP on TCP; on a Unix socket it listens at `Config.http_path`."""
+        """Opens HTTP on TCP; on a Unix socket it listens at `Config.http_path`."""
         config = self._config
         if not config.listen.http and not config.http_path:
             return ""
@@ -134,9 +134,9 @@ class Listeners:
         self._http = self._access.http(address, self._supervisor, self._sessions, self._metrics, self._status, limiter)
         return str(await self._http.start(address, unix) or "")
 
-    def _guard(self, method: str, serve: Any, door: Door) -> Any:
+    def _guard(self, method: str, serve: Any, method_gate: MethodGate) -> Any:
         """A method of the health service, which asks for no credential."""
-        return guarded(health.NAME, method, serve, self._metrics, door)
+        return guarded(health.NAME, method, serve, self._metrics, method_gate)
 
     def _listen_tcp(self, server: grpc.aio.Server, address: Address) -> Address:
         sockets.check_free(address, "grpc")
@@ -163,7 +163,7 @@ class Listeners:
             self._health.drain()
 
     async def close(self, grace: float) -> None:
-        """No connection is taken from here on, and those that are there are told to go (GOAWAY)."""
+        """Takes no connection from here on, and asks those that are there to go (GOAWAY)."""
         if self._health is not None:
             await self._health.stop()
         self._connections.guard.stop()

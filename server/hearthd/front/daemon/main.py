@@ -22,7 +22,7 @@ _KEEP_BYTES = 64 << 20
 """Freed memory that the front keeps for the next chunks: a few transfers' worth."""
 _ARENAS = 1
 """gRPC receives in any of its threads. With a heap for each, every one of them grows to what it ever held at once and
-keeps that for itself; from a single one, the next chunk takes the place of the last whoever receives it."""
+keeps that for itself; from a single one, the next chunk takes the place of the last in any thread."""
 
 
 def serve(
@@ -31,7 +31,7 @@ def serve(
     read: Callable[[], Config] | None = None,
     hangup: Hangup | None = None,
 ) -> int:
-    """Runs the daemon until it is told to stop; its exit code: 0, 1 for a failure, 2 for a configuration that cannot
+    """Runs the daemon until it is stopped; returns its exit code: 0, 1 for a failure, 2 for a configuration that cannot
     work here. `read` reads the configuration again for a reload; `hangup` has had that signal until now."""
     keep_freed_memory(_KEEP_BYTES, arenas=_ARENAS)
     attributes.close_to_others()  # tokens, keys and sessions' secrets: also to processes of this user

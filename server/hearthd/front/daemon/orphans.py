@@ -1,7 +1,7 @@
 """Orphans: processes that the front has not started itself, and inherits when their parent ends.
 
 A compiler outlives a device process that is killed, and device processes outlive the forkserver: the front takes them
-in (`PR_SET_CHILD_SUBREAPER`; in a container it may be process 1, with nobody above it), and they stay as zombies until
+in (`PR_SET_CHILD_SUBREAPER`; in a container it may be process 1, without a parent), and they stay as zombies until
 it has waited for them.
 """
 

@@ -14,7 +14,7 @@ import structlog
 
 from hearthd.front.audit.recorder import Audit
 from hearthd.front.config.loader import Config, ConfigError, tenants
-from hearthd.front.daemon.reload_plan import Plan, ReloadError, plan
+from hearthd.front.daemon.reload_plan import ReloadError, ReloadPlan, plan
 from hearthd.front.daemon.systemd import Notifier
 from hearthd.front.tenancy.tenants import Directory
 
@@ -22,12 +22,12 @@ log = structlog.get_logger("hearthd.reload")
 
 Read = Callable[[], Config]
 """Reads the configuration as it was read at the start: the same file, environment and flags. Raises `ConfigError`."""
-Apply = Callable[[Plan, Directory], Awaitable[int]]
+Apply = Callable[[ReloadPlan, Directory], Awaitable[int]]
 """Makes the changes; how many sessions were ended by them."""
 
 
 class Reloader:
-    """Of one daemon. Belongs to the event loop; it reads files elsewhere."""
+    """The reloads of a daemon. Belongs to the event loop; it reads files elsewhere."""
 
     def __init__(self, config: Config, read: Read | None, apply: Apply, audit: Audit, notifier: Notifier) -> None:
         """`read`: None where the configuration came from nowhere that could be read again."""

@@ -1,5 +1,5 @@
-"""What of a configuration may be changed while the daemon runs. Pure: two configurations go in, and what is to be done
-comes out.
+"""The plan of a reload: the settings that change while the daemon runs. Pure: two configurations go in, a plan comes
+out.
 
 `RELOADABLE` and `NEEDS_A_RESTART` name every setting once, with what becomes of it or why it stays.
 """
@@ -95,12 +95,12 @@ FIRST_USER = "users and groups of tenants (the first ones: until now the Unix so
 
 
 class ReloadError(Exception):
-    """What can be changed cannot be used without what cannot; the text is one line for who wrote the file."""
+    """The changeable settings cannot be used without others that are not; the text is one line for the operator."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What a reload does."""
+class ReloadPlan:
+    """The plan of a reload."""
 
     config: Config
     """What is in force afterwards."""
@@ -125,7 +125,7 @@ class TenantChanges:
         return " ".join(parts)
 
 
-def plan(running: Config, wanted: Config) -> Plan:
+def plan(running: Config, wanted: Config) -> ReloadPlan:
     """Raises `ReloadError`."""
     differing = [path for path in paths() if value(running, path) != value(wanted, path)]
     changed = [path for path in differing if ".".join(path) in RELOADABLE]
@@ -141,7 +141,7 @@ def plan(running: Config, wanted: Config) -> Plan:
     except ValidationError as error:
         why = "; ".join(item["msg"].removeprefix("Value error, ") for item in error.errors())
         raise ReloadError(f"{why} (what needs a restart stays as it was: {', '.join(kept)})") from None
-    return Plan(
+    return ReloadPlan(
         config,
         tuple(".".join(path) for path in changed),
         tuple(kept),
@@ -163,7 +163,7 @@ def tenant_changes(before: tuple[TenantSettings, ...], after: tuple[TenantSettin
 
 
 def paths() -> Iterator[Path]:
-    """Of every setting, `tenants` as one."""
+    """Yields the path of every setting, `tenants` as one."""
     for name, info in Config.model_fields.items():
         section = info.annotation
         keys = getattr(section, "model_fields", None)

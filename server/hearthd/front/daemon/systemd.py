@@ -1,4 +1,4 @@
-"""What systemd is told (`Type=notify`); nothing where no systemd asks."""
+"""Notifications to systemd (`Type=notify`), and the line that `systemctl status` shows; none without systemd."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import time
 from collections.abc import Callable, Mapping
 
 import sdnotify
+
+from hearthd.front.sessions.session_table import SessionTable
+from hearthd.front.supervisor.supervisor import SERVING, STATE_NAMES, Supervisor
 
 _EXTENSION_US = 15_000_000
 """How long systemd is asked to wait from each word of a daemon that starts or stops on: more than a clean stop takes,
@@ -34,7 +37,7 @@ class Notifier:
             self._notifier.notify(state)
 
     def status(self, text: str) -> None:
-        """What `systemctl status` shows; said where it is news."""
+        """Sends the text that `systemctl status` shows, if it has changed."""
         if text != self._told and not self._over:
             self._told = text
             self.tell(f"STATUS={text}")
@@ -69,3 +72,20 @@ class Notifier:
             if healthy():
                 self.tell("WATCHDOG=1")
             await asyncio.sleep(self._interval)
+
+
+def summary(supervisor: Supervisor, sessions: SessionTable) -> str:
+    """ "2 devices (device 1 lost: ...), 3 sessions of 2 tenants" """
+    ill = [
+        f"device {device.ordinal} {STATE_NAMES[device.state]}" + (f": {device.detail}" if device.detail else "")
+        for device in supervisor
+        if device.state != SERVING
+    ]
+    devices = _count(len(supervisor.devices), "device") + (f" ({'; '.join(ill)})" if ill else "")
+    tenants = {session.tenant.name for session in sessions}
+    of = f" of {_count(len(tenants), 'tenant')}" if len(tenants) > 1 else ""
+    return f"{devices}, {_count(len(sessions), 'session')}{of}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,24 +1,24 @@
-"""What a daemon is made of: each part made once, and told of the others that it needs."""
+"""The parts of a daemon: each made once, and given the others that it needs."""
 
 from __future__ import annotations
 
 from functools import partial
 
-from hearthd.front.admission.account import Account
-from hearthd.front.admission.gate import Gate
-from hearthd.front.admission.limits import Limits
+from hearthd.front.admission.account import UnauthenticatedBytes
+from hearthd.front.admission.gate import AdmissionGate
+from hearthd.front.admission.limits import AdmissionLimits
 from hearthd.front.collectives.metrics import CollectiveMetrics
 from hearthd.front.collectives.router import CollectiveRouter
 from hearthd.front.config.loader import Config
 from hearthd.front.connections.limits import ConnectionLimits
 from hearthd.front.daemon.access import Access
-from hearthd.front.daemon.config_changes import Changes
+from hearthd.front.daemon.config_changes import ConfigChanges
 from hearthd.front.daemon.drain import Drain
 from hearthd.front.daemon.listeners import Listeners
 from hearthd.front.daemon.reload import Read, Reloader
 from hearthd.front.daemon.systemd import Notifier
-from hearthd.front.durable.store import Vault
-from hearthd.front.lanes.listener import Lanes
+from hearthd.front.durable.store import DurableStore
+from hearthd.front.lanes.listener import LanePort
 from hearthd.front.lanes.stripe_port import StripePort
 from hearthd.front.links.link import DeviceLink
 from hearthd.front.metrics.collector import Metrics
@@ -26,30 +26,30 @@ from hearthd.front.overload.manager import OverloadManager
 from hearthd.front.peers.connect import PeerReach
 from hearthd.front.peers.groups import PeerGroups
 from hearthd.front.peers.targets import PeerTargets
-from hearthd.front.resources.time_credits import Credits
+from hearthd.front.resources.time_credits import TimeCredits
 from hearthd.front.rpc import device_service, node_service
-from hearthd.front.rpc.bulk_service import Bounds, BulkService
+from hearthd.front.rpc.bulk_service import BulkLimits, BulkService
 from hearthd.front.rpc.group_info import GroupInfo
 from hearthd.front.rpc.group_service import GroupService
 from hearthd.front.rpc.node_status import NodeStatus
-from hearthd.front.sessions.attach import Window
+from hearthd.front.sessions.attach import ExecuteWindow
 from hearthd.front.sessions.recent_traces import RecentTraces
 from hearthd.front.sessions.session_table import SessionTable
 from hearthd.front.supervisor import backends
 from hearthd.front.supervisor.launcher import ForkServerLauncher, Launcher
-from hearthd.front.supervisor.supervisor import Policy, Supervisor
+from hearthd.front.supervisor.supervisor import IsolationPolicy, Supervisor
 from hearthd.shared.device_spec import Backend
 from hearthd.shared.host_memory import share_of_host
 from hearthd.shared.malloc import give_back
 
 
-class Parts:
-    """Of one daemon; nothing of it runs or listens yet."""
+class DaemonParts:
+    """The parts of one daemon, none of which runs or listens yet."""
 
     def __init__(  # noqa: PLR0915 - the one place where the parts are made
         self, config: Config, backend: Backend, devices: list[int], launcher: Launcher | None, read: Read | None
     ) -> None:
-        self.policy = Policy(
+        self.policy = IsolationPolicy(
             start_timeout=config.devices.start_timeout,
             ping_timeout=config.devices.ping_timeout,
             ping_interval=min(2.0, config.devices.ping_timeout / 4),
@@ -97,36 +97,36 @@ class Parts:
         self.groups = PeerGroups(self.collectives, PeerReach(targets))
         self.collectives.relay, self.collectives.remote = self.groups, self.groups.send
         self.supervisor.prepare.append(self.groups.watch)  # before channels are opened to a process
-        self.vault = Vault(self.sessions, config.sessions.durable_bytes or share_of_host())
-        self.supervisor.prepare.append(self.vault.restore)
+        self.durable_store = DurableStore(self.sessions, config.sessions.durable_bytes or share_of_host())
+        self.supervisor.prepare.append(self.durable_store.restore)
         self.access = Access(config, self.sessions, self.metrics)
         self.connections = ConnectionLimits(
             config.connections, self.metrics.registry, lambda: not self.access.auth.directory.open
         )
         self.metrics.certificate_expires = lambda: self.access.certificate_expires
         self.supervisor.prepare.append(self.access.watch)
-        account = Account(config.admission.max_unauthenticated_bytes, self.metrics.registry)
-        self.gate = Gate(self.access.auth, Limits.of(config), account)
+        account = UnauthenticatedBytes(config.admission.max_unauthenticated_bytes, self.metrics.registry)
+        self.gate = AdmissionGate(self.access.auth, AdmissionLimits.of(config), account)
         self.access.connections = self.connections
         self.connections.guard.on_calm = give_back
         self.gate.on_shown = self.sessions.on_shown = self.connections.shown
         self.gate.on_probe, account.on_refused = self.connections.probed, self.connections.refused
         self.gate.overloaded = self.overload.admit
-        self.credits = Credits(self.sessions)
+        self.credits = TimeCredits(self.sessions)
         self.supervisor.prepare.append(self.credits.enter)
-        limits = device_service.Limits(
+        limits = device_service.ClientLimits(
             max_inline_bytes=config.limits.max_inline_bytes,
             max_chunk_bytes=config.limits.max_chunk_bytes,
             max_code_bytes=config.limits.max_code_bytes,
-            window=Window(
+            window=ExecuteWindow(
                 max_batch_bytes=config.limits.max_batch_bytes,
                 max_batches=config.limits.max_batches_in_flight,
                 max_unacked_bytes=config.limits.max_unacked_bytes,
             ),
         )
-        self.lanes = Lanes(self.metrics, self.connections.limiter("lanes"))
+        self.lanes = LanePort(self.metrics, self.connections.limiter("lanes"))
         self.stripes = StripePort(self.metrics, self.connections.limiter("stripes"))
-        bounds = Bounds(
+        bounds = BulkLimits(
             config.lanes.segment_bytes or 2 * share_of_host(),
             config.lanes.chunk_bytes,
             tls=bool(config.tls.certificate),
@@ -168,7 +168,7 @@ class Parts:
             self.overload,
         )
         self.drain = Drain(self.sessions, self.device_service, self.notifier, self.listeners.not_ready)
-        changes = Changes(
+        changes = ConfigChanges(
             self.sessions,
             self.supervisor,
             self.access,
@@ -184,7 +184,7 @@ class Parts:
 
     def _on_session_close(self, session_id: str) -> None:
         self.collectives.on_session_closed(session_id)
-        self.vault.on_session_closed(session_id)
+        self.durable_store.on_session_closed(session_id)
 
     def _begin_drain(self) -> None:
         """No new sessions from now on; not ready."""

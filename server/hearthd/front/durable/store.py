@@ -1,4 +1,4 @@
-"""The vault: copies of durable buffers, in files in memory that outlive the device processes that fill them.
+"""The store: copies of durable buffers, in files in memory that outlive the device processes that fill them.
 
 Each session has one file for each device, which the front makes and hands to the device process; nothing of it is
 mapped here. A device process asks for places in it (SNAPSHOT with `reserve`), says which copies are complete
@@ -24,7 +24,7 @@ import structlog
 from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Reason, Refusal, to_text
 from hearthd.front import errors
-from hearthd.front.durable.store_index import Hole, Shelf, Use, charge, check
+from hearthd.front.durable.store_index import Hole, StoreIndex, StoreUse, charge, check
 from hearthd.front.links.link import DeviceLink
 from hearthd.front.sessions.channel import Channel
 from hearthd.front.sessions.session import Session
@@ -45,12 +45,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
-class Place:
-    """One session's copies on one device."""
+class SessionCopies:
+    """The copies of one session on one device."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.shelf = Shelf()
+        self.index = StoreIndex()
         self.file = os.memfd_create("hearth-durable", os.MFD_CLOEXEC)
         self.channel: Channel | None = None
         """Whose device process has the file."""
@@ -83,19 +83,19 @@ class Place:
             self.file = -1
 
 
-class Vault:
-    """Of the whole node. `limit`: bytes of host memory for it all; 0: none."""
+class DurableStore:
+    """The durable store of the node. `limit`: bytes of host memory for it all; 0: none."""
 
     def __init__(self, sessions: Iterable[Session], limit: int = 0) -> None:
         self._sessions = sessions
         self._limit = limit
-        self._places: dict[tuple[str, int], Place] = {}
+        self._places: dict[tuple[str, int], SessionCopies] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def bytes(self) -> int:
         """Host memory that is promised to durable buffers."""
-        return sum(place.shelf.bytes for place in self._places.values())
+        return sum(place.index.bytes for place in self._places.values())
 
     # ---- sessions ----
 
@@ -137,11 +137,11 @@ class Vault:
             raise errors.session_expired()
         if "commit" in body:
             try:
-                place.shelf.commit((key, which) for key, which in body["commit"])
+                place.index.commit((key, which) for key, which in body["commit"])
             except KeyError as error:
                 raise Refusal(Reason.INTERNAL, f"Copy {error} is not known here.") from None
         else:
-            self._drop(place, place.shelf.forget(body.get("forget", ())))
+            self._drop(place, place.index.forget(body.get("forget", ())))
         return {}
 
     def _reserve(self, link: DeviceLink, channel: Channel, wanted: list[list[int]]) -> dict[str, Any]:
@@ -152,16 +152,16 @@ class Vault:
         check(
             charge([size for _, _, size in wanted]),
             (
-                Use(
+                StoreUse(
                     f"tenant {tenant.name} on device {link.ordinal}",
                     self._of_tenant(tenant.name, link.ordinal),
                     tenant.quotas.durable_bytes,
                 ),
-                Use("the node", self.bytes, self._limit),
+                StoreUse("the node", self.bytes, self._limit),
             ),
         )
         try:
-            place = known or Place(session)
+            place = known or SessionCopies(session)
         except OSError as error:
             raise _no_file(error) from None
         try:
@@ -171,7 +171,7 @@ class Vault:
                 place.close()
             raise _no_file(error) from None
         self._places[channel.session_id, link.ordinal] = place
-        copies = [place.shelf.reserve(key, handle, size) for key, handle, size in wanted]
+        copies = [place.index.reserve(key, handle, size) for key, handle, size in wanted]
         return {"places": [[copy.offset, copy.span] for copy in copies]}
 
     def _find(self, session_id: str) -> Session:
@@ -182,7 +182,7 @@ class Vault:
 
     def _of_tenant(self, tenant: str, ordinal: int) -> int:
         return sum(
-            place.shelf.bytes
+            place.index.bytes
             for (_, device), place in self._places.items()
             if device == ordinal and place.session.tenant.name == tenant
         )
@@ -195,7 +195,7 @@ class Vault:
         self.attach(link)
         room = asyncio.Semaphore(AT_ONCE)
 
-        async def one(place: Place) -> None:
+        async def one(place: SessionCopies) -> None:
             async with room:
                 await self._restore(place, link)
 
@@ -206,10 +206,10 @@ class Vault:
         ]
         await asyncio.gather(*(one(place) for place in places))
 
-    async def _restore(self, place: Place, link: DeviceLink) -> None:
-        session, shelf = place.session, place.shelf
-        self._drop(place, shelf.lost())
-        copies = list(shelf.copies.values())
+    async def _restore(self, place: SessionCopies, link: DeviceLink) -> None:
+        session, index = place.session, place.index
+        self._drop(place, index.lost())
+        copies = list(index.copies.values())
         if not copies or session.closing:
             return
         channel = session.channels[link.ordinal] = link.open_channel(session.opening(link.device_memory))
@@ -221,7 +221,7 @@ class Vault:
             place.hand_over(link, channel)
             async with asyncio.timeout(PATIENCE + size / BYTES_PER_SECOND):
                 answer = await _unless_over(link, link.ask(Kind.RESTORE, body, channel.number))
-        except ConnectionError as error:  # it has ended, and nobody has been told yet
+        except ConnectionError as error:  # it has ended, and its loss is not known yet
             log.warning("durable_again", session=session.id, device=link.ordinal, why=str(error))
             return
         except (OSError, TimeoutError) as error:
@@ -236,12 +236,12 @@ class Vault:
             if copy.key in failed:
                 why = failed[copy.key]
                 log.error("durable_lost", session=session.id, device=link.ordinal, buffer=copy.handle, why=why)
-        self._drop(place, shelf.forget(failed))
+        self._drop(place, index.forget(failed))
         channel.durable = [copy.handle for copy in copies]  # those that failed say themselves why
         log.info("durable_restored", session=session.id, device=link.ordinal, buffers=len(copies), bytes=size)
 
-    def _give_up(self, place: Place, link: DeviceLink, channel: Channel) -> None:
-        """What may be half there is taken away; the session begins with nothing."""
+    def _give_up(self, place: SessionCopies, link: DeviceLink, channel: Channel) -> None:
+        """Removes what may be half restored; the session begins with nothing."""
         if place.session.channels.get(link.ordinal) is channel:
             del place.session.channels[link.ordinal]
         self._later(channel.close(Refusal(Reason.BUFFER_LOST, "Its durable buffers could not be restored in time.")))
@@ -249,8 +249,8 @@ class Vault:
             del self._places[place.session.id, link.ordinal]
             place.close()
 
-    def _drop(self, place: Place, holes: list[Hole]) -> None:
-        """Gives memory back to the system; a GiB takes some 0.1 s, on a thread of its own."""
+    def _drop(self, place: SessionCopies, holes: list[Hole]) -> None:
+        """Gives memory back to the system; a GiB takes some 0.1 s, in a separate thread."""
         if not holes or place.file < 0:
             return
         using = contextlib.ExitStack()

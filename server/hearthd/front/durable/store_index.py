@@ -1,4 +1,4 @@
-"""The books on durable buffers: which copies there are, where they lie, and how much host memory they may take. Pure.
+"""The index of durable copies: their places in the file, and the host memory that they may take. Pure.
 
 Every buffer has two areas in its session's file, for the copy that is complete and for the one being taken; both count
 from the start, so that no checkpoint fails later for want of memory that was promised.
@@ -19,8 +19,9 @@ Hole = tuple[int, int]
 
 
 @dataclass
-class Copy:
-    """One durable buffer. `committed` is the area (0 or 1) that holds its last complete copy; None: there is none."""
+class DurableCopy:
+    """The copies of one durable buffer. `committed` is the area (0 or 1) that holds its last complete copy; None: there
+    is none."""
 
     key: int
     handle: int
@@ -41,16 +42,17 @@ def span_of(size: int) -> int:
     return -(-size // PAGE) * PAGE
 
 
-class Shelf:
-    """What one session has on one device. Places in the file are never used twice: what is left becomes a hole."""
+class StoreIndex:
+    """The copies of one session on one device. Places in the file are never used twice: a copy that goes leaves a
+    hole."""
 
     def __init__(self) -> None:
-        self.copies: dict[int, Copy] = {}
+        self.copies: dict[int, DurableCopy] = {}
         self.bytes = 0
         self._end = 0
         self._of: dict[int, int] = {}  # the newest key of each handle
 
-    def reserve(self, key: int, handle: int, size: int) -> Copy:
+    def reserve(self, key: int, handle: int, size: int) -> DurableCopy:
         """Two areas for a buffer; the caller has checked the limits."""
         if key in self.copies or size < 0:
             raise ValueError(f"copy {key} of {size} bytes")
@@ -58,7 +60,7 @@ class Shelf:
         if before is not None:
             self.copies[before].superseded = True
         self._of[handle] = key
-        copy = Copy(key, handle, size, self._end, span_of(size))
+        copy = DurableCopy(key, handle, size, self._end, span_of(size))
         self._end += 2 * copy.span
         self.bytes += 2 * copy.span
         self.copies[key] = copy
@@ -73,7 +75,7 @@ class Shelf:
             copy.committed = which
 
     def forget(self, keys: Iterable[int]) -> list[Hole]:
-        """What is durable no more. Strangers are passed over."""
+        """Removes buffers that are durable no more. Unknown keys are ignored."""
         gone = [copy for key in keys if (copy := self.copies.pop(key, None)) is not None]
         for copy in gone:
             self.bytes -= 2 * copy.span
@@ -87,8 +89,8 @@ class Shelf:
 
 
 @dataclass(frozen=True)
-class Use:
-    """What a request for `requested` bytes meets: bytes in use and allowed, and whose they are. 0 allowed: no limit."""
+class StoreUse:
+    """Use and limit that a request for `requested` bytes meets, and whose they are. 0 allowed: no limit."""
 
     whose: str
     in_use: int
@@ -100,7 +102,7 @@ def charge(sizes: Sequence[int]) -> int:
     return sum(2 * span_of(size) for size in sizes)
 
 
-def check(requested: int, uses: Iterable[Use]) -> None:
+def check(requested: int, uses: Iterable[StoreUse]) -> None:
     """Raises Refusal(QUOTA_EXCEEDED) with all the numbers."""
     for use in uses:
         if use.allowed and use.in_use + requested > use.allowed:

@@ -1,11 +1,11 @@
-"""Whether a GPU is well, from what NVML reads: a sick one is fenced, the others of its node serve on. Pure.
+"""The health of a GPU, from NVML's readings: a sick one is fenced, the others of its node serve on. Pure.
 
 Sick is what NVIDIA's documents answer with a reset of the GPU, a restart of the machine, or its replacement; work that
 is given to such a GPU hangs, fails or is wrong. Xids of programs (13, 31, 43, 45, ...: what a wild pointer in a kernel
 causes) say nothing against the GPU: they cost a device process, which is replaced. Newer drivers say themselves what a
 GPU needs; for older ones Xids have to do. Sources: "GPU memory error management"
-(https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/, "Error recovery and response flags": a pending remapping keeps
-nobody from new work) and the Xid catalog (https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html).
+(https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/, "Error recovery and response flags": a pending remapping does
+not preclude new work) and the Xid catalog (https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from hearthd.front.gpu.reading import Reading
+from hearthd.front.gpu.reading import GpuReading
 
 FATAL_XIDS: Mapping[int, str] = MappingProxyType({
     46: "the GPU stopped processing",
@@ -36,7 +36,7 @@ RECOVERIES: Mapping[str, str] = MappingProxyType({
 """What a driver wants done before the GPU can be used again. Whatever else it wants can wait for work to end."""
 
 
-def sickness(reading: Reading, forgiven: Mapping[int, int] = MappingProxyType({})) -> str:
+def sickness(reading: GpuReading, forgiven: Mapping[int, int] = MappingProxyType({})) -> str:
     """Why no work should be given to the GPU; empty where it is well. `forgiven`: how often each Xid had been met when
     an operator last said that the GPU is well again."""
     if reading.lost:
@@ -52,8 +52,8 @@ def sickness(reading: Reading, forgiven: Mapping[int, int] = MappingProxyType({}
     return ""
 
 
-def complaints(reading: Reading) -> list[str]:
-    """What an operator should know of a GPU that still works."""
+def complaints(reading: GpuReading) -> list[str]:
+    """Returns the conditions of a GPU that still works which an operator should know."""
     found = []
     if reading.recovery not in (None, "none"):
         found.append(f"the driver asks for {reading.recovery}")

@@ -9,19 +9,20 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hearthd.front.gpu.reading import RECOVERY, THROTTLING, Reading
+from hearthd.front.gpu.reading import RECOVERY, THROTTLING, GpuReading
 
-__all__ = ["Nvml", "Reading", "cuda_count", "cupy_installed", "gpu_count"]
+__all__ = ["Nvml", "GpuReading", "cuda_count", "cupy_installed", "gpu_count"]
 
 
 RECOVERY_FIELD = 230
 """NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, which older libraries do not name."""
 _MOST_XIDS = 64
-"""Different Xids that are counted; there are about two hundred, and a GPU that reports so many is past caring."""
+"""Different Xids that are counted; there are about two hundred, and a GPU that reports this many is broken in any
+case."""
 
 
 def gpu_count() -> tuple[int, str]:
-    """How many GPUs the driver has; where none, why."""
+    """Returns the number of GPUs that the driver has, and, if it has none, the cause."""
     try:
         import pynvml
     except ImportError:
@@ -41,7 +42,8 @@ def gpu_count() -> tuple[int, str]:
 
 
 def cuda_count(gpus: int, environ: Mapping[str, str]) -> int:
-    """How many devices CUDA shows: `CUDA_VISIBLE_DEVICES` hides some, and ends at its first invalid entry."""
+    """Returns the number of devices that CUDA shows: `CUDA_VISIBLE_DEVICES` hides some, and ends at its first invalid
+    entry."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return gpus
@@ -57,7 +59,7 @@ def cuda_count(gpus: int, environ: Mapping[str, str]) -> int:
 
 
 def cupy_installed() -> bool:
-    """Whether CuPy could be imported; it is not imported here."""
+    """Returns True if CuPy could be imported; it is not imported here."""
     return importlib.util.find_spec("cupy") is not None
 
 
@@ -83,8 +85,9 @@ class Nvml:
             nvml.nvmlInit()
             self._nvml = nvml
 
-    def read(self, uuid: str) -> Reading | None:
-        """One GPU's reading; None where NVML does not know it. Takes some milliseconds: not for the event loop."""
+    def read(self, uuid: str) -> GpuReading | None:
+        """Returns the reading of a GPU; None if NVML does not know it. Takes some milliseconds: not for the event
+        loop."""
         if not uuid or not self._lock.acquire(timeout=PATIENCE_S):
             return None
         try:
@@ -92,12 +95,12 @@ class Nvml:
         finally:
             self._lock.release()
 
-    def _read(self, uuid: str) -> Reading | None:
+    def _read(self, uuid: str) -> GpuReading | None:
         nvml = self._nvml
         try:
             handle = self._handles.get(uuid) or self._find(uuid)
         except nvml.NVMLError as error:
-            return Reading(lost=True) if _is_lost(nvml, error) else None
+            return GpuReading(lost=True) if _is_lost(nvml, error) else None
         lost = False
         unknown = self._unknown.setdefault(uuid, set())
 
@@ -123,7 +126,7 @@ class Nvml:
         remapped = ask("nvmlDeviceGetRemappedRows") or (None, None, None, None)
         volatile = nvml.NVML_VOLATILE_ECC
         fields = self._fields(ask)
-        return Reading(
+        return GpuReading(
             memory_used=memory and int(memory.used),
             memory_total=memory and int(memory.total),
             utilization=usage and usage.gpu / 100,
@@ -177,7 +180,7 @@ class Nvml:
         return handle
 
     def _fields(self, ask: Callable[..., Any]) -> dict[int, Any]:
-        """What is known of the fields that are read together."""
+        """Returns the values that NVML has of the fields that are read together."""
         nvml = self._nvml
         wanted = (
             nvml.NVML_FI_DEV_MEMORY_TEMP,
@@ -240,7 +243,7 @@ def _scaled(value: Any, factor: float) -> float | None:
 
 
 def _percent(value: Any) -> float | None:
-    """Of a pair of a utilisation and its sample period."""
+    """Converts a pair of a utilisation and its sample period."""
     return None if value is None else value[0] / 100
 
 

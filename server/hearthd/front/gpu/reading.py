@@ -1,4 +1,4 @@
-"""What is known of a GPU at one time. Pure."""
+"""The readings of a GPU at one time. Pure."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class Reading:
-    """What NVML says of one GPU now; None where it does not say. Base units: bytes, ratio, degrees, watts, hertz."""
+class GpuReading:
+    """NVML's readings of one GPU now; None: NVML has no value. Base units: bytes, ratio, degrees, watts, hertz."""
 
     memory_used: int | None = None
     memory_total: int | None = None
@@ -48,7 +48,7 @@ class Reading:
     """The driver cannot reach it any more."""
 
     def throttled(self, reason: str) -> bool:
-        """Whether this keeps the clocks down now."""
+        """Returns True if this reason keeps the clocks down now."""
         return self.throttling.get(reason, False)
 
 
@@ -60,7 +60,7 @@ THROTTLING = {
     "hw_thermal_slowdown": 0x40,
     "hw_power_brake_slowdown": 0x80,
 }
-"""Bits of nvmlClocksEventReasons*; those of an idle GPU and of clocks that somebody set are no trouble."""
+"""Bits of nvmlClocksEventReasons*; those of an idle GPU and of clocks set on purpose are no trouble."""
 RECOVERY = (
     "none", "gpu_reset", "node_reboot", "drain_p2p", "drain_and_reset", "recover_imex_domain", "bus_reset",
     "system_reboot",

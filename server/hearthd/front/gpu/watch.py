@@ -9,7 +9,7 @@ from typing import Protocol
 import structlog
 
 from hearthd.front.gpu import health
-from hearthd.front.gpu.reading import Reading
+from hearthd.front.gpu.reading import GpuReading
 
 log = structlog.get_logger("hearthd.gpu")
 
@@ -17,8 +17,8 @@ INTERVAL = 10.0
 """Seconds between two looks: each costs a thread some milliseconds, and no GPU anything."""
 
 
-class Fenceable(Protocol):
-    """What is watched of a device."""
+class WatchedDevice(Protocol):
+    """The part of a device that is watched."""
 
     ordinal: int
     sick: str
@@ -31,8 +31,8 @@ class GpuWatch:
 
     def __init__(
         self,
-        devices: Iterable[Fenceable],
-        read: Callable[[], Awaitable[Mapping[int, Reading]]],
+        devices: Iterable[WatchedDevice],
+        read: Callable[[], Awaitable[Mapping[int, GpuReading]]],
         interval: float = INTERVAL,
     ) -> None:
         self._devices = devices
@@ -47,11 +47,11 @@ class GpuWatch:
         while True:
             try:
                 self.look(await self._read())
-            except Exception:  # whatever a driver comes up with, the watch goes on
+            except Exception:  # whatever a driver comes up with, the watch continues
                 log.exception("gpu_watch")
             await asyncio.sleep(self._interval)
 
-    def look(self, readings: Mapping[int, Reading]) -> None:
+    def look(self, readings: Mapping[int, GpuReading]) -> None:
         """Fences what is sick by these readings."""
         for device in self._devices:
             reading = readings.get(device.ordinal)

@@ -15,10 +15,10 @@ from typing import Any
 
 from hearthd.front.addresses import Address
 from hearthd.front.auth.unix_identity import user_of
-from hearthd.front.config.http import Http
-from hearthd.front.connections.accept_loop import Accepting
+from hearthd.front.config.http import HttpSettings
+from hearthd.front.connections.accept_loop import AcceptLoop
 from hearthd.front.connections.limiter import ConnectionLimiter
-from hearthd.front.http.connection import Connection, Handler, Limits
+from hearthd.front.http.connection import Connection, Handler, HttpTimeouts
 from hearthd.front.http.refused import Refusals
 from hearthd.front.tenancy.tenants import User
 
@@ -33,7 +33,7 @@ class Acceptor:
 
     def __init__(
         self,
-        settings: Http,
+        settings: HttpSettings,
         limiter: ConnectionLimiter,
         refusals: Refusals,
         make: Callable[[], Handler],
@@ -42,10 +42,10 @@ class Acceptor:
         self._refusals = refusals
         self._make = make
         self._context = context
-        self._limits = Limits(settings.header_timeout, settings.idle_timeout, settings.write_timeout)
+        self._limits = HttpTimeouts(settings.header_timeout, settings.idle_timeout, settings.write_timeout)
         self._limiter = limiter
         self._of: dict[Handler, Connection] = {}
-        self._accepting = Accepting("http", self._accepted, self._short)
+        self._accepting = AcceptLoop("http", self._accepted, self._short)
 
     async def open(self, address: Address) -> Address:
         """Listens on every address that the host name has; returns the first with its port. Raises `OSError`."""

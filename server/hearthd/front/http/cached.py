@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class CachedAnswer(Generic[T]):
+class CachedResponse(Generic[T]):
     """Caches what `find` answers. Belongs to the event loop."""
 
     def __init__(self, find: Callable[[], Awaitable[T]], clock: Callable[[], float] = time.monotonic) -> None:

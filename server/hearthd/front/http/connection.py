@@ -1,4 +1,4 @@
-"""One HTTP connection, guarded: an asyncio protocol in front of aiohttp's.
+"""A guarded HTTP connection: an asyncio protocol in front of aiohttp's.
 
 Covers the limits that hold for strangers: size and time of a request's head, one request at a time, no bodies, a
 deadline for those who do not read. aiohttp's protocol is given whole, checked heads and nothing else. Not who is
@@ -15,7 +15,9 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Protocol, cast
 
-from hearthd.front.connections.limiter import Slot
+from aiohttp import web
+
+from hearthd.front.connections.limiter import ConnectionSlot
 from hearthd.front.http import head, refused
 from hearthd.front.http.head import HeadError
 from hearthd.front.tenancy.tenants import User
@@ -31,8 +33,8 @@ _LONGEST = 900.0
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Times in seconds; see `hearthd.front.config.http.Http`."""
+class HttpTimeouts:
+    """Times in seconds; see `hearthd.front.config.http.HttpSettings`."""
 
     header: float = 5.0
     idle: float = 30.0
@@ -49,7 +51,7 @@ class Handler(Protocol):
     def resume_writing(self) -> None: ...
 
 
-class Owner(Protocol):
+class ConnectionOwner(Protocol):
     """The listener, as its connections see it."""
 
     def lost(self, connection: Connection) -> None:
@@ -73,11 +75,11 @@ class Connection(asyncio.Protocol):
     def __init__(
         self,
         handler: Handler,
-        owner: Owner,
+        owner: ConnectionOwner,
         peer: str,
-        slot: Slot,
+        slot: ConnectionSlot,
         accepted: socket.socket,
-        limits: Limits,
+        limits: HttpTimeouts,
         user: User | None = None,
     ) -> None:
         self.handler = handler
@@ -149,7 +151,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def closing(self) -> bool:
-        """Whether the connection is about to be closed from this side."""
+        """True if the connection is about to be closed from this side."""
         return self._state is _State.CLOSING
 
     def displace(self) -> None:
@@ -275,3 +277,31 @@ class Connection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(seconds, action)
+
+
+async def deliver(request: web.Request, response: web.StreamResponse, connection: Connection) -> web.StreamResponse:
+    """Sends the rest of an answer; returns what aiohttp is to take for it. The next request is read afterwards."""
+    try:
+        if isinstance(response, web.Response) and isinstance(response.body, bytes) and len(response.body) > PIECE:
+            response = await _in_pieces(request, response, response.body, connection)
+        async with connection.piece():
+            await response.prepare(request)
+            await response.write_eof()
+    except ConnectionError:  # cut, here or by the client
+        response.force_close()
+        return response
+    connection.answered(last=not response.keep_alive)
+    return response
+
+
+async def _in_pieces(
+    request: web.Request, whole: web.Response, body: bytes, connection: Connection
+) -> web.StreamResponse:
+    response = web.StreamResponse(status=whole.status, reason=whole.reason, headers=whole.headers)
+    response.content_length = len(body)
+    await response.prepare(request)
+    if request.method != "HEAD":
+        for begin in range(0, len(body), PIECE):
+            async with connection.piece():
+                await response.write(body[begin : begin + PIECE])
+    return response

@@ -45,7 +45,7 @@ class HeadError(Exception):
 
 @dataclass(frozen=True)
 class Head:
-    """One request without a body."""
+    """The head of a request without a body."""
 
     method: str
     target: str
@@ -57,7 +57,7 @@ class Head:
 
     @property
     def probe(self) -> bool:
-        """Whether it asks for health."""
+        """True if it asks for health."""
         return self.target.partition("?")[0] in PROBES
 
 

@@ -27,7 +27,7 @@ class Hosts:
         self._below = tuple(name[1:] for name in lowered if name.startswith("*."))
 
     def accept(self, header: str) -> bool:
-        """Whether a request with this Host header is for this daemon."""
+        """Returns True if a request with this Host header is for this daemon."""
         host = host_of(header)
         if host is None:
             return False
@@ -49,7 +49,7 @@ def host_of(header: str) -> str | None:
 
 
 def same_origin(host: str, origin: str | None, site: str | None) -> bool:
-    """Whether a request was not made by a page of another origin: by the headers Host, Origin and Sec-Fetch-Site."""
+    """Returns True unless a page of another origin made the request: by the headers Host, Origin and Sec-Fetch-Site."""
     if site is not None and site.strip().lower() not in _SAME:
         return False
     if origin is None:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 
-from hearthd.front.http.cached import CachedAnswer
+from hearthd.front.http.cached import CachedResponse
 from hearthd.front.metrics.collector import Metrics
 from hearthd.front.tenancy.tenants import Tenant
 
@@ -49,9 +49,9 @@ class MetricsPages:
 
 class _Viewer:
     def __init__(self, metrics: Metrics, collect: Callable[[], Awaitable[list[Metric]]]) -> None:
-        self.families = CachedAnswer(collect)
+        self.families = CachedResponse(collect)
         self._metrics = metrics
-        self._formats: dict[str, tuple[list[Metric], CachedAnswer[Page]]] = {}
+        self._formats: dict[str, tuple[list[Metric], CachedResponse[Page]]] = {}
         """By content type: the families that a page is of, and the page."""
 
     async def get(self, accept: str, max_age: float) -> Page:
@@ -65,7 +65,7 @@ class _Viewer:
             async def render() -> Page:
                 return await asyncio.to_thread(self._metrics.render, families, accept)
 
-            page = CachedAnswer(render)
+            page = CachedResponse(render)
             self._formats[kind] = families, page
         return await page.get(math.inf)
 

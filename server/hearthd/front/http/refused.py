@@ -12,7 +12,7 @@ import structlog
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from hearthd.front.tenancy.seldom import Seldom
+from hearthd.shared.log import LogThrottle
 
 log = structlog.get_logger("hearthd.http")
 
@@ -49,7 +49,7 @@ class Refusals(Collector):
         self.counts: Counter[str] = Counter()
         """By reason."""
         self._clock = clock
-        self._logged = Seldom(_QUIET)
+        self._logged = LogThrottle(_QUIET)
 
     def add(self, reason: str, peer: str) -> None:
         """Counts one; logs the first of a reason, then at most one line each ten seconds with their number."""

@@ -18,13 +18,12 @@ from prometheus_client.core import Metric
 from hearth_proto.reasons import Refusal
 from hearthd.front.addresses import Address
 from hearthd.front.auth.authenticator import Authenticator
-from hearthd.front.auth.tls import Certificates
-from hearthd.front.config.http import Http
+from hearthd.front.auth.tls import ServerCertificates
+from hearthd.front.config.http import HttpSettings
 from hearthd.front.connections.limiter import ConnectionLimiter
 from hearthd.front.http.acceptor import BACKLOG, Acceptor
-from hearthd.front.http.cached import CachedAnswer
-from hearthd.front.http.connection import Connection
-from hearthd.front.http.deliver import deliver
+from hearthd.front.http.cached import CachedResponse
+from hearthd.front.http.connection import Connection, deliver
 from hearthd.front.http.head import MAX_HEAD, PROBES
 from hearthd.front.http.hosts import Hosts, same_origin
 from hearthd.front.http.metrics_page import MetricsPages
@@ -32,8 +31,7 @@ from hearthd.front.http.page import Page
 from hearthd.front.http.refused import HEADERS, Refusals
 from hearthd.front.http.trace_download import TraceDownload
 from hearthd.front.metrics.collector import Metrics
-from hearthd.front.rpc import readiness
-from hearthd.front.rpc.node_status import NodeStatus
+from hearthd.front.rpc.node_status import NodeStatus, readiness
 from hearthd.front.sessions.session_table import SessionTable
 from hearthd.front.sockets import UnixSocket, listen_error
 from hearthd.front.supervisor import gauges
@@ -52,9 +50,9 @@ _NEVER = 3600.0
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class _OurFaults(logging.Filter):
-    """Lets pass what aiohttp logs, with a traceback, but of bytes that are no request: whoever sends them is told so,
-    and could fill the log with them."""
+class _InternalErrors(logging.Filter):
+    """Passes aiohttp's log records with a traceback, except those of bytes that are no request: their sender gets an
+    answer, and could fill the log with them."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
@@ -78,8 +76,8 @@ class HttpServer:
         *,
         guarded: bool = False,
         open_metrics: bool = False,
-        certificates: Certificates | None = None,
-        settings: Http | None = None,
+        certificates: ServerCertificates | None = None,
+        settings: HttpSettings | None = None,
         refusals: Refusals | None = None,
     ) -> None:
         """`open_metrics`: /metrics tells of all tenants without a token, although the rest is guarded."""
@@ -92,7 +90,7 @@ class HttpServer:
         self._sessions = sessions
         self._metrics = metrics
         self._status = status
-        self._settings = settings or Http()
+        self._settings = settings or HttpSettings()
         self.hosts = self._settings.hosts
         """Names that requests may be for, beside this host's own."""
         self._refusals = refusals or Refusals()
@@ -104,7 +102,7 @@ class HttpServer:
         self._names: tuple[str, ...] | None = None
         """What `_hosts` was made of."""
         self._page = Page()
-        self._documents: dict[Tenant, CachedAnswer[bytes]] = {}
+        self._documents: dict[Tenant, CachedResponse[bytes]] = {}
         self._pages = MetricsPages(metrics, self._families, self._settings.metrics_max_age)
         self._downloads = TraceDownload()
 
@@ -134,7 +132,7 @@ class HttpServer:
 
     async def start(self, address: Address | None, unix: UnixSocket | None = None) -> Address | None:
         """Listens on TCP, on a Unix socket, or on both; returns the address with its port. Raises `ListenError`."""
-        logging.getLogger("aiohttp.server").addFilter(_OurFaults())
+        logging.getLogger("aiohttp.server").addFilter(_InternalErrors())
         self._listens = address.host if address is not None else ""
         self._runner = web.AppRunner(
             self.application(), access_log=None, handle_signals=False, shutdown_timeout=1.0, handler_cancellation=True,
@@ -217,8 +215,8 @@ class HttpServer:
         return await handler(request)
 
     def _for_us(self, host: str) -> bool:
-        """Whether a Host header is a name of this daemon: of `http.hosts`, of its certificate, of this host, or of the
-        address listened on."""
+        """Returns True if a Host header is a name of this daemon: of `http.hosts`, of its certificate, of this host, or
+        of the address listened on."""
         certificate = self._certificates.names if self._certificates is not None else ()
         names = (*self.hosts, *certificate)
         if names != self._names:
@@ -236,7 +234,7 @@ class HttpServer:
         return web.json_response({"status": "ok"})
 
     async def _readyz(self, request: web.Request) -> web.Response:
-        body = readiness.readiness(self._supervisor, self._sessions)
+        body = readiness(self._supervisor, self._sessions)
         return web.json_response(body, status=200 if body["ready"] else 503)
 
     async def _metrics_page(self, request: web.Request) -> web.Response:
@@ -271,7 +269,7 @@ class HttpServer:
             async def find() -> bytes:
                 return json.dumps(await self._status.document(viewer)).encode()
 
-            answer = self._documents[viewer] = CachedAnswer(find)
+            answer = self._documents[viewer] = CachedResponse(find)
         return await answer.get(max_age)
 
     async def _trace(self, request: web.Request) -> web.StreamResponse:
@@ -289,7 +287,7 @@ class HttpServer:
 
 
 def _cut() -> web.Response:
-    """What aiohttp is given where the connection is closed: it is not sent."""
+    """Returns the response for aiohttp when the connection is closed: it is not sent."""
     response = web.Response(status=500)
     response.force_close()
     return response

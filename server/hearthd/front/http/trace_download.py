@@ -30,7 +30,7 @@ MOST = 256 << 20
 
 
 class TraceDownload:
-    """Converts in a process of its own, which ends with the request.
+    """Converts a trace in a separate process, which ends with the request.
 
     The file is complete, in memory outside this process's heap, before the first byte of it is sent: a client that
     reads slowly keeps no other from a conversion.
@@ -96,7 +96,7 @@ def _pieces(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _unzipped(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """The same without gzip; no piece is larger, however well it was compressed."""
+    """Yields the pieces without gzip; no piece is larger, however well it was compressed."""
     unzip = zlib.decompressobj(wbits=31)
     for piece in pieces:
         rest = piece

@@ -1,6 +1,6 @@
 """Converter process: turns a packed trace into Chrome's Trace Event Format.
 
-A process of its own, because 100,000 events take seconds, which the front with its one event loop has not.
+A separate process, because 100,000 events take seconds, which the front with its one event loop has not.
 
 Run as ``python -m hearthd.front.http.trace_file TITLE``: reads a TraceResult compressed with zlib (as in `Kind.TRACED`)
 from standard input, and writes JSON compressed with gzip to standard output, all of it or nothing.

@@ -1,6 +1,6 @@
 """Certificates of device processes, for the stripes of clients that come over TLS.
 
-Kernels of tenants run in a device process, so it must not have the node's own key. It gets a key of its own, made here
+Kernels of tenants run in a device process, so it must not have the node's own key. It gets a separate key, made here
 and worth nothing elsewhere; clients hear of the certificate over their gRPC connection, and trust it alone.
 """
 
@@ -21,7 +21,7 @@ _UNTIL = datetime.datetime(9999, 1, 1, tzinfo=datetime.UTC)
 """It ends with its process; clients' clocks have no say in it."""
 
 
-class Certificate(NamedTuple):
+class ProcessCertificate(NamedTuple):
     """Self-signed, with its key."""
 
     der: bytes
@@ -29,7 +29,8 @@ class Certificate(NamedTuple):
     key: str
 
     def proof(self) -> tuple[bytes, dict[str, Any]]:
-        """The second half of a ticket, and what the device process is told with the connection that it is for."""
+        """Makes the second half of a ticket, and the device process's counterpart, sent with the connection that it is
+        for."""
         secret = secrets.token_bytes(SECRET_BYTES)
         return secret, {
             "certificate": self.pem,
@@ -38,13 +39,13 @@ class Certificate(NamedTuple):
         }
 
 
-class Certificates:
-    """One for each device process, made when it is first asked for."""
+class ProcessCertificates:
+    """The certificates of device processes, each made at the first request for it."""
 
     def __init__(self) -> None:
-        self._of: WeakKeyDictionary[Link, Certificate] = WeakKeyDictionary()
+        self._of: WeakKeyDictionary[Link, ProcessCertificate] = WeakKeyDictionary()
 
-    def of(self, link: Link) -> Certificate:
+    def of(self, link: Link) -> ProcessCertificate:
         """Raises `UNSUPPORTED` where the package that makes them is missing."""
         certificate = self._of.get(link)
         if certificate is None:
@@ -52,7 +53,7 @@ class Certificates:
         return certificate
 
 
-def make(name: str) -> Certificate:
+def make(name: str) -> ProcessCertificate:
     """A new one. Raises `UNSUPPORTED` where the package that makes them is missing."""
     try:
         from cryptography import x509
@@ -79,7 +80,7 @@ def make(name: str) -> Certificate:
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
     )
-    return Certificate(
+    return ProcessCertificate(
         certificate.public_bytes(serialization.Encoding.DER),
         certificate.public_bytes(serialization.Encoding.PEM).decode(),
         key.private_bytes(

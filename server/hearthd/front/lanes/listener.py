@@ -1,4 +1,4 @@
-"""Where clients on this host connect past the front: a Unix socket beside gRPC's, for lanes and for segments."""
+"""The Unix socket of lanes and segments, beside gRPC's, where clients on this host connect past the front."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import structlog
 from hearth_proto.v1 import device_pb2
 from hearthd.front.connections.limiter import ConnectionLimiter
 from hearthd.front.lanes.ticket_port import PortObserver, TicketPort
-from hearthd.front.lanes.tickets import LIFETIME, Attachment
+from hearthd.front.lanes.tickets import LIFETIME, TicketHolder
 from hearthd.front.sockets import UnixSocket
 
 log = structlog.get_logger("hearthd.lanes")
@@ -18,8 +18,8 @@ log = structlog.get_logger("hearthd.lanes")
 MAX_PATH = 107
 
 
-class Lanes(TicketPort):
-    """Of one daemon."""
+class LanePort(TicketPort):
+    """The lane port of a daemon."""
 
     def __init__(self, observer: PortObserver, limiter: ConnectionLimiter) -> None:
         super().__init__(observer, limiter)
@@ -27,13 +27,13 @@ class Lanes(TicketPort):
 
     @property
     def path(self) -> str:
-        """Of the socket; empty: there is none."""
+        """The path of the socket; empty: there is none."""
         return str(self._socket.path) if self._socket is not None else ""
 
     # ---- offers ----
 
-    def offer(self, attachment: Attachment) -> device_pb2.LaneOffer | None:
-        """What lets the attachment's client connect once; None where there are no lanes."""
+    def offer(self, attachment: TicketHolder) -> device_pb2.LaneOffer | None:
+        """Returns an offer with which the attachment's client may connect once; None without lanes."""
         if self._socket is None:
             return None
         ticket = self.issue(attachment)

@@ -1,4 +1,4 @@
-"""Where connections for bulk data come by TCP (`listen.lanes`): how a client that may have some is to reach it."""
+"""The TCP port of connections for bulk data (`listen.lanes`), and its address as clients reach it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hearthd.front.sockets import check_free, listen_error
 
 
 class StripePort(TicketPort):
-    """Of one daemon."""
+    """The stripe port of a daemon."""
 
     ticket_bytes = (TICKET_BYTES, TICKET_NAME)
     """The whole ticket; before TLS, what names it."""
@@ -44,7 +44,8 @@ class StripePort(TicketPort):
         return self._address
 
     def reached_by(self, peer: str) -> Address:
-        """Where a client connects, by gRPC's name of it; an empty host: the one that its calls go to.
+        """Returns the address to which a client connects, by gRPC's name of it; an empty host: the one that its calls
+        go to.
 
         Raises `UNSUPPORTED` where there is no port, or none that the client reaches."""
         address = self._address
@@ -76,7 +77,8 @@ class StripePort(TicketPort):
 
 
 def _on_this_host(peer: str) -> bool:
-    """Whether gRPC's name of a client (`unix:...`, `ipv4:1.2.3.4:5`, `ipv6:%5B::1%5D:5`) is one of this host's."""
+    """Returns True if gRPC's name of a client (`unix:...`, `ipv4:1.2.3.4:5`, `ipv6:%5B::1%5D:5`) is one of this
+    host's."""
     if peer.startswith("unix:"):
         return True
     host = peer.partition(":")[2].rpartition(":")[0].replace("%5B", "").replace("%5D", "").strip("[]")

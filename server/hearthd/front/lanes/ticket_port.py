@@ -1,7 +1,7 @@
-"""Where clients show the tickets of connections that become a device process's, whatever kind of socket they come by.
+"""Ports of tickets: connections that are handed to device processes, whatever kind of socket they come by.
 
-Who connects sends one frame, TICKET. Its connection is then the device process's; the front reads not a byte beyond,
-and keeps nothing of it. Whoever shows something else, or nothing in time, is hung up on.
+A client sends one frame, TICKET. Its connection is then the device process's; the front reads not a byte beyond, and
+keeps nothing of it. A connection that shows something else, or nothing in time, is closed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import structlog
 from hearth_proto.frames import HEADER, Kind
 from hearthd.front.connections.limiter import ConnectionLimiter
 from hearthd.front.connections.peers import peer_of
-from hearthd.front.lanes.tickets import TICKET_BYTES, Attachment, Tickets, check_open
+from hearthd.front.lanes.tickets import TICKET_BYTES, LaneTickets, TicketHolder, check_open
 
 log = structlog.get_logger("hearthd.lanes")
 
@@ -29,20 +29,20 @@ _ACCEPT_PAUSE = 1.0
 
 
 class PortObserver(Protocol):
-    """Whoever counts connections past the front."""
+    """Counts connections past the front."""
 
     def connection_passed_on(self, kind: str) -> None:
-        """`kind`: what it has become, an `Attachment.kind`."""
+        """`kind`: what it has become, a `TicketHolder.kind`."""
 
     def lane_refused(self, reason: str) -> None: ...
 
 
-class Unwanted(Exception):
+class ConnectionRejected(Exception):
     """A connection that is not passed on; the text says why, as the metrics do."""
 
 
 class TicketPort:
-    """One listening socket, and the tickets that are good there and nowhere else."""
+    """A listening socket, and the tickets that are good there and nowhere else."""
 
     ticket_bytes: tuple[int, ...] = (TICKET_BYTES,)
     """What is shown here."""
@@ -51,12 +51,12 @@ class TicketPort:
         """`limiter`: of connections that have shown no ticket; those with one are the device processes'."""
         self._observer = observer
         self._limiter = limiter
-        self._tickets = Tickets()
+        self._tickets = LaneTickets()
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._waiting: set[asyncio.Task[None]] = set()
 
-    def issue(self, attachment: Attachment, size: int = TICKET_BYTES) -> bytes:
+    def issue(self, attachment: TicketHolder, size: int = TICKET_BYTES) -> bytes:
         """A ticket that is good here, once and for `LIFETIME` seconds."""
         return self._tickets.issue(attachment, size)
 
@@ -109,9 +109,9 @@ class TicketPort:
             try:
                 attachment = self._tickets.redeem(await self._ticket(connection))
                 if attachment is None:
-                    raise Unwanted("ticket")
+                    raise ConnectionRejected("ticket")
                 await self._hand_over(connection, attachment)
-            except Unwanted as why:
+            except ConnectionRejected as why:
                 self._refuse(connection, str(why))
             else:
                 self._observer.connection_passed_on(attachment.kind)
@@ -121,24 +121,24 @@ class TicketPort:
             async with asyncio.timeout(_TICKET_WAIT):
                 length, kind, _, _, _ = HEADER.unpack(await _read(connection, HEADER.size))
                 if kind != Kind.TICKET or length not in self.ticket_bytes:
-                    raise Unwanted("malformed")
+                    raise ConnectionRejected("malformed")
                 return await _read(connection, length)
         except TimeoutError:
-            raise Unwanted("silent") from None
+            raise ConnectionRejected("silent") from None
         except OSError:
-            raise Unwanted("closed") from None
+            raise ConnectionRejected("closed") from None
 
-    async def _hand_over(self, connection: socket.socket, attachment: Attachment) -> None:
+    async def _hand_over(self, connection: socket.socket, attachment: TicketHolder) -> None:
         try:
             check_open(connection.fileno())
             async with asyncio.timeout(_REST_WAIT):
                 await attachment.hand_over(connection.fileno())
         except TimeoutError:
-            raise Unwanted("busy") from None
+            raise ConnectionRejected("busy") from None
         except OSError as error:
             why = error.strerror or str(error)
             log.info("no_lane", kind=attachment.kind, session=attachment.session.id, why=why)
-            raise Unwanted("gone") from None
+            raise ConnectionRejected("gone") from None
 
     def _refuse(self, connection: socket.socket, reason: str) -> None:
         connection.close()
@@ -147,12 +147,12 @@ class TicketPort:
 
 
 async def _read(connection: socket.socket, size: int) -> bytes:
-    """Exactly so much: what follows is not the front's. Raises `Unwanted` at the end of the stream."""
+    """Exactly so much: what follows is not the front's. Raises `ConnectionRejected` at the end of the stream."""
     loop = asyncio.get_running_loop()
     data = b""
     while len(data) < size:
         piece = await loop.sock_recv(connection, size - len(data))
         if not piece:
-            raise Unwanted("closed")
+            raise ConnectionRejected("closed")
         data += piece
     return data

@@ -1,4 +1,4 @@
-"""What lets a client's connection become a lane, or one for bulk data: single use, soon worthless."""
+"""Tickets that let a client's connection become a lane, or one for bulk data: single use, valid for seconds."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from hearthd.front.sessions.session import Session
 TICKET_BYTES = 32
 LIFETIME = 5.0
 _MOST = 4096
-"""Not redeemed; one more takes the place of the oldest, whose client goes on without a lane."""
+"""Tickets that are not redeemed; a further one replaces the oldest, whose client continues without a lane."""
 
 
-class Attachment(Protocol):
-    """What a connection is for: an Execute stream that may go on by a lane, a channel that gets one for bulk data."""
+class TicketHolder(Protocol):
+    """The holder of a ticket: an Execute stream that may continue over a lane, a channel that gets a connection for
+    bulk data."""
 
     @property
     def session(self) -> Session: ...
     @property
     def kind(self) -> str:
-        """What the connection becomes: `lane`, `segments`, `stripe`."""
+        """The kind of connection: `lane`, `segments`, `stripe`."""
         ...
 
     async def hand_over(self, connection: int) -> None:
@@ -44,25 +45,25 @@ def check_open(connection: int) -> None:
         look.detach()
 
 
-class Tickets:
+class LaneTickets:
     """By hash, oldest first: how long a look-up takes tells nothing about tickets that are there. Pure: the clock is
     passed in."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._issued: dict[bytes, tuple[float, Attachment]] = {}
+        self._issued: dict[bytes, tuple[float, TicketHolder]] = {}
 
     def __len__(self) -> int:
         return len(self._issued)
 
-    def issue(self, attachment: Attachment, size: int = TICKET_BYTES) -> bytes:
+    def issue(self, attachment: TicketHolder, size: int = TICKET_BYTES) -> bytes:
         self._forget()
         ticket = secrets.token_bytes(size)
         self._issued[_key(ticket)] = (self._clock() + LIFETIME, attachment)
         return ticket
 
-    def redeem(self, ticket: bytes) -> Attachment | None:
-        """Whose it is; once. None for one that is unknown, used or too old."""
+    def redeem(self, ticket: bytes) -> TicketHolder | None:
+        """Redeems a ticket, once, and returns its holder; None for one that is unknown, used or too old."""
         until, attachment = self._issued.pop(_key(ticket), (0.0, None))
         return attachment if until > self._clock() else None
 

@@ -27,8 +27,8 @@ class ChunkMemory:
 
     @classmethod
     def of(cls, chunk_bytes: int, descriptors: Descriptors | None, device: int) -> ChunkMemory:
-        """A new one for chunks of up to so many bytes, handed to the device process. No page of it is there before that
-        has use for it. Where it cannot be had, chunks go through the socket, and that is all."""
+        """Makes the memory for chunks of up to `chunk_bytes` and hands it to the device process. Its pages are
+        allocated when that first uses them. Without such memory, chunks go through the socket."""
         layout = chunk_ring.layout(chunk_bytes)
         if descriptors is None or not layout.slots:
             return cls()
@@ -46,8 +46,8 @@ class ChunkMemory:
                 os.close(file)
 
     def take(self, payload: bytes, give_back: Callable[[int], None]) -> bytes:
-        """The DownloadResponse of a CHUNK whose data lies in a slot, copied once; `give_back` is told the slot, which
-        is free from then on. Raises ValueError for a slot that is none, and for more bytes than it has."""
+        """Returns the DownloadResponse of a CHUNK whose data lies in a slot, copied once; `give_back` gets the slot,
+        which is free from then on. Raises ValueError for a slot that does not exist, and for more bytes than it has."""
         if len(payload) < SLOT.size:
             raise ValueError(f"{len(payload)} bytes name no slot")
         slot, size = SLOT.unpack_from(payload)
@@ -60,7 +60,7 @@ class ChunkMemory:
         return message
 
     def rest(self) -> None:
-        """Nobody is there to download anything: what was read does not count as this process's memory any more."""
+        """Releases the pages while no download runs: data that was read no longer counts as this process's memory."""
         if self._memory is not None:
             self._memory.madvise(mmap.MADV_DONTNEED)
 

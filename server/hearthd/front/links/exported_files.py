@@ -17,7 +17,7 @@ FILE_TIMEOUT = 10.0
 
 
 class ExportedFiles:
-    """Those of one kind of message."""
+    """Files of one kind of message."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind

@@ -62,7 +62,7 @@ class Descriptors:
             body, files = message
             receiver = self._receivers.get(str(body.get("kind")))
             if receiver is None:
-                log.warning("descriptors", device=self._device, error=f"nobody takes {body.get('kind')!r}")
+                log.warning("descriptors", device=self._device, error=f"no receiver for {body.get('kind')!r}")
                 for file in files:
                     os.close(file)
             else:

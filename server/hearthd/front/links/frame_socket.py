@@ -27,7 +27,7 @@ class FrameSocket(asyncio.Protocol):
         self.closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Resolves when the socket is over; its text says why, empty for a plain end of file."""
         self.loss: Refusal | None = None
-        """What everyone is told who waits; None: the device process is there."""
+        """The error of all pending calls; None: the device process is there."""
         self._reader = frames.FrameReader()
         self._transport: asyncio.Transport | None = None
         self._paused = False
@@ -95,7 +95,7 @@ class FrameSocket(asyncio.Protocol):
             raise self.loss
 
     def send(self, kind: int, payload: bytes = b"", *, channel: int = 0, id: int = 0, flags: int = 0) -> None:
-        """Writes one frame; silently nothing where it is closed: whoever waits is told of the loss."""
+        """Writes one frame; does nothing once the socket is closed, as pending calls fail with the loss."""
         transport = self._transport
         if transport is None or self.closed.done():
             return

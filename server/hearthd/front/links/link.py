@@ -1,4 +1,4 @@
-"""What a device process is asked and what it says: who waits for which answer, and what goes to which channel."""
+"""The link to one device process: pending calls and their answers, and the frames of its channels."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CollectiveSink = Callable[[int, "DeviceLink", dict[str, Any]], None]
 
 
 class DeviceLink(FrameSocket):
-    """One device process, for as long as it lives."""
+    """The link to one device process, for as long as that lives."""
 
     def __init__(self, ordinal: int, generation: int, on_collective: CollectiveSink | None = None) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class DeviceLink(FrameSocket):
     # ---- asking ----
 
     def open_channel(self, opening: dict[str, Any]) -> Channel:
-        """A new channel for a session; `opening`: what the device process is told of it."""
+        """Opens a channel for a session; `opening`: the payload of OPEN."""
         number = next(self._numbers)
         channel = Channel(self, number, opening["session"], opening.get("tenant", ""))
         self.channels[number] = channel
@@ -113,10 +113,10 @@ class DeviceLink(FrameSocket):
         return payload
 
     async def call(self, channel: int, command: commands_pb2.Command) -> commands_pb2.Result:
-        """The device's answer to one command; raises `Refusal` where the device process is lost meanwhile.
+        """Returns the device's answer to one command; raises `Refusal` if the device process is lost meanwhile.
 
-        Where nobody waits for it any more (the caller's deadline has passed, or it has gone), a command that has not
-        begun is dropped.
+        If the caller no longer waits (its deadline has passed, or it has gone), a command that has not begun is
+        dropped.
         """
         if self.loss is not None:
             raise self.loss
@@ -158,14 +158,14 @@ class DeviceLink(FrameSocket):
     # ---- chunks of downloads ----
 
     def share_chunks(self, chunk_bytes: int) -> None:
-        """Gives the process memory for chunks of up to so many bytes, so that they need not go through the socket."""
+        """Gives the process memory for chunks of up to `chunk_bytes`, so that they need not go through the socket."""
         self._chunks = ChunkMemory.of(chunk_bytes, self.descriptors, self.ordinal)
 
     # ---- lanes ----
 
     @property
     def takes_lanes(self) -> bool:
-        """Whether a client's connection can be handed to it."""
+        """True if a client's connection can be handed to the device process."""
         return self.loss is None and self.descriptors is not None
 
     def give_lane(self, channel: int, bounds: dict[str, int], connection: int) -> None:
@@ -213,7 +213,7 @@ class DeviceLink(FrameSocket):
             channel.on_received(frame.payload)
 
     def _on_lane_ended(self, frame: Frame) -> None:
-        """Of a lane that was asked to end, or of one that ended by itself before a batch came over it."""
+        """Handles the end of a lane that was asked to end, or that ended before a batch came over it."""
         channel, body = self.channels.get(frame.channel), json.loads(frame.payload)
         if channel is not None and body.get("unused"):
             channel.on_lane_unused(str(body.get("why", "")))
@@ -295,7 +295,7 @@ class DeviceLink(FrameSocket):
         self._chunks.close()
 
     def fail(self, loss: Refusal, in_flight: list[str]) -> None:
-        """Tells everyone who waits for this device process that it is gone."""
+        """Fails all pending calls and channels of this device process with its loss."""
         if self.loss is not None:
             return
         self.loss = loss
@@ -309,7 +309,7 @@ class DeviceLink(FrameSocket):
         for future in (*self._calls.values(), *self._answers.values()):
             if not future.done():
                 future.set_exception(loss)
-                future.exception()  # looked at: a call that waits for room to write is told by `drain`
+                future.exception()  # retrieved: a call that waits for room to write gets it from `drain`
         self._calls.clear()
         self._answers.clear()
         channels, self.channels = list(self.channels.values()), {}

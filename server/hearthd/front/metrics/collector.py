@@ -13,7 +13,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from hearthd.front.counters import Counts
-from hearthd.front.gpu.reading import Reading
+from hearthd.front.gpu.reading import GpuReading
 from hearthd.front.metrics import device as device_metrics
 from hearthd.front.metrics import gpu, node
 from hearthd.front.metrics import tenant as tenant_metrics
@@ -29,13 +29,13 @@ class Metrics:
     """Counts calls and bytes as they happen."""
 
     def __init__(self) -> None:
-        # A time beside every counter, which nobody asks for.
+        # A time beside every counter, which has no use.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self.certificate_expires: Callable[[], float | None] = lambda: None
         """Until when, Unix time, clients accept the certificate that is shown; None: there is none."""
         self.forkserver_losses: Callable[[], int] = lambda: 0
-        """Ends of the forkserver that nobody had asked for."""
+        """Unexpected ends of the forkserver."""
         ProcessCollector(registry=self.registry)
         labels = ("grpc_service", "grpc_method")
         self._started = Counter("grpc_server_started", "Calls begun.", labels, registry=self.registry)
@@ -120,7 +120,7 @@ class Metrics:
         supervisor: Supervisor,
         sessions: SessionTable,
         stats: Mapping[device_metrics.Place, Gauges],
-        readings: Mapping[int, Reading],
+        readings: Mapping[int, GpuReading],
         viewer: Tenant = EVERYONE,
     ) -> list[Metric]:
         """All there is to tell now: own counters, then what was asked for this scrape. What names tenants is there as
@@ -180,8 +180,8 @@ _OF_EVERYBODY = frozenset(
 
 
 def _sees(viewer: Tenant, family: str, labels: Mapping[str, str]) -> bool:
-    """Whether a sample is the viewer's own, or tells of nobody's work, on a device that exists for the viewer. Totals
-    of all tenants are not: the difference would be what others do."""
+    """Returns True if a sample is the viewer's own, or shows no tenant's work, on a device that exists for the viewer.
+    Totals of all tenants are not shown: the difference would be what others do."""
     own = sees_tenant(viewer, labels["tenant"]) if "tenant" in labels else family in _OF_EVERYBODY
     return own and ("device" not in labels or viewer.sees(int(labels["device"])))
 

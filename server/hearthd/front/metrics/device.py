@@ -12,8 +12,8 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from hearthd.front.counters import Buckets, Counts, Number
-from hearthd.front.supervisor.durations import Times
+from hearthd.front.counters import Counts, HistogramCounts, Number
+from hearthd.front.supervisor.durations import ProcessDurations
 
 Place = tuple[int, str]
 """A device's ordinal and a tenant."""
@@ -88,7 +88,7 @@ _HELP = {
     "buffers_attached": "Attached buffers of others.",
     "commands_waiting": "Commands that wait in the device process for what they need.",
     "streams": "CUDA streams in use.",
-    "streams_kept_back": "CUDA streams that nobody gets: who had them left work that has not ended for a second.",
+    "streams_kept_back": "CUDA streams withheld from reuse: work of a session that left has run on them for a second.",
     "loads_waiting": "Modules that wait to be loaded, and first launches, until no kernel runs.",
     "load_wait_longest_ns": "How long the first of the loads that wait has been waiting; 0: there is none.",
     "memory_in_use_bytes": "Bytes in buffers, as requested.",
@@ -133,7 +133,8 @@ _FAMILY = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
 def families(
     totals: Mapping[Place, Counts], stats: Mapping[Place, Mapping[str, Number]], taken: frozenset[str]
 ) -> Iterator[Metric]:
-    """Of every device and tenant: totals, and the gauges of the processes that answered; `taken`: names of others."""
+    """Yields the families of every device and tenant: totals, and the gauges of the processes that answered; `taken`:
+    names of others."""
     failed = "Commands that failed, were skipped, or were answered with what failed before them"
     commands = {place: counts.operations for place, counts in totals.items()}
     yield _labelled("commands", "Commands that arrived.", ["operation"], commands)
@@ -153,8 +154,8 @@ def families(
     yield from _histograms({place: counts.histograms for place, counts in totals.items()})
 
 
-def of_processes(devices: Mapping[int, Times]) -> Iterator[Metric]:
-    """How long the processes of each device took to start, and to replace one that was lost."""
+def of_processes(devices: Mapping[int, ProcessDurations]) -> Iterator[Metric]:
+    """Yields the times that the processes of each device took to start, and to replace one that was lost."""
     starts = HistogramMetricFamily(
         "hearth_device_start_seconds", "From the launch of a device process until it is ready.", labels=["device"]
     )
@@ -215,7 +216,7 @@ def _plain(kind: str, by_place: Mapping[Place, Mapping[str, Number]], taken: fro
         yield metric
 
 
-def _histograms(by_place: Mapping[Place, Mapping[str, Buckets]]) -> Iterator[Metric]:
+def _histograms(by_place: Mapping[Place, Mapping[str, HistogramCounts]]) -> Iterator[Metric]:
     for name in sorted({name for histograms in by_place.values() for name in histograms}):
         text = _HISTOGRAMS.get(name, f"Of the device process: {name.replace('_', ' ')}.")
         metric = HistogramMetricFamily(f"hearth_{name}_seconds", text, labels=["device", "tenant"])
@@ -226,7 +227,7 @@ def _histograms(by_place: Mapping[Place, Mapping[str, Buckets]]) -> Iterator[Met
         yield metric
 
 
-def _cumulated(histogram: Buckets) -> list[tuple[str, float]]:
+def _cumulated(histogram: HistogramCounts) -> list[tuple[str, float]]:
     bounds = [*(str(bound / 1e9) for bound in histogram.bounds_ns), "+Inf"]
     sum_so_far = 0
     found: list[tuple[str, float]] = []

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from hearthd.front.gpu.reading import RECOVERY, Reading
+from hearthd.front.gpu.reading import RECOVERY, GpuReading
 
 _GAUGES = {
     "memory_used": ("hearth_gpu_memory_used_bytes", "Device memory in use, by all processes."),
@@ -38,7 +38,7 @@ _ECC = {"corrected": "ecc_corrected", "uncorrected": "ecc_uncorrected"}
 _ROWS = {"corrected": "rows_remapped_corrected", "uncorrected": "rows_remapped_uncorrected"}
 
 
-def families(readings: Mapping[int, Reading], sick: Collection[int] = ()) -> Iterator[Metric]:
+def families(readings: Mapping[int, GpuReading], sick: Collection[int] = ()) -> Iterator[Metric]:
     """By ordinal; `sick`: the devices that are fenced for what was read of them."""
     for metric in every_family(readings, sick):
         if metric.samples:
@@ -46,9 +46,9 @@ def families(readings: Mapping[int, Reading], sick: Collection[int] = ()) -> Ite
 
 
 def every_family(
-    readings: Mapping[int, Reading] = MappingProxyType({}), sick: Collection[int] = ()
+    readings: Mapping[int, GpuReading] = MappingProxyType({}), sick: Collection[int] = ()
 ) -> Iterator[Metric]:
-    """Those without a sample among them."""
+    """Yields all families, those without a sample included."""
     for field, (name, text) in _GAUGES.items():
         yield _plain(GaugeMetricFamily(name, text, labels=["device"]), field, readings)
     for field, (name, text) in _COUNTERS.items():
@@ -92,7 +92,7 @@ def every_family(
     yield from (throttled, xids, recovery, healthy)
 
 
-def _plain(metric: GaugeMetricFamily | CounterMetricFamily, field: str, readings: Mapping[int, Reading]) -> Metric:
+def _plain(metric: GaugeMetricFamily | CounterMetricFamily, field: str, readings: Mapping[int, GpuReading]) -> Metric:
     for ordinal, reading in readings.items():
         if (value := getattr(reading, field)) is not None:
             metric.add_metric([str(ordinal)], float(value))

@@ -10,21 +10,21 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from hearth_proto import PROTOCOL_MAX
 from hearthd import version
-from hearthd.front.rpc import readiness
+from hearthd.front.rpc import node_status
 from hearthd.front.sessions.session_table import SessionTable
 from hearthd.front.supervisor.exit_cause import LABELS
 from hearthd.front.supervisor.supervisor import FENCED, SERVING, Supervisor
 
 
 def families(supervisor: Supervisor, sessions: SessionTable) -> Iterator[Metric]:
-    """As things are now."""
+    """Yields the families of the node as it is now."""
     info = GaugeMetricFamily(
         "hearth_build_info", "1, with the versions of the daemon, its newest protocol and Python.",
         labels=["version", "protocol", "python"],
     )  # fmt: skip
     info.add_metric([version(), str(PROTOCOL_MAX), platform.python_version()], 1)
     yield info
-    ready = readiness.ready(supervisor, sessions.refuses_new)
+    ready = node_status.ready(supervisor, sessions.refuses_new)
     yield GaugeMetricFamily("hearth_ready", "1 while /readyz says yes.", value=int(ready))
     yield GaugeMetricFamily("hearth_draining", "1 while the daemon drains.", value=int(sessions.draining))
     yield GaugeMetricFamily("hearth_sessions", "Open sessions.", value=len(sessions))
@@ -33,7 +33,7 @@ def families(supervisor: Supervisor, sessions: SessionTable) -> Iterator[Metric]
         "hearth_sessions_connected", "Open sessions with a stream or a call under way; the others live on their lease.",
         value=connected,
     )  # fmt: skip
-    lanes = sum(channel.laned for session in sessions for channel in session.channels.values())
+    lanes = sum(channel.has_lane for session in sessions for channel in session.channels.values())
     yield GaugeMetricFamily("hearth_lanes", "Lanes that are open.", value=lanes)
     yield CounterMetricFamily(
         "hearth_audit_lost_events", "Events that the audit log could not take.", value=sessions.audit.lost

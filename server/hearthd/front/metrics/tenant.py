@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from hearthd.front.sessions.session import End
+from hearthd.front.sessions.session import SessionEnd
 from hearthd.front.sessions.session_table import SessionTable
-from hearthd.front.sessions.tenant_accounts import SESSIONS_SHARE, Account
+from hearthd.front.sessions.tenant_accounts import SESSIONS_SHARE, TenantAccount
 from hearthd.front.supervisor import gauges
 from hearthd.front.supervisor.supervisor import Supervisor
 from hearthd.front.tenancy.tenants import Quotas
 
-_NOW: tuple[tuple[str, str, Callable[[Account], float]], ...] = (
+_NOW: tuple[tuple[str, str, Callable[[TenantAccount], float]], ...] = (
     ("sessions", "Open sessions.", lambda account: len(account.sessions)),
     ("queued_commands", "Batches and calls not yet executed.", lambda account: account.queue.commands),
     ("queued_bytes", "Their bytes.", lambda account: account.queue.bytes),
@@ -37,7 +37,7 @@ _LIMITS: tuple[tuple[str, str, Callable[[Quotas], float]], ...] = (
 
 
 def families(supervisor: Supervisor, sessions: SessionTable) -> Iterator[Metric]:
-    """Of all tenants that have had a session since the daemon started."""
+    """Yields the families of all tenants that have had a session since the daemon started."""
     labels = ["tenant"]
     accounts = list(sessions.accounts)
     for name, text, value in _NOW:
@@ -66,7 +66,7 @@ def families(supervisor: Supervisor, sessions: SessionTable) -> Iterator[Metric]
         name = account.tenant.name
         seconds.add_metric([name], account.device_ns / 1e9)
         opened.add_metric([name], account.opened)
-        for reason in End:
+        for reason in SessionEnd:
             closed.add_metric([name, reason], account.closed[reason])
         for quota in ("sessions", "gpu_seconds", SESSIONS_SHARE):
             refused.add_metric([name, quota], account.refused[quota])

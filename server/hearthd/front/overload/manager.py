@@ -17,11 +17,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.front.config.overload import OverloadSettings
+from hearthd.front.config.front_limits import OverloadSettings
 from hearthd.front.overload import readings
-from hearthd.front.overload.policy import Level, Recent, Trigger, highest, refused
-from hearthd.front.tenancy.seldom import Seldom
+from hearthd.front.overload.policy import MedianFilter, OverloadLevel, Trigger, highest, refused
 from hearthd.shared.host_memory import share_of_host
+from hearthd.shared.log import LogThrottle
 from hearthd.shared.malloc import give_back
 
 log = structlog.get_logger("hearthd.overload")
@@ -35,7 +35,7 @@ _TRIM_S = 5.0
 _LOG_S = 5.0
 """Seconds between two log lines about calls that are refused."""
 _MEMORY = 1 << 30
-_RETRY_S = {Level.ELEVATED: 1.0, Level.CRITICAL: 2.0}
+_RETRY_S = {OverloadLevel.ELEVATED: 1.0, OverloadLevel.CRITICAL: 2.0}
 _KINDS = ("session", "large", "work")
 _WORDS = {
     "loop_lag": "its event loop ran up to {:.2f} s late",
@@ -46,7 +46,7 @@ _WORDS = {
 
 
 class OverloadManager(Collector):
-    """Of one daemon; belongs to its event loop."""
+    """The overload manager of a daemon; belongs to its event loop."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class OverloadManager(Collector):
     ) -> None:
         """`read`: what measures each resource but the lag, by name; for tests."""
         self.triggers = {name: Trigger(*both) for name, both in _thresholds(settings).items()}
-        self.level = Level.CALM
+        self.level = OverloadLevel.CALM
         self.listeners: list[Callable[[], None]] = []
         """Called after each change of the level."""
         self._enabled = settings.enabled
@@ -67,9 +67,9 @@ class OverloadManager(Collector):
             "descriptors": readings.descriptors,
         }
         self._clock = clock
-        self._recent = Recent()
+        self._recent = MedianFilter()
         self._refusals: Counter[str] = Counter()
-        self._told = Seldom(_LOG_S)
+        self._told = LogThrottle(_LOG_S)
         self._trimmed = float("-inf")
         self._lag = Histogram(
             "hearth_front_loop_lag_seconds", "How late the front's event loop runs what is due.",
@@ -110,7 +110,7 @@ class OverloadManager(Collector):
         self._settle()
 
     def _settle(self) -> None:
-        level = highest(self.triggers.values()) if self._enabled else Level.CALM
+        level = highest(self.triggers.values()) if self._enabled else OverloadLevel.CALM
         if level == self.level:
             return
         before, self.level = self.level, level
@@ -121,7 +121,7 @@ class OverloadManager(Collector):
 
     @property
     def why(self) -> str:
-        """What was too much since the overload began, in words; empty where nothing is."""
+        """The resources that were overloaded since the overload began, in words; empty without an overload."""
         if not self.level:
             return ""
         over = (name for name, trigger in self.triggers.items() if trigger.level == self.level)

@@ -12,8 +12,8 @@ HOLD_S = 2.0
 """Seconds that a reading has to stay there."""
 
 
-class Level(enum.IntEnum):
-    """How loaded the front is."""
+class OverloadLevel(enum.IntEnum):
+    """Load levels of the front."""
 
     CALM = 0
     ELEVATED = 1
@@ -28,8 +28,8 @@ class Trigger:
 
     def __init__(self, elevated: float, critical: float, release: float = RELEASE, hold: float = HOLD_S) -> None:
         """`elevated` and `critical`: the thresholds, in the unit of the readings."""
-        self.thresholds = {Level.ELEVATED: elevated, Level.CRITICAL: critical}
-        self.level = Level.CALM
+        self.thresholds = {OverloadLevel.ELEVATED: elevated, OverloadLevel.CRITICAL: critical}
+        self.level = OverloadLevel.CALM
         self.reading = 0.0
         self.worst = 0.0
         """The highest reading since the level was last calm."""
@@ -41,9 +41,9 @@ class Trigger:
     @property
     def pressure(self) -> float:
         """The last reading as a share of the first threshold: 1 where new sessions are refused."""
-        return self.reading / self.thresholds[Level.ELEVATED]
+        return self.reading / self.thresholds[OverloadLevel.ELEVATED]
 
-    def update(self, reading: float, now: float) -> Level:
+    def update(self, reading: float, now: float) -> OverloadLevel:
         """The level after a reading at the time `now`."""
         self.reading = reading
         self.worst = max(self.worst, reading) if self.level else reading
@@ -54,21 +54,23 @@ class Trigger:
             if self._below is None:
                 self._below = now
             elif now - self._below >= self._hold:
-                self.level, self._below = Level(self.level - 1), None
+                self.level, self._below = OverloadLevel(self.level - 1), None
         else:
             self._below = None
         return self.level
 
     def change(self, elevated: float, critical: float) -> None:
         """Takes other thresholds, and the level that the last reading has by them, without hysteresis."""
-        self.thresholds = {Level.ELEVATED: elevated, Level.CRITICAL: critical}
+        self.thresholds = {OverloadLevel.ELEVATED: elevated, OverloadLevel.CRITICAL: critical}
         self.level, self._below = self._reached(), None
 
-    def _reached(self) -> Level:
-        return max((level for level, least in self.thresholds.items() if self.reading >= least), default=Level.CALM)
+    def _reached(self) -> OverloadLevel:
+        return max(
+            (level for level, least in self.thresholds.items() if self.reading >= least), default=OverloadLevel.CALM
+        )
 
 
-class Recent:
+class MedianFilter:
     """The median of the last few readings: one that stands out, after a pause of the whole process for instance, counts
     for nothing."""
 
@@ -121,16 +123,16 @@ REFUSED_CRITICAL = REFUSED_ELEVATED | dict.fromkeys(
 through. Streams that are attached go on; their windows bound what they may send."""
 
 
-def refused(method: str, level: Level) -> str:
+def refused(method: str, level: OverloadLevel) -> str:
     """The kind of a method that is refused at this level; empty: it is served."""
     methods: dict[str, str] = {}
-    if level >= Level.CRITICAL:
+    if level >= OverloadLevel.CRITICAL:
         methods = REFUSED_CRITICAL
-    elif level >= Level.ELEVATED:
+    elif level >= OverloadLevel.ELEVATED:
         methods = REFUSED_ELEVATED
     return methods.get(method, "")
 
 
-def highest(triggers: Iterable[Trigger]) -> Level:
+def highest(triggers: Iterable[Trigger]) -> OverloadLevel:
     """The level of all resources together."""
-    return max((each.level for each in triggers), default=Level.CALM)
+    return max((each.level for each in triggers), default=OverloadLevel.CALM)

@@ -46,7 +46,7 @@ class GroupMemory:
                     self._folder, self._limit = folder, limit
 
     def read(self) -> float:
-        """What is used, page cache that is not in use excepted, as a share of the limit; 0 without one."""
+        """Returns the memory in use, inactive page cache excepted, as a share of the limit; 0 without one."""
         if self._folder is None:
             return 0.0
         used = int((self._folder / "memory.current").read_text())

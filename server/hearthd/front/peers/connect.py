@@ -1,9 +1,9 @@
-"""From a ticket to the link of a daemon that has been let in.
+"""The way from a ticket to the link of a daemon that has been let in.
 
 What else may be at a ticket's addresses is none of the session's business. Whether an address refuses, is silent,
-speaks something else or is not the coordinator's: the session is told the same, and each address takes the same time.
-The log says which it was. (Only of one name with several addresses an earlier one's silence delays the next; all of
-these are allowed by `[collectives] peers`.)
+speaks something else or is not the coordinator's: the session gets the same answer, and each address takes the same
+time. The log says which it was. (Only of one name with several addresses an earlier one's silence delays the next; all
+of these are allowed by `[collectives] peers`.)
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Make = Callable[[], PeerLink]
 Forbidden = Callable[[Sequence[Address]], None]
 
 
-class NotAllowed(Exception):
+class PeerNotAllowed(Exception):
     """This daemon does not connect there, or its name is not known."""
 
 
@@ -53,7 +53,7 @@ class PeerReach:
                 until = clock() + window
                 try:
                     return await self._try(address, pin, hello, until)
-                except NotAllowed:
+                except PeerNotAllowed:
                     forbidden.append(address)
                     if address.numeric:  # there was nothing to find out
                         continue
@@ -76,21 +76,22 @@ class PeerReach:
         raise errors.not_reached(addresses, forbidden, patience if window < self._handshake else None)
 
     async def _try(self, address: Address, pin: bytes, hello: Body, until: float) -> PeerLink:
-        """One address of a ticket, in all its meanings. Raises `PeerLost`, `NotAllowed`, and what a daemon says."""
+        """Tries one address of a ticket, at all IP addresses that it resolves to. Raises `PeerLost`, `PeerNotAllowed`,
+        and a daemon's refusals."""
         clock = asyncio.get_running_loop().time
         found: list[Address] = []
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(until):
                 found = await self._targets.find(address)
         if not found:
-            raise NotAllowed
+            raise PeerNotAllowed
         for number, where in enumerate(found):
             try:
                 return await self._greet(where, pin, hello, (until - clock()) / (len(found) - number))
             except PeerLost as lost:
                 told = {"address": str(address), "at": str(where), "why": str(lost)}
                 log.warning("peer_unreachable", group=hello["group"], **told)
-        raise PeerLost("nobody there is the coordinator")
+        raise PeerLost("the coordinator is at none of its addresses")
 
     async def _greet(self, address: Address, pin: bytes, hello: Body, patience: float) -> PeerLink:
         """Raises `PeerLost`, or what the coordinator says against it."""

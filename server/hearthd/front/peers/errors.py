@@ -1,4 +1,4 @@
-"""What a session is told whose daemon did not come to a group's coordinator: no more than it needs, see `PeerReach`."""
+"""Refusals for a session whose daemon did not reach a group's coordinator: no more than it needs, see `PeerReach`."""
 
 from __future__ import annotations
 

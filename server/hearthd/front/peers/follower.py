@@ -1,4 +1,4 @@
-"""A group over daemons in a front that has joined it: passes on what its ranks say, and what they are told.
+"""A group over daemons in a front that has joined it: passes its ranks' messages on, and the coordinator's to them.
 
 The coordinator is believed in what concerns this group's ranks and nothing else: it names processes that the session
 has, operations that they have presented and communicators that it had made for them. A communicator's name gets the
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import structlog
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.front.collectives.flight_recorder import FlightRecorder, Ring
+from hearthd.front.collectives.flight_recorder import FlightRecorder, GroupHistory
 from hearthd.front.peers.frames import Body, PeerFrameError
 from hearthd.front.peers.link import PeerLink
 from hearthd.front.peers.membership import (
@@ -22,7 +22,7 @@ from hearthd.front.peers.membership import (
     MAX_SECONDS,
     MAX_UNIQUE_ID,
     REBUILD,
-    Part,
+    GroupMembership,
     about,
     encoded,
     failed,
@@ -51,7 +51,7 @@ Where = tuple[int, int]
 """A device and the generation of its process."""
 
 
-class Waiting(NamedTuple):
+class PendingOperation(NamedTuple):
     """An operation that was presented and is not answered yet."""
 
     link: DeviceLink
@@ -59,7 +59,7 @@ class Waiting(NamedTuple):
     timer: asyncio.TimerHandle
 
 
-class Follower(Part):
+class Follower(GroupMembership):
     """The part of a node that is not the first."""
 
     def __init__(self, group: bytes, members: Members, node: int, session: Session, peer: PeerLink) -> None:
@@ -67,7 +67,7 @@ class Follower(Part):
         self.prefix = f"{self.id}@{node}/"
         """In front of the names of its communicators."""
         self._peer = peer
-        self._presented: dict[tuple[int, int, int], Waiting] = {}
+        self._presented: dict[tuple[int, int, int], PendingOperation] = {}
         """What waits for an answer, by device, generation and sequence."""
         self._comms: dict[str, dict[Where, DeviceLink]] = {}
         """Live communicators, by this daemon's name for them."""
@@ -89,7 +89,7 @@ class Follower(Part):
         key = (link.ordinal, link.generation, sequence)
         seconds = min(float(body.get("timeout") or 0) or MAX_SECONDS, MAX_SECONDS) + VERDICT_S
         timer = asyncio.get_running_loop().call_later(seconds, self._unanswered, key)
-        self._presented[key] = Waiting(link, channel, timer)
+        self._presented[key] = PendingOperation(link, channel, timer)
         try:
             self._say(link, {**body, "channel": 0})
         except PeerFrameError as error:
@@ -134,8 +134,8 @@ class Follower(Part):
         if self.over is None and link.ordinal in self.ranks and (known or (channel and channel.link is link)):
             self._peer.send({"t": "lost", "device": link.ordinal, "process": link.generation, "why": why[:1000]})
 
-    def ring(self, recorder: FlightRecorder) -> Ring | None:
-        """What is known here, of this node's ranks; the coordinator's recorder has all of them."""
+    def ring(self, recorder: FlightRecorder) -> GroupHistory | None:
+        """Returns the history of this node's ranks; the coordinator's recorder has all of them."""
         return self._record.ring
 
     def _say(self, link: DeviceLink, body: Mapping[str, Any]) -> None:
@@ -211,7 +211,7 @@ class Follower(Part):
         link, channel, _ = waiting
         tell(link, {"op": op, "channel": channel, "group": self.id, "devices": [], "sequence": key[2], **told})
 
-    def _take(self, key: tuple[int, int, int]) -> Waiting | None:
+    def _take(self, key: tuple[int, int, int]) -> PendingOperation | None:
         """It does not wait any more."""
         waiting = self._presented.pop(key, None)
         if waiting is not None:
@@ -241,7 +241,7 @@ class Follower(Part):
 
     def _drop(self, name: str, where: Where, why: str) -> DeviceLink | None:
         """A process has no such communicator any more: what runs on it there fails."""
-        self._record.given_up(name, where, why)
+        self._record.aborted(name, where, why)
         places = self._comms.get(name, {})
         link = places.pop(where, None)
         if not places:
@@ -271,10 +271,10 @@ class Follower(Part):
         comms, self._comms = self._comms, {}
         for name, places in comms.items():
             for where, link in places.items():
-                self._record.given_up(name, where, refusal.message)
+                self._record.aborted(name, where, refusal.message)
                 tell(link, {"op": "abort", "comm": name, "reason": refusal.message, "status": status_of(refusal)})
 
 
 def _why(body: Body) -> Body:
-    """Of an abort: the reason, and what the operations under way fail with."""
+    """Returns the reason of an abort, and the status with which the operations under way fail."""
     return {"reason": text_of(body.get("reason") or ""), "status": encoded(body.get("status") or "")}

@@ -15,7 +15,7 @@ HEADER = struct.Struct(">I")
 MAX_FRAME = 1 << 20
 """Bytes of one object; a longer one ends the link. The signatures of some thousand operations fit."""
 MAX_HELLO = 64 << 10
-"""Bytes of an object from somebody who has not shown who it is."""
+"""Bytes of an object from an unauthenticated peer."""
 
 Body = dict[str, Any]
 
@@ -25,14 +25,14 @@ class PeerFrameError(ValueError):
 
 
 def encode(body: Mapping[str, Any], most: int = MAX_FRAME) -> bytes:
-    """One frame. Raises `PeerFrameError` where the object is too large."""
+    """Encodes a frame. Raises `PeerFrameError` if the object is too large."""
     payload = json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
     if len(payload) > most:
         raise PeerFrameError(f"a message of {len(payload)} bytes does not fit a frame; the most is {most}")
     return HEADER.pack(len(payload)) + payload
 
 
-class FrameReader:
+class PeerFrameReader:
     """Turns a byte stream, cut anywhere, into objects."""
 
     def __init__(self, most: int = MAX_FRAME) -> None:

@@ -18,14 +18,14 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import node_pb2
 from hearthd.front import errors
 from hearthd.front.addresses import Address
-from hearthd.front.collectives.match import Place
+from hearthd.front.collectives.match import RankLocation
 from hearthd.front.peers import tickets
 from hearthd.front.peers.connect import PeerReach
 from hearthd.front.peers.follower import Follower
 from hearthd.front.peers.frames import Body
 from hearthd.front.peers.leader import Leader, Router
 from hearthd.front.peers.link import LAST_WORDS, PeerLink
-from hearthd.front.peers.membership import Part, status_of
+from hearthd.front.peers.membership import GroupMembership, status_of
 from hearthd.front.peers.port import PeerPort
 from hearthd.front.peers.tickets import Members
 
@@ -48,7 +48,7 @@ class PeerGroups:
         self.on_refused: Callable[[Session, Sequence[Address]], None] = lambda session, addresses: None
         """Told where a session wanted this daemon to connect to and it does not."""
         self._router, self._reach = router, reach
-        self._parts: dict[str, dict[str, Part]] = {}
+        self._parts: dict[str, dict[str, GroupMembership]] = {}
         """By session, then by group."""
         self._leaders: dict[str, Leader] = {}
         """Those that may be joined or told something."""
@@ -57,10 +57,10 @@ class PeerGroups:
         self._joining: set[tuple[str, str]] = set()
         self._links: WeakSet[PeerLink] = WeakSet()
 
-    def __iter__(self) -> Iterator[Part]:
+    def __iter__(self) -> Iterator[GroupMembership]:
         return iter([part for parts in self._parts.values() for part in parts.values()])
 
-    def of(self, session: Session) -> list[Part]:
+    def of(self, session: Session) -> list[GroupMembership]:
         """A session's groups."""
         return list(self._parts.get(session.id, {}).values())
 
@@ -157,7 +157,7 @@ class PeerGroups:
     # ---- what the router and device processes say ----
 
     def takes(self, link: DeviceLink, body: Body) -> bool:
-        """See `hearthd.front.collectives.router.Relay`."""
+        """See `hearthd.front.collectives.router.GroupRelay`."""
         if body["op"] in ("present", "withdraw"):
             channel = link.channels.get(int(body["channel"]))
             group = body.get("group")
@@ -176,8 +176,8 @@ class PeerGroups:
             follower.message(link, body)
         return True
 
-    def send(self, place: Place, body: Body) -> None:
-        """What is for a rank of another daemon."""
+    def send(self, place: RankLocation, body: Body) -> None:
+        """Passes on a message for a rank of another daemon."""
         leader = self._leaders.get(str(body.get("group", "")))
         if leader is not None:
             leader.send(place, body)
@@ -204,7 +204,7 @@ class PeerGroups:
             self._remove(part, "its session has ended")
 
     async def stop(self) -> None:
-        """Gives up all groups, and takes nobody any more; the others have a moment to hear it."""
+        """Gives up all groups, and admits no peer any more; the others have a moment to hear it."""
         for part in self:
             self._remove(part, "its daemon is stopping")
         if self.port is not None:
@@ -214,14 +214,14 @@ class PeerGroups:
         if leaving:
             await asyncio.wait(leaving, timeout=2 * LAST_WORDS)
 
-    def _add(self, part: Part) -> None:
+    def _add(self, part: GroupMembership) -> None:
         self._parts.setdefault(part.session.id, {})[part.id] = part
         for ordinal in part.ranks:
             channel = part.session.channels.get(ordinal)
             if channel is not None and channel.alive:
                 part.enter(_link(channel), channel.number)
 
-    def _remove(self, part: Part, why: str) -> None:
+    def _remove(self, part: GroupMembership, why: str) -> None:
         parts = self._parts[part.session.id]
         del parts[part.id]
         if not parts:

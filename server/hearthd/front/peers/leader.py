@@ -15,12 +15,21 @@ from typing import TYPE_CHECKING, Any, Protocol
 import structlog
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.front.collectives.match import GROUP, Key, Place
+from hearthd.front.collectives.match import GROUP, MatchKey, RankLocation
 from hearthd.front.peers import tickets
 from hearthd.front.peers.frames import Body, PeerFrameError
 from hearthd.front.peers.link import PeerLink
-from hearthd.front.peers.membership import MAX_NOTED, Part, about, failed, presented, status_of, text_of, withdrawn
-from hearthd.front.peers.tickets import Hello, Member, Members, nodes_of
+from hearthd.front.peers.membership import (
+    MAX_NOTED,
+    GroupMembership,
+    about,
+    failed,
+    presented,
+    status_of,
+    text_of,
+    withdrawn,
+)
+from hearthd.front.peers.tickets import GroupMember, Members, PeerHello, nodes_of
 
 if TYPE_CHECKING:
     from hearthd.front.links.link import DeviceLink
@@ -34,22 +43,22 @@ process presents fewer (`hearthd.device.collectives.negotiation`)."""
 
 
 class Router(Protocol):
-    """What matches ranks and keeps communicators: `CollectiveRouter`."""
+    """The matcher of ranks and keeper of communicators: `CollectiveRouter`."""
 
-    def present(self, key: Key, rank: int, place: Place, body: Body) -> None: ...
+    def present(self, key: MatchKey, rank: int, place: RankLocation, body: Body) -> None: ...
 
-    def withdraw(self, key: Key, rank: int, body: Body) -> None: ...
+    def withdraw(self, key: MatchKey, rank: int, body: Body) -> None: ...
 
-    def message(self, place: Place, body: Body, owner: str = "") -> None: ...
+    def message(self, place: RankLocation, body: Body, owner: str = "") -> None: ...
 
-    def lost(self, where: Place | int, why: str, owners: Collection[str] = ()) -> None: ...
+    def lost(self, where: RankLocation | int, why: str, owners: Collection[str] = ()) -> None: ...
 
     def give_up(self, owner: str, why: str, reason: Reason = Reason.COMMUNICATOR_FAILED) -> None: ...
 
 
 class _Unanswered:
-    """What a remote rank has presented and heard nothing of. Its sum is kept: who presents without end is not to cost
-    more from time to time."""
+    """Presentations of a remote rank that are not answered. Their sum is kept, so that a rank that presents without end
+    costs no more time."""
 
     def __init__(self) -> None:
         self._by_sequence: dict[int, int] = {}
@@ -68,7 +77,7 @@ class _Unanswered:
         self.operations -= self._by_sequence.pop(sequence, 0)
 
 
-class Leader(Part):
+class Leader(GroupMembership):
     """Node 0's part of a group that it created."""
 
     def __init__(
@@ -80,7 +89,7 @@ class Leader(Part):
         router: Router,
         on_over: Callable[[Leader], None],
     ) -> None:
-        """`on_over`: told once, when nobody may join any more."""
+        """`on_over` is called once, when no node may join any more."""
         super().__init__(group, members, 0, session)
         self.secret = secret
         self._router, self._on_over = router, on_over
@@ -104,7 +113,7 @@ class Leader(Part):
         return "forming" if self.over is None and self.missing else super().state
 
     def expect(self, timeout: float) -> None:
-        """Gives the others so many seconds to join."""
+        """Gives the others `timeout` seconds to join."""
         if self.missing:
             self._timer = asyncio.get_running_loop().call_later(timeout, self._expire, timeout)
 
@@ -123,7 +132,7 @@ class Leader(Part):
 
     # ---- those who join ----
 
-    def admit(self, hello: Hello, link: PeerLink) -> None:
+    def admit(self, hello: PeerHello, link: PeerLink) -> None:
         """Lets a daemon in that has shown the secret. Raises what stands against it."""
         tickets.check_hello(hello, self.members, self._links)
         node = hello.node
@@ -144,14 +153,14 @@ class Leader(Part):
         if what not in ("rank", "lost"):
             raise ValueError(f"there is no {str(what)[:40]!r}")
         device, process = tickets.natural(body["device"]), tickets.natural(body["process"])
-        rank = self._rank_of.get(Member(node, device))
+        rank = self._rank_of.get(GroupMember(node, device))
         if rank is None or self.over is not None:
             self._ignored += 1
             if self._ignored <= MAX_NOTED:
                 over = self.over is not None
                 log.warning("peer_ignored", group=self.id, node=node, device=device, what=what, over=over)
             return
-        place = Place(node, device, process)
+        place = RankLocation(node, device, process)
         if what == "lost":
             self._unanswered.pop(rank, None)
             self._router.lost(place, text_of(body["why"]), (self._owner,))
@@ -176,17 +185,17 @@ class Leader(Part):
         self._gone(node, why, f"the daemon of node {node} was lost: {why}")
 
     def _gone(self, node: int, why: str, told: str) -> None:
-        """What was under way fails and is aborted on the others, for this reason; then there is no group any more."""
+        """Fails and aborts the operations under way on the other nodes, for this reason, and ends the group."""
         self._router.lost(node, why, (self._owner,))
         self.end(failed(self.id, told))
 
-    def send(self, place: Place, body: Body) -> None:
-        """What the router says to a remote rank; nothing where its node has gone."""
+    def send(self, place: RankLocation, body: Body) -> None:
+        """Sends a message of the router to a remote rank; nothing if its node has gone."""
         link = self._links.get(place.node)
         if link is None:
             return
         if body["op"] in ("go", "fail"):
-            rank = self._rank_of[Member(place.node, place.device)]
+            rank = self._rank_of[GroupMember(place.node, place.device)]
             self._unanswered[rank].drop(body["sequence"])
         try:
             link.send({"t": "send", "device": place.device, "process": place.process, "body": body})
@@ -199,7 +208,9 @@ class Leader(Part):
         if self.over is not None:
             self.fail(link, channel, int(body["sequence"]), self.over)
             return
-        self._present(self.ranks[link.ordinal], Place(0, link.ordinal, link.generation), {**body, "channel": channel})
+        self._present(
+            self.ranks[link.ordinal], RankLocation(0, link.ordinal, link.generation), {**body, "channel": channel}
+        )
 
     def withdraw(self, link: DeviceLink, channel: int, body: Mapping[str, Any]) -> None:
         if self.over is None:
@@ -209,13 +220,13 @@ class Leader(Part):
         """The router has failed what had been presented from it; the session's rank there can present no more."""
         channel = self.session.channels.get(link.ordinal)
         if self.over is None and link.ordinal in self.ranks and channel is not None and channel.link is link:
-            self._router.lost(Place(0, link.ordinal, link.generation), why, (self._owner,))
+            self._router.lost(RankLocation(0, link.ordinal, link.generation), why, (self._owner,))
 
-    def _present(self, rank: int, place: Place, body: Body) -> None:
-        self._router.present(Key(self._owner, self._ranks, int(body["sequence"])), rank, place, body)
+    def _present(self, rank: int, place: RankLocation, body: Body) -> None:
+        self._router.present(MatchKey(self._owner, self._ranks, int(body["sequence"])), rank, place, body)
 
     def _withdraw(self, rank: int, body: Body) -> None:
-        self._router.withdraw(Key(self._owner, self._ranks, int(body["sequence"])), rank, body)
+        self._router.withdraw(MatchKey(self._owner, self._ranks, int(body["sequence"])), rank, body)
 
     # ---- the end ----
 
@@ -225,7 +236,7 @@ class Leader(Part):
         self.end(refusal)
 
     def end(self, refusal: Refusal) -> None:
-        """Nothing runs in it from here on; everybody is told."""
+        """Ends the group, notifies all nodes, and runs nothing in it from here on."""
         if self.over is not None:
             return
         self.over = refusal

@@ -13,7 +13,7 @@ from typing import Any
 
 import structlog
 
-from hearthd.front.peers.frames import MAX_FRAME, MAX_HELLO, Body, FrameReader, PeerFrameError, encode
+from hearthd.front.peers.frames import MAX_FRAME, MAX_HELLO, Body, PeerFrameError, PeerFrameReader, encode
 
 log = structlog.get_logger("hearthd.peers")
 
@@ -42,7 +42,8 @@ class PeerLost(Exception):
 
 
 class PeerLink(asyncio.Protocol):
-    """One end. Messages wait until `start`, but for the first, which `first` gives: the handshake is made of these."""
+    """This end of a link. Messages wait until `start`, but for the first, which `first` gives: the handshake is made of
+    these."""
 
     def __init__(self, *, beat: float = BEAT, silence: float = SILENCE) -> None:
         loop = asyncio.get_running_loop()
@@ -54,7 +55,7 @@ class PeerLink(asyncio.Protocol):
         self._loop = loop
         self._beat, self._silence = beat, silence
         self._transport: asyncio.Transport | None = None
-        self._reader = FrameReader(MAX_HELLO)
+        self._reader = PeerFrameReader(MAX_HELLO)
         self._early: list[Body] = []
         self._first: asyncio.Future[None] | None = None
         self._on_message: Callable[[Body], None] | None = None
@@ -91,7 +92,7 @@ class PeerLink(asyncio.Protocol):
         self._slow_down(len(bodies), len(data))
 
     def _slow_down(self, messages: int, size: int) -> None:
-        """What was read counts; a peer that floods waits in its own buffers."""
+        """Counts what was read; a peer that floods waits in its own buffers."""
         if self._heard - self._slice >= SLICE:
             self._slice, self._messages, self._read = self._heard, 0, 0
         self._messages += messages
@@ -200,13 +201,13 @@ class PeerLink(asyncio.Protocol):
             self._transport.abort()
 
     def cut_soon(self, why: str) -> None:
-        """As `cut`, when whoever is speaking has finished: several are told one after another, and the loss of one
-        of them would come in between."""
+        """Cuts the link as `cut` does, after the caller has finished: it may be sending to several links, and the loss
+        of one would come in between."""
         self._loop.call_soon(self.cut, why)
 
     def close(self, last: Mapping[str, Any] | None = None) -> None:
-        """Hangs up; nobody is told that it is lost. After a last word it waits for the peer to do so: whatever the peer
-        has just sent would otherwise take the word away with it."""
+        """Closes the link without reporting it lost. After a last message it waits for the peer to close, because data
+        that the peer has just sent would otherwise take that message away with it."""
         self._on_lost = lambda why: None
         transport, speaks = self._transport, last is not None and not self.over
         if last is not None:

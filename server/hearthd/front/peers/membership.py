@@ -1,4 +1,4 @@
-"""What a session has of a group over daemons: this daemon's ranks of it. Leading and following have this in common."""
+"""A session's membership in a group over daemons: this daemon's ranks of it. The base of leading and following."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal, from_text, to_text
 from hearth_proto.v1 import node_pb2
-from hearthd.front.collectives.flight_recorder import FlightRecorder, Ring
+from hearthd.front.collectives.flight_recorder import FlightRecorder, GroupHistory
 from hearthd.front.collectives.match import GROUP
 from hearthd.front.peers.frames import Body
 from hearthd.front.peers.tickets import Members, devices_of, natural
@@ -34,7 +34,7 @@ MAX_NOTED = 20
 _FIELDS = frozenset({"kind", "count", "dtype", "reduce", "root", "peer"})
 
 
-class Part:
+class GroupMembership:
     """Belongs to the event loop."""
 
     def __init__(self, group: bytes, members: Members, node: int, session: Session) -> None:
@@ -88,12 +88,12 @@ class Part:
         """Gives the group up, here and on all its daemons."""
         raise NotImplementedError
 
-    def ring(self, recorder: FlightRecorder) -> Ring | None:
+    def ring(self, recorder: FlightRecorder) -> GroupHistory | None:
         """Its last operations; `recorder`: that of the groups which this daemon coordinates."""
         return next((ring for _, ring in recorder.rings(GROUP + self.id)), None)
 
     def info(self) -> node_pb2.GroupInfo:
-        """What DescribeGroups says of it; the operations are those of `ring`."""
+        """Returns its description for DescribeGroups; the operations are those of `ring`."""
         return node_pb2.GroupInfo(
             group=bytes.fromhex(self.id),
             members=[node_pb2.GroupMember(node=member.node, device=member.device) for member in self.members],
@@ -103,7 +103,7 @@ class Part:
 
 
 def tell(link: Any, body: Body) -> None:
-    """One COLLECTIVE frame to a device process of this daemon."""
+    """Sends a COLLECTIVE frame to a device process of this daemon."""
     link.send_json(Kind.COLLECTIVE, body)
 
 
@@ -112,7 +112,7 @@ def status_of(refusal: Refusal) -> str:
 
 
 def failed(group: str, why: str) -> Refusal:
-    """What operations of a group are told that is over."""
+    """Returns the refusal of operations of a group that is over."""
     return Refusal(
         Reason.COMMUNICATOR_FAILED,
         f"The group {group[:8]} over several daemons is over: {why}.",
@@ -140,14 +140,14 @@ def encoded(value: Any, most: int = 64 << 10) -> str:
 
 
 def refusal_in(status: str) -> Refusal:
-    """What a peer refuses, or why it gives a group up: its words, for a session of this daemon."""
+    """Returns a peer's refusal, or its reason for giving a group up, in its words, for a session of this daemon."""
     told = from_text(status)
     details = {text_of(key, 64): text_of(value) for key, value in list(told.details.items())[:MAX_DETAILS]}
     return Refusal(told.reason, text_of(told.message), fix=text_of(told.fix), details=details)
 
 
 def presented(group: str, body: Mapping[str, Any]) -> Body:
-    """One rank's `present`; its channel is known where it came from."""
+    """Checks a rank's `present`; its channel is known where it came from."""
     signature = body["signature"]
     if not isinstance(signature, list):
         raise ValueError("the signature is no list")
@@ -170,7 +170,7 @@ def presented(group: str, body: Mapping[str, Any]) -> Body:
 
 
 def withdrawn(group: str, body: Mapping[str, Any]) -> Body:
-    """One rank's `withdraw`."""
+    """Checks a rank's `withdraw`."""
     status = status_of(refusal_in(encoded(body["status"])))
     sequence = natural(body["sequence"])
     return {"op": "withdraw", "channel": 0, "group": group, "devices": [], "sequence": sequence, "status": status}
@@ -191,7 +191,7 @@ def _entry(entry: Any) -> Body:
 
 
 def about(body: Mapping[str, Any], comm: str) -> Body:
-    """What a device process says of a communicator, under another name for it."""
+    """Translates a device process's message about a communicator, under another name for that."""
     op = body["op"]
     said: dict[str, Callable[[], Body]] = {
         "id": lambda: {"unique_id": encoded(body["unique_id"], MAX_UNIQUE_ID)},

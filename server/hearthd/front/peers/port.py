@@ -1,4 +1,4 @@
-"""Where the daemons of a group find its coordinator: a TCP port of this daemon, opened for the first group."""
+"""The port at which daemons of a group find its coordinator: TCP, opened for the first group."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import structlog
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.front import sockets
 from hearthd.front.addresses import Address, parse_address
-from hearthd.front.connections.accept_loop import Accepting
+from hearthd.front.connections.accept_loop import AcceptLoop
 from hearthd.front.peers.frames import Body
 from hearthd.front.peers.link import HANDSHAKE, PeerLink, PeerLost
-from hearthd.front.tenancy.seldom import Seldom
+from hearthd.shared.log import LogThrottle
 
 log = structlog.get_logger("hearthd.peers")
 
@@ -61,8 +61,8 @@ class PeerPort:
         """Strangers by address."""
         self.on_refused: Callable[[str, str], None] = lambda host, reason: None
         """Told the address and why of each connection that is not taken or says nothing in time."""
-        self._logged = Seldom(_LOG_S)
-        self._accepting = Accepting("peers", self._accepted, self._short)
+        self._logged = LogThrottle(_LOG_S)
+        self._accepting = AcceptLoop("peers", self._accepted, self._short)
 
     async def open(self) -> None:
         """Listens, if it does not yet. Raises `UNSUPPORTED` where it is not to, `COMMUNICATOR_FAILED` where it
@@ -96,7 +96,7 @@ class PeerPort:
             log.info("listening", peers=str(Address(address.host, port)), advertised=self.addresses)
 
     async def close(self) -> None:
-        """Takes nobody any more; those who were let in keep their links."""
+        """Admits no peer any more; those that were let in keep their links."""
         self._closed = True
         await self._accepting.stop()
 
@@ -170,7 +170,7 @@ async def connect(address: Address, pin: bytes, patience: float, make: Callable[
     if pin:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.check_hostname = False  # the certificate itself is known, whoever signed it for whichever name
+        context.check_hostname = False  # the certificate itself is known, whatever its authority and name
         context.verify_mode = ssl.CERT_NONE
     link = make()
     try:
@@ -179,13 +179,13 @@ async def connect(address: Address, pin: bytes, patience: float, make: Callable[
                 lambda: link, address.host, address.port, ssl=context, flags=socket.AI_NUMERICHOST
             )
     except TimeoutError:
-        link.cut("nobody answered")
-        raise PeerLost(f"nobody answered within {patience:.3g} s") from None
+        link.cut("no answer came")
+        raise PeerLost(f"no answer came within {patience:.3g} s") from None
     except (OSError, UnicodeError) as error:
         link.cut("it could not be reached")
         raise PeerLost(_explained(error, bool(pin))) from None
     except BaseException:
-        link.cut("nobody waits for it any more")
+        link.cut("it is not awaited any more")
         raise
     if pin and hashlib.sha256(link.certificate()).digest() != pin:
         link.cut("its certificate is another one")

@@ -1,5 +1,5 @@
-"""What a daemon that has joined a group knows of its operations: when its own ranks presented them, and what became of
-them there.
+"""The record of a group's operations in a daemon that has joined it: when its own ranks presented them, and their
+outcome there.
 
 The coordinator's flight recorder has all ranks; this one has those of this node, so that who looks at any node sees
 what its ranks did last. Bounded, as every ring of a flight recorder is.
@@ -12,15 +12,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hearthd.front.collectives.flight_recorder import OPERATIONS, FlightRecorder, Ring
-from hearthd.front.collectives.match import GROUP, Key
+from hearthd.front.collectives.flight_recorder import OPERATIONS, FlightRecorder, GroupHistory
+from hearthd.front.collectives.match import GROUP, MatchKey
 
 Where = tuple[int, int]
 """A device and the generation of its process."""
 
 
 @dataclass
-class Flying:
+class InFlightOperations:
     """Operations that one process was told to run on a communicator and has not finished: number and sequence."""
 
     rank: int
@@ -28,18 +28,18 @@ class Flying:
 
 
 class PeerRecord:
-    """Of one group. `own`: how many of its ranks are here."""
+    """The record of one group. `own`: the number of its ranks here."""
 
     def __init__(self, group: str, ranks: int, own: int, recorder: FlightRecorder | None = None) -> None:
         self._recorder = FlightRecorder() if recorder is None else recorder
         self._owner, self._members, self._own = GROUP + group, tuple(range(ranks)), own
-        self._flying: dict[tuple[str, Where], Flying] = {}
+        self._flying: dict[tuple[str, Where], InFlightOperations] = {}
         self._finished: dict[int, set[int]] = {}
         """By sequence: own ranks that have finished it, while others have not."""
 
     @property
-    def ring(self) -> Ring | None:
-        """None while nothing was presented."""
+    def ring(self) -> GroupHistory | None:
+        """The history of the group; None while nothing was presented."""
         return self._recorder.ring(self._owner, self._members)
 
     def presented(self, rank: int, body: Mapping[str, Any]) -> None:
@@ -52,10 +52,10 @@ class PeerRecord:
         if ring is not None and sequence in ring.operations and not ring.operations[sequence].launched:
             self._recorder.launched(key)
         self._recorder.ready(self._owner, self._members)
-        self._flying.setdefault((comm, where), Flying(rank)).operations.append((index, sequence))
+        self._flying.setdefault((comm, where), InFlightOperations(rank)).operations.append((index, sequence))
 
     def progress(self, comm: str, where: Where, done: int) -> None:
-        """A process has finished so many operations of the communicator."""
+        """Notes that a process has finished `done` operations of the communicator."""
         flying = self._flying.get((comm, where))
         while flying is not None and flying.operations and flying.operations[0][0] <= done:
             _, sequence = flying.operations.popleft()
@@ -72,14 +72,14 @@ class PeerRecord:
         self._finished.pop(sequence, None)
         self._recorder.failed(self._key(sequence), why)
 
-    def given_up(self, comm: str, where: Where, why: str) -> None:
+    def aborted(self, comm: str, where: Where, why: str) -> None:
         """A process has no such communicator any more."""
         others = any(name == comm and there != where for name, there in self._flying)
         flying = self._flying.pop((comm, where), None)
         for _, sequence in flying.operations if flying is not None else ():
             self.failed(sequence, why)
         if flying is not None and not others:
-            self._recorder.given_up(self._owner, self._members, why)
+            self._recorder.aborted(self._owner, self._members, why)
 
-    def _key(self, sequence: int) -> Key:
-        return Key(self._owner, self._members, sequence)
+    def _key(self, sequence: int) -> MatchKey:
+        return MatchKey(self._owner, self._members, sequence)

@@ -19,9 +19,9 @@ from hearthd.front.config.peer_targets import (
     METADATA,
     NAME,
     PRIVATE,
-    Entry,
     IpAddress,
     IpNetwork,
+    PeerTarget,
     parse_peer,
     plain,
 )
@@ -48,7 +48,7 @@ class PeerTargets:
 
     @classmethod
     def of(cls, config: Config) -> PeerTargets:
-        """As a daemon of this configuration has it."""
+        """Returns the targets of a daemon with this configuration."""
         return cls(config.collectives.peers, auto_networks(config))
 
     async def find(self, address: Address) -> list[Address]:
@@ -86,16 +86,16 @@ class PeerTargets:
 
 
 def auto_networks(config: Config) -> tuple[IpNetwork, ...]:
-    """What `"auto"` stands for; the reasons are at the top."""
+    """Returns the networks that `"auto"` stands for; the module's header has the reasons."""
     exposed = [text for text in (config.listen.grpc, config.listen.lanes) if text and not parse_address(text).loopback]
     if not exposed:
         return LOOPBACK + PRIVATE
     return () if config.tenants else PRIVATE
 
 
-def _named(found: IpAddress, asked: Address, entries: Sequence[Entry]) -> bool:
-    """Whether `peers` has it as a network, or by the name that was asked for; that may have other addresses when it is
-    looked up again."""
+def _named(found: IpAddress, asked: Address, entries: Sequence[PeerTarget]) -> bool:
+    """Returns True if `peers` has the address as a network, or by the name that was asked for; that may have other
+    addresses when it is looked up again."""
     name = plain(asked.host)
     return any(found in entry.network if entry.network is not None else entry.name == name for entry in entries)
 

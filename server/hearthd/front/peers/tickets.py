@@ -1,5 +1,4 @@
-"""What makes a group over daemons: its members, its ticket, and the words with which a daemon shows that it has one.
-Pure."""
+"""Groups over daemons: their members, their ticket, and the greeting that shows that a daemon has one. Pure."""
 
 from __future__ import annotations
 
@@ -23,18 +22,18 @@ PROTOCOL = 1
 """Of the fronts among each other."""
 
 
-class Member(NamedTuple):
+class GroupMember(NamedTuple):
     """A rank's place, as all daemons of the group name it."""
 
     node: int
     device: int
 
 
-Members = tuple[Member, ...]
+Members = tuple[GroupMember, ...]
 
 
-class Hello(NamedTuple):
-    """Who joins what."""
+class PeerHello(NamedTuple):
+    """The greeting of a daemon that joins a group."""
 
     group: bytes
     node: int
@@ -50,14 +49,14 @@ def members_of(members: Sequence[node_pb2.GroupMember]) -> Members:
     """The ranks of a request. Raises `INVALID_ARGUMENT` for what is no group."""
     if not 1 <= len(members) <= MAX_RANKS:
         raise _no_group(f"A group of {len(members)} ranks was asked for", f"1 to {MAX_RANKS} members", len(members))
-    return check_members(Member(member.node, member.device) for member in members)
+    return check_members(GroupMember(member.node, member.device) for member in members)
 
 
-def check_members(members: Iterable[Member]) -> Members:
+def check_members(members: Iterable[GroupMember]) -> Members:
     """`members` where they make a group: each place once, nodes counted from 0 without a gap. Raises
     `INVALID_ARGUMENT`."""
     found = tuple(members)
-    seen: set[Member] = set()
+    seen: set[GroupMember] = set()
     for rank, member in enumerate(found):
         if member in seen:
             raise _no_group(
@@ -116,8 +115,8 @@ def check_group(group: bytes) -> bytes:
 
 
 def addresses_of(ticket: node_pb2.GroupTicket) -> list[Address]:
-    """Where the coordinator is, each address once, to be tried in this order. Raises `INVALID_ARGUMENT` for what
-    CreateGroup never made."""
+    """Returns the coordinator's addresses, each once, to be tried in this order. Raises `INVALID_ARGUMENT` for a ticket
+    that CreateGroup never made."""
     fix = "Pass on the ticket that CreateGroup answered, as it is."
     if not SECRET_BYTES <= len(ticket.secret) <= MAX_SECRET:
         raise Refusal(
@@ -155,7 +154,7 @@ def addresses_of(ticket: node_pb2.GroupTicket) -> list[Address]:
 
 
 def hello(group: bytes, node: int, secret: bytes, members: Members) -> Body:
-    """What a daemon that joins says."""
+    """Makes the greeting of a daemon that joins."""
     return {
         "t": "hello",
         "protocol": PROTOCOL,
@@ -166,17 +165,17 @@ def hello(group: bytes, node: int, secret: bytes, members: Members) -> Body:
     }
 
 
-def parse_hello(body: Body) -> Hello:
+def parse_hello(body: Body) -> PeerHello:
     """Raises `ValueError` for anything that is none."""
     try:
         members = body["members"]
         if body["t"] != "hello" or not isinstance(members, list) or len(members) > MAX_RANKS:
             raise ValueError("it is no hello")
-        return Hello(
+        return PeerHello(
             bytes.fromhex(body["group"]),
             natural(body["node"]),
             base64.b64decode(body["secret"], validate=True),
-            tuple(Member(natural(node), natural(device)) for node, device in members),
+            tuple(GroupMember(natural(node), natural(device)) for node, device in members),
             natural(body["protocol"]),
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -191,12 +190,13 @@ def natural(value: Any, most: int = (1 << 64) - 1) -> int:
 
 
 def same_secret(shown: bytes, secret: bytes | None) -> bool:
-    """Whether the secret is that of the group; None: there is no such group, which takes as long to find out."""
+    """Returns True if the secret is that of the group; None: there is no such group, which takes as long to find
+    out."""
     return hmac.compare_digest(shown, secret if secret is not None else bytes(SECRET_BYTES)) and secret is not None
 
 
 def stranger() -> Refusal:
-    """The same words for an unknown group and for a wrong secret."""
+    """Refuses an unknown group and a wrong secret in the same words."""
     return Refusal(
         Reason.UNAUTHENTICATED,
         "The ticket is good for no group of the daemon that was asked: the group is over or was never there, or the "
@@ -205,9 +205,9 @@ def stranger() -> Refusal:
     )
 
 
-def check_hello(hello: Hello, members: Members, taken: Iterable[int]) -> None:
-    """Whether one who has the secret may be let in as what it says it is; `taken`: nodes that have joined. Raises
-    `VERSION_UNSUPPORTED`, `INVALID_ARGUMENT`, `COLLECTIVE_MISMATCH`, `HANDLE_IN_USE`."""
+def check_hello(hello: PeerHello, members: Members, taken: Iterable[int]) -> None:
+    """Checks if a daemon that has the secret may be let in as the node that it names; `taken`: nodes that have joined.
+    Raises `VERSION_UNSUPPORTED`, `INVALID_ARGUMENT`, `COLLECTIVE_MISMATCH`, `HANDLE_IN_USE`."""
     if hello.protocol != PROTOCOL:
         raise Refusal(
             Reason.VERSION_UNSUPPORTED,

@@ -1,4 +1,4 @@
-"""The ledger of one device at work: frames to and from its processes, and who waits for room."""
+"""The memory ledger of one device at work: frames to and from its processes, and processes that wait for room."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import structlog
 from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Refusal
 from hearthd.front.links.link import DeviceLink
-from hearthd.front.resources.memory_ledger import Ledger, Limit
+from hearthd.front.resources.memory_ledger import MemoryLedger, ProcessLimit
 
 log = structlog.get_logger("hearthd.memory")
 
 
-class Grants:
+class MemoryGrants:
     """Belongs to the event loop. `overhead`: what a process takes of the device before it allocates anything."""
 
     def __init__(self, overhead: int, limit: int = 0) -> None:
-        self.ledger = Ledger()
+        self.ledger = MemoryLedger()
         self._overhead = overhead
         self._limit = limit
         self._links: dict[int, DeviceLink] = {}
-        self._early: dict[int, Limit] = {}
+        self._early: dict[int, ProcessLimit] = {}
         """For processes that have no link yet."""
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -34,8 +34,8 @@ class Grants:
     async def enter(
         self, process: int, tenant: str, quota: int, *, uses: bool, on_wait: Callable[[], None]
     ) -> int | None:
-        """Returns when there is room for one more process: what it may hold, None for all that the device has.
-        `on_wait` is told where there is no room at once."""
+        """Waits for room for one more process and returns its first limit; None: all that the device has. Calls
+        `on_wait` if there is no room at once."""
         ledger = self.ledger
         ledger.enter(process, self._overhead, tenant, quota, uses=uses)
         self._step()
@@ -60,7 +60,7 @@ class Grants:
             self._send(early)
 
     def learn(self, total: int) -> None:
-        """What the device has, as its first process says."""
+        """Takes the memory size of the device, as its first process reports it."""
         self.ledger.learn(min(total, self._limit) if self._limit else total)
         self._step()
 
@@ -70,7 +70,7 @@ class Grants:
         self._step()
 
     def hear(self, process: int, stats: dict[str, Any]) -> None:
-        """What a process says of itself every now and then."""
+        """Takes a periodic report of a process."""
         gauges = stats.get("gauges")
         reserved = gauges.get("memory_reserved_bytes") if isinstance(gauges, dict) else None
         if isinstance(reserved, int):
@@ -114,7 +114,7 @@ class Grants:
         if due is not None:
             self._timer = loop.call_at(due + 1e-3, self._step)  # a timer may fire a clock tick early
 
-    def _send(self, limit: Limit) -> None:
+    def _send(self, limit: ProcessLimit) -> None:
         link = self._links.get(limit.process)
         if link is None:
             self._early[limit.process] = limit
@@ -123,7 +123,7 @@ class Grants:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _tell(self, link: DeviceLink, limit: Limit) -> None:
+    async def _tell(self, link: DeviceLink, limit: ProcessLimit) -> None:
         body = {"bytes": limit.bytes, "denied": limit.denied, "granted": limit.granted, "quota": limit.quota}
         try:
             held = await link.ask(Kind.LIMIT, body)

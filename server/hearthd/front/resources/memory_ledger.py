@@ -1,4 +1,4 @@
-"""How the memory of one device is divided between its processes, so that together they never hold more than it has.
+"""Division of one device's memory among its processes, which together never hold more than it has.
 
 Pure: what processes ask for and confirm goes in, what they are to be told comes out, times are passed in. Bytes.
 
@@ -31,8 +31,8 @@ RETRY = 1.0
 """Seconds between two attempts to make room for a process that waits to start."""
 
 
-class Limit(NamedTuple):
-    """One process is told how much it may hold. It answers with how much it will: more, where more is in use."""
+class ProcessLimit(NamedTuple):
+    """A message to a process: its limit. It answers with the limit that it takes: a higher one if more is in use."""
 
     process: int
     bytes: int
@@ -45,8 +45,8 @@ class Limit(NamedTuple):
 
 
 @dataclass
-class Holder:
-    """One process. `process` is its generation."""
+class MemoryHolder:
+    """A process that holds memory. `process` is its generation."""
 
     process: int
     overhead: int
@@ -69,7 +69,7 @@ class Holder:
 
 
 @dataclass
-class Demand:
+class MemoryRequest:
     """`bytes` more for one process; `asked`: who has been asked to give back for it."""
 
     process: int
@@ -79,16 +79,16 @@ class Demand:
     """When the others are asked once more, for a process that waits to start."""
 
 
-class Ledger:
-    """Of one device."""
+class MemoryLedger:
+    """The memory of one device."""
 
     def __init__(self, total: int = 0) -> None:
         self.total = total
         """0: not known yet; the first process tells."""
-        self._holders: dict[int, Holder] = {}
-        self._entering: list[Demand] = []
+        self._holders: dict[int, MemoryHolder] = {}
+        self._entering: list[MemoryRequest] = []
         """Processes that have not been admitted, oldest first."""
-        self._demands: list[Demand] = []
+        self._demands: list[MemoryRequest] = []
 
     # ---- what is known ----
 
@@ -98,17 +98,17 @@ class Ledger:
 
     @property
     def free(self) -> int:
-        """Bytes that nobody may hold."""
+        """Bytes that are booked to no process."""
         taken = sum(each.overhead + each.booked for each in self._holders.values() if each.admitted)
         return max(0, self.total - taken)
 
     def granted(self, process: int) -> int:
-        """What a process may hold, bytes."""
+        """Returns the bytes that a process may hold."""
         holder = self._holders.get(process)
         return holder.booked if holder is not None else 0
 
     def held(self, process: int) -> int:
-        """What it held when it was heard last."""
+        """Returns the bytes that a process held by its last report."""
         holder = self._holders.get(process)
         return holder.held if holder is not None else 0
 
@@ -126,20 +126,20 @@ class Ledger:
 
     def enter(self, process: int, overhead: int, tenant: str = "", quota: int = 0, *, uses: bool = True) -> None:
         """A process is to be started; see `admitted`. `overhead`: what it takes before it allocates anything."""
-        self._holders[process] = Holder(process, overhead, tenant, quota, uses)
-        self._entering.append(Demand(process, overhead))
+        self._holders[process] = MemoryHolder(process, overhead, tenant, quota, uses)
+        self._entering.append(MemoryRequest(process, overhead))
 
     def admitted(self, process: int) -> bool:
-        """Whether there is room for it to start."""
+        """Returns True if there is room for the process to start."""
         return self._holders[process].admitted
 
     def initial(self, process: int) -> int | None:
-        """What it may hold from its start; None: all that the device has."""
+        """Returns the limit from the process's start; None: all that the device has."""
         holder = self._holders[process]
         return None if holder.everything and not holder.quota else holder.booked
 
     def use(self, process: int, tenant: str, quota: int) -> None:
-        """A process that served nobody serves a tenant now."""
+        """Books a process that served no tenant to one."""
         holder = self._holders.get(process)
         if holder is not None:
             holder.tenant, holder.quota, holder.uses = tenant, quota, True
@@ -159,7 +159,7 @@ class Ledger:
         if known is not None:
             known.bytes = more
         else:
-            self._demands.append(Demand(process, more))
+            self._demands.append(MemoryRequest(process, more))
 
     def confirm(self, process: int, limit: int, held: int, now: float) -> None:
         """A process keeps to `limit` from now on."""
@@ -186,9 +186,9 @@ class Ledger:
 
     # ---- what follows ----
 
-    def step(self, now: float) -> list[Limit]:
+    def step(self, now: float) -> list[ProcessLimit]:
         """Whom to tell what; call it after everything that happens, and when `wake` says."""
-        sends: list[Limit] = []
+        sends: list[ProcessLimit] = []
         while self._entering and self._admit(self._entering[0], now, sends):
             self._entering.pop(0)
         for demand in list(self._demands):
@@ -206,7 +206,7 @@ class Ledger:
         times += [demand.again for demand in self._entering]
         return min((time for time in times if time > now), default=None)
 
-    def _admit(self, demand: Demand, now: float, sends: list[Limit]) -> bool:
+    def _admit(self, demand: MemoryRequest, now: float, sends: list[ProcessLimit]) -> bool:
         """Lets a process start, where there is room for it."""
         holder = self._holders[demand.process]
         others = [each for each in self._holders.values() if each.admitted]
@@ -223,7 +223,7 @@ class Ledger:
             holder.booked = min(self.free, self._quota_left(holder)) if self.total else holder.quota
         return True
 
-    def _serve(self, demand: Demand, now: float, sends: list[Limit]) -> bool:
+    def _serve(self, demand: MemoryRequest, now: float, sends: list[ProcessLimit]) -> bool:
         """Grants or denies; False: an answer has to be waited for first."""
         holder = self._holders[demand.process]
         if holder.told is not None:
@@ -241,17 +241,17 @@ class Ledger:
         else:
             holder.told, holder.due = holder.booked, now + PATIENCE
             quota = holder.quota if allowed < demand.bytes else 0
-            sends.append(Limit(holder.process, holder.booked, denied=True, quota=quota))
+            sends.append(ProcessLimit(holder.process, holder.booked, denied=True, quota=quota))
         self._demands.remove(demand)
         return True
 
     def _reclaim(
         self,
-        whom: Holder,
+        whom: MemoryHolder,
         missing: int,
         asked: set[int],
         now: float,
-        sends: list[Limit],
+        sends: list[ProcessLimit],
         *,
         of_tenant: bool = False,
         generous: bool = False,
@@ -275,8 +275,8 @@ class Ledger:
                 self._tell(other, max(0, other.booked - back), now, sends)
         return waits
 
-    def _give_all(self, now: float, sends: list[Limit]) -> None:
-        """Who is the only one to use memory gets all of it."""
+    def _give_all(self, now: float, sends: list[ProcessLimit]) -> None:
+        """Gives all memory to a process that is the only one to use any."""
         users = [each for each in self._holders.values() if each.uses]
         if len(users) != 1 or not self.total or self._entering:
             return
@@ -288,14 +288,16 @@ class Ledger:
             self._tell(holder, holder.booked + room, now, sends)
         holder.everything = True
 
-    def _tell(self, holder: Holder, limit: int, now: float, sends: list[Limit], granted: bool = False) -> None:
+    def _tell(
+        self, holder: MemoryHolder, limit: int, now: float, sends: list[ProcessLimit], granted: bool = False
+    ) -> None:
         """More is booked at once, less when it is confirmed."""
         holder.everything = False
         holder.booked = max(holder.booked, limit)
         holder.told, holder.due = limit, now + PATIENCE
-        sends.append(Limit(holder.process, limit, granted=granted))
+        sends.append(ProcessLimit(holder.process, limit, granted=granted))
 
-    def _quota_left(self, holder: Holder) -> int:
+    def _quota_left(self, holder: MemoryHolder) -> int:
         if not holder.quota:
             return self.total
         taken = sum(each.booked for each in self._holders.values() if each.tenant == holder.tenant)

@@ -1,4 +1,4 @@
-"""What each tenant holds of a device, as its processes said last. Pure."""
+"""Memory of a device by tenant, from the last reports of its processes. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class TenantMemory:
-    """Of one device. Bytes in buffers, as requested."""
+    """The memory of one device by tenant: bytes in buffers, as requested."""
 
     def __init__(self) -> None:
         self._said: dict[int, dict[str, int]] = {}
@@ -18,7 +18,7 @@ class TenantMemory:
         self._owners[generation] = tenant
 
     def hear(self, generation: int, stats: Mapping[str, Any]) -> None:
-        """What a process says of itself every now and then; what of it cannot be used is left out."""
+        """Takes a periodic report of a process; unusable entries are left out."""
         said = stats.get("tenants")
         entries = said.items() if isinstance(said, dict) else ()
         sizes = {str(name): size for name, size in entries if type(size) is int and size > 0}

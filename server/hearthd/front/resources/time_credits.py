@@ -1,20 +1,19 @@
-"""Processes that share a device take turns on it, each as long as its credit lasts.
+"""Turns of the processes that share a device, each as long as its credit lasts.
 
 A GPU gives its processes slices of time without asking for weights. So the front lets them through, by deficit round
 robin (`hearthd.shared.deficit_round_robin`) over the time in which they had work on the device: tenants by their
-weights, the processes of one tenant alike. A process is told when it may give the device work (`TURN`), and says what
-it has (`BUSY`).
+weights, the processes of one tenant alike. The front tells a process when it may give the device work (`TURN`); the
+process reports what it has (`BUSY`).
 
-- Who has nothing to do may begin at once when it has, as long as it has credit, and may go on for `BESIDE_S` beside
-  whoever has the turn: who launches and waits notices nothing of turns. After that it has to have the turn itself.
+- An idle process that gets work may begin at once, as long as it has credit, and may continue for `BESIDE_S` beside
+  the process that has the turn: launching and waiting by turns costs no delay. After that it has to have the turn.
 - A turn begins when the work of the one before is off the device, or has kept others waiting for `PATIENCE_S`: a long
   kernel overruns, and is charged. As it is charged as much as it is given while that runs, it is let through for a
   moment every `PATIENCE_S`: what its kernel waits for may be behind it.
-- Collectives go whenever all their ranks are there, whoever has the turn (`hearthd.device.scheduler.fair_share`), so
-that no two
-  devices wait for each other's turns.
+- Collectives go whenever all their ranks are there, whichever process has the turn
+  (`hearthd.device.scheduler.fair_share`), so that no two devices wait for each other's turns.
 
-A process that is alone on its device is told nothing and says nothing.
+A process that is alone on its device gets no turns and reports nothing.
 """
 
 from __future__ import annotations
@@ -51,8 +50,8 @@ WANTS, WORKS = 1, 2
 K = TypeVar("K", bound=Hashable)
 
 
-class Place(NamedTuple):
-    """Where a process stands among others."""
+class ProcessShare(NamedTuple):
+    """The tenant, weight and priority of a process."""
 
     tenant: str = ""
     weight: float = 1.0
@@ -63,19 +62,19 @@ class _Process:
     __slots__ = ("beside", "chance", "overdue", "place", "state", "told")
 
     def __init__(self) -> None:
-        self.place = Place()
+        self.place = ProcessShare()
         self.state = 0
         self.told = -1
         """The flags of its last TURN; -1: none."""
         self.beside = 0.0
         """Until when it may go on without a turn."""
         self.overdue = 0.0
-        """When nobody waits any more for what it has on the device without a turn."""
+        """The time from which others do not wait any more for its work without a turn."""
         self.chance = 0.0
         """Until when it is let through because its work takes that long."""
 
 
-class Turns(Generic[K]):
+class DeviceTurns(Generic[K]):
     """The turns on one device. Pure: the time is handed in, and what has to be told comes out, as (process, flags)."""
 
     def __init__(self, quantum: float = QUANTUM_S) -> None:
@@ -102,8 +101,8 @@ class Turns(Generic[K]):
             self._fair.forget(key)
         return self.look(now)
 
-    def report(self, key: K, state: int, place: Place, now: float) -> list[tuple[K, int]]:
-        """What a process says of itself; 0: it has nothing to do."""
+    def report(self, key: K, state: int, place: ProcessShare, now: float) -> list[tuple[K, int]]:
+        """Takes a process's report of its work; 0: it has none."""
         process = self._processes.get(key)
         if process is None:
             return []
@@ -118,7 +117,7 @@ class Turns(Generic[K]):
         return self.look(now)
 
     def look(self, now: float) -> list[tuple[K, int]]:
-        """Whose turn it is by now, as far as that is news."""
+        """Moves the turn on as far as it is due, and returns the flags that change."""
         self._charge(now)
         self.due = None
         if len(self._processes) < 2:
@@ -146,13 +145,13 @@ class Turns(Generic[K]):
         return news
 
     def _turn(self, now: float) -> K | None:
-        """Who has the turn; None while the work of the last one who had it is awaited."""
+        """Returns the process that has the turn; None while the work of the last one is awaited."""
         wanted = self._fair.turn()
         if wanted is None:
             return None
         last = self._processes.get(self._holder) if self._holder is not None else None
         if wanted != self._holder and last is not None and last.state & WORKS:
-            if last.told & MAY:  # it is told now, and its work awaited
+            if last.told & MAY:  # it is notified now, and its work awaited
                 last.overdue = now + PATIENCE_S
             if now < last.overdue:
                 self._due(last.overdue)
@@ -179,7 +178,7 @@ class Turns(Generic[K]):
         return True
 
     def _overran(self, process: _Process, now: float) -> bool:
-        """Whether its work takes so long that it is let through, whatever it owes."""
+        """Returns True if its work takes so long that it is let through, whatever it owes."""
         if now >= process.chance:
             if process.told & MAY:
                 return False
@@ -197,7 +196,7 @@ class Turns(Generic[K]):
         working = [
             key
             for key, process in self._processes.items()
-            # Who has the turn pays from when it was given it: until it begins, nobody else may either.
+            # Who has the turn pays from when it was given it: until it begins, no other may either.
             if process.state & WORKS or (key == self._holder and process.state and process.told & MAY)
         ]
         for key in working:
@@ -205,12 +204,12 @@ class Turns(Generic[K]):
         self._now = now
 
 
-class Credits:
+class TimeCredits:
     """The turns of the node's devices, told to their processes. Belongs to the event loop."""
 
     def __init__(self, sessions: Iterable[Session]) -> None:
         self._sessions = sessions
-        self._devices: dict[int, Turns[DeviceLink]] = {}
+        self._devices: dict[int, DeviceTurns[DeviceLink]] = {}
         self._timers: dict[int, asyncio.TimerHandle] = {}
 
     async def enter(self, link: DeviceLink) -> None:
@@ -229,25 +228,27 @@ class Credits:
         place = self._place(link)
         self._tell(link.ordinal, lambda turns, now: turns.report(link, frame.flags, place, now))
 
-    def _place(self, link: DeviceLink) -> Place:
+    def _place(self, link: DeviceLink) -> ProcessShare:
         """The tenant whose sessions it serves. Several that share a process stand there together."""
         here = {channel.session_id for channel in link.channels.values()}
         tenants = {session.tenant.name: session.tenant for session in self._sessions if session.id in here}
         if not tenants:
-            return Place()
-        return Place(
+            return ProcessShare()
+        return ProcessShare(
             next(iter(tenants)) if len(tenants) == 1 else "",
             sum(tenant.weight for tenant in tenants.values()),
             min(tenant.priority for tenant in tenants.values()),
         )
 
-    def _tell(self, ordinal: int, what: Callable[[Turns[DeviceLink], float], list[tuple[DeviceLink, int]]]) -> None:
+    def _tell(
+        self, ordinal: int, what: Callable[[DeviceTurns[DeviceLink], float], list[tuple[DeviceLink, int]]]
+    ) -> None:
         loop = asyncio.get_running_loop()
-        turns = self._devices.setdefault(ordinal, Turns())
+        turns = self._devices.setdefault(ordinal, DeviceTurns())
         for link, flags in what(turns, loop.time()):
             link.send(Kind.TURN, flags=flags)
         timer = self._timers.pop(ordinal, None)
         if timer is not None:
             timer.cancel()
         if turns.due is not None:
-            self._timers[ordinal] = loop.call_at(turns.due, self._tell, ordinal, Turns.look)
+            self._timers[ordinal] = loop.call_at(turns.due, self._tell, ordinal, DeviceTurns.look)

@@ -17,8 +17,8 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.rights import Right
 from hearth_proto.v1 import device_pb2
 from hearthd.front.errors import Context
-from hearthd.front.lanes.certificates import Certificates
-from hearthd.front.lanes.listener import Lanes
+from hearthd.front.lanes.certificates import ProcessCertificates
+from hearthd.front.lanes.listener import LanePort
 from hearthd.front.lanes.stripe_port import StripePort
 from hearthd.front.lanes.tickets import LIFETIME, TICKET_BYTES
 from hearthd.front.rpc import unary
@@ -35,8 +35,8 @@ MAX_STRIPES = 16
 
 
 @dataclass(frozen=True)
-class Bounds:
-    """What clients may move by these connections."""
+class BulkLimits:
+    """The limits on data that clients move by these connections."""
 
     segment_bytes: int = 1 << 30
     """Of shared memory, in one device process."""
@@ -48,7 +48,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class BulkConnection:
-    """What a ticket is for: one connection that `channel`'s device process gets."""
+    """The holder of a ticket: one connection that `channel`'s device process gets."""
 
     session: Session
     channel: Channel
@@ -66,17 +66,17 @@ class BulkService:
     """The method of DeviceService."""
 
     def __init__(
-        self, sessions: SessionTable, supervisor: Supervisor, lanes: Lanes, port: StripePort, bounds: Bounds
+        self, sessions: SessionTable, supervisor: Supervisor, lanes: LanePort, port: StripePort, bounds: BulkLimits
     ) -> None:
         self._sessions = sessions
         self._supervisor = supervisor
         self._lanes = lanes
         self._port = port
         self._bounds = bounds
-        self._certificates = Certificates()
+        self._certificates = ProcessCertificates()
 
     def handlers(self, guard: Callable[[str, Any], Any]) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
-        """What DeviceService adds to its table."""
+        """Returns its methods, for DeviceService's table."""
         return {
             NAME: grpc.unary_unary_rpc_method_handler(
                 guard(NAME, self._open),
@@ -96,9 +96,9 @@ class BulkService:
                 fix=f"Ask for at most {MAX_STRIPES}, and for more in another call.",
                 details={"requested": request.stripes, "allowed": MAX_STRIPES},
             )
-        barred = device.bars(session)
-        if barred is not None:
-            raise barred
+        refusal = device.quarantine_refusal(session)
+        if refusal is not None:
+            raise refusal
         with self._sessions.using(session):
             channel = _attached(session, device.ordinal, request.generation)
             if not channel.link.takes_lanes:

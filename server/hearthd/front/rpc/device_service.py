@@ -17,18 +17,18 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.rights import Right
 from hearth_proto.v1 import device_pb2, node_pb2
 from hearthd.front import errors
-from hearthd.front.admission.gate import Gate, Service
+from hearthd.front.admission.gate import AdmissionGate, GatedService
 from hearthd.front.errors import Context
-from hearthd.front.lanes.listener import Lanes
+from hearthd.front.lanes.listener import LanePort
 from hearthd.front.rpc import execute, transfer_streams, unary
 from hearthd.front.rpc.bulk_service import BulkService
 from hearthd.front.rpc.ipc_service import IpcService
 from hearthd.front.rpc.publish_service import PublishService
-from hearthd.front.rpc.server_call import CallObserver, Closed, Over, Requests, decoder, guarded
+from hearthd.front.rpc.server_call import CallObserver, RequestStream, StreamClosed, SubjectEnded, decoder, guarded
 from hearthd.front.sessions import attach
 from hearthd.front.sessions.channel import Channel
-from hearthd.front.sessions.lane import Unused
-from hearthd.front.sessions.session import End, Session
+from hearthd.front.sessions.lane import UnusedLanes
+from hearthd.front.sessions.session import Session, SessionEnd
 from hearthd.front.sessions.session_table import SessionTable
 from hearthd.front.supervisor.supervisor import Supervisor
 
@@ -38,8 +38,8 @@ _TAKES_TIME = frozenset({Right.ALLOCATE, Right.WRITE, Right.LAUNCH, Right.COLLEC
 """Operations that need one of these are new work, and refused to whose GPU seconds are used up."""
 
 
-class Traffic(CallObserver, Protocol):
-    """Whoever counts calls and bytes."""
+class TrafficObserver(CallObserver, Protocol):
+    """Counts calls and bytes."""
 
     def execute_traffic(self, batches: int, received: int, sent: int) -> None: ...
 
@@ -50,13 +50,13 @@ class Traffic(CallObserver, Protocol):
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What clients are told to keep to, and are held to."""
+class ClientLimits:
+    """The limits that clients are given, and held to."""
 
     max_inline_bytes: int = 1 << 20
     max_chunk_bytes: int = 1 << 20
     max_code_bytes: int = 16 << 20
-    window: attach.Window = field(default_factory=attach.Window)
+    window: attach.ExecuteWindow = field(default_factory=attach.ExecuteWindow)
 
     def message(self) -> node_pb2.SessionLimits:
         return node_pb2.SessionLimits(
@@ -75,11 +75,11 @@ class DeviceService:
         self,
         sessions: SessionTable,
         supervisor: Supervisor,
-        limits: Limits,
-        traffic: Traffic,
-        lanes: Lanes,
+        limits: ClientLimits,
+        traffic: TrafficObserver,
+        lanes: LanePort,
         bulk: BulkService,
-        gate: Gate,
+        gate: AdmissionGate,
     ) -> None:
         self._gate = gate
         self._sessions = sessions
@@ -88,15 +88,16 @@ class DeviceService:
         self._traffic = traffic
         self._lanes = lanes
         self._bulk = bulk
-        self._unused = Unused(traffic.lane_unused)
-        self.attachments: set[execute.Attachment] = set()
+        self._unused = UnusedLanes(traffic.lane_unused)
+        self.attachments: set[execute.ExecuteAttachment] = set()
         self.publishing = PublishService(sessions, supervisor, self._using)
         self._ipc = IpcService(sessions, supervisor, self._using, lanes)
         self.greeting: Callable[[], device_pb2.Event] | None = None
-        """What every new Execute stream is told first: that the daemon drains."""
+        """The first event of every new Execute stream: that the daemon drains."""
 
-    def handler(self) -> Service:
-        """What the gRPC server registers. Execute, Upload, Download and Read travel as bytes, undecoded."""
+    def handler(self) -> GatedService:
+        """Returns the service that the gRPC server registers. Execute, Upload, Download and Read travel as bytes,
+        undecoded."""
         handlers: dict[str, Any] = {
             "Execute": grpc.stream_stream_rpc_method_handler(self._guard("Execute", self._execute)),
             "Upload": grpc.stream_unary_rpc_method_handler(
@@ -142,12 +143,12 @@ class DeviceService:
         for attachment in self.attachments:
             attachment.announce(payload)
 
-    def _greet(self, attachment: execute.Attachment) -> None:
+    def _greet(self, attachment: execute.ExecuteAttachment) -> None:
         if self.greeting is not None:
             attachment.announce(device_pb2.ExecuteResponse(event=self.greeting()).SerializeToString())
 
     def _guard(self, method: str, behaviour: Any) -> Any:
-        return guarded(NAME, method, behaviour, self._traffic, self._gate.door(NAME, method))
+        return guarded(NAME, method, behaviour, self._traffic, self._gate.method_gate(NAME, method))
 
     async def _using(
         self, target: Any, work: Callable[[Channel], Awaitable[Any]], operation: str, needed: tuple[Right, ...] = ()
@@ -163,8 +164,8 @@ class DeviceService:
             return await work(channel)
 
     def _admit(self, session: Session, operation: str, needed: tuple[Right, ...]) -> None:
-        """Raises what stands against the operation: a right that is missing, or time of devices that is used up (what
-        holds or reads results goes on)."""
+        """Raises the refusal of the operation: a right that is missing, or time of devices that is used up (holding and
+        reading results stays allowed)."""
         try:
             session.tenant.require(needed, operation)
         except Refusal as refusal:
@@ -196,12 +197,12 @@ class DeviceService:
                     channel = await attach.take_up(session, request)
                 except Refusal as gone:
                     # A session that was barred has no channels, and its client may hear of a lane's end before why.
-                    raise device.bars(session) or gone from None
+                    raise device.quarantine_refusal(session) or gone from None
             else:
                 channel = await device.channel(session, attaching=True)
                 await attach.begin(session, device.ordinal, channel, request.resumable, self._limits.window)
             window = self._limits.window
-            attachment = execute.Attachment(
+            attachment = execute.ExecuteAttachment(
                 context, session, channel, window, self._traffic.execute_traffic, self._unused.add
             )
             channel.taken_up(attachment)
@@ -240,7 +241,8 @@ class DeviceService:
                 attachment.detach()
 
     def _may_have_lane(self, session: Session, channel: Channel, context: Context) -> bool:
-        """Whether the front need not see the batches of an attachment before they come to the device process."""
+        """Returns True if the front need not see the batches of an attachment before they come to the device
+        process."""
         return (
             channel.replies is not None
             and channel.loss is None
@@ -263,7 +265,7 @@ class DeviceService:
     # ---- transfers ----
 
     async def _upload(self, first: bytes | None, context: Context) -> device_pb2.UploadResponse:
-        messages = Requests(context)
+        messages = RequestStream(context)
         if first is None:
             raise errors.malformed("The Upload has no message.", "Name session_token, device and transfer first.")
         head = transfer_streams.parse_upload(first)
@@ -289,7 +291,7 @@ class DeviceService:
         await self._using(request, work, "Download", rights.CALLS["Download"])
 
     def _patience(self, request: device_pb2.UploadRequest | device_pb2.DownloadRequest) -> float:
-        """How long a transfer waits for another stream when its own breaks; seconds, 0: it does not."""
+        """Returns the seconds that a transfer waits for another stream when its own breaks; 0: it does not."""
         return self._sessions.find(request.session_token).lease if request.resumable else 0.0
 
     async def _transfer_status(
@@ -307,7 +309,7 @@ class DeviceService:
         return device_pb2.TransferStatusResponse(known=known, received=received, complete=complete)
 
     async def _write(self, first: device_pb2.WriteRequest | None, context: Context) -> Any:
-        messages = Requests(context, decoder(device_pb2.WriteRequest))
+        messages = RequestStream(context, decoder(device_pb2.WriteRequest))
         if first is None or not first.HasField("command"):
             raise errors.malformed(
                 "The Write has no command in its first message.", "Send target and command in the first message."
@@ -332,17 +334,17 @@ class DeviceService:
         await self._using(request.target, work, "Read", rights.COMMANDS["read"])
 
 
-async def _carry(attachment: execute.Attachment) -> None:
-    """Runs an Execute stream. Raises `Closed` and `Over` where it ends as streams do, else what ended it."""
+async def _carry(attachment: execute.ExecuteAttachment) -> None:
+    """Runs an Execute stream. Raises `StreamClosed` and `SubjectEnded` at a regular end, else the cause of its end."""
     try:
         await attachment.run()
     except asyncio.CancelledError:
         if attachment.idle:
-            raise Closed from None
+            raise StreamClosed from None
         raise
     except Refusal as refusal:
-        if attachment.session.ended_by is End.CLIENT:
-            raise Over(refusal) from None
+        if attachment.session.ended_by is SessionEnd.CLIENT:
+            raise SubjectEnded(refusal) from None
         raise
 
 

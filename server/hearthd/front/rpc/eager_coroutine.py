@@ -11,7 +11,7 @@ from collections.abc import Coroutine, Generator
 from typing import Any
 
 
-class Begun:
+class EagerCoroutine:
     """Awaited once, or closed; what its first step raises is raised there."""
 
     __slots__ = ("_coroutine", "_error", "_first")
@@ -57,7 +57,7 @@ class Begun:
 
 
 def _look(ended: Future[Any]) -> None:
-    """Takes the exception of what nobody waits for any more: gRPC fails a write whose client is gone, and asyncio would
-    log that it was never retrieved."""
+    """Retrieves the exception of a future that is not awaited any more: gRPC fails a write whose client is gone, and
+    asyncio would log that it was never retrieved."""
     if not ended.cancelled():
         ended.exception()

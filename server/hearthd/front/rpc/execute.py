@@ -14,8 +14,8 @@ from hearth_proto.v1 import device_pb2
 from hearthd.front import errors
 from hearthd.front.errors import Context
 from hearthd.front.lanes.tickets import check_open
-from hearthd.front.rpc.eager_coroutine import Begun
-from hearthd.front.sessions.attach import EOF, Window
+from hearthd.front.rpc.eager_coroutine import EagerCoroutine
+from hearthd.front.sessions.attach import EOF, ExecuteWindow
 from hearthd.front.sessions.channel import Channel
 from hearthd.front.sessions.intake import Intake
 from hearthd.front.sessions.session import Session
@@ -30,15 +30,15 @@ _LAST_WORDS = 5.0
 """How long a client has to read what is queued for it when its stream has to end."""
 
 
-class Attachment:
-    """One Execute stream between its client and its channel."""
+class ExecuteAttachment:
+    """An Execute stream between its client and its channel."""
 
     def __init__(
         self,
         context: Context,
         session: Session,
         channel: Channel,
-        window: Window,
+        window: ExecuteWindow,
         on_traffic: Callable[[int, int, int], None] = lambda batches, received, sent: None,
         on_lane_unused: Callable[[str, str], None] = lambda session, why: None,
     ) -> None:
@@ -49,12 +49,12 @@ class Attachment:
         self._on_traffic = on_traffic
         self._count_unused = on_lane_unused
         self._taking_back: asyncio.Task[None] | None = None
-        """Has what waits at a lane that nobody has any more sent by this stream."""
+        """Sends over this stream the responses that wait at a lane which its client has given up."""
         self._ack_sent = 0
         self._ack_due = False
         self._ack_timer: asyncio.TimerHandle | None = None
         self._out: deque[bytes] = deque()
-        self._begun: tuple[Begun, int] | None = None
+        self._begun: tuple[EagerCoroutine, int] | None = None
         """A write that goes before those of `_out`, and of how many bytes; the writer is not at rest."""
         self._intake = Intake(channel, session.queue, window, lambda size: on_traffic(1, size, 0))
         self._wake_out: asyncio.Future[None] | None = None
@@ -71,7 +71,7 @@ class Attachment:
 
     @property
     def kind(self) -> str:
-        """What a connection becomes that it is handed over to."""
+        """The kind of a connection that is handed over to it."""
         return "lane"
 
     # ---- called by the channel ----
@@ -80,7 +80,7 @@ class Attachment:
         wake = self._wake_out
         if wake is not None and not wake.done():
             # Nothing is queued or being written: it goes at once, and not when the writer's task has its turn.
-            self._begun = Begun(self._context.write(payload)), len(payload)
+            self._begun = EagerCoroutine(self._context.write(payload)), len(payload)
             self._intake.unread += len(payload)
             wake.set_result(None)
         else:
@@ -151,7 +151,7 @@ class Attachment:
         self.on_lost(
             Refusal(
                 Reason.HANDLE_IN_USE,
-                f"Session {self.session.id} goes on in another Execute stream.",
+                f"Session {self.session.id} has another Execute stream now.",
                 fix="Use one Execute stream a session and device.",
                 details={"session": self.session.id},
             ),
@@ -167,8 +167,8 @@ class Attachment:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way: all batches, as far as they came by the front, have been executed, and all that
-        was said has been sent."""
+        """True if nothing is under way: all batches that came by the front have been executed, and all responses
+        sent."""
         return not (self._channel.batches or self._intake.held or self._out)
 
     @property
@@ -193,8 +193,8 @@ class Attachment:
             self._ack_timer = None
 
     def resume(self, acked: int) -> None:
-        """Goes on where an earlier stream broke: what did not come is sent again. `acked`: what the client knows to be
-        acknowledged."""
+        """Continues where an earlier stream broke: sends again what did not come. `acked`: the last batch that the
+        client knows to be acknowledged."""
         replies, batches = self._channel.replies, self._channel.batches
         assert replies is not None
         for payload in replies:
@@ -214,7 +214,7 @@ class Attachment:
                 self._channel.lane.end()
 
     async def hand_over(self, connection: int) -> None:
-        """The client goes on by a lane, whose other end is `connection`. Raises OSError where the stream is not its
+        """Hands the client over to a lane, whose other end is `connection`. Raises OSError if the stream is not its
         client's any more, the client has given the lane up, or the device process takes none."""
         await self._rest()
         channel = self._channel
@@ -316,7 +316,7 @@ class Attachment:
         return True
 
     async def _take_lane_back(self) -> None:
-        """Goes on here for a client that gave its lane up before it was live. Raises for one that has used it."""
+        """Continues here for a client that gave its lane up before it was live. Raises for one that has used it."""
         for payload in await self._channel.take_lane_back():
             self._queue(payload)
         if self._channel.batches.acked > self._ack_sent:

@@ -19,10 +19,10 @@ from hearthd.front.admission.limits import MAX_STRANGER_BYTES
 from hearthd.front.sessions.attach import EOF
 
 if TYPE_CHECKING:
-    from hearthd.front.admission.account import Account
-    from hearthd.front.admission.gate import Admitted, Door
-    from hearthd.front.config.admission import Admission
-    from hearthd.front.connections.limiter import Slot
+    from hearthd.front.admission.account import UnauthenticatedBytes
+    from hearthd.front.admission.gate import Admission, MethodGate
+    from hearthd.front.config.front_limits import AdmissionSettings
+    from hearthd.front.connections.limiter import ConnectionSlot
 
 _SMALL = 64 << 10
 """Messages up to here are copied behind their header; longer ones are written from where they lie."""
@@ -34,7 +34,7 @@ _BUFFER = 2 << 20
 Starts = Callable[["FramedCall", bytes], None]
 
 
-class Aborted(grpc.aio.AbortError):
+class CallAborted(grpc.aio.AbortError):
     """The handler ends the call with `status`."""
 
     def __init__(self, status: status_pb2.Status) -> None:
@@ -43,14 +43,18 @@ class Aborted(grpc.aio.AbortError):
 
 
 class FramedCall(asyncio.Protocol):
-    """One connection, from when it is made; `starts` is told of its METHOD. To a handler it is the call's context."""
+    """A connection, from when it is made; calls `starts` with its METHOD. To a handler it is the call's context."""
 
     def __init__(
-        self, starts: Starts, on_made: Callable[[FramedCall], bool], account: Account, settings: Admission
+        self,
+        starts: Starts,
+        on_made: Callable[[FramedCall], bool],
+        account: UnauthenticatedBytes,
+        settings: AdmissionSettings,
     ) -> None:
-        self.admitted: Admitted | Refusal | None = None
+        self.admitted: Admission | Refusal | None = None
         """The gate's decision, made when METHOD came."""
-        self.slot: Slot | None = None
+        self.slot: ConnectionSlot | None = None
         """Of its connection, among those of the listener."""
         self.on_lost: Callable[[FramedCall], None] = lambda call: None
         self.transport: asyncio.Transport | None = None
@@ -70,7 +74,7 @@ class FramedCall(asyncio.Protocol):
         """METHOD, while it is not whole."""
         self._frames = FrameReader(MAX_STRANGER_BYTES)
         self._most_unread = MAX_STRANGER_BYTES
-        self._door: Door | None = None
+        self._method_gate: MethodGate | None = None
         self._delivered = False
         """Whether the handler has had a message."""
         self._deaf = False
@@ -129,9 +133,9 @@ class FramedCall(asyncio.Protocol):
 
     # ---- admission ----
 
-    def admit(self, admitted: Admitted | Refusal, door: Door) -> None:
+    def admit(self, admitted: Admission | Refusal, method_gate: MethodGate) -> None:
         """Takes the gate's decision; `starts` calls it before anything behind METHOD is looked at."""
-        self.admitted, self._door = admitted, door
+        self.admitted, self._method_gate = admitted, method_gate
         if isinstance(admitted, Refusal):
             self._stop_reading()
             return
@@ -141,7 +145,7 @@ class FramedCall(asyncio.Protocol):
 
     @property
     def _unknown(self) -> bool:
-        """Whether no credential has been accepted yet."""
+        """True if no credential has been accepted yet."""
         return self.admitted is None or (self._most_unread < _MOST_UNREAD and not isinstance(self.admitted, Refusal))
 
     def _begin(self, data: bytes) -> bytes:
@@ -174,16 +178,16 @@ class FramedCall(asyncio.Protocol):
 
     def _accept(self) -> None:
         """The handler, which has had a message and asks for another, knows by now whose call it is."""
-        assert self._door is not None
+        assert self._method_gate is not None
         self._most_unread = _MOST_UNREAD
-        self._frames.max_payload = self._door.limit.max_bytes
+        self._frames.max_payload = self._method_gate.limit.max_bytes
         self._hold(0)
 
     def _refuse_large(self, error: FrameTooLarge) -> None:
-        if self._door is None or self.admitted is None or isinstance(self.admitted, Refusal):
+        if self._method_gate is None or self.admitted is None or isinstance(self.admitted, Refusal):
             self.drop()
             return
-        self._put(self._door.too_large(error.size, self.peer(), self.admitted))
+        self._put(self._method_gate.too_large(error.size, self.peer(), self.admitted))
         self._stop_reading()
 
     def _stop_reading(self) -> None:
@@ -204,7 +208,9 @@ class FramedCall(asyncio.Protocol):
         if self._whole > whole or self._received - received >= least or not self.transport.is_reading():
             self._watch()
             return
-        self._account.refused("request_timeout", self.peer(), "" if self._door is None else self._door.method)
+        self._account.refused(
+            "request_timeout", self.peer(), "" if self._method_gate is None else self._method_gate.method
+        )
         self._put(
             Refusal(
                 Reason.DEADLINE_EXCEEDED,
@@ -350,7 +356,7 @@ class FramedCall(asyncio.Protocol):
             if key == STATUS_DETAILS_KEY:
                 status = status_pb2.Status.FromString(value)
         status.code = int(code.value[0])
-        raise Aborted(status)
+        raise CallAborted(status)
 
     # ---- the end ----
 

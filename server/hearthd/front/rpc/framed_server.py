@@ -16,12 +16,12 @@ import structlog
 
 from hearth_proto import calls
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.front.admission.gate import Door, Gate, Service
-from hearthd.front.admission.limits import Credential
+from hearthd.front.admission.gate import AdmissionGate, GatedService, MethodGate
+from hearthd.front.admission.limits import CredentialSource
 from hearthd.front.auth.authenticator import AUTHORIZATION, SESSION, TICKET
 from hearthd.front.connections.limiter import ConnectionLimiter
 from hearthd.front.connections.peers import peer_of
-from hearthd.front.rpc.framed_context import Aborted, FramedCall
+from hearthd.front.rpc.framed_context import CallAborted, FramedCall
 from hearthd.front.sockets import UnixSocket
 
 log = structlog.get_logger("hearthd.calls")
@@ -33,7 +33,7 @@ _MAX_PATH = 107
 _SHOWN = frozenset((AUTHORIZATION, SESSION, TICKET))
 
 
-class _Details(NamedTuple):
+class _CallDetails(NamedTuple):
     """grpc.HandlerCallDetails."""
 
     method: str
@@ -41,13 +41,13 @@ class _Details(NamedTuple):
 
 
 class CallServer:
-    """Of one daemon; belongs to the event loop."""
+    """The server of framed calls of a daemon; belongs to the event loop."""
 
     def __init__(
         self,
-        services: Sequence[Service],
+        services: Sequence[GatedService],
         ticket: Callable[[socket.socket], str],
-        gate: Gate,
+        gate: AdmissionGate,
         limiter: ConnectionLimiter,
     ) -> None:
         """`ticket`: one that stands for the user at the other end of a socket; empty where none is needed."""
@@ -101,7 +101,7 @@ class CallServer:
         return FramedCall(self._start, self._made, self._gate.account, self._gate.limits.settings)
 
     def _made(self, call: FramedCall) -> bool:
-        """Whether a connection is taken."""
+        """Returns True if a connection is taken."""
         assert call.transport is not None
         peer = peer_of(call.transport.get_extra_info("socket"))
         call.slot = self._limiter.admit(peer, call.drop)
@@ -129,7 +129,7 @@ class CallServer:
             return
         behaviour = handler.stream_stream if handler.response_streaming else handler.stream_unary
         call.encode = handler.response_serializer
-        self._admit(call, behaviour.door)
+        self._admit(call, behaviour.method_gate)
         call.task = asyncio.create_task(
             self._serve(call, behaviour, method, answers=not handler.response_streaming), name=method
         )
@@ -144,21 +144,21 @@ class CallServer:
             return ()
         return ((TICKET, ticket),) if ticket else ()
 
-    def _admit(self, call: FramedCall, door: Door) -> None:
+    def _admit(self, call: FramedCall, method_gate: MethodGate) -> None:
         """Decides on the call before anything behind METHOD is looked at."""
         shown = any(name in _SHOWN for name, _ in call.metadata)
-        if not shown and door.limit.credential in (Credential.HEADERS, Credential.LOGIN):
+        if not shown and method_gate.limit.credential in (CredentialSource.HEADERS, CredentialSource.LOGIN):
             assert call.transport is not None
             call.identify = partial(self._user, call.transport.get_extra_info("socket"))
         context: Any = call
         try:
-            call.admit(self._gate.decide(door, context), door)
+            call.admit(self._gate.decide(method_gate, context), method_gate)
         except Refusal as refusal:
             refusal.__traceback__ = None
-            call.admit(refusal, door)
+            call.admit(refusal, method_gate)
 
     def _find(self, method: str, metadata: calls.Metadata) -> Any:
-        details: Any = _Details(method, metadata)
+        details: Any = _CallDetails(method, metadata)
         for service in self._services:
             handler: Any = service.service(details)
             if handler is not None:
@@ -172,7 +172,7 @@ class CallServer:
             if answers:
                 await call.write(answer)
             call.end()
-        except Aborted as aborted:
+        except CallAborted as aborted:
             aborted.__traceback__ = None
             call.end(aborted.status)
         except Refusal as refusal:

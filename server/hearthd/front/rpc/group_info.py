@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from hearth_proto.v1 import node_pb2
-from hearthd.front.collectives.flight_recorder import Entry, FlightRecorder, Ring
+from hearthd.front.collectives.flight_recorder import FlightRecorder, GroupHistory, RecordedOperation
 from hearthd.front.errors import Context
 from hearthd.front.sessions.session import Session
 from hearthd.front.sessions.session_table import SessionTable
 
 
-class OverDaemons(Protocol):
+class CrossNodeGroup(Protocol):
     """A session's part in a group over daemons."""
 
     id: str
@@ -22,7 +22,7 @@ class OverDaemons(Protocol):
         """Without its operations."""
         ...
 
-    def ring(self, recorder: FlightRecorder) -> Ring | None:
+    def ring(self, recorder: FlightRecorder) -> GroupHistory | None:
         """Its operations, as far as this daemon knows them. `recorder`: of what it coordinates."""
         ...
 
@@ -35,14 +35,14 @@ class GroupInfo:
         self,
         sessions: SessionTable,
         recorder: FlightRecorder,
-        over_daemons: Callable[[Session], Iterable[OverDaemons]] = lambda session: (),
+        over_daemons: Callable[[Session], Iterable[CrossNodeGroup]] = lambda session: (),
     ) -> None:
         self._sessions = sessions
         self._recorder = recorder
         self._over_daemons = over_daemons
 
     def behaviours(self) -> Mapping[str, Any]:
-        """What NodeService adds to its table."""
+        """Returns its methods, for NodeService's table."""
         return {"DescribeGroups": self.describe}
 
     async def describe(
@@ -65,7 +65,7 @@ class GroupInfo:
         groups += [self._over(part) for part in self._over_daemons(session)]
         return node_pb2.DescribeGroupsResponse(groups=groups)
 
-    def _over(self, part: OverDaemons) -> node_pb2.GroupInfo:
+    def _over(self, part: CrossNodeGroup) -> node_pb2.GroupInfo:
         info = part.info()
         ring = part.ring(self._recorder)
         if ring is not None:
@@ -76,11 +76,11 @@ class GroupInfo:
         return info
 
 
-def _operations(ring: Ring) -> list[node_pb2.GroupOperation]:
+def _operations(ring: GroupHistory) -> list[node_pb2.GroupOperation]:
     return [_operation(entry) for entry in ring.operations.values()]
 
 
-def _operation(entry: Entry) -> node_pb2.GroupOperation:
+def _operation(entry: RecordedOperation) -> node_pb2.GroupOperation:
     return node_pb2.GroupOperation(
         sequence=entry.sequence,
         what=entry.what,

@@ -45,7 +45,7 @@ class GroupService:
         groups.on_refused = self._note_refused
 
     def behaviours(self) -> Mapping[str, Any]:
-        """What NodeService adds to its table."""
+        """Returns its methods, for NodeService's table."""
         return {"CreateGroup": self.create, "JoinGroup": self.join, "LeaveGroup": self.leave}
 
     async def create(self, request: node_pb2.CreateGroupRequest, context: Context) -> node_pb2.CreateGroupResponse:

@@ -22,11 +22,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from hearthd.front.auth.authenticator import host_of
-from hearthd.front.config.health import HealthSettings
+from hearthd.front.config.front_limits import HealthSettings
 from hearthd.front.rpc import device_service, node_service
-from hearthd.front.rpc.readiness import ready
+from hearthd.front.rpc.node_status import ready
 from hearthd.front.supervisor.supervisor import SERVING, Supervisor
-from hearthd.front.tenancy.seldom import Seldom
+from hearthd.shared.log import LogThrottle
 
 log = structlog.get_logger("hearthd.health")
 
@@ -43,7 +43,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Health:
-    """What each name's status is, kept in step with the devices; and the service that says it.
+    """The status of each name, kept in step with the devices, and the service that reports it.
 
     Names: `""` is the node, with the meaning of `/readyz`; `hearth.v1.DeviceService` serves while some device does,
     `hearth.v1.NodeService` until the daemon drains, `device/0` and so on while that device does.
@@ -56,7 +56,7 @@ class Health:
         overloaded: Callable[[], str] = lambda: "",
     ) -> None:
         self.statuses: dict[str, int] = {}
-        self.watchers = Watchers(settings or HealthSettings())
+        self.watchers = HealthWatchers(settings or HealthSettings())
         self._supervisor = supervisor
         self._draining = False
         self._overloaded = overloaded
@@ -153,18 +153,18 @@ class Health:
             writing.cancel()
 
     async def stop(self) -> None:
-        """Nothing is told any more."""
+        """Ends all reports."""
         self._change.cancel()
 
 
-class Watchers(Collector):
-    """How many watch, in all and by address, and how many were refused or are slow."""
+class HealthWatchers(Collector):
+    """The number of watchers, in all and by address, and how many were refused or are slow."""
 
     def __init__(self, settings: HealthSettings) -> None:
         self._settings = settings
         self._by_address: Counter[str] = Counter()
         self._faults: Counter[str] = Counter({"total": 0, "address": 0, "slow": 0})
-        self._told = Seldom(_LOG_S)
+        self._told = LogThrottle(_LOG_S)
 
     def __len__(self) -> int:
         return self._by_address.total()

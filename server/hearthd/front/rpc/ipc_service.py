@@ -22,13 +22,13 @@ from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import device_pb2
 from hearthd.front.errors import Context
-from hearthd.front.lanes.listener import Lanes
+from hearthd.front.lanes.listener import LanePort
 from hearthd.front.lanes.tickets import LIFETIME
 from hearthd.front.links.exported_files import ExportedFiles
 from hearthd.front.links.link import DeviceLink
 from hearthd.front.rpc import unary
 from hearthd.front.rpc.server_call import decoder
-from hearthd.front.rpc.shielded_task import SeenThrough
+from hearthd.front.rpc.shielded_task import ShieldedTask
 from hearthd.front.sessions.channel import Channel
 from hearthd.front.sessions.session import Session
 from hearthd.front.sessions.session_table import SessionTable
@@ -41,7 +41,7 @@ FILE = "lent"
 """The kind of the messages that carry memory from device processes."""
 
 
-class Lent:
+class LentMemory:
     """Memory that waits for its client; what the ticket stands for."""
 
     kind = "ipc"
@@ -58,7 +58,7 @@ class Lent:
         self.close()
 
     def close(self) -> None:
-        """Nobody comes for it any more. A second call does nothing."""
+        """Closes the file, for which no client will come. A second call does nothing."""
         if self._file >= 0:
             file, self._file = self._file, -1
             os.close(file)
@@ -67,16 +67,16 @@ class Lent:
 class IpcService:
     """The methods of DeviceService that hand memory to other processes on this host."""
 
-    def __init__(self, sessions: SessionTable, supervisor: Supervisor, using: Using, lanes: Lanes) -> None:
+    def __init__(self, sessions: SessionTable, supervisor: Supervisor, using: Using, lanes: LanePort) -> None:
         self._sessions = sessions
         self._using = using
         self._lanes = lanes
         self._files = ExportedFiles(FILE)
-        self._begun = SeenThrough()
+        self._begun = ShieldedTask()
         supervisor.prepare.append(self._watch)
 
     def handlers(self, guard: Callable[[str, Any], Any]) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
-        """What DeviceService adds to its table."""
+        """Returns its methods, for DeviceService's table."""
         methods: dict[str, tuple[type[Message], Any]] = {
             "ExportIpc": (device_pb2.ExportIpcRequest, self._export),
             "ReleaseIpc": (device_pb2.ReleaseIpcRequest, self._release),
@@ -110,7 +110,7 @@ class IpcService:
         link = cast(DeviceLink, channel.link)
         body = {"op": "lend", "buffer": request.buffer, "export": request.export}
         answer, file = await self._files.ask(link, body, channel.number, "the exported buffer")
-        lent = Lent(session, file)
+        lent = LentMemory(session, file)
         offer = self._lanes.offer(lent)
         if offer is None:
             lent.close()

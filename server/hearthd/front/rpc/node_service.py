@@ -16,16 +16,16 @@ from hearth_proto.rights import Right
 from hearth_proto.v1 import node_pb2
 from hearthd import version
 from hearthd.front import errors
-from hearthd.front.admission.gate import Gate, Service
+from hearthd.front.admission.gate import AdmissionGate, GatedService
 from hearthd.front.admission.gate import caller as admitted_caller
 from hearthd.front.errors import Context
-from hearthd.front.rpc.device_service import Limits
+from hearthd.front.rpc.device_service import ClientLimits
 from hearthd.front.rpc.group_info import GroupInfo
 from hearthd.front.rpc.group_service import GroupService
 from hearthd.front.rpc.node_status import NodeStatus
 from hearthd.front.rpc.server_call import CallObserver, decoder, guarded
 from hearthd.front.rpc.unary import serialize
-from hearthd.front.sessions.session import End, Session
+from hearthd.front.sessions.session import Session, SessionEnd
 from hearthd.front.sessions.session_table import SessionTable, negotiate
 from hearthd.front.supervisor.supervisor import Supervisor
 from hearthd.front.tenancy.tenants import Caller, Tenant, sees_tenant
@@ -43,10 +43,10 @@ class NodeService:
         self,
         sessions: SessionTable,
         supervisor: Supervisor,
-        limits: Limits,
+        limits: ClientLimits,
         observer: CallObserver,
         on_drain: Callable[[], None],
-        gate: Gate,
+        gate: AdmissionGate,
         groups: GroupService,
         group_info: GroupInfo,
         status: NodeStatus,
@@ -62,8 +62,8 @@ class NodeService:
         self._gate = gate
         self._node = socket.gethostname()
 
-    def handler(self) -> Service:
-        """What the gRPC server registers."""
+    def handler(self) -> GatedService:
+        """Returns the service that the gRPC server registers."""
         behaviours: dict[str, Any] = {
             "Describe": self.describe,
             "OpenSession": self.open_session,
@@ -79,7 +79,7 @@ class NodeService:
         }
         handlers = {
             method: grpc.unary_unary_rpc_method_handler(
-                guarded(NAME, method, behaviour, self._observer, self._gate.door(NAME, method)),
+                guarded(NAME, method, behaviour, self._observer, self._gate.method_gate(NAME, method)),
                 request_deserializer=decoder(getattr(node_pb2, f"{method}Request")),
                 response_serializer=serialize,
             )
@@ -182,7 +182,9 @@ class NodeService:
         if session.tenant.name != caller.tenant.name:
             self._require_operator(caller, "EndSession")
         self._sessions.audit.record("session_ended", session, by=caller.tenant.name, by_credential=caller.credential)
-        running = await self._sessions.close(session, f"tenant {caller.tenant.name} ended it", cause=End.OPERATOR)
+        running = await self._sessions.close(
+            session, f"tenant {caller.tenant.name} ended it", cause=SessionEnd.OPERATOR
+        )
         return node_pb2.EndSessionResponse(running=running)
 
     async def restart_device(self, request: node_pb2.RestartDeviceRequest, context: Context) -> Any:

@@ -1,4 +1,4 @@
-"""What there is to see of a node at one time: HTTP's /status, gRPC's GetStatus."""
+"""The status of a node at one time: HTTP's /readyz and /status, gRPC's GetStatus and health."""
 
 from __future__ import annotations
 
@@ -10,33 +10,55 @@ from collections.abc import Callable
 from typing import Any
 
 from hearthd import version
-from hearthd.front.connections.descriptors import Budget
+from hearthd.front.connections.descriptors import DescriptorBudget
 from hearthd.front.counters import Counts
-from hearthd.front.gpu.nvml import Nvml, Reading
-from hearthd.front.rpc.readiness import ready
+from hearthd.front.gpu.nvml import GpuReading, Nvml
 from hearthd.front.sessions.recent_traces import RecentTraces
 from hearthd.front.sessions.session_table import SessionTable
 from hearthd.front.supervisor import fault_log, gauges
-from hearthd.front.supervisor.supervisor import STATE_NAMES, Device, Supervisor
+from hearthd.front.supervisor.supervisor import FENCED, SERVING, STATE_NAMES, Device, Supervisor
 from hearthd.front.tenancy.tenants import Tenant, sees_tenant
 
 
+def ready(supervisor: Supervisor, refuses_new: bool) -> bool:
+    """Returns True if work may be sent here: a device serves, and so does every device that is not fenced.
+
+    `refuses_new`: whether the daemon drains, or is overloaded.
+    """
+    states = [device.state for device in supervisor]
+    usable = [state for state in states if state != FENCED]
+    return not refuses_new and bool(usable) and all(state == SERVING for state in usable)
+
+
+def readiness(supervisor: Supervisor, sessions: SessionTable) -> dict[str, Any]:
+    """The document of `/readyz`: whether work may be sent here, and why not."""
+    return {
+        "ready": ready(supervisor, sessions.refuses_new),
+        "draining": sessions.draining,
+        "overloaded": sessions.overloaded(),
+        "devices": [
+            {"ordinal": device.ordinal, "state": STATE_NAMES[device.state], "detail": device.detail}
+            for device in supervisor
+        ],
+    }
+
+
 class NodeStatus:
-    """Of one daemon. Asks the device processes and NVML each time."""
+    """The status of a daemon. Asks the device processes and NVML each time."""
 
     def __init__(
         self,
         supervisor: Supervisor,
         sessions: SessionTable,
         traces: RecentTraces,
-        budget: Callable[[], Budget | None] = lambda: None,
+        budget: Callable[[], DescriptorBudget | None] = lambda: None,
     ) -> None:
         """`budget`: how the limit on open files is divided."""
         self.traces = traces
         self._budget = budget
         self._supervisor = supervisor
         self._sessions = sessions
-        self._nvml: Nvml | None = None  # not before somebody asks
+        self._nvml: Nvml | None = None  # opened by the first request
         self._started = time.time()
 
     def close(self) -> None:
@@ -44,17 +66,17 @@ class NodeStatus:
             self._nvml.close()
 
     async def document(self, viewer: Tenant) -> dict[str, Any]:
-        """As far as `viewer` may see; what JSON has.
+        """Returns the status as JSON has it, as far as `viewer` may see it.
 
         Per device, `throughput` is that of the last ten seconds: commands that arrived, kernels handed to the driver,
         bytes copied to and from the device, and the share of the time in which sessions had work on it. `queue`:
-        batches and calls that were taken and not executed. `memory_by_tenant`: bytes in buffers, as requested; what
-        is not the viewer's to see is missing. `stuck` of a process: sessions that were closed so many `seconds` ago and
-        whose kernels have not ended. `faults` and `traces` are those of late, newest first. Counters, gauges and
-        queues are the viewer's own share, and what only the device as a whole has (throughput, losses, readings of the
-        GPU) is missing, unless it observes: what others do is not to be read off a difference. `descriptors`, for those
-        who observe: the limit on open files, the one that the configuration needs, and the connections that it leaves
-        each listener.
+        batches and calls that were taken and not executed. `memory_by_tenant`: bytes in buffers, as requested; what is
+        not the viewer's to see is missing. `stuck` of a process: sessions that were closed `seconds` ago and whose
+        kernels have not ended. `faults` and `traces` are those of late, newest first. Counters, gauges and queues are
+        the viewer's own share, and what only the device as a whole has (throughput, losses, readings of the GPU) is
+        missing, unless it observes: what others do is not to be read off a difference. `descriptors`, for those who
+        observe: the limit on open files, the one that the configuration needs, and the connections that it leaves each
+        listener.
         """
         stats, readings = await asyncio.gather(gauges.ask(self._supervisor), self.readings())
         visible, budget = self._supervisor.visible(viewer), self._budget()
@@ -112,7 +134,7 @@ class NodeStatus:
             ],
         }
 
-    async def readings(self) -> dict[int, Reading]:
+    async def readings(self) -> dict[int, GpuReading]:
         """NVML's, by ordinal."""
         gpus = {d.ordinal: d.properties.uuid for d in self._supervisor if d.properties.backend == "cuda"}
         if not gpus:
@@ -120,13 +142,15 @@ class NodeStatus:
 
         nvml = self._nvml = self._nvml or Nvml()
 
-        def read() -> dict[int, Reading]:
+        def read() -> dict[int, GpuReading]:
             found = {ordinal: nvml.read(uuid) for ordinal, uuid in gpus.items()}
             return {ordinal: reading for ordinal, reading in found.items() if reading is not None}
 
         return await asyncio.to_thread(read)
 
-    def _device(self, device: Device, stats: gauges.Gauges, reading: Reading | None, viewer: Tenant) -> dict[str, Any]:
+    def _device(
+        self, device: Device, stats: gauges.Gauges, reading: GpuReading | None, viewer: Tenant
+    ) -> dict[str, Any]:
         properties, shown, observes = device.properties, device.describe(viewer), viewer.observes
         own = device.totals.counts() if observes else device.totals.by_tenant().get(viewer.name, Counts())
         return {

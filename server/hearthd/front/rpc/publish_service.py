@@ -2,7 +2,7 @@
 
 Attaching within the publisher's process is one question to it. For the first session of another process, the
 publisher's hands its memory over as an open file, which is passed on and kept nowhere: once the other process has it
-mapped, it needs nobody any more.
+mapped, it depends on no other.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from hearthd.front.links.exported_files import ExportedFiles
 from hearthd.front.links.link import DeviceLink
 from hearthd.front.rpc import unary
 from hearthd.front.rpc.server_call import decoder
-from hearthd.front.rpc.shielded_task import SeenThrough
+from hearthd.front.rpc.shielded_task import ShieldedTask
 from hearthd.front.sessions.channel import Channel
 from hearthd.front.sessions.publications import (
     MAX_PUBLICATIONS,
-    Attachment,
+    BufferAttachment,
     Publication,
-    Registry,
+    PublicationRegistry,
     check_name,
     not_published,
 )
@@ -54,15 +54,15 @@ class PublishService:
     """The methods of DeviceService that are about published buffers."""
 
     def __init__(self, sessions: SessionTable, supervisor: Supervisor, using: Using) -> None:
-        self.registry = Registry()
+        self.registry = PublicationRegistry()
         self._sessions = sessions
         self._using = using
         self._files = ExportedFiles(FILE)
-        self._begun = SeenThrough()
+        self._begun = ShieldedTask()
         supervisor.prepare.append(self._watch)
 
     def handlers(self, guard: Callable[[str, Any], Any]) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
-        """What DeviceService adds to its table."""
+        """Returns its methods, for DeviceService's table."""
         methods: dict[str, tuple[type[Message], Any]] = {
             "Publish": (device_pb2.PublishRequest, self._publish),
             "Unpublish": (device_pb2.UnpublishRequest, self._unpublish),
@@ -79,7 +79,7 @@ class PublishService:
         }
 
     async def _serve(self, name: str, behaviour: Any, request: Any, context: Context) -> Any:
-        """What has begun is done to its end, also when the caller goes: memory must not be left to nobody. The same
+        """Completes work that has begun, also when the caller goes: memory must not be left without an owner. The same
         request of the same session, sent again meanwhile, waits for it."""
         session = self._sessions.find(request.target.session_token)
         work = partial(behaviour, request, session)
@@ -116,7 +116,7 @@ class PublishService:
         return device_pb2.PublishResponse()
 
     async def _published(self, request: Any, session: Session, channel: Channel) -> bool:
-        """Whether the session has published that very buffer so, and it is so still."""
+        """Returns True if the session has published that very buffer so, and it still is."""
         found = self.registry.named(session.tenant.name, request.target.device, request.name)
         if found is None or not found.made_as(channel, request.tenants, request.description):
             return False
@@ -175,7 +175,7 @@ class PublishService:
     # ---- memory ----
 
     async def _import(
-        self, publication: Publication, attachment: Attachment, channel: Channel, buffer: int
+        self, publication: Publication, attachment: BufferAttachment, channel: Channel, buffer: int
     ) -> dict[str, Any]:
         """Puts the memory under the session's handle; what its process answers."""
         link = _link(channel)
@@ -210,7 +210,7 @@ class PublishService:
     # ---- the end ----
 
     def _end(self, publication: Publication) -> None:
-        """The name is gone; so is all of it where nobody has it attached."""
+        """Ends the name, and the publication if no session has it attached."""
         if publication.named:
             self.registry.end(publication)
             self._forget_if_over(publication)
@@ -236,7 +236,7 @@ class PublishService:
 
     def _news(self, link: DeviceLink, frame: Frame) -> None:
         if frame.id:
-            return  # an answer that nobody waits for any more
+            return  # an answer that is not awaited any more
         news = json.loads(frame.payload)
         for number in news.get("detached", ()):
             self._detach(number, link)

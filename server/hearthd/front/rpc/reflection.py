@@ -8,9 +8,9 @@ from typing import Any
 
 import grpc
 
-from hearthd.front.admission.gate import Gate, Service
+from hearthd.front.admission.gate import AdmissionGate, GatedService
 from hearthd.front.errors import Context
-from hearthd.front.rpc.server_call import CallObserver, Requests, guarded
+from hearthd.front.rpc.server_call import CallObserver, RequestStream, guarded
 
 NAME = "grpc.reflection.v1alpha.ServerReflection"
 _METHOD = "ServerReflectionInfo"
@@ -19,16 +19,16 @@ _METHOD = "ServerReflectionInfo"
 class Reflection:
     """The service, for callers with a credential."""
 
-    def __init__(self, services: Iterable[str], gate: Gate, observer: CallObserver) -> None:
+    def __init__(self, services: Iterable[str], gate: AdmissionGate, observer: CallObserver) -> None:
         """`services`: the names that it lists beside its own."""
         self._services = (*services, NAME)
         self._gate = gate
         self._observer = observer
         self._servicer: Any = None
 
-    def handler(self) -> Service:
-        """What the gRPC server registers."""
-        guard = guarded(NAME, _METHOD, self._info, self._observer, self._gate.door(NAME, _METHOD))
+    def handler(self) -> GatedService:
+        """Returns the service that the gRPC server registers."""
+        guard = guarded(NAME, _METHOD, self._info, self._observer, self._gate.method_gate(NAME, _METHOD))
         handler = grpc.stream_stream_rpc_method_handler(guard, response_serializer=_serialize)
         return self._gate.service(NAME, {_METHOD: handler})
 
@@ -39,12 +39,12 @@ class Reflection:
             package: Any = reflection
             self._servicer = package.aio.ReflectionServicer(self._services)
         request: Any = reflection_pb2
-        requests = _requests(first, Requests(context), request.ServerReflectionRequest.FromString)
+        requests = _requests(first, RequestStream(context), request.ServerReflectionRequest.FromString)
         async for response in self._servicer.ServerReflectionInfo(requests, context):
             await context.write(response)
 
 
-async def _requests(first: bytes | None, others: Requests, decode: Any) -> AsyncIterator[Any]:
+async def _requests(first: bytes | None, others: RequestStream, decode: Any) -> AsyncIterator[Any]:
     if first is not None:
         yield decode(first)
         async for message in others:

@@ -1,4 +1,4 @@
-"""What every call goes through: refusals become statuses, surprises become INTERNAL, and all are counted."""
+"""The frame of every call: refusals become statuses, surprises become INTERNAL, and all are counted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hearthd.front.errors import Context, abort, malformed
 from hearthd.front.sessions.attach import EOF
 
 if TYPE_CHECKING:
-    from hearthd.front.admission.gate import Door
+    from hearthd.front.admission.gate import MethodGate
 
 log = structlog.get_logger("hearthd.rpc")
 
@@ -30,7 +30,7 @@ Behaviour = Callable[[Any, Context], Awaitable[Any]]
 
 
 class CallObserver(Protocol):
-    """Whoever counts calls."""
+    """Counts calls."""
 
     def call_started(self, service: str, method: str) -> None: ...
 
@@ -47,12 +47,12 @@ class StatusError(Exception):
         self.status = status
 
 
-class Closed(asyncio.CancelledError):
+class StreamClosed(asyncio.CancelledError):
     """The client has ended a stream on which nothing was under way: how streams end, and no error."""
 
 
-class Over(Exception):
-    """The client has ended what its stream belongs to. It is told so, and that is no error either."""
+class SubjectEnded(Exception):
+    """The client has ended the subject of its stream: it is answered so, and that is no error either."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.message)
@@ -60,28 +60,28 @@ class Over(Exception):
 
 
 @dataclass(frozen=True)
-class Unreadable:
+class UndecodableRequest:
     """In the place of a request that could not be decoded."""
 
     refusal: Refusal
 
 
-def decoder(message: type[Message]) -> Callable[[bytes], Message | Unreadable]:
-    """What decodes requests. gRPC would end a call whose request cannot be decoded without a word to anybody but the
+def decoder(message: type[Message]) -> Callable[[bytes], Message | UndecodableRequest]:
+    """Returns the decoder of requests. gRPC would end a call whose request cannot be decoded with no word but in the
     log, so that is left to `guarded`."""
 
-    def decode(data: bytes) -> Message | Unreadable:
+    def decode(data: bytes) -> Message | UndecodableRequest:
         try:
             return message.FromString(data)
         except DecodeError as error:
             name = message.DESCRIPTOR.name
-            return Unreadable(malformed(f"The message is no {name}: {error}.", f"Send a {name}."))
+            return UndecodableRequest(malformed(f"The message is no {name}: {error}.", f"Send a {name}."))
 
     decode.message = message  # type: ignore[attr-defined]  # for the gate, which counts its fields first
     return decode
 
 
-class Requests:
+class RequestStream:
     """The messages of a client's stream; raises where one could not be decoded.
 
     They are read through the context because gRPC's own iterator refers to itself: unless it is read to its very end,
@@ -94,7 +94,7 @@ class Requests:
         self._context = context
         self._decode = decode
 
-    def __aiter__(self) -> Requests:
+    def __aiter__(self) -> RequestStream:
         return self
 
     async def __anext__(self) -> Any:
@@ -103,16 +103,16 @@ class Requests:
             raise StopAsyncIteration
         if self._decode is not None:
             message = self._decode(message)
-        if isinstance(message, Unreadable):
+        if isinstance(message, UndecodableRequest):
             raise message.refusal
         return message
 
 
 def guarded(
-    service: str, method: str, behaviour: Behaviour, observer: CallObserver, door: Door | None = None
+    service: str, method: str, behaviour: Behaviour, observer: CallObserver, method_gate: MethodGate | None = None
 ) -> Behaviour:
-    """`behaviour` with its errors turned into statuses, counted under its name. `door`: admits the caller, and gives
-    `behaviour` the first message."""
+    """Wraps `behaviour`: its errors become statuses, and calls are counted under its name. `method_gate` admits the
+    caller and gives `behaviour` the first message."""
 
     async def serve(request: Any, context: Context) -> Any:
         observer.call_started(service, method)
@@ -121,19 +121,19 @@ def guarded(
         code, reason = "OK", ""
         try:
             try:
-                if door is not None:
-                    request = await door.enter(context)
-                if isinstance(request, Unreadable):
+                if method_gate is not None:
+                    request = await method_gate.enter(context)
+                if isinstance(request, UndecodableRequest):
                     raise request.refusal
                 return await behaviour(request, context)
-            except (Refusal, StatusError, Over) as error:
+            except (Refusal, StatusError, SubjectEnded) as error:
                 status, code, reason = _ending(error)
                 if reason:
                     observer.call_refused(service, method, reason)
                 error.__traceback__ = None  # who keeps it must not keep with it what its frames were passing on
                 await abort(context, status)
             except asyncio.CancelledError as gone:
-                code = "OK" if isinstance(gone, Closed) else "CANCELLED"
+                code = "OK" if isinstance(gone, StreamClosed) else "CANCELLED"
                 raise
             except grpc.aio.AbortError:
                 code = "ABORTED"
@@ -155,8 +155,8 @@ def guarded(
                 span.end(code, reason)
             del request, context  # gRPC keeps with the call what `abort` raises, and this frame with that
 
-    if door is not None:
-        serve.door = door  # type: ignore[attr-defined]  # for `Gate.service`
+    if method_gate is not None:
+        serve.method_gate = method_gate  # type: ignore[attr-defined]  # for `AdmissionGate.service`
     return serve
 
 
@@ -168,9 +168,9 @@ def _defect(method: str, error: Exception) -> Refusal:
     )
 
 
-def _ending(error: Refusal | StatusError | Over) -> tuple[Any, str, str]:
+def _ending(error: Refusal | StatusError | SubjectEnded) -> tuple[Any, str, str]:
     """The status that ends the call, and the code and the reason that it is counted under; no reason: no error."""
-    if isinstance(error, Over):
+    if isinstance(error, SubjectEnded):
         return error.refusal.to_status(), "OK", ""
     if isinstance(error, Refusal):
         return error.to_status(), error.code.name, error.reason

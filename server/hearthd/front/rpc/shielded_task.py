@@ -1,6 +1,6 @@
-"""Work that is done to its end once it has begun, also when its caller goes: memory and files are left to nobody.
+"""Work that is completed once it has begun, also when its caller goes: memory and files always have an owner.
 
-Whoever lost its connection before it was answered asks again: it waits for the work that it began the first time.
+A caller that lost its connection before it was answered asks again, and waits for the work that it began before.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class SeenThrough:
-    """Of one service."""
+class ShieldedTask:
+    """The shielded work of one service."""
 
     def __init__(self) -> None:
         self._tasks: dict[Hashable, asyncio.Task[Any]] = {}
 
     async def run(self, work: Callable[[], Awaitable[T]], same: Hashable = None) -> T:
-        """What `work` returns; who is cancelled here leaves it running. `same`: what is equal to that of work under way
-        is that work, asked for again; None: this is none other."""
+        """Returns what `work` returns; a cancelled caller leaves it running. `same`: a request equal to that of work
+        under way waits for that work; None: it equals no other."""
 
         async def run() -> T:
             return await work()

@@ -50,7 +50,7 @@ def parse_upload(message: bytes) -> device_pb2.UploadRequest:
 
 
 def data_length(message: bytes) -> int:
-    """How many bytes of data an UploadRequest carries, read from its head where it has nothing else."""
+    """Returns the bytes of data that an UploadRequest carries, read from its head if it has nothing else."""
     if message and message[0] == _DATA_TAG:
         length = shift = 0
         for position in range(1, min(len(message), 11)):
@@ -112,7 +112,7 @@ async def upload(
         raise
     except Refusal as refusal:
         why = refusal
-        flow.spoil(stream)
+        flow.bar_resume(stream)
         raise
     finally:
         flow.leave(stream, why)
@@ -171,8 +171,8 @@ async def _really_over() -> None:
 
 
 async def _open(context: Context) -> None:
-    """Whoever gives a call's first write up could not end the call any more: gRPC would have to send once more what it
-    begins with, and its client would wait for ever."""
+    """Sends the initial metadata before any message. A first write that is cancelled would leave a call that cannot be
+    ended: gRPC would have to send its beginning once more, and its client would wait for ever."""
     await context.send_initial_metadata(())
 
 

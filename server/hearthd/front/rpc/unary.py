@@ -15,7 +15,7 @@ from hearth_proto.v1 import commands_pb2, device_pb2
 from hearthd.front.errors import Context
 from hearthd.front.rpc.server_call import StatusError, decoder
 from hearthd.front.sessions.channel import Channel
-from hearthd.front.sessions.command_queue import Queue
+from hearthd.front.sessions.command_queue import CommandQueue
 
 MAX_CALLS = 256
 """Calls of one session that may be under way on one device."""
@@ -24,8 +24,8 @@ QUEUE_WAIT = 5.0
 
 
 @dataclass(frozen=True)
-class Call:
-    """One single call: `command` is its field in Command, `result` the one of Result that answers it."""
+class UnaryCall:
+    """A single call: `command` is its field in Command, `result` the one of Result that answers it."""
 
     rpc: str
     command: str
@@ -45,46 +45,46 @@ class Call:
 
 
 CALLS = (
-    Call("Allocate", "allocate", "done"),
-    Call("Free", "free", "done"),
-    Call("Copy", "copy", "done"),
-    Call("Fill", "fill", "done"),
-    Call("CreateStream", "create_stream", "done"),
-    Call("DestroyStream", "destroy_stream", "done"),
-    Call("RecordEvent", "record_event", "done"),
-    Call("WaitEvent", "wait_event", "done"),
-    Call("QueryEvent", "query_event", "event"),
-    Call("ElapsedTime", "elapsed_time", "event"),
-    Call("DestroyEvent", "destroy_event", "done"),
-    Call("LoadModule", "load_module", "module", then="describe_module"),
-    Call("UnloadModule", "unload_module", "done"),
-    Call("GetFunction", "get_function", "function", then="describe_function"),
-    Call("GetGlobal", "get_global", "global"),
-    Call("Launch", "launch", "done"),
-    Call("Sync", "sync", "done"),
-    Call("Flush", "flush", "done"),
-    Call("MemoryUsage", "memory_usage", "memory_usage"),
-    Call("MemoryCleanup", "memory_cleanup", "done"),
-    Call("StartProfile", "start_profile", "done"),
-    Call("EndProfile", "end_profile", "profile"),
-    Call("AllReduce", "all_reduce", "done"),
-    Call("SyncCollective", "sync_collective", "done"),
-    Call("Collective", "collective", "done"),
-    Call("Dispatch", "dispatch", "dispatch"),
-    Call("BeginCapture", "begin_capture", "done"),
-    Call("EndCapture", "end_capture", "graph"),
-    Call("LaunchGraph", "launch_graph", "done"),
-    Call("UpdateGraph", "update_graph", "done"),
-    Call("DestroyGraph", "destroy_graph", "done"),
-    Call("Prepare", "prepare", "done"),
-    Call("LaunchPrepared", "launch_prepared", "done"),
-    Call("DestroyPrepared", "destroy_prepared", "done"),
-    Call("CreateTensorMap", "create_tensor_map", "done"),
-    Call("DestroyTensorMap", "destroy_tensor_map", "done"),
-    Call("Occupancy", "occupancy", "occupancy"),
-    Call("SetAllocationMode", "set_allocation_mode", "done"),
-    Call("StartTrace", "start_trace", "done"),
-    Call("EndTrace", "end_trace", "trace"),
+    UnaryCall("Allocate", "allocate", "done"),
+    UnaryCall("Free", "free", "done"),
+    UnaryCall("Copy", "copy", "done"),
+    UnaryCall("Fill", "fill", "done"),
+    UnaryCall("CreateStream", "create_stream", "done"),
+    UnaryCall("DestroyStream", "destroy_stream", "done"),
+    UnaryCall("RecordEvent", "record_event", "done"),
+    UnaryCall("WaitEvent", "wait_event", "done"),
+    UnaryCall("QueryEvent", "query_event", "event"),
+    UnaryCall("ElapsedTime", "elapsed_time", "event"),
+    UnaryCall("DestroyEvent", "destroy_event", "done"),
+    UnaryCall("LoadModule", "load_module", "module", then="describe_module"),
+    UnaryCall("UnloadModule", "unload_module", "done"),
+    UnaryCall("GetFunction", "get_function", "function", then="describe_function"),
+    UnaryCall("GetGlobal", "get_global", "global"),
+    UnaryCall("Launch", "launch", "done"),
+    UnaryCall("Sync", "sync", "done"),
+    UnaryCall("Flush", "flush", "done"),
+    UnaryCall("MemoryUsage", "memory_usage", "memory_usage"),
+    UnaryCall("MemoryCleanup", "memory_cleanup", "done"),
+    UnaryCall("StartProfile", "start_profile", "done"),
+    UnaryCall("EndProfile", "end_profile", "profile"),
+    UnaryCall("AllReduce", "all_reduce", "done"),
+    UnaryCall("SyncCollective", "sync_collective", "done"),
+    UnaryCall("Collective", "collective", "done"),
+    UnaryCall("Dispatch", "dispatch", "dispatch"),
+    UnaryCall("BeginCapture", "begin_capture", "done"),
+    UnaryCall("EndCapture", "end_capture", "graph"),
+    UnaryCall("LaunchGraph", "launch_graph", "done"),
+    UnaryCall("UpdateGraph", "update_graph", "done"),
+    UnaryCall("DestroyGraph", "destroy_graph", "done"),
+    UnaryCall("Prepare", "prepare", "done"),
+    UnaryCall("LaunchPrepared", "launch_prepared", "done"),
+    UnaryCall("DestroyPrepared", "destroy_prepared", "done"),
+    UnaryCall("CreateTensorMap", "create_tensor_map", "done"),
+    UnaryCall("DestroyTensorMap", "destroy_tensor_map", "done"),
+    UnaryCall("Occupancy", "occupancy", "occupancy"),
+    UnaryCall("SetAllocationMode", "set_allocation_mode", "done"),
+    UnaryCall("StartTrace", "start_trace", "done"),
+    UnaryCall("EndTrace", "end_trace", "trace"),
 )
 
 
@@ -124,7 +124,7 @@ async def submit(channel: Channel, command: commands_pb2.Command) -> commands_pb
     return result
 
 
-async def _room(queue: Queue) -> None:
+async def _room(queue: CommandQueue) -> None:
     try:
         async with asyncio.timeout(QUEUE_WAIT):
             await queue.room()
@@ -139,7 +139,7 @@ async def _room(queue: Queue) -> None:
         ) from None
 
 
-async def perform(call: Call, request: Any, channel: Channel) -> Message:
+async def perform(call: UnaryCall, request: Any, channel: Channel) -> Message:
     """Sends the command of a single call and returns its answer."""
     result = await submit(channel, build_command(call.command, request.command, request.target.stream))
     if call.then:
@@ -155,7 +155,7 @@ async def perform(call: Call, request: Any, channel: Channel) -> Message:
     return answer
 
 
-def behaviour(call: Call, using: Callable[[Any, Callable[[Channel], Awaitable[Any]]], Awaitable[Any]]) -> Any:
+def behaviour(call: UnaryCall, using: Callable[[Any, Callable[[Channel], Awaitable[Any]]], Awaitable[Any]]) -> Any:
     """The handler of one single call; `using` gives it the target's channel and keeps its session alive."""
 
     async def handle(request: Any, context: Context) -> Any:
@@ -167,7 +167,7 @@ def behaviour(call: Call, using: Callable[[Any, Callable[[Channel], Awaitable[An
     return handle
 
 
-def method_handler(call: Call, handle: Any) -> grpc.RpcMethodHandler[Any, Any]:
+def method_handler(call: UnaryCall, handle: Any) -> grpc.RpcMethodHandler[Any, Any]:
     return grpc.unary_unary_rpc_method_handler(
         handle, request_deserializer=decoder(call.request), response_serializer=serialize
     )

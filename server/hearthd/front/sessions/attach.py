@@ -1,4 +1,4 @@
-"""How an Execute stream begins: what it may have under way, and which attachment it begins or takes up."""
+"""The beginning of an Execute stream: its window, and the attachment that it begins or resumes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import device_pb2
 from hearthd.front import errors
 from hearthd.front.sessions.channel import Channel
-from hearthd.front.sessions.resume_buffer import Replies
+from hearthd.front.sessions.resume_buffer import ResumeBuffer
 from hearthd.front.sessions.session import Session
 
 EOF: object = grpc.aio.EOF  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
-class Window:
-    """What one Execute stream may have under way."""
+class ExecuteWindow:
+    """Limits on the work and answers that one Execute stream may have under way."""
 
     max_batch_bytes: int = 8 << 20
     max_batches: int = 64
@@ -33,7 +33,7 @@ class Window:
     """Beyond, the stream is ended: its client sends but does not read."""
 
     def of_a_lane(self) -> dict[str, int]:
-        """What the device process is told: it is what holds the client of a lane back."""
+        """Returns the limits for the device process, which enforces them on a lane."""
         return {
             "max_batch_bytes": self.max_batch_bytes,
             "max_batches": self.max_batches,
@@ -42,9 +42,9 @@ class Window:
             "max_unread_hard": self.max_queued_hard,
         }
 
-    def replies(self) -> Replies:
+    def replies(self) -> ResumeBuffer:
         """Room for what a resumable client has not said to have."""
-        return Replies(self.max_queued_bytes, self.max_kept, self.max_queued_hard)
+        return ResumeBuffer(self.max_queued_bytes, self.max_kept, self.max_queued_hard)
 
 
 def parse(message: object) -> device_pb2.Attach:
@@ -65,7 +65,7 @@ def parse(message: object) -> device_pb2.Attach:
     return request.attach
 
 
-async def begin(session: Session, ordinal: int, channel: Channel, resumable: bool, window: Window) -> None:
+async def begin(session: Session, ordinal: int, channel: Channel, resumable: bool, window: ExecuteWindow) -> None:
     """A new attachment to `channel`; what was kept of an earlier one is dropped. Raises `HANDLE_IN_USE` where there is
     a stream already, or the loss.
 
@@ -107,8 +107,8 @@ def _check_free(session: Session, ordinal: int, channel: Channel, resumable: boo
 
 
 async def take_up(session: Session, attach: device_pb2.Attach) -> Channel:
-    """The channel of the attachment that goes on, in whichever device process it was; a stream of it that is thought to
-    be there is ended, as is its lane. Raises where there is none, or where what is to be sent again is gone."""
+    """Returns the channel of the attachment that is resumed, in whichever device process it was; ends a stream and a
+    lane that it still has. Raises if there is no such attachment, or if answers to be sent again are gone."""
     channel = _find(session, attach)
     await channel.lane_ended()
     _check_open(session)

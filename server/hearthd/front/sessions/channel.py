@@ -1,4 +1,4 @@
-"""One session on one device process: its Execute stream, its transfers, its end."""
+"""The channel of one session on one device process: its Execute stream, its transfers, its end."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2, device_pb2
 from hearthd.front.errors import malformed
-from hearthd.front.sessions.in_flight import Batches
-from hearthd.front.sessions.lane import Lane
+from hearthd.front.sessions.in_flight import InFlightBatches
+from hearthd.front.sessions.lane import LaneMirror
 from hearthd.front.sessions.link_interface import Link
-from hearthd.front.sessions.resume_buffer import Replies
+from hearthd.front.sessions.resume_buffer import ResumeBuffer
 from hearthd.front.sessions.transfer_table import TransferTable
 
 log = structlog.get_logger("hearthd.channel")
@@ -34,13 +34,12 @@ class ResponseSink(Protocol):
 
     @property
     def untouched(self) -> bool:
-        """Whether no message of it has been taken: a client that attaches again has perhaps not heard that it was
-        attached."""
+        """True if no message of it has been taken: a client that attaches again may not know that it was attached."""
         ...
 
     @property
     def holds(self) -> bool:
-        """Whether batches have come that the device process has not been given."""
+        """True if it holds batches that the device process has not been given."""
         ...
 
     def on_response(self, payload: bytes) -> None: ...
@@ -49,7 +48,7 @@ class ResponseSink(Protocol):
         """Batches up to this one have been executed."""
 
     def went_by(self, batches: int, sent: int) -> None:
-        """So many batches were executed, and so many bytes sent, that the client's lane carried."""
+        """Counts batches that were executed and bytes that were sent over the client's lane."""
 
     def on_room(self) -> None:
         """A message was no batch: its place in the window is free again."""
@@ -74,10 +73,10 @@ class Channel:
         self.session_id = session_id
         self.tenant = tenant
         self.sink: ResponseSink | None = None
-        self.batches = Batches()
-        self.replies: Replies | None = None
+        self.batches = InFlightBatches()
+        self.replies: ResumeBuffer | None = None
         """Kept for a client that attached resumably, whether its stream is there or not."""
-        self.lane: Lane | None = None
+        self.lane: LaneMirror | None = None
         """The client's way past the front; while it has one, nothing goes to the sink but its end."""
         self.durable: list[int] = []
         """Buffers of lost generations that are back under their handles."""
@@ -100,29 +99,29 @@ class Channel:
         self.batches.give(len(payload))
         self.link.send(Kind.BATCH, payload, channel=self.number)
 
-    def on_ack(self, seq: int, laned: bool = False) -> None:
-        """`laned`: the client has it by its lane."""
+    def on_ack(self, seq: int, over_lane: bool = False) -> None:
+        """`over_lane`: the client has it by its lane."""
         before = self.batches.acked
         if not seq:  # for one that was sent again
-            self._on_no_batch(laned)
+            self._on_no_batch(over_lane)
         elif self.batches.acknowledge(seq):
             if self.lane is not None:
-                self.lane.on_ack(laned)
+                self.lane.on_ack(over_lane)
                 if self.sink is not None:
                     self.sink.went_by(seq - before, 0)
             elif self.sink is not None:
                 self.sink.on_ack(seq)
 
-    def on_response(self, payload: bytes, laned: bool = False) -> None:
-        """`laned`: the client has it by its lane."""
+    def on_response(self, payload: bytes, over_lane: bool = False) -> None:
+        """`over_lane`: the client has it by its lane."""
         if payload and payload[0] == EVENT_TAG:
-            self._on_event(payload, laned)
-        self.say(payload, laned)
+            self._on_event(payload, over_lane)
+        self.say(payload, over_lane)
 
-    def say(self, payload: bytes, laned: bool = False) -> None:
+    def say(self, payload: bytes, over_lane: bool = False) -> None:
         """Sends a response to the client, and again where it does not come."""
         if self.lane is not None:
-            self.lane.on_response(payload, laned)
+            self.lane.on_response(payload, over_lane)
             if self.sink is not None:
                 self.sink.went_by(0, len(payload))
                 if self.replies is not None and self.replies.overrun is not None:
@@ -158,24 +157,24 @@ class Channel:
         if self.sink is not None:
             self.sink.on_lost(refusal, b"")
 
-    def _on_no_batch(self, laned: bool) -> None:
-        if not laned:  # else it never had a place here
+    def _on_no_batch(self, over_lane: bool) -> None:
+        if not over_lane:  # else it never had a place here
             self.batches.take_back()
             if self.sink is not None:
                 self.sink.on_room()
 
-    def _on_event(self, payload: bytes, laned: bool) -> None:
+    def _on_event(self, payload: bytes, over_lane: bool) -> None:
         event = device_pb2.ExecuteResponse.FromString(payload).event
         kind = event.WhichOneof("kind")
         if kind == "protocol_error":
-            self._on_no_batch(laned)
+            self._on_no_batch(over_lane)
         elif kind == "output" and self.sink is None:
             self._unheard.append(event.output.text)
             if self.replies is None:
                 self.log_unheard()
 
     def log_unheard(self) -> None:
-        """What kernels of a session without an Execute stream print goes to the log, unless its client comes back."""
+        """Logs the kernel output of a session without an Execute stream, unless its client comes back."""
         for text in self._unheard:
             log.info("kernel_output", session=self.session_id, text=text[:_LOGGED_CHARACTERS], characters=len(text))
         self._unheard.clear()
@@ -186,7 +185,7 @@ class Channel:
         self._unheard.clear()
 
     def status(self) -> device_pb2.AttachmentStatusResponse:
-        """Where its attachment stands, for a client that waits."""
+        """Returns the state of its attachment, for a waiting client."""
         sink, replies = self.sink, self.replies
         if sink is None or replies is None or self.loss is not None:
             return device_pb2.AttachmentStatusResponse()
@@ -208,14 +207,14 @@ class Channel:
     # ---- its lane ----
 
     @property
-    def laned(self) -> bool:
-        """Whether its client is there and goes by a lane."""
+    def has_lane(self) -> bool:
+        """True if its client is attached and uses a lane."""
         return self.lane is not None and self.sink is not None
 
     def open_lane(self, bounds: dict[str, int], connection: int) -> None:
         """Hands a client's connection to the device process. Raises OSError where that cannot be done."""
         assert self.replies is not None
-        lane = Lane(self.link, self.number, self.batches, self.replies)
+        lane = LaneMirror(self.link, self.number, self.batches, self.replies)
         self.link.give_lane(self.number, bounds, connection)
         self.lane = lane
 
@@ -228,7 +227,7 @@ class Channel:
         """Has its lane ended, where there is one, and returns when all copies have come or the device process is lost;
         whether a batch has come over it. Until `leave_lane` nothing else changes."""
         used = False
-        lane: Lane | None = None
+        lane: LaneMirror | None = None
         while self.lane is not None and self.lane is not lane and self.loss is None:
             lane = self.lane
             used = await lane.ended()
@@ -246,7 +245,7 @@ class Channel:
         if lane is None or self.lane is not lane:  # another stream has the channel
             return []
         self.leave_lane()
-        return lane.unheard()
+        return lane.unsent()
 
     def leave_lane(self) -> None:
         """The Execute stream carries everything again; what the client has not heard is among `replies`."""

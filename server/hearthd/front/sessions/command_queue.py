@@ -1,11 +1,11 @@
-"""How much of a tenant's work the daemon has taken and not executed: the bound behind which it takes no more."""
+"""The bound on a tenant's work that the daemon has taken and not executed."""
 
 from __future__ import annotations
 
 import asyncio
 
 
-class Queue:
+class CommandQueue:
     """Batches and calls of all sessions of a tenant, in bytes and number; 0: no bound."""
 
     def __init__(self, most_commands: int = 0, most_bytes: int = 0) -> None:
@@ -17,19 +17,19 @@ class Queue:
 
     @property
     def unbounded(self) -> bool:
-        """Whether nobody ever waits."""
+        """True if there is no bound."""
         return not self._most_commands and not self._most_bytes
 
     @property
     def full(self) -> bool:
-        """Whether who wants to add has to wait. What is alone always goes, however large."""
+        """True if further work has to wait. Work that is alone is always taken, however large."""
         return bool(
             (self._most_commands and self.commands >= self._most_commands)
             or (self._most_bytes and self.bytes >= self._most_bytes)
         )
 
     def bound(self, most_commands: int, most_bytes: int) -> None:
-        """Other bounds from now on. What is there stays, and who waits for room that there is now goes on."""
+        """Changes the bounds. Queued work stays, and waiting callers for which there is room now continue."""
         self._most_commands, self._most_bytes = most_commands, most_bytes
         self.give(0, 0)
 

@@ -1,6 +1,6 @@
-"""Batches that a device process was given and has not acknowledged: what the windows of a session count.
+"""Batches that a device process was given and has not acknowledged, which a session's windows count.
 
-They outlive the Execute stream that brought them: the device process goes on with them, whoever attaches next.
+They outlive the Execute stream that brought them: the device process executes them whichever stream attaches next.
 """
 
 from __future__ import annotations
@@ -8,18 +8,18 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from hearthd.front.sessions.command_queue import Queue
+from hearthd.front.sessions.command_queue import CommandQueue
 
 
-class Batches:
-    """Those of one channel, oldest first."""
+class InFlightBatches:
+    """The unacknowledged batches of one channel, oldest first."""
 
     def __init__(self) -> None:
         self.last = 0
         """The number of the last one that was given; those after it have to be sent by the client."""
         self.acked = 0
         self.bytes = 0
-        self.queue: Queue | None = None
+        self.queue: CommandQueue | None = None
         """The tenant's, which counts them too; set before the first one."""
         self._sizes: deque[int] = deque()
         self._none_left: asyncio.Future[None] | None = None
@@ -28,7 +28,7 @@ class Batches:
         return len(self._sizes)
 
     def give(self, size: int) -> None:
-        """One of `size` bytes was passed on."""
+        """Adds a batch of `size` bytes that was passed on."""
         self.last += 1
         self.bytes += size
         self._sizes.append(size)

@@ -9,15 +9,17 @@ from collections import deque
 from collections.abc import Callable
 
 from hearth_proto.reasons import Refusal
-from hearthd.front.sessions.attach import Window
+from hearthd.front.sessions.attach import ExecuteWindow
 from hearthd.front.sessions.channel import Channel
-from hearthd.front.sessions.command_queue import Queue
+from hearthd.front.sessions.command_queue import CommandQueue
 
 
 class Intake:
     """Ends with `stop`."""
 
-    def __init__(self, channel: Channel, queue: Queue, window: Window, on_batch: Callable[[int], None]) -> None:
+    def __init__(
+        self, channel: Channel, queue: CommandQueue, window: ExecuteWindow, on_batch: Callable[[int], None]
+    ) -> None:
         self._channel = channel
         self._queue = queue
         self._window = window
@@ -49,7 +51,7 @@ class Intake:
             await self._change()
 
     def passed(self, message: bytes) -> bool:
-        """Whether a batch could be passed on at once; else `take` holds it back."""
+        """Passes a batch on at once and returns True; returns False if it has to wait, and `take` holds it back."""
         if self.held or self._blocked():
             return False
         self._pass_on(message)
@@ -84,7 +86,7 @@ class Intake:
         self._on_batch(len(message))
 
     def _blocked(self) -> bool:
-        """Whether no batch can be passed on just now."""
+        """Returns True if no batch can be passed on now."""
         channel, window = self._channel, self._window
         batches, replies = channel.batches, channel.replies
         return (
@@ -97,7 +99,7 @@ class Intake:
         )
 
     async def _wait_for_others(self) -> None:
-        """Goes on when the device process, and the other sessions of the tenant, leave room for more."""
+        """Waits until the device process and the other sessions of the tenant leave room, then advances."""
         with contextlib.suppress(Refusal):  # of a loss, which ends the stream by itself
             while self._channel.link.paused or self._queue.full:
                 await self._channel.link.drain()

@@ -1,4 +1,4 @@
-"""One lane, as the front knows it: copies of what the client gets there, and what the client has still to be told.
+"""The front's copy of a lane: responses that the client gets there, and responses that it has yet to get.
 
 The client counts the results and events that come to it, and resumes by that count. So what did not go over the lane
 (the device process had not taken it over yet, or has lost it; an event of the front's own) is numbered behind all that
@@ -15,20 +15,20 @@ import structlog
 
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Refusal
-from hearthd.front.sessions.in_flight import Batches
+from hearthd.front.sessions.in_flight import InFlightBatches
 from hearthd.front.sessions.link_interface import Link
-from hearthd.front.sessions.resume_buffer import Replies
+from hearthd.front.sessions.resume_buffer import ResumeBuffer
 
 log = structlog.get_logger("hearthd.lanes")
 
 _AHEAD = 1 << 16
-"""So many responses may be said to have come before their copies have: what a client says may overtake them."""
+"""Responses by which a client's acknowledgement may be ahead of the front's copies, which it can overtake."""
 
 
-class Lane:
-    """Of one channel, from when it is handed over until its client attaches again."""
+class LaneMirror:
+    """The lane of one channel, from when it is handed over until its client attaches again."""
 
-    def __init__(self, link: Link, number: int, batches: Batches, replies: Replies) -> None:
+    def __init__(self, link: Link, number: int, batches: InFlightBatches, replies: ResumeBuffer) -> None:
         self._link = link
         self._number = number
         self._batches = batches
@@ -58,7 +58,8 @@ class Lane:
         self.end()
 
     def came(self, responses: int) -> None:
-        """So many have come to the client. Raises `INVALID_ARGUMENT` for a number that cannot be."""
+        """Notes the number of responses that have come to the client. Raises `INVALID_ARGUMENT` for an impossible
+        number."""
         if responses > self._replies.number + _AHEAD:
             self._replies.release(responses)
         self._said = responses
@@ -67,14 +68,14 @@ class Lane:
     def _release(self) -> None:
         self._replies.release(min(self._said, self._replies.number))
 
-    def unheard(self) -> list[bytes]:
-        """What has not gone out on the Execute stream."""
+    def unsent(self) -> list[bytes]:
+        """Returns the responses that have not gone out on the Execute stream."""
         return list(islice(self._replies, max(0, self._heard - self._replies.received), None))
 
     # ---- its end ----
 
     def end(self) -> None:
-        """Has the device process close it. Nobody waits for that."""
+        """Has the device process close it, and does not wait for that."""
         if not self._ending:
             self._ending = True
             self._link.send(Kind.LANE_END, b"{}", channel=self._number)
@@ -91,7 +92,7 @@ class Lane:
         return last > self._first
 
 
-class Unused:
+class UnusedLanes:
     """Lanes that ended before their clients used them: each is counted, and the log has a line for all of some time.
 
     A few are clients that ended just then. Many say that the front or a device process does not answer within the
@@ -109,7 +110,7 @@ class Unused:
         self._untold = 0
 
     def add(self, session: str, why: str) -> None:
-        """One more; `why`: what the device process says against its client, empty where the client has hung up."""
+        """Counts a lane; `why`: the device process's objection to its client, empty if the client has hung up."""
         self._count()
         self._untold += 1
         now = self._clock()

@@ -36,7 +36,7 @@ class Link(Protocol):
 
     @property
     def paused(self) -> bool:
-        """Whether it takes no more bytes just now."""
+        """True while it takes no more bytes."""
         ...
 
     def send(self, kind: int, payload: bytes = b"", *, channel: int = 0, id: int = 0, flags: int = 0) -> None: ...
@@ -47,7 +47,7 @@ class Link(Protocol):
 
     @property
     def takes_lanes(self) -> bool:
-        """Whether a client's connection can be handed to it."""
+        """True if a client's connection can be handed to it."""
         ...
 
     def give_lane(self, channel: int, bounds: dict[str, int], connection: int) -> None:

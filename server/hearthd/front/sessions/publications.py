@@ -1,8 +1,8 @@
-"""Published buffers: names, who may attach them, who has them. Pure: no I/O, and nothing of what the memory is.
+"""Published buffers: their names, grants and attachments. Pure: no I/O, and nothing of the memory itself.
 
-A publication lives as long as its name or an attachment. It lies in the process that published it (`home`); where that
-one lets go of the memory before others do, one of them bears it: memory counts once, with a process that has it.
-Processes are told apart by identity.
+A publication lives as long as its name or an attachment. It lies in the process that published it (`home`); if that one
+frees the memory before others do, one of them bears it: memory counts once, with a process that has it. Processes are
+told apart by identity.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Process = Any
 
 
 @dataclass(eq=False)
-class Attachment:
-    """One attached buffer."""
+class BufferAttachment:
+    """The attachment of a buffer by one session."""
 
     number: int
     session: str
@@ -36,7 +36,7 @@ class Attachment:
 
 @dataclass(eq=False)
 class Publication:
-    """One buffer under its name, and after that until nobody has it."""
+    """A buffer under its name, and afterwards until its last attachment ends."""
 
     number: int
     tenant: str
@@ -53,7 +53,7 @@ class Publication:
     named: bool = True
     bearer: Process = None
     """The process that the memory counts with."""
-    attachments: dict[int, Attachment] = field(default_factory=dict)
+    attachments: dict[int, BufferAttachment] = field(default_factory=dict)
 
     @property
     def over(self) -> bool:
@@ -61,7 +61,7 @@ class Publication:
 
     @property
     def sessions(self) -> int:
-        """How many have it attached."""
+        """The number of sessions that have it attached."""
         return len({attachment.session for attachment in self.attachments.values()})
 
     def sessions_of(self, session: str) -> int:
@@ -69,7 +69,7 @@ class Publication:
         return int(any(attachment.session == session for attachment in self.attachments.values()))
 
     def made_as(self, channel: Any, grants: Sequence[str], description: bytes) -> bool:
-        """Whether it was published this way, with these."""
+        """Returns True if the channel published it with these grants and this description."""
         return (
             self.confirmed
             and self.channel is channel
@@ -81,7 +81,7 @@ class Publication:
         return tenant == self.tenant or tenant in self.grants or ANYBODY in self.grants
 
 
-class Registry:
+class PublicationRegistry:
     """All publications of a node."""
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class Registry:
         if len(description) > MAX_DESCRIPTION:
             raise _invalid(
                 f"a description of {len(description)} bytes; the most is {MAX_DESCRIPTION}",
-                "put it in a buffer of its own",
+                "put it in a separate buffer",
             )
         key = (tenant, device, name)
         if key in self._names:
@@ -141,7 +141,7 @@ class Registry:
         return publication
 
     def named(self, tenant: str, device: int, name: str) -> Publication | None:
-        """What has the name, also while it is only taken."""
+        """Returns the publication that has the name, also while the name is only reserved."""
         return self._names.get((tenant, device, name))
 
     def confirm(self, publication: Publication, size: int) -> None:
@@ -150,15 +150,15 @@ class Registry:
         publication.confirmed = True
 
     def find(self, caller: str, tenant: str, device: int, name: str) -> Publication:
-        """What `tenant` published under the name, for a session of `caller`. Raises NOT_PUBLISHED, in the same words
-        where there is none and where it is not the caller's to know."""
+        """Returns the tenant's publication of this name, for a session of `caller`. Raises NOT_PUBLISHED, in the same
+        words whether there is none or the caller may not know of it."""
         publication = self._names.get((tenant, device, name))
         if publication is None or not publication.confirmed or not publication.open_to(caller):
             raise not_published(tenant, device, name)
         return publication
 
     def visible(self, caller: str, device: int) -> list[Publication]:
-        """What a session of `caller` may attach, by tenant and name."""
+        """Returns the publications that a session of `caller` may attach, by tenant and name."""
         found = (one for one in self._names.values() if one.confirmed and one.device == device and one.open_to(caller))
         return sorted(found, key=lambda one: (one.tenant != caller, one.tenant, one.name))
 
@@ -169,9 +169,9 @@ class Registry:
             del self._names[publication.tenant, publication.device, publication.name]
         self._settle(publication)
 
-    def attach(self, publication: Publication, session: str, process: Process) -> Attachment:
+    def attach(self, publication: Publication, session: str, process: Process) -> BufferAttachment:
         """Counts from now on, before there is memory behind it: it cannot go away in between."""
-        attachment = Attachment(next(self._numbers), session, process)
+        attachment = BufferAttachment(next(self._numbers), session, process)
         publication.attachments[attachment.number] = attachment
         self._attachments[attachment.number] = publication
         return attachment

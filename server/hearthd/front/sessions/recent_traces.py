@@ -1,4 +1,4 @@
-"""Traces that clients have ended lately: kept for a while, so that somebody at the status page can look at them.
+"""Traces that clients have ended lately, kept for a while for viewers of the status page.
 
 A device process hands over each trace that it reports (`Kind.TRACED`): packed, with what a list of them shows. They
 outlive the process and the session. What is kept is bounded by tenant and in all, and goes after an hour.
@@ -31,7 +31,7 @@ KEPT_S = 3600.0
 
 @dataclass(frozen=True)
 class RecentTrace:
-    """One trace."""
+    """A trace that a client has ended."""
 
     id: str
     """Cannot be guessed."""
@@ -47,13 +47,13 @@ class RecentTrace:
     """When it came, by a clock that never goes back."""
 
     def entry(self) -> dict[str, Any]:
-        """What JSON has."""
+        """Returns its entry in JSON."""
         names = ("id", "device", "session", "tenant", "events", "started_unix", "seconds")
         return {name: getattr(self, name) for name in names}
 
 
 class RecentTraces:
-    """Of all devices. `session` finds one by its id, also one that has ended lately."""
+    """The recent traces of all devices. `session` finds a session by its id, also one that has ended lately."""
 
     def __init__(self, session: Callable[[str], Session | None], clock: Callable[[], float] = time.monotonic) -> None:
         self._session = session
@@ -86,7 +86,7 @@ class RecentTraces:
         )
 
     def add(self, trace: RecentTrace) -> None:
-        """Older ones of its tenant make room first, then the oldest of whoever has most."""
+        """Adds a trace. Older ones of its tenant make room first, then the oldest of the tenant with the most."""
         if len(trace.packed) > TENANT_BYTES:
             return
         self._traces[trace.id] = trace
@@ -110,12 +110,13 @@ class RecentTraces:
             self._traces.popitem(last=False)
 
     def seen_by(self, viewer: Tenant) -> list[dict[str, Any]]:
-        """Those that exist for a viewer, newest first."""
+        """Returns the traces that exist for a viewer, newest first."""
         self._expire()
         return [each.entry() for each in reversed(self._traces.values()) if _sees(viewer, each)]
 
     def find(self, ident: str, viewer: Tenant) -> RecentTrace | None:
-        """None: there is none, for this viewer. What is within another tenant's trace is for operators."""
+        """Returns a trace; None: there is none for this viewer. The content of another tenant's trace is for
+        operators."""
         self._expire()
         trace = self._traces.get(ident)
         if trace is None or not _sees(viewer, trace):

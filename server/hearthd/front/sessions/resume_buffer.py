@@ -10,12 +10,13 @@ from hearth_proto.reasons import Reason, Refusal
 
 _TIMES_MOST = 16
 _MANY = 1 << 16
-"""Beyond so many times what should wait, and so many, even small ones are too many: over a lane nothing holds their
-client back."""
+"""A multiple of `most` and a number of responses; beyond both, even small ones overrun the buffer: over a lane nothing
+holds their client back."""
 
 
-class Replies:
-    """Numbered from 1, kept in order until the client says that they came (`Received.responses`).
+class ResumeBuffer:
+    """Responses that a client has not acknowledged, numbered from 1, kept in order until `Received.responses` covers
+    them.
 
     `most` and `most_bytes` are where no more work is taken; beyond `hard` bytes, or many times `most`, all is given up,
     for then the client has sent work without ever reading.
@@ -35,34 +36,34 @@ class Replies:
 
     @property
     def number(self) -> int:
-        """Of the last one."""
+        """The number of the last response."""
         return self.received + len(self._kept)
 
     @property
     def made(self) -> int:
-        """How many there have been, those that were put aside with them."""
+        """The number of responses so far, those put aside included."""
         return self.number + len(self._aside)
 
     @property
     def all_came(self) -> bool:
-        """Whether the client has said so."""
+        """True if the client has acknowledged all of them."""
         return not self._kept
 
     @property
     def full(self) -> bool:
-        """Whether no more work may be taken before the client has said what came."""
+        """True if no more work may be taken before the client acknowledges responses."""
         return self.bytes >= self._most_bytes or len(self._kept) >= self._most
 
     def keep(self, payload: bytes) -> None:
-        """One more."""
+        """Adds a response."""
         self._take(self._kept, payload)
 
     def put_aside(self, payload: bytes) -> None:
-        """One more, which has no number before `join`: others that the client may have come before it."""
+        """Adds a response without a number: until `join`, others that the client may have come before it."""
         self._take(self._aside, payload)
 
     def join(self) -> None:
-        """What was put aside comes next."""
+        """Numbers the responses that were put aside behind the others."""
         self._kept.extend(self._aside)
         self._aside.clear()
 
@@ -86,7 +87,8 @@ class Replies:
             self.bytes = 0
 
     def release(self, received: int, *, lossy: bool = False) -> None:
-        """So many have come to the client. Raises `INVALID_ARGUMENT` for a number that cannot be.
+        """Drops the first `received` responses, which have come to the client. Raises `INVALID_ARGUMENT` for an
+        impossible number.
 
         `lossy`: more may have come to it than are known here, all before those that were put aside."""
         if self.overrun is not None:
@@ -107,5 +109,5 @@ class Replies:
         self.received = received
 
     def __iter__(self) -> Iterator[bytes]:
-        """Those that have not come, oldest first."""
+        """Iterates over the responses that have not come, oldest first."""
         return islice(self._kept, len(self._kept))

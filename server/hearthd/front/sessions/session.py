@@ -1,4 +1,4 @@
-"""One client's session: its lease, its credential and its channels."""
+"""The session of one client: its lease, its credential and its channels."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from hearth_proto import rights
 from hearthd.front.sessions.channel import Channel
-from hearthd.front.sessions.command_queue import Queue
+from hearthd.front.sessions.command_queue import CommandQueue
 from hearthd.front.tenancy.tenants import ANYBODY, EVERYONE, Caller, Tenant
 
 
-class End(enum.StrEnum):
-    """What ends sessions: a label of metrics."""
+class SessionEnd(enum.StrEnum):
+    """Causes of a session's end: a label of metrics."""
 
     CLIENT = "client"
     LEASE = "lease"
@@ -24,7 +24,7 @@ class End(enum.StrEnum):
 
 @dataclass(eq=False)
 class Session:
-    """One client. It lives while it is in use, and a lease beyond."""
+    """A client's session. It lives while it is in use, and a lease beyond."""
 
     id: str
     client_name: str
@@ -35,14 +35,14 @@ class Session:
     key: bytes
     tenant: Tenant = EVERYONE
     caller: Caller = ANYBODY
-    """Who opened it."""
+    """The caller that opened it."""
     until: float = float("inf")
     """When the credential with which it was opened expires, and the session with it."""
     dedicated: bool = False
-    """Whether it has device processes of its own."""
+    """It has separate device processes, which no other session shares."""
     launch_timeout: float = 0.0
     """Seconds, for launches without a limit of their own; 0: the daemon's default."""
-    queue: Queue = field(default_factory=Queue)
+    queue: CommandQueue = field(default_factory=CommandQueue)
     """The tenant's."""
     channels: dict[int, Channel] = field(default_factory=dict)
     """Its place in the device process that serves it now, by ordinal."""
@@ -53,11 +53,11 @@ class Session:
     connections: int = 0
     """Execute streams and calls under way."""
     closing: bool = False
-    ended_by: End | None = None
-    """Who or what has closed it; None: it is open."""
+    ended_by: SessionEnd | None = None
+    """The cause of its end; None: it is open."""
 
     def opening(self, device_memory: int = 0) -> dict[str, Any]:
-        """What a device process is told of it (the payload of OPEN); `device_memory`: what the device has."""
+        """Returns the payload of OPEN, for a device process; `device_memory`: the bytes that the device has."""
         tenant, quotas = self.tenant, self.tenant.quotas
         restricted = {} if tenant.rights >= rights.OF_COMMANDS else {"rights": sorted(tenant.rights)}
         return {
@@ -75,9 +75,9 @@ class Session:
         }
 
     @property
-    def end(self) -> End:
-        """What its expiry is put down to."""
-        return End.CREDENTIAL if self.deadline == self.until else End.LEASE
+    def end(self) -> SessionEnd:
+        """The cause that its expiry is booked to."""
+        return SessionEnd.CREDENTIAL if self.deadline == self.until else SessionEnd.LEASE
 
     @property
     def deadline(self) -> float:

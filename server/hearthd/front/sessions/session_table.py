@@ -15,15 +15,15 @@ from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.front import errors, opentelemetry
 from hearthd.front.audit.recorder import Audit
-from hearthd.front.sessions.session import End, Session
-from hearthd.front.sessions.tenant_accounts import Accounts
+from hearthd.front.sessions.session import Session, SessionEnd
+from hearthd.front.sessions.tenant_accounts import TenantAccounts
 from hearthd.front.tenancy.tenants import ANYBODY, Caller
 
 log = structlog.get_logger("hearthd.sessions")
 
 CLOSE_TIMEOUT = 5.0
-"""How long a device process may take to give a session's memory back before the close is answered without it: less than
-clients wait for an answer (10 s), and more than one that nobody else uses lasts with work that does not end."""
+"""Seconds that a device process may take to free a session's memory before the close is answered without that: less
+than clients wait for an answer (10 s), and more than an unshared process lasts with endless work."""
 _REMEMBERED = 1024
 """Sessions that were taken from their clients, and whose clients may not have heard of it."""
 
@@ -47,7 +47,7 @@ class SessionTable:
         self._sessions: dict[bytes, Session] = {}
         self._revoked: dict[bytes, tuple[str, str, str]] = {}  # lately, oldest first
         self._closing: set[asyncio.Task[list[int]]] = set()
-        self.accounts = Accounts()
+        self.accounts = TenantAccounts()
         self.audit = Audit()
         self.on_shown: Callable[[Caller | None], None] = lambda caller: None
         """Told whom the session token of the running call stands for; None: no live session."""
@@ -65,7 +65,7 @@ class SessionTable:
 
     @property
     def refuses_new(self) -> bool:
-        """Whether no new session is taken on: the daemon drains, or is overloaded."""
+        """True if no new session is taken: the daemon drains, or is overloaded."""
         return self.draining or bool(self.overloaded())
 
     def __iter__(self) -> Iterator[Session]:
@@ -130,7 +130,7 @@ class SessionTable:
         return session
 
     def owner(self, token: str) -> Session:
-        """As `find`, whatever the call shows.
+        """Finds a session by its token alone, whatever credential the call shows.
 
         The table is keyed by a hash of the token, so that the time of a look-up tells nothing about live tokens.
         """
@@ -162,12 +162,12 @@ class SessionTable:
         return session.lease if session.connections else max(0.0, session.deadline - self._clock())
 
     def expired(self) -> list[Session]:
-        """Those whose lease has run out, or whose credential has expired."""
+        """Returns the sessions whose lease has run out, or whose credential has expired."""
         now = self._clock()
         return [session for session in self if session.deadline <= now and not session.closing]
 
     def renew(self, session: Session, caller: Caller) -> None:
-        """The session goes on as what its caller is now: the same tenant, with other rights, quotas or dates."""
+        """Gives the session its caller's present state: the same tenant, with other rights, quotas or dates."""
         session.caller, session.tenant = caller, caller.tenant
         session.until = self._until(caller)
 
@@ -181,13 +181,14 @@ class SessionTable:
         patience: float = CLOSE_TIMEOUT,
         revoked: str = "",
         *,
-        cause: End = End.CLIENT,
+        cause: SessionEnd = SessionEnd.CLIENT,
     ) -> list[int]:
-        """Ends a session and waits, within bounds, until the devices have given back what it held; where they have not,
-        as a kernel of it goes on. `why` is for people, `cause` for metrics. `revoked`: it was taken from its client,
-        which is told so whenever it comes, and that this is what it may do about it.
+        """Ends a session and waits, within bounds, until the devices have freed its memory. Returns the ordinals of
+        devices that have not, as a kernel of it still runs. `why` is for people, `cause` for metrics. `revoked`: the
+        session was taken from its client, whose later calls are refused with this advice.
 
-        It comes to its end though nobody waits for it any more."""
+        The close completes even if its caller stops waiting.
+        """
         if session.closing:
             return []
         session.closing, session.ended_by = True, cause
@@ -204,7 +205,7 @@ class SessionTable:
                 del self._revoked[next(iter(self._revoked))]
         refusal = _ended(*ending)
         channels, session.channels = session.channels, {}
-        session.ended.clear()  # nobody comes back for what is kept there
+        session.ended.clear()  # no client resumes what is kept there
         closes = {asyncio.create_task(channel.close(refusal)): ordinal for ordinal, channel in channels.items()}
         task = asyncio.create_task(self._closed(session, why, patience, closes), name=f"close-{session.id}")
         self._closing.add(task)
@@ -228,7 +229,7 @@ class SessionTable:
 
     async def close_all(self, why: str, patience: float) -> None:
         """Ends all of them, side by side: the daemon stops."""
-        await asyncio.gather(*(self.close(session, why, patience, cause=End.STOP) for session in self))
+        await asyncio.gather(*(self.close(session, why, patience, cause=SessionEnd.STOP) for session in self))
 
 
 def _ended(session: str, why: str, fix: str) -> Refusal:

@@ -1,4 +1,4 @@
-"""What each tenant has used, against what it may: sessions, queued work, time of devices.
+"""Use and quotas of each tenant: sessions, queued work, time of devices.
 
 Device, pinned and durable bytes are counted where they are allocated; here is what the front alone can see.
 """
@@ -15,12 +15,12 @@ import structlog
 
 from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.front.sessions.command_queue import Queue
+from hearthd.front.sessions.command_queue import CommandQueue
 from hearthd.front.sessions.link_interface import Link
 from hearthd.front.sessions.session import Session
-from hearthd.front.tenancy.seldom import Seldom
 from hearthd.front.tenancy.shares import Shares, reserve
 from hearthd.front.tenancy.tenants import EVERYONE, Tenant
+from hearthd.shared.log import LogThrottle
 
 log = structlog.get_logger("hearthd.quotas")
 
@@ -32,12 +32,12 @@ SESSIONS_SHARE = "sessions_share"
 """The name of the tenant's share of `sessions.max` among its quotas."""
 
 
-class Account:
-    """One tenant's."""
+class TenantAccount:
+    """The account of one tenant."""
 
     def __init__(self, tenant: Tenant) -> None:
         self.tenant = tenant
-        self.queue = Queue(tenant.quotas.queued_commands, tenant.quotas.queued_bytes)
+        self.queue = CommandQueue(tenant.quotas.queued_commands, tenant.quotas.queued_bytes)
         self.device_ns = 0
         """Time of all devices together, since the daemon started."""
         self.sessions: dict[str, Session] = {}
@@ -50,7 +50,7 @@ class Account:
 
     @property
     def exhausted(self) -> bool:
-        """Whether its time of devices is used up."""
+        """True if its time of devices is used up."""
         allowed = self.tenant.quotas.gpu_seconds
         return bool(allowed) and self.device_ns >= allowed * 1e9
 
@@ -89,26 +89,26 @@ class Account:
             )
 
 
-class Accounts:
+class TenantAccounts:
     """All tenants that have had a session."""
 
     weights: Mapping[str, float] = MappingProxyType({})
     """Of all configured tenants, by name: their shares of what is the daemon's."""
 
     def __init__(self) -> None:
-        self._accounts: dict[str, Account] = {}
+        self._accounts: dict[str, TenantAccount] = {}
         self._open: dict[str, Session] = {}
         self._ended: dict[str, Session] = {}  # lately, oldest first
-        self._told = Seldom()
-        self.on_exhausted: Callable[[Account], None] = end_streams
+        self._told = LogThrottle()
+        self.on_exhausted: Callable[[TenantAccount], None] = end_streams
 
-    def __iter__(self) -> Iterator[Account]:
+    def __iter__(self) -> Iterator[TenantAccount]:
         return iter(list(self._accounts.values()))
 
-    def of(self, tenant: Tenant = EVERYONE) -> Account:
+    def of(self, tenant: Tenant = EVERYONE) -> TenantAccount:
         account = self._accounts.get(tenant.name)
         if account is None:
-            account = self._accounts[tenant.name] = Account(tenant)
+            account = self._accounts[tenant.name] = TenantAccount(tenant)
         return account
 
     def change(self, tenants: Mapping[str, Tenant]) -> None:
@@ -123,17 +123,17 @@ class Accounts:
                     self._exhausted(account)
 
     def session(self, session_id: str) -> Session | None:
-        """One that is open, or ended lately."""
+        """Returns a session that is open, or ended lately."""
         return self._open.get(session_id) or self._ended.get(session_id)
 
-    def admit(self, tenant: Tenant) -> Account:
+    def admit(self, tenant: Tenant) -> TenantAccount:
         """The account on which a session may be opened. Raises `QUOTA_EXCEEDED`."""
         account = self.of(tenant)
         account.check_sessions()
         account.check_time()
         return account
 
-    def check_share(self, account: Account, limit: int) -> None:
+    def check_share(self, account: TenantAccount, limit: int) -> None:
         """Raises `SESSION_LIMIT` where the tenant has its share of all the daemon's sessions; see `shares`."""
         tenant = account.tenant
         if not self.weights:
@@ -190,12 +190,12 @@ class Accounts:
         if account.exhausted and not before:
             self._exhausted(account)
 
-    def _exhausted(self, account: Account) -> None:
+    def _exhausted(self, account: TenantAccount) -> None:
         log.warning("quota_used_up", tenant=account.tenant.name, quota="gpu_seconds")
         self.on_exhausted(account)
 
 
-def end_streams(account: Account) -> None:
+def end_streams(account: TenantAccount) -> None:
     """Ends the Execute streams of a tenant whose time is used up. What its sessions hold stays with them, and can be
     read by single calls until they end."""
     refusal = account.out_of_time()

@@ -20,7 +20,7 @@ complete, whose answer may have been lost."""
 
 
 class TransferTable:
-    """What carries them calls `upload` and `download`, the link the rest."""
+    """The transfers of a channel. The RPC streams that carry them call `upload` and `download`, the link the rest."""
 
     def __init__(self, link: Link, number: int) -> None:
         self.link = link
@@ -101,7 +101,7 @@ class TransferTable:
         _remember(self._complete, transfer, size)
 
     def status(self, transfer: int) -> tuple[bool, int, bool]:
-        """Of an upload: whether it is known, how many bytes of it are on their way, and whether that is all."""
+        """Returns the state of an upload: it is known, its bytes under way, and it is complete."""
         if transfer in self._complete:
             return True, self._complete[transfer], True
         flow = self._flows.get(transfer)
@@ -118,7 +118,7 @@ class TransferTable:
             self.link.send(Kind.ABORT, why.to_status().SerializeToString(), channel=self.number, id=transfer)
 
     def came(self, transfer: int, size: int) -> None:
-        """So many bytes of a resumable download have come to the client."""
+        """Notes the bytes of a resumable download that have come to the client."""
         flow = self._flows.get(transfer)
         if isinstance(flow, Download):
             flow.came(size)

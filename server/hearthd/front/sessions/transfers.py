@@ -22,8 +22,8 @@ KEPT_BYTES = 16 << 20
 """Of a resumable download, for a stream that breaks: behind it the device waits for the client to say what came."""
 
 
-class Carrier(Protocol):
-    """What a transfer needs of its channel."""
+class TransferChannel(Protocol):
+    """The channel of a transfer, as far as the transfer uses it."""
 
     @property
     def link(self) -> Link: ...
@@ -40,9 +40,9 @@ class Carrier(Protocol):
 
 
 class Transfer:
-    """What uploads and downloads share: one waiter, one stream at a time, one end."""
+    """The common part of uploads and downloads: one waiter, one stream at a time, one end."""
 
-    def __init__(self, channel: Carrier, transfer: int, patience: float = 0.0) -> None:
+    def __init__(self, channel: TransferChannel, transfer: int, patience: float = 0.0) -> None:
         self._channel = channel
         self._transfer = transfer
         self._patience = patience
@@ -56,12 +56,12 @@ class Transfer:
 
     @property
     def resumable(self) -> bool:
-        """Whether it outlives its stream."""
+        """True if it outlives its stream."""
         return self._patience > 0
 
     @property
     def parked(self) -> bool:
-        """Whether it waits for another stream."""
+        """True while it waits for another stream."""
         return self._parked is not None
 
     async def _wait(self) -> None:
@@ -101,7 +101,7 @@ class Transfer:
             if self._task is not task:
                 raise Refusal(
                     Reason.HANDLE_IN_USE,
-                    f"Transfer {self._transfer} goes on in another stream.",
+                    f"Transfer {self._transfer} is under way in another stream.",
                     fix="Use one stream at a time for a transfer.",
                     details={"transfer": self._transfer},
                 )
@@ -124,18 +124,18 @@ class Transfer:
         else:
             self.close(why)
 
-    def spoil(self, stream: int) -> None:
+    def bar_resume(self, stream: int) -> None:
         """The stream of this number broke the rules: no other can go on for it."""
         if stream == self._stream:
             self._patience = 0.0
 
     @property
     def _complete(self) -> bool:
-        """Whether nothing of it is needed any more."""
+        """True if the transfer needs no further stream."""
         return self._done
 
     def close(self, why: Refusal) -> None:
-        """Ends the transfer; where it is not complete the device is told, with `why`."""
+        """Ends the transfer; if it is not complete, the device process is notified, with `why`."""
         self._unpark()
         self._channel.forget(self._transfer)
         if not self._done and self._refusal is None:
@@ -160,7 +160,7 @@ class Transfer:
 class Upload(Transfer):
     """Chunks towards the device. `size`: of all of it, where it is resumable."""
 
-    def __init__(self, channel: Carrier, transfer: int, patience: float = 0.0, size: int = 0) -> None:
+    def __init__(self, channel: TransferChannel, transfer: int, patience: float = 0.0, size: int = 0) -> None:
         super().__init__(channel, transfer, patience)
         self.size = size
         self.passed = 0
@@ -168,7 +168,7 @@ class Upload(Transfer):
         self._credits = UPLOAD_CREDITS
 
     def skip(self, offset: int) -> int:
-        """How many bytes of a stream that begins at `offset` have been passed on. Raises where bytes are missing."""
+        """Returns the bytes of a stream from `offset` that were passed on before. Raises if bytes are missing."""
         if offset > self.passed:
             raise self._no_such_offset(offset, 0, self.passed)
         return self.passed - offset
@@ -216,7 +216,7 @@ class _Chunk(NamedTuple):
 class Download(Transfer):
     """Chunks from the device."""
 
-    def __init__(self, channel: Carrier, transfer: int, patience: float = 0.0) -> None:
+    def __init__(self, channel: TransferChannel, transfer: int, patience: float = 0.0) -> None:
         super().__init__(channel, transfer, patience)
         self._chunks: deque[_Chunk] = deque()  # to be written
         self._kept: deque[_Chunk] = deque()  # handed out, and perhaps not come to the client

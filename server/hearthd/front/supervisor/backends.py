@@ -1,4 +1,4 @@
-"""Which backend and devices this node has, and what their processes are told."""
+"""The backend and devices of this node, and the specifications of their processes."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def check_compiling_tenants(config: Config) -> None:
 
 
 def _compile_confined(config: Config, backend: Backend) -> bool:
-    """Whether a compile worker that cannot be confined is of no use."""
+    """Returns True if a compile worker that cannot be confined must not be used."""
     trusted = config.compile.tenants == "trusted" or (backend == "cpu" and config.devices.cpu_tenants == "trusted")
     return bool(config.tenants) and not trusted
 
@@ -105,7 +105,7 @@ def _cache_key(config: Config) -> str:
 
 
 def device_specs(config: Config, backend: Backend, devices: list[int]) -> list[DeviceSpec]:
-    """One specification a device; ordinals count from 0 whatever the indices are."""
+    """Returns a specification for each device; ordinals count from 0 whatever the indices are."""
     key = _cache_key(config)
     form = config.log.format
     if form == "auto":

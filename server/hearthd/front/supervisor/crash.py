@@ -1,5 +1,5 @@
-"""What a device process of the CPU backend was doing when it ended: the record that it leaves behind (see
-`hearthd.shared.crash_record`), and what that says of the cause."""
+"""The crash record of a device process of the CPU backend (see `hearthd.shared.crash_record`), and the cause that it
+gives."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import structlog
 
 from hearthd.front.links.link import DeviceLink
-from hearthd.front.supervisor.exit_cause import INTENDED, Cause, signal_name
+from hearthd.front.supervisor.exit_cause import INTENDED, ExitCause, signal_name
 from hearthd.shared import crash_record
 from hearthd.shared.crash_record import Crash, CrashRecord, RunningKernel
 
@@ -42,7 +42,7 @@ class CrashFile:
                 os.close(file)
             return cls()
 
-    def explain(self, cause: Cause) -> Cause:
+    def explain(self, cause: ExitCause) -> ExitCause:
         """The cause with what the record says; the process has ended, or is about to be."""
         if self._file is None:
             return cause
@@ -59,7 +59,7 @@ class CrashFile:
             self._file = None
 
 
-def explain(cause: Cause, last: CrashRecord) -> Cause:
+def explain(cause: ExitCause, last: CrashRecord) -> ExitCause:
     """A cause that names no kernels, with those that ran. Pure.
 
     A process that gave up its device has said itself what it was doing."""
@@ -76,7 +76,7 @@ def explain(cause: Cause, last: CrashRecord) -> Cause:
     return _named(cause, "", running, {})
 
 
-def _blamed(cause: Cause, crash: Crash, culprit: RunningKernel) -> Cause:
+def _blamed(cause: ExitCause, crash: Crash, culprit: RunningKernel) -> ExitCause:
     """It is known which kernel did it: the others that ran share its fate."""
     block = ", ".join(map(str, crash.block))
     more = {"kernel": culprit.kernel, "block": block}
@@ -93,7 +93,7 @@ def _blamed(cause: Cause, crash: Crash, culprit: RunningKernel) -> Cause:
     return _with(cause, text, (culprit.kernel,), more)
 
 
-def _named(cause: Cause, how: str, running: tuple[RunningKernel, ...], more: dict[str, str]) -> Cause:
+def _named(cause: ExitCause, how: str, running: tuple[RunningKernel, ...], more: dict[str, str]) -> ExitCause:
     """Any of those that ran may have done it, or none."""
     kernels = tuple(dict.fromkeys(each.kernel for each in running))
     sessions = dict.fromkeys(each.session for each in running if each.session)
@@ -106,5 +106,5 @@ def _named(cause: Cause, how: str, running: tuple[RunningKernel, ...], more: dic
     return _with(cause, text, kernels, more)
 
 
-def _with(cause: Cause, text: str, kernels: tuple[str, ...], more: dict[str, str]) -> Cause:
+def _with(cause: ExitCause, text: str, kernels: tuple[str, ...], more: dict[str, str]) -> ExitCause:
     return dataclasses.replace(cause, text=text, kernels=kernels, details=(*cause.details, *more.items()))

@@ -1,4 +1,4 @@
-"""One device of the node: which of its workers serves whom, and what they add up to."""
+"""A device of the node: the sessions that each of its workers serves, and the sums over them."""
 
 from __future__ import annotations
 
@@ -14,28 +14,37 @@ import structlog
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.front import errors
-from hearthd.front.counters import Totals
+from hearthd.front.counters import DeviceTotals
 from hearthd.front.links.link import CollectiveSink, DeviceLink
 from hearthd.front.rates import Rates
-from hearthd.front.resources.memory_grants import Grants
+from hearthd.front.resources.memory_grants import MemoryGrants
 from hearthd.front.resources.tenant_memory import TenantMemory
 from hearthd.front.sessions.channel import Channel
 from hearthd.front.sessions.session import Session
-from hearthd.front.supervisor.device_status import Standing
-from hearthd.front.supervisor.durations import Times
-from hearthd.front.supervisor.exit_cause import INTENDED, Cause
+from hearthd.front.supervisor.device_status import DeviceStatus
+from hearthd.front.supervisor.durations import ProcessDurations
+from hearthd.front.supervisor.exit_cause import INTENDED, ExitCause
 from hearthd.front.supervisor.fault_log import RecentFaults
 from hearthd.front.supervisor.fault_policy import culprit, named
-from hearthd.front.supervisor.isolation import EVERYBODY, FENCED, LOST, SERVING, STARTING, STATE_NAMES, Key, Policy
+from hearthd.front.supervisor.isolation import (
+    EVERYBODY,
+    FENCED,
+    LOST,
+    SERVING,
+    STARTING,
+    STATE_NAMES,
+    IsolationPolicy,
+    WorkerKey,
+)
 from hearthd.front.supervisor.launcher import Launcher
 from hearthd.front.supervisor.process import Process
 from hearthd.front.supervisor.worker import Worker
-from hearthd.front.tenancy.seldom import Seldom
 from hearthd.front.tenancy.shares import Shares
 from hearthd.front.tenancy.tenants import Quotas
 from hearthd.shared.device_spec import DeviceSpec
+from hearthd.shared.log import LogThrottle
 
-__all__ = ["FENCED", "LOST", "SERVING", "STARTING", "STATE_NAMES", "Device", "Owner", "Policy"]
+__all__ = ["FENCED", "LOST", "SERVING", "STARTING", "STATE_NAMES", "Device", "DeviceOwner", "IsolationPolicy"]
 
 log = structlog.get_logger("hearthd.supervisor")
 
@@ -43,19 +52,19 @@ THROUGHPUT = ("commands", "kernel_launches", "host_to_device_bytes", "device_to_
 """Counters whose rates are kept."""
 
 
-class Owner(Protocol):
+class DeviceOwner(Protocol):
     """The supervisor, as its devices see it."""
 
     on_collective: CollectiveSink | None
     sessions: Iterable[Session]
 
-    def blame(self, session: str) -> None:
+    def record_fault(self, session: str) -> None:
         """A process that it shared was lost to a session."""
 
-    def barred(self, session: Session) -> Refusal | None:
+    def quarantine_refusal(self, session: Session) -> Refusal | None:
         """Why a session may share no process."""
 
-    def pardon(self) -> None:
+    def lift_quarantine(self) -> None:
         """Sessions that were barred may share processes again."""
 
     def notify(self) -> None: ...
@@ -69,18 +78,18 @@ class Owner(Protocol):
         """A process is ready: what has to be there before anybody uses it is brought back now."""
 
 
-class Device(Standing):
-    """One device of the node: starts its workers, and knows whom each of them serves."""
+class Device(DeviceStatus):
+    """A device of the node: starts its workers, and assigns sessions to them."""
 
-    def __init__(self, spec: DeviceSpec, launcher: Launcher, policy: Policy, owner: Owner) -> None:
-        super().__init__(spec, Grants(policy.context_memory, spec.memory_limit))
+    def __init__(self, spec: DeviceSpec, launcher: Launcher, policy: IsolationPolicy, owner: DeviceOwner) -> None:
+        super().__init__(spec, MemoryGrants(policy.context_memory, spec.memory_limit))
         self.policy = policy
         self.restarts: dict[str, int] = {}
         self.share_refusals: Counter[str] = Counter()
         """Processes that tenants were refused for having their share of them, by tenant."""
-        self._told = Seldom()
-        self.times = Times()
-        self.totals = Totals()
+        self._told = LogThrottle()
+        self.times = ProcessDurations()
+        self.totals = DeviceTotals()
         self.rates = Rates()
         self.faults = RecentFaults(spec.ordinal)
         self.tenant_memory = TenantMemory()
@@ -93,27 +102,27 @@ class Device(Standing):
 
     # ---- who is served by whom ----
 
-    def key(self, session: Session) -> Key:
-        """Whose worker serves a session."""
+    def key(self, session: Session) -> WorkerKey:
+        """Returns the key of the worker that serves a session."""
         if session.dedicated:
-            return Key(session.tenant.name, session.id)
-        return Key(session.tenant.name) if self.policy.by_tenant else EVERYBODY
+            return WorkerKey(session.tenant.name, session.id)
+        return WorkerKey(session.tenant.name) if self.policy.by_tenant else EVERYBODY
 
     async def channel(self, session: Session, attaching: bool = False) -> Channel:
         """The session's channel to the process that serves it now, opened where there is none; a process is started
         where there is none. Waits a little for one that is being replaced; raises `DEVICE_UNAVAILABLE` after that.
 
-        Raises `DEVICE_LOST`, once, where the session's last process was lost and nobody has told it; an Execute
-        stream (`attaching`) is told by the generation that it attaches to."""
+        Raises `DEVICE_LOST`, once, if the session's last process was lost and the session does not know yet; an Execute
+        stream (`attaching`) learns it from the generation that it attaches to."""
         last = session.ended.get(self.ordinal)
         if last is not None and last.loss is not None and not last.told:
             last.told = True
             if not attaching:
                 raise last.loss
         while True:
-            if session.closing:  # it gets no further worker, which nobody would end
+            if session.closing:  # it gets no further worker, which would never be ended
                 raise errors.session_expired()
-            refusal = self.bars(session)
+            refusal = self.quarantine_refusal(session)
             if refusal is not None:
                 raise refusal
             if self.sick and self.ordinal not in session.channels:  # who is there already may fetch what is his
@@ -123,9 +132,9 @@ class Device(Standing):
             if channel is not None:
                 return channel
 
-    def bars(self, session: Session) -> Refusal | None:
+    def quarantine_refusal(self, session: Session) -> Refusal | None:
         """Why the session may not use a process with others."""
-        return None if session.dedicated else self._owner.barred(session)
+        return None if session.dedicated else self._owner.quarantine_refusal(session)
 
     async def _worker(self, session: Session) -> Worker:
         """The session's worker, made or adopted."""
@@ -164,9 +173,9 @@ class Device(Standing):
         """Bytes that sessions may have of the device; 0: not known before its first process is ready."""
         return self.spec.memory_limit or (self.properties.total_memory if self.known else 0)
 
-    def _check_share(self, key: Key) -> None:
-        """Raises `DEVICE_UNAVAILABLE` where the tenant has its share of the device's processes; those that serve nobody
-        just now make room for others, and do not count."""
+    def _check_share(self, key: WorkerKey) -> None:
+        """Raises `DEVICE_UNAVAILABLE` if the tenant has its share of the device's processes. Processes that serve no
+        session now make room for others, and do not count."""
         if not key.tenant or not self.policy.weights:
             return
         used = Counter(other.tenant for other, worker in self.workers.serving.items() if not worker.holds_nothing)
@@ -185,7 +194,7 @@ class Device(Standing):
                 retry_after_s=1.0,
             )
 
-    async def _room(self, key: Key) -> bool:
+    async def _room(self, key: WorkerKey) -> bool:
         """Makes sure that one more process may be started; whether that took time. Raises `DEVICE_UNAVAILABLE`."""
         self._check_share(key)
         if len(self.workers) < self.policy.max_processes:
@@ -212,8 +221,8 @@ class Device(Standing):
             self._end(worker)
 
     def change_quotas(self, quotas: Mapping[str, Quotas]) -> None:
-        """Tenants may hold so much from now on, by name. The processes of one that is not named end, where they serve
-        nobody any more."""
+        """Sets the quotas of tenants, by name. A process of a tenant that is not named ends when it serves no
+        session."""
         for key, worker in list(self.workers.serving.items()):
             if key.tenant in quotas:
                 worker.quota = quotas[key.tenant].on_device(self.memory_total)
@@ -222,7 +231,7 @@ class Device(Standing):
                 self._end(worker)
 
     def _end(self, worker: Worker) -> None:
-        task = worker.retire(last_words=self._stopping)
+        task = worker.retire(final_refusal=self._stopping)
         self._ends.add(task)
         task.add_done_callback(self._ends.discard)
 
@@ -265,10 +274,10 @@ class Device(Standing):
         self.totals.belongs(process.generation, key.tenant)
         self.tenant_memory.belongs(process.generation, key.tenant)
         self._grants.use(process.generation, key.tenant, worker.quota)
-        process.link.serves = lambda session: self.key(session) == key and not self.bars(session)
+        process.link.serves = lambda session: self.key(session) == key and not self.quarantine_refusal(session)
         await self._owner.before_serving(process.link)
 
-    def lost(self, worker: Worker, process: Process | None, cause: Cause, ready: bool) -> str | None:
+    def lost(self, worker: Worker, process: Process | None, cause: ExitCause, ready: bool) -> str | None:
         generation = process.generation if process is not None else worker.generation
         kernels = list(cause.kernels)
         tell = log.warning if cause.label in INTENDED else log.error
@@ -292,11 +301,11 @@ class Device(Standing):
         if blamed is None or worker.key is None or worker.key.dedicated:
             return None
         log.warning("device_lost_to", device=self.ordinal, generation=generation, session=blamed)
-        self._owner.blame(blamed)
+        self._owner.record_fault(blamed)
         return blamed
 
-    def _tenants(self, cause: Cause) -> set[str]:
-        """Whose kernels were in flight when a process was lost; one that is not known any more is nobody's."""
+    def _tenants(self, cause: ExitCause) -> set[str]:
+        """Returns the tenants whose kernels were in flight when a process was lost; "" for an unknown one."""
         known = {session.id: session.tenant.name for session in self._owner.sessions}
         return {known.get(name, "") for name in named(dict(cause.details))}
 
@@ -306,7 +315,7 @@ class Device(Standing):
             self._refill()
         return replaced
 
-    def _failed_to_start(self, worker: Worker, cause: Cause) -> None:
+    def _failed_to_start(self, worker: Worker, cause: ExitCause) -> None:
         """A process that cannot be started while none serves speaks against the device."""
         now = time.monotonic()
         if self.running:
@@ -322,7 +331,7 @@ class Device(Standing):
             if worker.state != FENCED:
                 worker.fence(self.fenced)
 
-    def buried(self, generation: int) -> None:
+    def reaped(self, generation: int) -> None:
         self.totals.settle(generation)
         self.tenant_memory.leave(generation)
         self._grants.leave(generation)
@@ -352,8 +361,8 @@ class Device(Standing):
             self._refill()
 
     def fence(self, why: str) -> None:
-        """What it is made of is sick, says whoever looks after that: nobody further is let on it, until an operator
-        restarts it. Who is on it may fetch what is his."""
+        """Fences the device, whose hardware is sick: no further session gets on it until an operator restarts it.
+        Sessions on it may fetch their data."""
         if not self.sick:
             log.error("device_fenced", device=self.ordinal, generation=self.generation, why=why)
             self.sick = why
@@ -364,7 +373,7 @@ class Device(Standing):
         log.warning("device_restart", device=self.ordinal, processes=len(self.workers))
         self.fenced = self.sick = ""
         self._failures.clear()
-        self._owner.pardon()
+        self._owner.lift_quarantine()
         for worker in self.workers:
             if not worker.ending:
                 worker.restart()

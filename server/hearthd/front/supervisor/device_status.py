@@ -1,4 +1,4 @@
-"""What a device is to those who look at it: its workers taken together."""
+"""The status of a device to observers: its workers taken together."""
 
 from __future__ import annotations
 
@@ -6,34 +6,34 @@ import time
 
 from hearth_proto.v1 import node_pb2
 from hearthd.front.links.link import DeviceLink
-from hearthd.front.resources.memory_grants import Grants
-from hearthd.front.resources.memory_ledger import Ledger
-from hearthd.front.supervisor.isolation import EVERYBODY, FENCED, LOST, SERVING, STALLED, STARTING, Key
+from hearthd.front.resources.memory_grants import MemoryGrants
+from hearthd.front.resources.memory_ledger import MemoryLedger
+from hearthd.front.supervisor.isolation import EVERYBODY, FENCED, LOST, SERVING, STALLED, STARTING, WorkerKey
 from hearthd.front.supervisor.worker import Worker
-from hearthd.front.supervisor.worker_set import Roster
+from hearthd.front.supervisor.worker_set import WorkerSet
 from hearthd.front.tenancy.tenants import Tenant
 from hearthd.shared.device_spec import DeviceSpec
 
 
-class Standing:
-    """One device, as it is described."""
+class DeviceStatus:
+    """The status of one device, as it is described."""
 
-    def __init__(self, spec: DeviceSpec, grants: Grants) -> None:
+    def __init__(self, spec: DeviceSpec, grants: MemoryGrants) -> None:
         self.spec = spec
         self.ordinal = spec.ordinal
         self.properties = node_pb2.DeviceProperties(backend=spec.backend)
-        self.workers = Roster()
+        self.workers = WorkerSet()
         self.known = False
         """Whether a process has ever been ready."""
         self.fenced = ""
         """Why no process is started any more."""
         self.sick = ""
-        """What is wrong with its hardware: nobody new is let on it."""
+        """The fault of its hardware, which keeps new sessions off it; empty: none is known."""
         self._grants = grants
 
     @property
-    def memory(self) -> Ledger:
-        """How its memory is divided between its processes."""
+    def memory(self) -> MemoryLedger:
+        """The division of its memory among its processes."""
         return self._grants.ledger
 
     @property
@@ -48,7 +48,7 @@ class Standing:
 
     @property
     def state(self) -> node_pb2.DeviceState:
-        """Of everybody's worker; where each tenant has its own, whether a tenant that comes is served."""
+        """The state of the shared worker; with a worker for each tenant, the state that a new tenant meets."""
         if self.sick:
             return FENCED
         if self._primary is not None:
@@ -78,7 +78,7 @@ class Standing:
 
     @property
     def pid(self) -> int:
-        """Of that process; 0 without one."""
+        """The pid of that process; 0: there is none."""
         worker = self._primary or next(iter(self.running), None)
         return worker.pid if worker is not None else 0
 
@@ -95,11 +95,11 @@ class Standing:
         return min(pongs, default=time.monotonic())
 
     def describe(self, viewer: Tenant | None = None) -> node_pb2.Device:
-        """What `viewer` may know of it; None: everything."""
+        """Describes the device as far as `viewer` may know it; None: everything."""
         hidden = viewer is not None and not viewer.observes
         worker = self._primary
         if worker is None and viewer is not None:
-            worker = self.workers.serving.get(Key(viewer.name))
+            worker = self.workers.serving.get(WorkerKey(viewer.name))
         return node_pb2.Device(
             ordinal=self.ordinal,
             state=self.state,
@@ -114,7 +114,7 @@ class Standing:
             ],
         )
 
-    def _process(self, worker: Worker, key: Key) -> node_pb2.DeviceProcess:
+    def _process(self, worker: Worker, key: WorkerKey) -> node_pb2.DeviceProcess:
         return node_pb2.DeviceProcess(
             pid=worker.pid,
             generation=worker.generation,
@@ -126,6 +126,6 @@ class Standing:
         )
 
 
-def _sees(viewer: Tenant, key: Key | None) -> bool:
+def _sees(viewer: Tenant, key: WorkerKey | None) -> bool:
     """Everybody's processes, and those of the viewer's tenant."""
     return viewer.observes or (key is not None and key.tenant in ("", viewer.name))

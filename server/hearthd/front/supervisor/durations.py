@@ -1,38 +1,38 @@
-"""How long the processes of a device take to be ready, and those whom one is lost to, to be served again. Pure."""
+"""Durations of a device's processes: from start to ready, and from a loss until its sessions are served again. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from hearthd.front.counters import Buckets
-from hearthd.front.supervisor.isolation import Key
+from hearthd.front.counters import HistogramCounts
+from hearthd.front.supervisor.isolation import WorkerKey
 
 _BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
-class Times:
-    """Of one device, in seconds."""
+class ProcessDurations:
+    """The durations of one device, in seconds."""
 
     def __init__(self) -> None:
-        self.starts = Buckets.up_to(_BOUNDS)
+        self.starts = HistogramCounts.up_to(_BOUNDS)
         """From the launch of a process until it is ready."""
-        self.recoveries = Buckets.up_to(_BOUNDS)
+        self.recoveries = HistogramCounts.up_to(_BOUNDS)
         """From the loss of a process until those whom it served are served by another."""
-        self._lost: dict[Key, float] = {}
+        self._lost: dict[WorkerKey, float] = {}
 
     @property
     def waiting(self) -> bool:
-        """Whether somebody is without a process."""
+        """True if a key is without a process."""
         return bool(self._lost)
 
     def started(self, seconds: float) -> None:
         self.starts.observe(seconds)
 
-    def lost(self, key: Key, now: float) -> None:
-        """Those of `key` are without a process, from now on unless they were before."""
+    def lost(self, key: WorkerKey, now: float) -> None:
+        """Notes that the key has no process from now on, unless it had none before."""
         self._lost.setdefault(key, now)
 
-    def served(self, serving: Collection[Key], known: Collection[Key], now: float) -> None:
+    def served(self, serving: Collection[WorkerKey], known: Collection[WorkerKey], now: float) -> None:
         """The workers of `serving` serve. Who is not in `known` has gone, and waits for none."""
         for key, since in list(self._lost.items()):
             if key in serving:

@@ -1,4 +1,4 @@
-"""Why a device process ended, in words and as what its clients are told."""
+"""The cause of a device process's end, in words and as the refusal that its clients get."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ ABANDONED, RESTART = "abandoned", "restart"
 LABELS = frozenset(
     {ABANDONED, "exit", "fault", "launch", "link", RESTART, "signal", "start_timeout", "stuck", "unknown"}
 )
-"""All that a `Cause` may have, for metrics."""
+"""Labels that an `ExitCause` may have, for metrics."""
 INTENDED = frozenset({ABANDONED, RESTART})
-"""Those that are the front's own doing and speak against nobody: closed sessions alone were left, an operator."""
+"""Ends by the front itself, which count against no session: closed sessions alone were left, an operator."""
 
 
 @dataclass(frozen=True)
-class Cause:
+class ExitCause:
     """Why a device process ended."""
 
     label: str  # one of LABELS
@@ -33,7 +33,7 @@ class Cause:
     details: tuple[tuple[str, str], ...] = ()
 
     def refusal(self, device: int, generation: int) -> Refusal:
-        """What everyone who waits for the device is told."""
+        """Returns the error of all pending work on the device."""
         return Refusal(
             Reason.DEVICE_LOST,
             f"Device {device} (generation {generation}) was lost: {self.text}.",
@@ -58,8 +58,8 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-async def find_cause(link: DeviceLink, exited: asyncio.Future[int | None]) -> Cause:
-    """Why the process behind `link` ended: its own last words, else its link, else its exit status."""
+async def find_cause(link: DeviceLink, exited: asyncio.Future[int | None]) -> ExitCause:
+    """Finds the cause of the end of the process behind `link`: its own report, else its link, else its exit status."""
     if exited.done() and not link.closed.done():
         # The exit status may overtake what the process wrote before it: its results, and why it ends.
         await asyncio.wait({link.closed}, timeout=EXIT_GRACE)
@@ -67,17 +67,17 @@ async def find_cause(link: DeviceLink, exited: asyncio.Future[int | None]) -> Ca
         refusal = from_status(link.fault.result())
         names = refusal.details.get("kernels") or refusal.details.get("in_flight") or ""
         kernels = tuple(name.strip() for name in names.split(",") if name.strip())
-        return Cause("fault", refusal.message.rstrip("."), kernels, tuple(refusal.details.items()))
+        return ExitCause("fault", refusal.message.rstrip("."), kernels, tuple(refusal.details.items()))
     why = link.closed.result() if link.closed.done() else ""
     if why:
-        return Cause("link", why)
+        return ExitCause("link", why)
     await asyncio.wait({exited}, timeout=EXIT_GRACE)
     if not exited.done():
-        return Cause("link", "it closed its link and went on")
+        return ExitCause("link", "it closed its link and went on")
     code = exited.result()
     if code is None:
-        return Cause("unknown", "its process vanished")
+        return ExitCause("unknown", "its process vanished")
     if code < 0:
         name = signal_name(-code)
-        return Cause("signal", f"its process was killed by {name}", details=(("signal", name),))
-    return Cause("exit", f"its process ended with exit code {code}", details=(("exit_code", str(code)),))
+        return ExitCause("signal", f"its process was killed by {name}", details=(("signal", name),))
+    return ExitCause("exit", f"its process ended with exit code {code}", details=(("exit_code", str(code)),))

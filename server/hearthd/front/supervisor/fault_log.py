@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from hearthd.front.supervisor.exit_cause import Cause
-from hearthd.front.supervisor.isolation import EVERYBODY, Key
+from hearthd.front.supervisor.exit_cause import ExitCause
+from hearthd.front.supervisor.isolation import EVERYBODY, WorkerKey
 from hearthd.front.tenancy.tenants import Tenant, sees_tenant
 
 MOST = 32
@@ -22,7 +22,7 @@ _OTHERS = "a kernel of another tenant was in flight"
 
 @dataclass(frozen=True)
 class Fault:
-    """One loss."""
+    """The loss of one device process."""
 
     time_unix: float
     device: int
@@ -34,13 +34,13 @@ class Fault:
     kernels: tuple[str, ...]
     """Those that were in flight, as far as the process could say."""
     tenant: str
-    """Whose the process was; empty: everybody's, or nobody's yet."""
+    """The tenant of the process; empty: all tenants', or not assigned yet."""
     involved: frozenset[str]
     """The tenants whose kernels were in flight."""
 
     def seen_by(self, viewer: Tenant) -> dict[str, Any] | None:
-        """What JSON has; None where it does not exist for the viewer. Of a process that tenants share each of them
-        hears that it was lost, but no names of others' kernels."""
+        """Returns its entry in JSON; None if it does not exist for the viewer. Each tenant of a shared process sees the
+        loss, but no names of others' kernels."""
         if not sees_tenant(viewer, self.tenant):
             return None
         told = not self.kernels or self.tenant or self.involved == {viewer.name} or viewer.observes
@@ -55,7 +55,7 @@ class Fault:
 
 
 class RecentFaults:
-    """Of one device."""
+    """The recent faults of one device."""
 
     def __init__(self, device: int) -> None:
         self._device = device
@@ -65,7 +65,7 @@ class RecentFaults:
         """Newest first."""
         return reversed(list(self._faults))
 
-    def add(self, cause: Cause, generation: int, key: Key | None, involved: Collection[str]) -> None:
+    def add(self, cause: ExitCause, generation: int, key: WorkerKey | None, involved: Collection[str]) -> None:
         """A process was lost; `involved`: the tenants whose kernels were in flight."""
         self._faults.append(
             Fault(

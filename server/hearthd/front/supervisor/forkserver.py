@@ -30,7 +30,7 @@ _DRIVER = Path("/dev/nvidiactl")
 
 
 def preload(backend: str) -> None:
-    """What the forkserver imports, from its next start on."""
+    """Sets the forkserver's imports, from its next start on."""
     multiprocessing.get_context("forkserver").set_forkserver_preload([*PRELOAD, *PRELOAD_OF[backend]])
 
 
@@ -94,9 +94,8 @@ def run() -> None:
 _BY_DESCRIPTOR = "/proc/self/fd/"
 _FOR_THE_FRONT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """A Ctrl-C in a terminal, the end of the terminal, and many a service manager, signal the whole process group: only the
-front shall act on it. The forkserver inherits that they are blocked, and its children ignore them; all are told to end
-by the front. Blocked and not ignored while the forkserver is started, so that a signal that comes just then is not
-lost."""
+front shall act on it. The forkserver inherits that they are blocked, and its children ignore them; the front ends them
+all. Blocked and not ignored while the forkserver is started, so that a signal that comes just then is not lost."""
 
 
 def _leave(address: str | None) -> None:
@@ -118,7 +117,7 @@ def pid() -> int | None:
 
 
 def suspended() -> bool:
-    """Whether it is stopped (SIGSTOP) and answers nobody until it is continued."""
+    """Returns True if it is stopped (SIGSTOP) and cannot answer until it is continued."""
     server = pid()
     return server is not None and state_of(server) in ("T", "t")
 
@@ -132,7 +131,7 @@ def state_of(process: int) -> str:
 
 
 def gone(patience: float) -> bool:
-    """Whether it has ended, or does so within `patience` seconds. Blocks; it is not waited for yet."""
+    """Returns True if it has ended, or does so within `patience` seconds. Blocks; it is not reaped yet."""
     server = pid()
     return server is None or _ended(server, patience)
 
@@ -186,7 +185,7 @@ def stop() -> None:
 
 
 def abandon() -> None:
-    """The same, at once, where it has nothing to do after all."""
+    """Kills and reaps the forkserver at once, when it is not needed after all."""
     kill()
     stop()
 
@@ -196,7 +195,7 @@ _END_S = 2.0
 
 
 def _ended(child: int, patience: float) -> bool:
-    """Whether a child has ended, or does so within `patience` seconds; it stays to be waited for."""
+    """Returns True if the child has ended, or does so within `patience` seconds; it is not reaped."""
     try:
         descriptor = os.pidfd_open(child)
     except OSError:  # there is no such process, or no descriptor to be had

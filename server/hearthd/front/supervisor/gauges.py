@@ -1,4 +1,4 @@
-"""What the processes of a device say of themselves just now, added up: by tenant, and for the device."""
+"""Gauges that the processes of a device report, added up by tenant and for the device."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def _of(worker: Worker) -> Gauges | None:
 
 
 def together(gauges: Iterable[Gauges]) -> Gauges:
-    """Of several processes of one device."""
+    """Adds up the gauges of several processes of one device."""
     total: dict[str, Number] = {}
     for each in gauges:
         for name, value in each.items():

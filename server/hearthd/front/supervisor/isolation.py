@@ -18,8 +18,8 @@ STATE_NAMES = {STARTING: "starting", SERVING: "serving", LOST: "lost", FENCED: "
 
 
 @dataclass(frozen=True)
-class Policy:
-    """How patient the supervisor is, in seconds, and who shares a process with whom."""
+class IsolationPolicy:
+    """Time limits of the supervisor, in seconds, and the sharing of processes among sessions."""
 
     start_timeout: float = 60.0
     ping_timeout: float = 10.0
@@ -32,7 +32,7 @@ class Policy:
     serving_wait: float = 5.0
     """How long a call waits for a process that is being replaced."""
     by_tenant: bool = False
-    """Each tenant has processes of its own; otherwise all sessions that are not dedicated share one."""
+    """Each tenant has separate processes; otherwise all sessions that are not dedicated share one."""
     idle_timeout: float = 60.0
     """A process that holds nothing for anybody ends after this time, unless it is everybody's; 0: never."""
     max_processes: int = 8
@@ -47,7 +47,7 @@ class Policy:
     """One further process on each device is ready for who comes, or loses its own."""
 
 
-class Key(NamedTuple):
+class WorkerKey(NamedTuple):
     """Whom a worker serves: everybody, one tenant, or one session of a tenant."""
 
     tenant: str = ""
@@ -58,30 +58,31 @@ class Key(NamedTuple):
         return bool(self.session)
 
 
-EVERYBODY = Key()
+EVERYBODY = WorkerKey()
 
 QUICK = 2
-"""So many lost processes are replaced at once."""
+"""Lost processes that are replaced at once."""
 
 PAUSE_S, PAUSE_MOST_S = 0.1, 2.0
 
 
-class Loss(NamedTuple):
+class ProcessLoss(NamedTuple):
     """When a process was lost, and to which session."""
 
     at: float
     culprit: str | None = None
 
 
-def weight(losses: Iterable[Loss]) -> int:
-    """How much losses speak against the device. What one session has done again and again is dealt with there, and
-    counts once."""
+def weight(losses: Iterable[ProcessLoss]) -> int:
+    """Returns the weight of losses against the device. Repeated losses to one session are dealt with there, and count
+    once."""
     losses = list(losses)
     return sum(loss.culprit is None for loss in losses) + len({loss.culprit for loss in losses} - {None})
 
 
-def pause(losses: Collection[Loss], alone: bool) -> float:
-    """Seconds before the next process is started: none at first, then longer and longer. `alone`: one session has it to
-    itself, and waits for every fault of its own; who shares it with the session that faults is not to wait for that."""
+def pause(losses: Collection[ProcessLoss], alone: bool) -> float:
+    """Returns the seconds before the next process is started: none at first, then longer and longer. `alone`: one
+    session has the process to itself, and waits for each of its faults; a session that shares it does not wait for
+    faults of another."""
     late = (len(losses) if alone else weight(losses)) - QUICK
     return 0.0 if late <= 0 else min(PAUSE_MOST_S, PAUSE_S * 2 ** (late - 1))

@@ -1,6 +1,6 @@
 """Starts device processes from a forkserver that has their imports loaded, and sees them end.
 
-Starting blocks (a fork, and at first the forkserver's imports), so it runs in a thread of its own; one thread, because
+Starting blocks (a fork, and at first the forkserver's imports), so it runs in a separate thread; one thread, because
 `multiprocessing`'s bookkeeping is not made for several. The forkserver, its children and the resource tracker are all
 gone when `stop` returns.
 
@@ -47,7 +47,7 @@ _GONE_S = 1.0
 _STATUS_S = 0.5
 """Seconds that the forkserver has to hand on the exit code of a process that has ended."""
 _CALM_S = 60.0
-"""A forkserver that ran for so many seconds is replaced at once; others with a delay that doubles."""
+"""Seconds after which a forkserver that ends is replaced at once; others with a delay that doubles."""
 _MOST_DELAY_S = 30.0
 
 
@@ -71,11 +71,11 @@ class DeviceProcess(Protocol):
         """Makes it write where its threads are to the log; harmless where it has ended."""
 
     async def ended(self) -> int | None:
-        """Its exit code, negative for a signal, when it has ended; None where nobody knows."""
+        """Waits for its end and returns its exit code, negative for a signal; None if that is unknown."""
 
 
 class Launcher(Protocol):
-    """What the supervisor needs to get device processes."""
+    """Starts device processes for the supervisor."""
 
     async def launch(self, spec: DeviceSpec) -> DeviceProcess: ...
 
@@ -105,7 +105,7 @@ class ForkServerLauncher:
         forkserver.run()
 
     def pids(self) -> set[int]:
-        """All processes that are waited for here: nobody else may."""
+        """Returns the processes that are reaped here, and must be reaped nowhere else."""
         return forkserver.pids() | {child.pid for child in self._running}
 
     async def launch(self, spec: DeviceSpec) -> DeviceProcess:
@@ -222,8 +222,8 @@ def _forget(starting: asyncio.Future[_Child]) -> None:
 
 
 class _Child:
-    """A device process. Its end is seen by its pidfd, whoever its parent is; its exit code comes from the forkserver,
-    else from the system, whose child it becomes when the forkserver ends."""
+    """A device process. Its pidfd shows its end, whatever its parent is; its exit code comes from the forkserver, else
+    from the system, whose child it becomes when the forkserver ends."""
 
     def __init__(self, process: ForkServerProcess, link: socket.socket, files: socket.socket, life: Connection) -> None:
         self._process = process

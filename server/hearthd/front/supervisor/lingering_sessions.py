@@ -1,9 +1,9 @@
-"""Sessions that have been closed in a device process and whose work there has not ended; when the process is ended for
-that. Pure: times are passed in.
+"""Closed sessions whose work in a device process has not ended, and the end of the process for that. Pure: times are
+passed in.
 
-A running kernel cannot be cancelled, only its process be ended. Who is closed fetches nothing any more, so a process
-that nobody else uses ends soon after, with what the session held. One that others use is never ended for it: they go
-on, and the memory stays until the kernel ends or the last of them has left.
+A running kernel cannot be cancelled, only its process be ended. A closed session fetches nothing any more, so a process
+that no other session uses ends soon after, with what the session held. One that others use is never ended for it: they
+continue, and the memory stays until the kernel ends or the last of them has left.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any
 
 GRACE = 2.0
 """Seconds that work may run on. A client's close waits as long, so what ends by then is a close like any other; more
-would keep the device's memory, and the next to come, waiting for results that nobody can fetch."""
+would keep the device's memory, and the next session, waiting for results that no client can fetch."""
 CLEARING = 10.0
-"""Seconds for one whose work has ended and that gives back what it held, piece by piece: it comes to its end by itself,
-and a process that is warm is worth waiting for."""
+"""Seconds for a session whose work has ended and whose memory is freed piece by piece: that ends by itself, and a
+process that is warm is worth waiting for."""
 NAMES = 4
 """Kernels that are named of each."""
 
 
 @dataclass(eq=False)
-class Straggler:
+class LingeringSession:
     """A session that was closed at `since`."""
 
     session: str
@@ -45,20 +45,20 @@ class Straggler:
 
     @property
     def what(self) -> str:
-        """What of it does not end, for people."""
+        """Returns the work that does not end, for people."""
         if not self.busy:
             return f"what session {self.session} held"
         names = ", ".join(self.kernels[:NAMES]) + (", ..." if len(self.kernels) > NAMES else "")
         return f"{f'kernel {names}' if names else 'work'} of session {self.session}"
 
 
-class Stragglers:
-    """Of one process, by the number of the channel that each had there."""
+class LingeringSessions:
+    """The lingering sessions of one process, by the number of the channel that each had there."""
 
     def __init__(self) -> None:
-        self._each: dict[int, Straggler] = {}
+        self._each: dict[int, LingeringSession] = {}
 
-    def __iter__(self) -> Iterator[Straggler]:
+    def __iter__(self) -> Iterator[LingeringSession]:
         return iter(self._each.values())
 
     def __len__(self) -> int:
@@ -68,7 +68,7 @@ class Stragglers:
 
     def left(self, channel: int, session: str, tenant: str, now: float) -> None:
         """A session is closed here."""
-        self._each.setdefault(channel, Straggler(session, tenant, now))
+        self._each.setdefault(channel, LingeringSession(session, tenant, now))
 
     def gone(self, channel: int) -> None:
         """All that it had here is done and given back."""
@@ -80,8 +80,8 @@ class Stragglers:
             each.asked = now
 
     def hear(self, leaving: Any) -> None:
-        """What it answers: channel (as JSON has keys), then what of it still runs. A process that does not answer, or
-        does not know of one, is busy with it."""
+        """Takes the process's answer: channel (as JSON has keys), then its work that still runs. A process that does
+        not answer, or does not know a session, is busy with it."""
         known: Mapping[str, Any] = leaving if isinstance(leaving, dict) else {}
         for channel, each in self._each.items():
             said = known.get(str(channel))
@@ -94,23 +94,24 @@ class Stragglers:
     # ---- what follows ----
 
     def alone(self, channels: Collection[int]) -> bool:
-        """Whether nobody uses the process but them. `channels`: all that it has, theirs among them."""
+        """Returns True if no other session uses the process. `channels`: all that it has, theirs among them."""
         return bool(self._each) and all(channel in self._each for channel in channels)
 
-    def bar(self, channels: Collection[int]) -> bool:
-        """Whether who comes has to wait: beside work that may never end it would keep the process from ending."""
+    def must_drain(self, channels: Collection[int]) -> bool:
+        """Returns True if a new session has to wait: beside work that may never end it would keep the process from
+        ending."""
         return self.alone(channels) and any(each.busy for each in self)
 
     def to_ask(self, now: float) -> bool:
-        """Whether one has had its time, and the process has not been asked since."""
+        """Returns True if the time of one is over and the process has not been asked since."""
         return any(each.asked < each.due <= now for each in self)
 
     def end(self, channels: Collection[int], now: float) -> bool:
-        """Whether the process is to be ended."""
+        """Returns True if the process is to be ended."""
         return self.alone(channels) and all(each.due <= now for each in self)
 
-    def stuck(self, now: float) -> list[Straggler]:
-        """Those that have had their time, oldest first."""
+    def stuck(self, now: float) -> list[LingeringSession]:
+        """Returns the sessions whose time is over, oldest first."""
         return sorted((each for each in self if each.due <= now), key=lambda each: each.since)
 
     def wake(self, now: float) -> float | None:

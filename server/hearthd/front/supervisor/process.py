@@ -1,4 +1,4 @@
-"""One device process and its link, from its start to its end."""
+"""A device process and its link, from its start to its end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hearth_proto.v1 import node_pb2
 from hearthd.front.links.fd_passing import Descriptors
 from hearthd.front.links.link import CollectiveSink, DeviceLink
 from hearthd.front.supervisor.crash import CrashFile
-from hearthd.front.supervisor.exit_cause import EXIT_GRACE, REPORT_GRACE, Cause, find_cause
+from hearthd.front.supervisor.exit_cause import EXIT_GRACE, REPORT_GRACE, ExitCause, find_cause
 from hearthd.front.supervisor.forkserver import state_of
 from hearthd.front.supervisor.launcher import DeviceProcess, Launcher
 from hearthd.shared.device_spec import DeviceSpec
@@ -26,14 +26,14 @@ log = structlog.get_logger("hearthd.supervisor")
 _LOOK_S = 0.4
 """Seconds between two looks at whether the process runs at all: health says so within a second."""
 _STEPS = 10
-"""In so many steps the patience with a process passes."""
+"""Steps in which the patience with a process passes."""
 
 Observer = Callable[[int, dict[str, Any]], None]
 """Told the generation of a process and what it says it has counted."""
 
 
 class Process:
-    """Launched, linked, watched, buried."""
+    """Launched, linked, watched, reaped."""
 
     def __init__(self, started: DeviceProcess, link: DeviceLink, begin: float, crash: CrashFile) -> None:
         self.link = link
@@ -79,7 +79,7 @@ class Process:
 
     @property
     def properties(self) -> node_pb2.DeviceProperties:
-        """Of its device; only where it is ready."""
+        """The properties of its device; only when the process is ready."""
         return self.link.ready.result()
 
     @property
@@ -88,30 +88,31 @@ class Process:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended, or is about to."""
+        """True if it has ended, or is about to."""
         return any(end.done() for end in self._ends)
 
-    async def until_ready(self, patience: float) -> Cause | None:
+    async def until_ready(self, patience: float) -> ExitCause | None:
         """Returns when it is ready; why it never will be otherwise."""
         ready = self.link.ready
         await asyncio.wait({*self._ends, ready}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
         if self.over:
             return await self._cause()
         if not ready.done():
-            return Cause("start_timeout", f"it was not ready within {patience:g} s of its start")
+            return ExitCause("start_timeout", f"it was not ready within {patience:g} s of its start")
         self.last_pong = time.monotonic()
         return None
 
-    async def until(self, other: asyncio.Future[Any]) -> Cause | None:
+    async def until(self, other: asyncio.Future[Any]) -> ExitCause | None:
         """Returns when `other` is done; why the process ended where it does so before."""
         await asyncio.wait({*self._ends, other}, return_when=asyncio.FIRST_COMPLETED)
         return await self._cause() if self.over else None
 
-    async def _cause(self) -> Cause:
+    async def _cause(self) -> ExitCause:
         return self._crash.explain(await find_cause(self.link, self._exited))
 
-    async def watch(self, interval: float, patience: float, other: asyncio.Future[Any]) -> Cause | None:
-        """As `until`, with a ping every `interval` seconds that has to be answered within `patience`."""
+    async def watch(self, interval: float, patience: float, other: asyncio.Future[Any]) -> ExitCause | None:
+        """Waits as `until` does, and sends a ping every `interval` seconds that has to be answered within
+        `patience`."""
         pinger = asyncio.create_task(self._ping(interval, patience))
         looking = asyncio.create_task(self._look())
         try:
@@ -119,7 +120,7 @@ class Process:
             if self.over:
                 return await self._cause()
             if pinger.done():
-                return self._crash.explain(Cause("stuck", f"it answered no ping for {patience:g} s"))
+                return self._crash.explain(ExitCause("stuck", f"it answered no ping for {patience:g} s"))
             return None
         finally:
             pinger.cancel()
@@ -137,7 +138,7 @@ class Process:
             await asyncio.sleep(interval)
 
     async def _answers(self, patience: float) -> bool:
-        """Whether a ping is answered in time; after half of it, the process is stalled until it answers."""
+        """Returns True if a ping is answered in time; after half of it, the process is stalled until it answers."""
         pong = asyncio.ensure_future(self.link.ping())
         try:
             if await within(patience / 2, asyncio.shield(pong)):
@@ -177,8 +178,8 @@ class Process:
 
     # ---- its end ----
 
-    async def end(self, cause: Cause) -> None:
-        """Makes sure that a process that is lost ends now; `bury` waits for it."""
+    async def end(self, cause: ExitCause) -> None:
+        """Makes sure that a process that is lost ends now; `reap` waits for it."""
         if cause.label == "stuck":
             self._started.report()
             await asyncio.wait({self._exited}, timeout=REPORT_GRACE)
@@ -202,8 +203,8 @@ class Process:
     def kill(self) -> None:
         self._started.kill()
 
-    async def bury(self, last_words: Refusal | None = None) -> None:
-        """Returns when it is gone; what it held on the device is free by then. `last_words`: for who still waits."""
+    async def reap(self, final_refusal: Refusal | None = None) -> None:
+        """Returns when it is gone; what it held on the device is free by then. `final_refusal`: for who still waits."""
         _, pending = await asyncio.wait({self._exited}, timeout=EXIT_GRACE)
         if pending:
             self._started.kill()
@@ -212,12 +213,12 @@ class Process:
         if self.link.descriptors is not None:
             self.link.descriptors.close()
         self._crash.close()
-        if last_words is not None:
-            self.link.fail(last_words, [])
+        if final_refusal is not None:
+            self.link.fail(final_refusal, [])
 
 
 async def within(seconds: float, work: Awaitable[object]) -> bool:
-    """Whether it is done in time; raises what it raises.
+    """Returns True if the work is done in time; raises what it raises.
 
     Time in which this very process did not run (a machine that was paused or suspended, a debugger) counts little: the
     answer may be there by now, and was only not looked at. So the time passes in steps, and none counts for more than

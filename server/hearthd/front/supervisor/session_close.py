@@ -12,24 +12,24 @@ import structlog
 
 from hearth_proto.reasons import Refusal
 from hearthd.front.links.link import DeviceLink
-from hearthd.front.supervisor.exit_cause import ABANDONED, Cause
-from hearthd.front.supervisor.lingering_sessions import Straggler, Stragglers
+from hearthd.front.supervisor.exit_cause import ABANDONED, ExitCause
+from hearthd.front.supervisor.lingering_sessions import LingeringSession, LingeringSessions
 
 log = structlog.get_logger("hearthd.supervisor")
 
 ANSWER = 1.0
-"""Seconds that the process has to say what still runs; nobody else uses one that does not."""
+"""Seconds that the process has to report what still runs."""
 
 
-class Farewell:
+class SessionClose:
     """Belongs to the event loop. `end`: told that the process is to be ended now, and why; `changed`: that those who
     wait (`wait`) may come."""
 
-    def __init__(self, link: DeviceLink, end: Callable[[Cause], None], changed: Callable[[], None]) -> None:
+    def __init__(self, link: DeviceLink, end: Callable[[ExitCause], None], changed: Callable[[], None]) -> None:
         self._link = link
         self._end = end
         self._changed = changed
-        self._stragglers = Stragglers()
+        self._lingering = LingeringSessions()
         self._timer: asyncio.TimerHandle | None = None
         self._asking: asyncio.Task[None] | None = None
         self._awaited = False
@@ -37,20 +37,20 @@ class Farewell:
         link.on_leave, link.on_gone = self._leave, self._gone
 
     @property
-    def bars(self) -> bool:
-        """Whether the process is no place for who comes: closed sessions alone are left in it, and work of theirs."""
-        return self._stragglers.bar(self._link.channels)
+    def must_drain(self) -> bool:
+        """True if new sessions must not use the process: closed sessions alone are left in it, and work of theirs."""
+        return self._lingering.must_drain(self._link.channels)
 
     def wait(self) -> None:
-        """Somebody has come and waits."""
+        """Notes that a new session waits."""
         if not self._awaited:
             self._awaited = True
             self._ask()  # it may be that nothing runs
 
-    def stuck(self) -> list[tuple[Straggler, float]]:
-        """Who has had his time, and how many seconds ago he was closed."""
+    def stuck(self) -> list[tuple[LingeringSession, float]]:
+        """Returns the sessions whose time is over, each with the seconds since it was closed."""
         now = time.monotonic()
-        return [(each, now - each.since) for each in self._stragglers.stuck(now)]
+        return [(each, now - each.since) for each in self._lingering.stuck(now)]
 
     def close(self) -> None:
         """The process ends, or is gone."""
@@ -65,11 +65,11 @@ class Farewell:
     def _leave(self, channel: int) -> None:
         known = self._link.channels.get(channel)
         if known is not None:
-            self._stragglers.left(channel, known.session_id, known.tenant, time.monotonic())
+            self._lingering.left(channel, known.session_id, known.tenant, time.monotonic())
             self._look()
 
     def _gone(self, channel: int) -> None:
-        self._stragglers.gone(channel)
+        self._lingering.gone(channel)
         self._look()
 
     def _look(self) -> None:
@@ -79,15 +79,15 @@ class Farewell:
             self._timer = None
         if self._over or self._link.loss is not None:
             return
-        if self._awaited and not self.bars:
+        if self._awaited and not self.must_drain:
             self._awaited = False
             self._changed()
         now = time.monotonic()
-        if self._stragglers.to_ask(now):
+        if self._lingering.to_ask(now):
             self._ask()
             return
-        stuck = self._stragglers.stuck(now)
-        if self._stragglers.end(self._link.channels, now):
+        stuck = self._lingering.stuck(now)
+        if self._lingering.end(self._link.channels, now):
             self._over = True
             self._end(_cause(stuck, now))
             return
@@ -95,7 +95,7 @@ class Farewell:
             if not each.told:
                 each.told = True
                 self._warn(each, now)
-        due = self._stragglers.wake(now)
+        due = self._lingering.wake(now)
         if due is not None:
             self._timer = asyncio.get_running_loop().call_later(due - now + 1e-3, self._look)
 
@@ -104,16 +104,16 @@ class Farewell:
             self._asking = asyncio.create_task(self._hear(), name=f"farewell-{self._link.ordinal}")
 
     async def _hear(self) -> None:
-        self._stragglers.ask(time.monotonic())
+        self._lingering.ask(time.monotonic())
         said: dict[str, Any] = {}
         with contextlib.suppress(TimeoutError, Refusal):
             async with asyncio.timeout(ANSWER):
                 said = await self._link.stats()
-        self._stragglers.hear(said.get("leaving"))
+        self._lingering.hear(said.get("leaving"))
         self._asking = None
         self._look()
 
-    def _warn(self, straggler: Straggler, now: float) -> None:
+    def _warn(self, straggler: LingeringSession, now: float) -> None:
         log.warning(
             "session_runs_on",
             device=self._link.ordinal,
@@ -126,13 +126,13 @@ class Farewell:
         )
 
 
-def _cause(stuck: list[Straggler], now: float) -> Cause:
+def _cause(stuck: list[LingeringSession], now: float) -> ExitCause:
     kernels = tuple(dict.fromkeys(name for each in stuck for name in each.kernels))
     since = max(now - each.since for each in stuck)
     what = "; ".join(each.what for each in stuck[:3]) + ("; and more" if len(stuck) > 3 else "")
-    return Cause(
+    return ExitCause(
         ABANDONED,
-        f"{what} had not ended {since:.1f} s after the close, and nobody else used the process",
+        f"{what} had not ended {since:.1f} s after the close, and no other session used the process",
         kernels,
         (("sessions", ", ".join(each.session for each in stuck)),),
     )

@@ -12,13 +12,13 @@ from hearth_proto.reasons import Refusal
 from hearthd.front import errors
 from hearthd.front.links.link import CollectiveSink, DeviceLink
 from hearthd.front.sessions.session import Session
-from hearthd.front.supervisor.device import FENCED, LOST, SERVING, STARTING, STATE_NAMES, Device, Policy
-from hearthd.front.supervisor.fault_policy import Offenders
+from hearthd.front.supervisor.device import FENCED, LOST, SERVING, STARTING, STATE_NAMES, Device, IsolationPolicy
+from hearthd.front.supervisor.fault_policy import FaultQuarantine
 from hearthd.front.supervisor.launcher import Launcher
 from hearthd.front.tenancy.tenants import EVERYONE, Tenant
 from hearthd.shared.device_spec import DeviceSpec
 
-__all__ = ["FENCED", "LOST", "SERVING", "STARTING", "STATE_NAMES", "Device", "Policy", "Supervisor"]
+__all__ = ["FENCED", "LOST", "SERVING", "STARTING", "STATE_NAMES", "Device", "IsolationPolicy", "Supervisor"]
 
 log = structlog.get_logger("hearthd.supervisor")
 
@@ -30,7 +30,7 @@ class Supervisor:
         self,
         specs: list[DeviceSpec],
         launcher: Launcher,
-        policy: Policy,
+        policy: IsolationPolicy,
         on_collective: CollectiveSink | None = None,
         on_lost: Callable[[DeviceLink, str], None] = lambda link, why: None,
     ) -> None:
@@ -46,7 +46,7 @@ class Supervisor:
         self.policy = policy
         self.devices = {spec.ordinal: Device(spec, launcher, policy, self) for spec in specs}
         self._launcher = launcher
-        self.offenders = Offenders(policy.max_faults, policy.restart_window)
+        self.quarantine = FaultQuarantine(policy.max_faults, policy.restart_window)
         self._cutting: set[asyncio.Task[None]] = set()
         self._change: asyncio.Future[None] | None = None
         self._listeners: list[Callable[[], None]] = []
@@ -72,18 +72,18 @@ class Supervisor:
 
     def release(self, session: Session) -> None:
         """A session has ended: so do the processes that were its own."""
-        self.offenders.forget(session.id)
+        self.quarantine.forget(session.id)
         for device in self:
             device.release(session)
 
-    def blame(self, session: str) -> None:
+    def record_fault(self, session: str) -> None:
         """A process that it shared was lost to a session: one that has done that too often is cut off from others, and
         what it holds in their processes is freed."""
-        if not self.offenders.blame(session, time.monotonic()):
+        if not self.quarantine.record_fault(session, time.monotonic()):
             return
         log.error("session_barred", session=session)
         self.on_barred(session)
-        refusal = self.offenders.refusal(session)
+        refusal = self.quarantine.refusal(session)
         for each in self.sessions:
             if each.id == session and not each.dedicated:
                 channels, each.channels = list(each.channels.values()), {}
@@ -92,13 +92,13 @@ class Supervisor:
                     self._cutting.add(task)
                     task.add_done_callback(self._cutting.discard)
 
-    def barred(self, session: Session) -> Refusal | None:
+    def quarantine_refusal(self, session: Session) -> Refusal | None:
         """Why a session may share no process."""
-        return self.offenders.refusal(session.id) if self.offenders.barred(session.id) else None
+        return self.quarantine.refusal(session.id) if self.quarantine.quarantined(session.id) else None
 
-    def pardon(self) -> None:
+    def lift_quarantine(self) -> None:
         """Sessions that were barred may share processes again."""
-        self.offenders.pardon()
+        self.quarantine.lift_quarantine()
 
     async def before_serving(self, link: DeviceLink) -> None:
         for prepare in self.prepare:

@@ -17,7 +17,7 @@ from hearthd.front import errors, opentelemetry
 from hearthd.front.links.link import DeviceLink
 from hearthd.front.sessions.channel import Channel
 from hearthd.front.sessions.session import Session
-from hearthd.front.supervisor.exit_cause import ABANDONED, INTENDED, RESTART, Cause
+from hearthd.front.supervisor.exit_cause import ABANDONED, INTENDED, RESTART, ExitCause
 from hearthd.front.supervisor.isolation import (
     EVERYBODY,
     FENCED,
@@ -26,25 +26,25 @@ from hearthd.front.supervisor.isolation import (
     STALLED,
     STARTING,
     STATE_NAMES,
-    Key,
-    Loss,
-    Policy,
+    IsolationPolicy,
+    ProcessLoss,
+    WorkerKey,
     pause,
     weight,
 )
-from hearthd.front.supervisor.lingering_sessions import Straggler
+from hearthd.front.supervisor.lingering_sessions import LingeringSession
 from hearthd.front.supervisor.process import Process
-from hearthd.front.supervisor.session_close import Farewell
+from hearthd.front.supervisor.session_close import SessionClose
 from hearthd.shared.device_spec import DeviceSpec
 
 log = structlog.get_logger("hearthd.supervisor")
 
 
-class Host(Protocol):
-    """One device, as its workers see it."""
+class WorkerOwner(Protocol):
+    """The device of a worker, as the worker sees it."""
 
     ordinal: int
-    policy: Policy
+    policy: IsolationPolicy
 
     async def enter(self, worker: Worker) -> DeviceSpec:
         """Returns when there is room on the device for one more process: what it is to be told."""
@@ -56,15 +56,15 @@ class Host(Protocol):
         """A process is ready."""
 
     async def prepare(self, process: Process, worker: Worker) -> None:
-        """What has to be there before the worker's sessions use the process is brought back now."""
+        """Restores what has to be there before the worker's sessions use the process."""
 
-    def lost(self, worker: Worker, process: Process | None, cause: Cause, ready: bool) -> str | None:
+    def lost(self, worker: Worker, process: Process | None, cause: ExitCause, ready: bool) -> str | None:
         """Tells everyone; the session that it was lost to, where that can be known and concerns others."""
 
     def replace(self, worker: Worker) -> bool:
-        """Whether another worker goes on in this one's place."""
+        """Returns True if another worker continues in this one's place."""
 
-    def buried(self, generation: int) -> None:
+    def reaped(self, generation: int) -> None:
         """A process is gone, with all that it held."""
 
     def gone(self, worker: Worker) -> None:
@@ -76,9 +76,9 @@ class Host(Protocol):
 
 
 class Worker:
-    """The process of one key, replaced when it is lost. Without a key it is vacant: ready for whoever comes first."""
+    """The process of one key, replaced when it is lost. Without a key it is vacant: ready for the next key."""
 
-    def __init__(self, host: Host, key: Key | None, quota: int = 0) -> None:
+    def __init__(self, host: WorkerOwner, key: WorkerKey | None, quota: int = 0) -> None:
         self.key = key
         self.quota = quota
         """The most device memory, in bytes, that its tenant may hold; 0: no limit."""
@@ -87,13 +87,13 @@ class Worker:
         self.process: Process | None = None
         self.generation = 0
         """Of its process, or of the last one."""
-        self.losses: deque[Loss] = deque()
+        self.losses: deque[ProcessLoss] = deque()
         self._host = host
         self._ending = asyncio.get_running_loop().create_future()
         self._adopted = asyncio.get_running_loop().create_future()
         self._idle: asyncio.TimerHandle | None = None
-        self._farewell: Farewell | None = None
-        self._put_down: tuple[Process, Cause] | None = None
+        self._session_close: SessionClose | None = None
+        self._put_down: tuple[Process, ExitCause] | None = None
         """The process that was killed on purpose, and why."""
         self._stopped: Refusal | None = None
         self._task: asyncio.Task[None] = asyncio.create_task(self._run(), name=f"device-{host.ordinal}")
@@ -127,12 +127,12 @@ class Worker:
 
     @property
     def holds_nothing(self) -> bool:
-        """Whether it serves nobody and could go."""
+        """True if it serves no session and could end."""
         return self.link is not None and not self.link.channels
 
-    def stuck(self) -> list[tuple[Straggler, float]]:
-        """Closed sessions whose work goes on, each with the seconds since it was closed."""
-        return self._farewell.stuck() if self._farewell is not None else []
+    def stuck(self) -> list[tuple[LingeringSession, float]]:
+        """Returns closed sessions whose work still runs, each with the seconds since it was closed."""
+        return self._session_close.stuck() if self._session_close is not None else []
 
     # ---- for those whom it serves ----
 
@@ -149,13 +149,13 @@ class Worker:
                 channel = session.channels.get(self._host.ordinal)
                 if channel is not None and channel.link is link and channel.alive:
                     return channel
-                if self._farewell is None or not self._farewell.bars:
+                if self._session_close is None or not self._session_close.must_drain:
                     channel = session.channels[self._host.ordinal] = link.open_channel(
                         session.opening(link.device_memory)
                     )
                     return channel
-                self._farewell.wait()
-                begin = time.monotonic()  # that has a limit of its own
+                self._session_close.wait()
+                begin = time.monotonic()  # that has a separate limit
             policy = self._host.policy
             starts = self.state == STARTING and self.process is not None
             patience = policy.start_timeout if starts else policy.serving_wait
@@ -170,7 +170,7 @@ class Worker:
         return None
 
     def unavailable(self) -> Refusal:
-        """What those are told who have waited long enough."""
+        """Returns the refusal for callers that have waited long enough."""
         fenced = self.state == FENCED
         ordinal = self._host.ordinal
         return Refusal(
@@ -183,7 +183,7 @@ class Worker:
 
     # ---- the life of its processes ----
 
-    def adopt(self, key: Key, quota: int, losses: deque[Loss] | None = None) -> None:
+    def adopt(self, key: WorkerKey, quota: int, losses: deque[ProcessLoss] | None = None) -> None:
         """Serves `key` from now on; `losses`: of the worker whose place it takes."""
         self.key, self.quota = key, quota
         if losses is not None:
@@ -205,7 +205,7 @@ class Worker:
                 self._host.gone(self)
 
     async def _live(self) -> None:
-        """One process from its start to its end, with everyone told of it."""
+        """Runs one process from its start to its end, and notifies the device of both."""
         entering = asyncio.ensure_future(self._host.enter(self))
         await asyncio.wait({entering, self._ending}, return_when=asyncio.FIRST_COMPLETED)
         if not entering.done():
@@ -215,10 +215,10 @@ class Worker:
         try:
             process = await self._host.start_process(entering.result())
         except Exception as error:  # a fork or the forkserver failed: no process, the same consequences
-            self._lose(None, Cause("launch", f"it could not be started: {error}"), ready=False)
+            self._lose(None, ExitCause("launch", f"it could not be started: {error}"), ready=False)
             return
         self.process, self.generation = process, process.generation
-        self._farewell = Farewell(process.link, partial(self._abandon, process), self._host.notify)
+        self._session_close = SessionClose(process.link, partial(self._abandon, process), self._host.notify)
         if self.ending:  # it was asked to while the process was being started
             process.kill()
         ready = False
@@ -231,22 +231,22 @@ class Worker:
             process.kill()
             raise
         finally:
-            self._farewell.close()
+            self._session_close.close()
         if self.ending:
             if not await process.shut_down(self._host.policy.shutdown_timeout):
                 log.warning("device_killed", device=self._host.ordinal, why="it did not end when asked to")
-            await process.bury(self._stopped or _ended(self._host.ordinal))
+            await process.reap(self._stopped or _ended(self._host.ordinal))
         else:
             assert cause is not None
             if self._put_down is not None and self._put_down[0] is process:
                 cause = self._put_down[1]
             await process.end(cause)
             self._lose(process, cause, ready)
-            await process.bury()
-        self.process = self._farewell = None
-        self._host.buried(process.generation)
+            await process.reap()
+        self.process = self._session_close = None
+        self._host.reaped(process.generation)
 
-    async def _serve(self, process: Process) -> Cause | None:
+    async def _serve(self, process: Process) -> ExitCause | None:
         """A process that is ready, until it ends or has to."""
         policy = self._host.policy
         watch = (policy.ping_interval, policy.ping_timeout)
@@ -282,14 +282,14 @@ class Worker:
         self._rest()
         return await process.watch(*watch, self._ending)
 
-    def _lose(self, process: Process | None, cause: Cause, ready: bool) -> None:
+    def _lose(self, process: Process | None, cause: ExitCause, ready: bool) -> None:
         now = time.monotonic()
         policy = self._host.policy
         self._set(LOST, cause.text)
         opentelemetry.device_lost(self._host.ordinal, self.generation, cause.label, cause.text)
         culprit = self._host.lost(self, process, cause, ready)
         if cause.label not in INTENDED:
-            self.losses.append(Loss(now, culprit))
+            self.losses.append(ProcessLoss(now, culprit))
         while self.losses and now - self.losses[0].at > policy.restart_window:
             self.losses.popleft()
         if self.state != FENCED and weight(self.losses) > policy.max_restarts:
@@ -319,7 +319,7 @@ class Worker:
     # ---- its end ----
 
     def _rest(self) -> None:
-        """Nobody has a channel here, just now."""
+        """Starts the idle timeout: no session has a channel here now."""
         timeout = self._host.policy.idle_timeout
         if self._idle is not None:
             self._idle.cancel()
@@ -328,14 +328,14 @@ class Worker:
         if timeout and not spared:
             self._idle = asyncio.get_running_loop().call_later(timeout, self._end_if_idle, self.key)
 
-    def _end_if_idle(self, key: Key | None) -> None:
+    def _end_if_idle(self, key: WorkerKey | None) -> None:
         self._idle = None
         if self.holds_nothing and self.key == key and not self.ending:
             log.info("device_idle", device=self._host.ordinal, generation=self.generation, pid=self.pid)
             self.retire()
 
-    def _abandon(self, process: Process, cause: Cause) -> None:
-        """Ends a process in which nobody is left but who has been closed, and whose work does not end."""
+    def _abandon(self, process: Process, cause: ExitCause) -> None:
+        """Ends a process in which closed sessions alone are left, whose work does not end."""
         if self.process is not process or self.ending or (self._put_down and self._put_down[0] is process):
             return
         self._put_down = (process, cause)
@@ -346,17 +346,17 @@ class Worker:
         """Replaces the process, and starts again where it is fenced."""
         self.losses.clear()
         if self.process is not None:
-            self._put_down = (self.process, Cause(RESTART, "an operator restarts it"))
+            self._put_down = (self.process, ExitCause(RESTART, "an operator restarts it"))
             self.process.kill()
         if self.state == FENCED:
             self._set(LOST, "an operator restarts it")
         if self._task.done():
             self._task = asyncio.create_task(self._run(), name=f"device-{self._host.ordinal}")
 
-    def retire(self, at_once: bool = False, last_words: Refusal | None = None) -> asyncio.Task[None]:
+    def retire(self, at_once: bool = False, final_refusal: Refusal | None = None) -> asyncio.Task[None]:
         """Ends it for good: asks the process to end, and kills it where it does not. The task is done when it is
         gone."""
-        self._stopped = self._stopped or last_words
+        self._stopped = self._stopped or final_refusal
         process = self.process
         if process is not None and (at_once or self.state != SERVING):
             process.kill()

@@ -1,18 +1,18 @@
-"""The workers of one device: those that serve somebody, one that is vacant, those that end."""
+"""The workers of one device: those that serve sessions, one that is vacant, those that end."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hearthd.front.supervisor.isolation import EVERYBODY, Key
+from hearthd.front.supervisor.isolation import EVERYBODY, WorkerKey
 from hearthd.front.supervisor.worker import Worker
 
 
-class Roster:
+class WorkerSet:
     """Each worker is in it once, from its making until its process is gone for good."""
 
     def __init__(self) -> None:
-        self.serving: dict[Key, Worker] = {}
+        self.serving: dict[WorkerKey, Worker] = {}
         self.vacant: Worker | None = None
         self.ending: set[Worker] = set()
 
@@ -25,18 +25,18 @@ class Roster:
 
     @property
     def running(self) -> list[Worker]:
-        """Those whose process can be asked."""
+        """The workers whose process can be asked."""
         return [worker for worker in self if worker.link is not None and not worker.ending]
 
     @property
     def idle(self) -> Worker | None:
-        """One that could make room for another."""
+        """Returns a worker that could make room for another."""
         for key, worker in self.serving.items():
             if worker.holds_nothing and key != EVERYBODY:
                 return worker
         return None
 
-    def occupy(self, key: Key, quota: int) -> Worker | None:
+    def occupy(self, key: WorkerKey, quota: int) -> Worker | None:
         """The vacant worker, which serves `key` from now on; None: there is none."""
         worker, self.vacant = self.vacant, None
         if worker is not None:
@@ -45,7 +45,7 @@ class Roster:
         return worker
 
     def replace(self, worker: Worker) -> bool:
-        """The vacant worker goes on in the place of one that lost its process; False: there is none."""
+        """Puts the vacant worker in the place of one that lost its process; False: there is none."""
         if worker.key is None or self.vacant is None:
             return False
         spare, self.vacant = self.vacant, None
@@ -55,7 +55,7 @@ class Roster:
         return True
 
     def settle(self) -> None:
-        """Those that have begun to end are nobody's any more."""
+        """Moves workers that have begun to end out of service."""
         for worker in [each for each in self.serving.values() if each.ending]:
             assert worker.key is not None
             self.ending.add(self.serving.pop(worker.key))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import structlog
 
-from hearthd.front.tenancy.seldom import Seldom
+from hearthd.shared.log import LogThrottle
 
 log = structlog.get_logger("hearthd.tls")
 
@@ -25,19 +25,19 @@ class RevocationError(Exception):
     """The list cannot be used; the text is one line for the person who configured it."""
 
 
-class Identity(NamedTuple):
+class CertificateIdentity(NamedTuple):
     """A certificate, by its authority's name and the number that it was given there."""
 
     issuer: bytes
     serial: int
 
 
-def identity(pem: bytes) -> Identity:
-    """Of a certificate. Raises `ValueError`."""
+def identity(pem: bytes) -> CertificateIdentity:
+    """Identifies a certificate in PEM. Raises `ValueError`."""
     from cryptography import x509
 
     certificate = x509.load_pem_x509_certificate(pem)
-    return Identity(certificate.issuer.public_bytes(), certificate.serial_number)
+    return CertificateIdentity(certificate.issuer.public_bytes(), certificate.serial_number)
 
 
 class Revocations:
@@ -52,8 +52,8 @@ class Revocations:
         """How often other certificates were revoked."""
         self._client_ca = client_ca
         self._clock = clock
-        self._told = Seldom()
-        self._revoked: frozenset[Identity] = frozenset()
+        self._told = LogThrottle()
+        self._revoked: frozenset[CertificateIdentity] = frozenset()
         self._looked = clock()
         self._stamp: tuple[int, ...] = ()
         if path:
@@ -85,8 +85,8 @@ class Revocations:
         self._stamp, self._revoked = stamp, revoked
         log.info("crl_renewed", path=self.path, revoked=len(revoked))
 
-    def revokes(self, certificate: Identity | None) -> bool:
-        """Whether a certificate is on a list."""
+    def revokes(self, certificate: CertificateIdentity | None) -> bool:
+        """Returns True if the certificate is on a list."""
         return certificate is not None and certificate in self._revoked
 
     def _stamped(self) -> tuple[int, ...]:
@@ -96,7 +96,7 @@ class Revocations:
             raise RevocationError(f"tls.crl: {self.path} cannot be read: {error.strerror or error}") from None
         return status.st_mtime_ns, status.st_size, status.st_ino
 
-    def _read(self) -> tuple[frozenset[Identity], float]:
+    def _read(self) -> tuple[frozenset[CertificateIdentity], float]:
         from cryptography import x509
 
         try:
@@ -109,7 +109,7 @@ class Revocations:
             raise RevocationError(f"tls.crl: {self.path} cannot be read: {error.strerror or error}") from None
         except ValueError as error:
             raise RevocationError(f"tls.crl: {self.path} is no list of revoked certificates: {error}") from None
-        revoked: set[Identity] = set()
+        revoked: set[CertificateIdentity] = set()
         until = float("inf")
         for each in lists:
             issuers = [ca for ca in authorities if ca.subject == each.issuer]
@@ -118,7 +118,7 @@ class Revocations:
                     f"tls.crl: the list of {each.issuer.rfc4514_string()} in {self.path} was signed by no authority of "
                     "tls.client_ca"
                 )
-            revoked.update(Identity(each.issuer.public_bytes(), entry.serial_number) for entry in each)
+            revoked.update(CertificateIdentity(each.issuer.public_bytes(), entry.serial_number) for entry in each)
             if each.next_update_utc is not None:
                 until = min(until, each.next_update_utc.timestamp())
         return frozenset(revoked), until

@@ -1,4 +1,4 @@
-"""Who may use this node, and how much of it. Pure: identities come in, tenants and refusals come out."""
+"""Tenants of this node: identities, rights and quotas. Pure: identities come in, tenants and refusals come out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hearth_proto import rights
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.rights import EVERYTHING, Right
 from hearthd.front.tenancy import shares, tokens
-from hearthd.front.tenancy.revocations import Identity
+from hearthd.front.tenancy.revocations import CertificateIdentity
 
 __all__ = [
     "ALL", "ANYBODY", "EVERYONE", "EVERYTHING", "Caller", "Credential", "Directory", "Quotas", "Right", "Tenant",
@@ -47,7 +47,7 @@ class Quotas:
 
 @dataclass(frozen=True)
 class Tenant:
-    """Somebody whose sessions share rights, quotas and fate."""
+    """A user or group of users whose sessions share rights, quotas and fate."""
 
     name: str
     weight: float = 1.0
@@ -60,7 +60,7 @@ class Tenant:
 
     @property
     def operator(self) -> bool:
-        """Whether it is an operator's: what is kept for those is open to it."""
+        """True for an operator's tenant, to which the operators' reserve is open."""
         return shares.operates(self.rights)
 
     def may(self, right: Right) -> bool:
@@ -68,7 +68,7 @@ class Tenant:
 
     @property
     def observes(self) -> bool:
-        """Whether it sees what is others', and totals of all tenants: with the right `observe`, or `admin`."""
+        """True if it sees other tenants' sessions and totals of all tenants: it has the right `observe` or `admin`."""
         return not self.rights.isdisjoint(rights.OPERATING)
 
     def require(self, needed: Collection[Right], operation: str) -> None:
@@ -78,13 +78,13 @@ class Tenant:
             raise rights.permission_denied(operation, lacking, self.name)
 
     def sees(self, ordinal: int) -> bool:
-        """Whether it may use the device. One that it may not use does not exist for it."""
+        """Returns True if it may use the device. A device that it may not use does not exist for it."""
         return self.devices is None or ordinal in self.devices
 
 
 def sees_tenant(viewer: Tenant, name: str) -> bool:
-    """Whether what is a tenant's (sessions, processes) exists for another: its own does, and all for an observer. An
-    empty name is nobody's, shared by all."""
+    """Returns True if sessions and processes of the tenant `name` exist for `viewer`: its own, and all of them for an
+    observer. An empty name stands for processes that all tenants share."""
     return name in ("", viewer.name) or viewer.observes
 
 
@@ -110,7 +110,7 @@ class Credential:
 
 @dataclass(frozen=True)
 class User:
-    """Who is at the other end of a Unix socket, as the kernel says."""
+    """The peer of a Unix socket, as the kernel reports it."""
 
     uid: int
     gids: frozenset[int] = frozenset()
@@ -120,19 +120,19 @@ class User:
 
 @dataclass(frozen=True)
 class Caller:
-    """Who calls, found out once a call."""
+    """The caller of one call, identified once a call."""
 
     tenant: Tenant
     credential: str = ""
-    """How it was identified: `token ci`, `certificate ci.example.org`, `user 1000`; empty without authentication."""
+    """The credential: `token ci`, `certificate ci.example.org`, `user 1000`; empty without authentication."""
     peer: str = ""
     """gRPC's name of the other end."""
     uid: int | None = None
     expires: float = float("inf")
     """Unix time until which the credential is good."""
     proof: bytes | tuple[str, ...] | User | None = None
-    """What it was identified by: a token's `Credential.key`, the names in a certificate, a user; None: nothing."""
-    certificate: Identity | None = None
+    """The identity that was shown: a token's `Credential.key`, the names in a certificate, a user; None: none."""
+    certificate: CertificateIdentity | None = None
     """The certificate that it was identified by."""
 
 
@@ -140,7 +140,7 @@ ANYBODY = Caller(EVERYONE)
 
 
 class Directory:
-    """Which identity is which tenant. Immutable: a new configuration is a new directory."""
+    """Maps identities to tenants. Immutable: a new configuration is a new directory."""
 
     def __init__(
         self,
@@ -159,17 +159,17 @@ class Directory:
 
     @property
     def open(self) -> bool:
-        """Whether there are no tenants: everybody is `EVERYONE`."""
+        """True if there are no tenants: every caller is `EVERYONE`."""
         return not self.tenants
 
     @property
     def by_user(self) -> bool:
-        """Whether anybody is known by user or group."""
+        """True if a tenant is known by a user or group."""
         return bool(self._users or self._groups)
 
     @property
     def accepts(self) -> str:
-        """What a caller can show, for errors."""
+        """The kinds of credentials that a caller can show, for errors."""
         kinds = (
             (self._tokens, "a token"),
             (self._certificates, "a client certificate"),
@@ -206,7 +206,7 @@ class Directory:
         if len(found) != 1:
             what = "is no tenant's" if not found else f"is that of several tenants ({', '.join(sorted(found))})"
             raise unauthenticated(
-                f"The client certificate (for {', '.join(names) or 'nobody'}) {what}.",
+                f"The client certificate (for {', '.join(names) or 'no name'}) {what}.",
                 "Use another certificate, or have its name added to `certificates` of a tenant.",
             )
         return next(iter(found.values()))
@@ -225,7 +225,7 @@ class Directory:
         )
 
     def again(self, caller: Caller, now: float) -> Caller:
-        """Who somebody is here who was identified by another directory. Raises `UNAUTHENTICATED`."""
+        """Identifies in this directory a caller that another one identified. Raises `UNAUTHENTICATED`."""
         proof = caller.proof
         if isinstance(proof, bytes):
             tenant, credential = self._token(proof, now)
@@ -240,7 +240,7 @@ class Directory:
 
 
 def token_key(token: str) -> bytes:
-    """What the configuration keeps of a token."""
+    """Returns the hash of a token, which the configuration keeps."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
 
 

@@ -1,4 +1,4 @@
-"""The form of bearer tokens: their prefix, the placeholders of samples, hashes that anybody can look up. Pure."""
+"""The form of bearer tokens: their prefix, the placeholders of samples, well-known hashes. Pure."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def make() -> str:
 
 
 def well_formed(token: str) -> bool:
-    """Whether `token` has the form that `make` gives; no other one is looked up."""
+    """Returns True if `token` has the form that `make` gives; other texts are not looked up."""
     return _TOKEN.fullmatch(token) is not None
 
 
 def is_placeholder(digest: str) -> bool:
-    """Whether `digest`, as the configuration has it, is left over from a sample: it names no token."""
+    """Returns True if `digest`, as the configuration has it, is left over from a sample and names no token."""
     return _PLACEHOLDER.fullmatch(digest) is not None
 
 

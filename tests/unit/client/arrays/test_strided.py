@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import hearth
 from hearth.arrays import strided
 from hearth_proto import layouts
-from hearth_proto.layouts import Rows
+from hearth_proto.layouts import RowLayout
 from tests.support.client.fake_daemon import FakeDaemon
 
 shapes = st.lists(st.integers(0, 5), min_size=1, max_size=4).map(tuple)
@@ -86,8 +86,8 @@ def test_a_reshape_is_a_view_where_numpy_makes_no_copy(case: tuple[tuple[int, ..
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4), st.integers(0, 3), st.integers(0, 3), st.booleans())
 def test_moves_copy_every_byte_once(a: int, b: int, c: int, gap: int, wider: int, swap: bool) -> None:
     """Between rows of c and rows of b x c bytes: the bytes of one, in order, at the places of the other."""
-    fine = Rows(0, c, a * b, c + gap) if a * b > 1 else Rows(0, a * b * c)
-    coarse = Rows(0, b * c, a, b * c + wider) if a > 1 else Rows(0, a * b * c)
+    fine = RowLayout(0, c, a * b, c + gap) if a * b > 1 else RowLayout(0, a * b * c)
+    coarse = RowLayout(0, b * c, a, b * c + wider) if a > 1 else RowLayout(0, a * b * c)
     to, since = (coarse, fine) if swap else (fine, coarse)
     source = np.arange(since.extent, dtype=np.int64)
     target = np.full(to.extent, -1)
@@ -101,7 +101,7 @@ def test_moves_copy_every_byte_once(a: int, b: int, c: int, gap: int, wider: int
     assert len(copies) <= max(1, min(a, b))
 
 
-def _bytes(memory: np.ndarray, rows: Rows) -> np.ndarray:
+def _bytes(memory: np.ndarray, rows: RowLayout) -> np.ndarray:
     starts = rows.offset + np.arange(rows.rows) * rows.pitch
     return np.concatenate([memory[start : start + rows.width] for start in starts])
 
@@ -109,7 +109,7 @@ def _bytes(memory: np.ndarray, rows: Rows) -> np.ndarray:
 @given(st.integers(1, 300))
 def test_doublings_fill_every_row(rows: int) -> None:
     filled = {0}
-    copies = list(strided.doublings(Rows(0, 3, rows, 5)))
+    copies = list(strided.doublings(RowLayout(0, 3, rows, 5)))
     for move in copies:
         assert {move.since // 5 + row for row in range(move.rows)} <= filled
         filled |= {move.to // 5 + row for row in range(move.rows)}

@@ -1,7 +1,7 @@
 """Resume without a network: the client's session against what the daemon keeps, over streams that are cut anywhere.
 
-The daemon's side is its own `Batches` and `Replies` with the rules of `front/rpc/execute.py` around them; both pipes of
-a stream are lists, and a cut loses any tail of either.
+The daemon's side is its own `InFlightBatches` and `ResumeBuffer` with the rules of `front/rpc/execute.py` around them;
+both pipes of a stream are lists, and a cut loses any tail of either.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from hearth.session.protocol import Session
 from hearth.session.send_queue import Limits
 from hearth_proto import reasons
 from hearth_proto.v1 import commands_pb2, device_pb2
-from hearthd.front.sessions.in_flight import Batches
-from hearthd.front.sessions.resume_buffer import Replies
+from hearthd.front.sessions.in_flight import InFlightBatches
+from hearthd.front.sessions.resume_buffer import ResumeBuffer
 from tests.support.client.recorder import Recorder, attached, result
 
 WINDOW = 4
@@ -35,8 +35,8 @@ class Daemon:
     """Front and device of one attachment: takes requests, passes batches on, executes them later, answers."""
 
     def __init__(self) -> None:
-        self.batches = Batches()
-        self.replies = Replies(10**6, KEPT, 10**9)
+        self.batches = InFlightBatches()
+        self.replies = ResumeBuffer(10**6, KEPT, 10**9)
         self.executed: list[bytes] = []
         self.held: deque[device_pb2.ExecuteRequest] = deque()
         self.passed_on: deque[device_pb2.ExecuteRequest] = deque()  # on the link, which is reliable

@@ -23,7 +23,7 @@ from hearth.transfer.plan import Part
 from hearth.transfer.ring_buffer import Ring, Slot
 from hearth.transfer.ring_copy import Download, Upload
 from hearth.transport.memory_segments import Segment
-from hearth_proto.layouts import Rows
+from hearth_proto.layouts import RowLayout
 from hearth_proto.v1 import commands_pb2
 
 EACH = 1000
@@ -89,7 +89,7 @@ class Device:
 
     def _copy(self, copy: Any, write: bool) -> None:
         shared = self.segments[copy.shared.segment].bytes[copy.shared.offset :][: copy.size]
-        rows = Rows(0, copy.size) if not copy.HasField("rows") else Rows(0, *_rows(copy.rows))
+        rows = RowLayout(0, copy.size) if not copy.HasField("rows") else RowLayout(0, *_rows(copy.rows))
         assert rows.size == copy.size
         for row in range(rows.rows):
             there = self.memory[copy.offset + row * rows.pitch :][: rows.width]
@@ -157,7 +157,7 @@ def test_every_size_and_offset(size: int, offset: int, slots: int) -> None:
 @settings(max_examples=40)
 def test_rows_of_a_pitched_array(rows: int, width: int, gap: int) -> None:
     host, into = noise(rows * width), np.zeros(rows * width, np.uint8)
-    part = Part(0, 1, 5, Rows(5, width, rows, width + gap))
+    part = Part(0, 1, 5, RowLayout(5, width, rows, width + gap))
     with device(5 + rows * (width + gap)) as gpu:
         gpu.memory[:] = 7
         assert upload(gpu, part, host) == len(host)
@@ -172,7 +172,7 @@ def test_rows_of_a_pitched_array(rows: int, width: int, gap: int) -> None:
 def test_rows_longer_than_a_slot_go_another_way() -> None:
     width = ring_buffer.SLOT_BYTES + 1
     with device(10) as gpu:
-        part = Part(0, 1, 0, Rows(0, width, 2, width + 1))
+        part = Part(0, 1, 0, RowLayout(0, width, 2, width + 1))
         assert upload(gpu, part, np.zeros(2 * width, np.uint8)) == 0
         assert download(gpu, part, np.zeros(2 * width, np.uint8)) == 0
 

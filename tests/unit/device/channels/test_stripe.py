@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from hearth_proto.frames import HEADER, STRIPE_OFFSET, Kind
-from hearth_proto.stripes import Cut, announce, chunk_head, taken
+from hearth_proto.stripes import StripeCut, announce, chunk_head, taken
 from hearth_proto.v1 import commands_pb2 as c
 from hearthd.shared.device_spec import DeviceSpec
 from tests.support.device.host_memory import Host, LockingServer
@@ -19,7 +19,7 @@ from tests.support.device.rig import Rig
 
 CHUNK = 64 << 10
 SIZE = 20 * CHUNK + 333
-CUT = Cut(SIZE, CHUNK)
+CUT = StripeCut(SIZE, CHUNK)
 BUFFER = 5
 
 

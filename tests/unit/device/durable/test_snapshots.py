@@ -17,7 +17,7 @@ from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Reason, Refusal, from_status, to_text
 from hearth_proto.v1 import commands_pb2 as c
 from hearthd.device.process.device_process import DeviceProcess
-from hearthd.front.durable.store_index import Shelf
+from hearthd.front.durable.store_index import StoreIndex
 from hearthd.shared.device_spec import DeviceSpec
 from tests.support.device.host_memory import Host, LockingServer
 from tests.support.device.rig import Rig
@@ -33,7 +33,7 @@ class Fronted(Rig[LockingServer]):
     def __init__(self, spec: DeviceSpec, host: Host) -> None:
         self.files, self._their_files = descriptors.pair()
         self.file = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        self.shelf = Shelf()
+        self.index = StoreIndex()
         super().__init__(spec, lambda spec: LockingServer(spec, host))
         descriptors.send(self.files, {"kind": "snapshot", "channel": 1}, [self.file])
 
@@ -55,13 +55,13 @@ class Fronted(Rig[LockingServer]):
     def grant(self) -> None:
         """Hears a request for places, and gives them."""
         frame, body = self.said()
-        copies = [self.shelf.reserve(*each) for each in body["reserve"]]
+        copies = [self.index.reserve(*each) for each in body["reserve"]]
         self.say(frame, {"places": [[copy.offset, copy.span] for copy in copies]})
 
     def hear(self) -> list[list[int]]:
         """Hears that copies are complete, and counts on them."""
         frame, body = self.said()
-        self.shelf.commit(body["commit"])
+        self.index.commit(body["commit"])
         self.say(frame, {})
         parts: list[list[int]] = body["commit"]
         return parts
@@ -69,12 +69,12 @@ class Fronted(Rig[LockingServer]):
     def forgotten(self) -> list[int]:
         _, body = self.said()
         keys: list[int] = body["forget"]
-        self.shelf.forget(keys)
+        self.index.forget(keys)
         return keys
 
     def copy(self, handle: int) -> bytes:
         """What the file holds for a buffer."""
-        found = next(copy for copy in self.shelf.copies.values() if copy.handle == handle)
+        found = next(copy for copy in self.index.copies.values() if copy.handle == handle)
         assert found.committed is not None
         return os.pread(self.file, found.size, found.offset + found.committed * found.span)
 
@@ -143,7 +143,7 @@ def test_a_copy_counts_when_the_front_has_said_so(make: Make) -> None:
     rig.send(Kind.PING, id=3)
     rig.until(Kind.PONG, 3)
     assert not [each for each in rig._frames if each.kind in (Kind.RESULT, Kind.SNAPSHOT)]  # all of them wait
-    rig.shelf.commit(body["commit"])
+    rig.index.commit(body["commit"])
     rig.say(frame, {})
     assert not rig.answer(first).HasField("error") and not rig.answer(sync).HasField("error")
     assert rig.copy(5) == data
@@ -262,7 +262,7 @@ def test_there_and_back(make: Make, locked: int) -> None:
     descriptors.send(after.files, {"kind": "snapshot", "channel": 2}, [rig.file])
     after.send(Kind.OPEN, b"{}", channel=2)
     copies = [[each.key, each.handle, each.size, each.offset, each.span, each.committed]
-              for each in rig.shelf.copies.values()]  # fmt: skip
+              for each in rig.index.copies.values()]  # fmt: skip
     after.send(Kind.RESTORE, json.dumps({"copies": copies}).encode(), channel=2, id=9)
     answer = json.loads(after.until(Kind.RESTORED, 9).payload)
     assert answer == {"failed": []}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearth_proto.layouts import Rows
+from hearth_proto.layouts import RowLayout
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.transfers.layout import check_apart, check_pitch, check_rows, pieces
 
@@ -15,7 +15,7 @@ from hearthd.device.transfers.layout import check_apart, check_pitch, check_rows
 def test_chunks_that_end_anywhere_put_every_byte_in_its_place(
     width: int, count: int, gap: int, cuts: list[int]
 ) -> None:
-    rows = Rows(0, width, count, width + gap)
+    rows = RowLayout(0, width, count, width + gap)
     data = bytes(range(256)) * 2
     memory = bytearray(rows.extent)
     written = [0] * rows.extent
@@ -39,14 +39,14 @@ def test_chunks_that_end_anywhere_put_every_byte_in_its_place(
 
 
 def test_no_bytes_are_no_piece() -> None:
-    assert list(pieces(Rows(0, 0), 0, 0)) == [] == list(pieces(Rows(0, 4, 3, 8), 5, 0))
-    assert list(pieces(Rows(0, 4, 3, 4), 5, 3)) == [(0, 5, 3, 1, 0)]
+    assert list(pieces(RowLayout(0, 0), 0, 0)) == [] == list(pieces(RowLayout(0, 4, 3, 8), 5, 0))
+    assert list(pieces(RowLayout(0, 4, 3, 4), 5, 3)) == [(0, 5, 3, 1, 0)]
 
 
 def test_rows_of_a_command() -> None:
-    assert check_rows("write", 7, 12, 4, 3, 10) == Rows(7, 4, 3, 10)
-    assert check_rows("write", 7, 4, 4, 1, 0) == Rows(7, 4)
-    assert check_rows("write", 7, 0, 0, 0, 0) == check_rows("write", 7, 0, 9, 0, 0) == Rows(7, 0)
+    assert check_rows("write", 7, 12, 4, 3, 10) == RowLayout(7, 4, 3, 10)
+    assert check_rows("write", 7, 4, 4, 1, 0) == RowLayout(7, 4)
+    assert check_rows("write", 7, 0, 0, 0, 0) == check_rows("write", 7, 0, 9, 0, 0) == RowLayout(7, 0)
     for size, width, rows, pitch in ((11, 4, 3, 10), (12, 4, 3, 3), (12, 4, 3, 0), (1, 2**63, 2, 2**63), (5, 0, 0, 0)):
         with pytest.raises(Refusal) as caught:
             check_rows("write", 0, size, width, rows, pitch)
@@ -58,9 +58,9 @@ def test_rows_of_a_command() -> None:
 
 
 def test_both_ranges_of_an_overlap_are_named() -> None:
-    check_apart(3, Rows(0, 10), Rows(10, 10))
-    check_apart(3, Rows(0, 4, 5, 8), Rows(4, 4, 5, 8))
+    check_apart(3, RowLayout(0, 10), RowLayout(10, 10))
+    check_apart(3, RowLayout(0, 4, 5, 8), RowLayout(4, 4, 5, 8))
     with pytest.raises(Refusal) as caught:
-        check_apart(3, Rows(5, 10), Rows(0, 10))
+        check_apart(3, RowLayout(5, 10), RowLayout(0, 10))
     assert "[0..10) and [5..15)" in caught.value.message
     assert (caught.value.details["source"], caught.value.details["destination"]) == ("[0..10)", "[5..15)")

@@ -13,10 +13,10 @@ from prometheus_client import CollectorRegistry
 from hearth_proto.v1 import commands_pb2, device_pb2, node_pb2
 from hearthd.front.admission import account as account_module
 from hearthd.front.admission import wire
-from hearthd.front.admission.account import Account
-from hearthd.front.admission.limits import MAX_STRANGER_BYTES, Credential, Limits
-from hearthd.front.admission.turns import Turns
-from hearthd.front.config.admission import Admission
+from hearthd.front.admission.account import UnauthenticatedBytes
+from hearthd.front.admission.limits import MAX_STRANGER_BYTES, AdmissionLimits, CredentialSource
+from hearthd.front.admission.turns import FairLock
+from hearthd.front.config.front_limits import AdmissionSettings
 
 GROUP = node_pb2.CreateGroupRequest.DESCRIPTOR
 MODULE = device_pb2.LoadModuleRequest.DESCRIPTOR
@@ -59,22 +59,22 @@ def test_bytes_that_are_no_message_are_left_to_the_decoder(data: bytes) -> None:
 
 
 def test_only_methods_with_bulk_data_take_long_messages() -> None:
-    limits = Limits(Admission(), 17 << 20)
+    limits = AdmissionLimits(AdmissionSettings(), 17 << 20)
     assert limits.find("hearth.v1.DeviceService", "LoadModule").max_bytes == 17 << 20
     assert limits.find("hearth.v1.DeviceService", "Launch").max_bytes == 1 << 20
     assert limits.find("hearth.v1.NodeService", "CreateGroup").max_bytes == 64 << 10
 
 
 def test_no_method_but_a_session_takes_a_credential_in_its_message() -> None:
-    limits = Limits(Admission(), 17 << 20)
-    assert limits.find("hearth.v1.NodeService", "OpenSession").credential is Credential.LOGIN
-    assert limits.find("hearth.v1.NodeService", "Describe").credential is Credential.HEADERS
-    assert limits.find("hearth.v1.DeviceService", "Launch").credential is Credential.SESSION
-    assert limits.find("anything.else", "Method").credential is Credential.HEADERS
+    limits = AdmissionLimits(AdmissionSettings(), 17 << 20)
+    assert limits.find("hearth.v1.NodeService", "OpenSession").credential is CredentialSource.LOGIN
+    assert limits.find("hearth.v1.NodeService", "Describe").credential is CredentialSource.HEADERS
+    assert limits.find("hearth.v1.DeviceService", "Launch").credential is CredentialSource.SESSION
+    assert limits.find("anything.else", "Method").credential is CredentialSource.HEADERS
 
 
 def test_a_long_message_has_longer() -> None:
-    limits = Limits(Admission(request_timeout=10, request_rate=64 << 10), 17 << 20)
+    limits = AdmissionLimits(AdmissionSettings(request_timeout=10, request_rate=64 << 10), 17 << 20)
     assert limits.seconds(limits.find("hearth.v1.DeviceService", "LoadModule")) == 10 + 17 * 16
     assert limits.seconds(limits.find("hearth.v1.NodeService", "Describe")) == 11
 
@@ -86,7 +86,7 @@ def test_turns_are_taken_one_after_the_other_and_by_hosts() -> None:
     order: list[str] = []
 
     async def scenario() -> None:
-        turns, go = Turns(), asyncio.Event()
+        turns, go = FairLock(), asyncio.Event()
         running = 0
 
         async def work(name: str) -> None:
@@ -111,7 +111,7 @@ def test_turns_are_taken_one_after_the_other_and_by_hosts() -> None:
 
 def test_a_turn_that_lasts_ends_when_another_waits() -> None:
     async def scenario() -> str:
-        turns = Turns(alone=600, contended=0.01)
+        turns = FairLock(alone=600, contended=0.01)
         first = asyncio.create_task(turns.run("a", asyncio.Event().wait))
         await asyncio.sleep(0)
 
@@ -128,7 +128,7 @@ def test_a_turn_that_lasts_ends_when_another_waits() -> None:
 
 def test_a_caller_that_goes_while_it_waits_gives_its_turn_up() -> None:
     async def scenario() -> None:
-        turns, go = Turns(alone=600, contended=600), asyncio.Event()
+        turns, go = FairLock(alone=600, contended=600), asyncio.Event()
         first = asyncio.create_task(turns.run("a", go.wait))
         await asyncio.sleep(0)
         second = asyncio.create_task(turns.run("b", go.wait))
@@ -145,7 +145,7 @@ def test_a_caller_that_goes_while_it_waits_gives_its_turn_up() -> None:
 
 def test_a_caller_that_goes_as_its_turn_comes_passes_it_on() -> None:
     async def scenario() -> None:
-        turns, go = Turns(alone=600, contended=600), asyncio.Event()
+        turns, go = FairLock(alone=600, contended=600), asyncio.Event()
         first = asyncio.create_task(turns.run("a", go.wait))
         await asyncio.sleep(0)
         second = asyncio.create_task(turns.run("b", go.wait))
@@ -162,8 +162,8 @@ def test_a_caller_that_goes_as_its_turn_comes_passes_it_on() -> None:
 # ---- the account ----
 
 
-def account(most: int = 100) -> Account:
-    return Account(most, CollectorRegistry())
+def account(most: int = 100) -> UnauthenticatedBytes:
+    return UnauthenticatedBytes(most, CollectorRegistry())
 
 
 def test_no_more_bytes_are_held_than_the_account_has() -> None:
@@ -177,7 +177,7 @@ def test_a_limit_is_logged_once_in_a_while_and_counted_always(monkeypatch: pytes
     lines: list[dict[str, Any]] = []
     monkeypatch.setattr(account_module.log, "warning", lambda event, **fields: lines.append(fields), raising=False)
     registry = CollectorRegistry()
-    book = Account(100, registry)
+    book = UnauthenticatedBytes(100, registry)
     for _ in range(50):
         book.refused("request_size", "ipv4:10.0.0.1:5", "/x/" + "y" * 500)
     assert [line["limit"] for line in lines] == ["request_size"] and len(lines[0]["method"]) == 128

@@ -15,7 +15,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.front.audit import log_file
 from hearthd.front.audit.recorder import GENESIS, Audit, AuditError
 from hearthd.front.audit.verify import verify
-from hearthd.front.config.audit import AuditLog
+from hearthd.front.config.audit import AuditSettings
 from hearthd.front.sessions.session_table import SessionTable
 from hearthd.front.tenancy.tenants import Caller, Tenant
 from tests.support.front.fixture import run
@@ -25,7 +25,7 @@ CALLER = Caller(Tenant("alice"), "token ci", "ipv4:10.0.0.1:5", uid=7)
 
 def unsigned(path: Path) -> Audit:
     """A log with the chain alone."""
-    return Audit(AuditLog(path=str(path), key="", anchor=""))
+    return Audit(AuditSettings(path=str(path), key="", anchor=""))
 
 
 def written(path: Path, *events: str, **fields: Any) -> list[dict[str, Any]]:

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hearthd.front.audit import anchors, keys
 from hearthd.front.audit.log_file import ROTATED
 from hearthd.front.audit.recorder import Audit, AuditError
-from hearthd.front.audit.verify import Guarantee, Verdict, verify
-from hearthd.front.config.audit import AuditLog
+from hearthd.front.audit.verify import Guarantee, Verification, verify
+from hearthd.front.config.audit import AuditSettings
 from tests.support.front.fixture import run, until
 
 
@@ -27,7 +27,7 @@ class Place:
         (folder / "logs").mkdir(exist_ok=True)
         self.log, self.key, self.anchor = folder / "logs" / "audit.log", folder / "state" / "k", folder / "state" / "a"
         chosen = {"key": str(self.key), "anchor": str(self.anchor), "anchor_interval": 3600.0, **more}
-        self.settings = AuditLog(path=str(self.log), **chosen)
+        self.settings = AuditSettings(path=str(self.log), **chosen)
 
     def daemon(self, *events: str) -> None:
         """One life of a daemon that notes these events."""
@@ -41,7 +41,7 @@ class Place:
 
         run(scenario())
 
-    def verify(self, *logs: Path, strict: bool = True) -> Verdict:
+    def verify(self, *logs: Path, strict: bool = True) -> Verification:
         lines = [line for log in logs or (self.log,) for line in log.read_bytes().splitlines()]
         found = list(anchors.read(self.anchor.read_bytes().splitlines())) if self.anchor.exists() else []
         return verify(lines, keys.load(str(self.key)), found, strict=strict)
@@ -190,7 +190,7 @@ def test_keys_that_cannot_be_used(place: Place, tmp_path: Path) -> None:
     assert [each.name for each in (tmp_path / "logs").iterdir()] == ["audit.log"], "and nothing else is left"
     for name in ("key", "anchor"):
         with pytest.raises(ValueError, match="own directory"):
-            AuditLog(path=str(place.log), **{name: str(place.log.with_name("x"))})
+            AuditSettings(path=str(place.log), **{name: str(place.log.with_name("x"))})
 
 
 def test_a_key_of_its_own_that_cannot_be_made_costs_the_signature_alone(
@@ -199,7 +199,7 @@ def test_a_key_of_its_own_that_cannot_be_made_costs_the_signature_alone(
     (tmp_path / "state").write_text("in the way")
     monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "state"))
     auto = Place.__new__(Place)
-    auto.settings = AuditLog(path=str(tmp_path / "audit.log"))
+    auto.settings = AuditSettings(path=str(tmp_path / "audit.log"))
     with structlog.testing.capture_logs() as told:
         Place.daemon(auto, "a")
     assert [each["event"] for each in told] == ["audit_unsigned", "audit_anchor_failed"]
@@ -223,7 +223,7 @@ def test_anchors_in_any_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_anchors_come_periodically(place: Place) -> None:
     """At once for the first entry, then no more often than the interval, and always before the end."""
-    place.settings = AuditLog(**{**place.settings.model_dump(), "anchor_interval": 0.05})
+    place.settings = AuditSettings(**{**place.settings.model_dump(), "anchor_interval": 0.05})
 
     async def scenario() -> None:
         audit = Audit(place.settings)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.front.auth.authenticator import Failures, certificate_names, host_of
-from hearthd.front.auth.unix_identity import IdentitySocket, Tickets, identity_path, user_of
+from hearthd.front.auth.authenticator import AuthFailures, certificate_names, host_of
+from hearthd.front.auth.unix_identity import IdentitySocket, IdentityTickets, identity_path, user_of
 from hearthd.front.sockets import ListenError
 from hearthd.front.tenancy.tenants import User
 from tests.support.front.fixture import run
@@ -26,14 +26,14 @@ class Clock:
 
 
 def test_failures_of_a_peer_within_a_minute() -> None:
-    failures = Failures(3)
+    failures = AuthFailures(3)
     assert [failures.add("a", second) for second in (0, 1, 59.9, 60, 61)] == [1, 2, 3, 1, 2]
     assert failures.add("b", 61) == 1
 
 
 @given(st.lists(st.tuples(st.integers(0, 3000), st.floats(0, 10)), max_size=200))
 def test_failures_are_bounded_in_number(peers: list[tuple[int, float]]) -> None:
-    failures, now = Failures(3), 0.0
+    failures, now = AuthFailures(3), 0.0
     for peer, later in peers:
         now += later
         assert failures.add(str(peer), now) >= 1
@@ -56,7 +56,7 @@ def test_names_of_a_certificate() -> None:
 
 def test_tickets_are_good_once_and_for_a_while() -> None:
     clock = Clock()
-    tickets = Tickets(10, clock)
+    tickets = IdentityTickets(10, clock)
     user = User(7, frozenset({1}))
     first, second = tickets.issue(user), tickets.issue(user)
     assert first != second and tickets.redeem(first) == user and tickets.redeem(first) is None
@@ -67,7 +67,7 @@ def test_tickets_are_good_once_and_for_a_while() -> None:
 
 def test_a_flood_costs_only_who_makes_it() -> None:
     clock = Clock()
-    tickets = Tickets(10, clock)
+    tickets = IdentityTickets(10, clock)
     mine = tickets.issue(User(1))
     flood = [tickets.issue(User(2)) for _ in range(1000)]
     assert len(tickets) == 257 and tickets.redeem(flood[0]) is None
@@ -96,7 +96,7 @@ def left(folder: Path) -> list[Path]:
 def test_the_socket_gives_a_ticket_and_hangs_up(tmp_path: Path) -> None:
     async def scenario() -> None:
         path = tmp_path / "h-identity.sock"
-        tickets = Tickets(10)
+        tickets = IdentityTickets(10)
         first = IdentitySocket(str(path), tickets)
         await first.start()
         assert path.stat().st_mode & 0o777 == 0o666

@@ -16,8 +16,8 @@ import trustme
 
 from hearthd.front.addresses import Address
 from hearthd.front.auth import tls
-from hearthd.front.auth.tls import Certificates, TlsError
-from hearthd.front.config.http import Http
+from hearthd.front.auth.tls import ServerCertificates, TlsError
+from hearthd.front.config.http import HttpSettings
 from hearthd.front.config.settings import Config
 from hearthd.front.daemon.access import Access
 from hearthd.front.http.refused import Refusals
@@ -41,14 +41,14 @@ def issue(folder: Path, name: str, ca: trustme.CA = CA, days: int = 30, since: i
 
 def refused(certificate: Path, key: Path, client_ca: Path | str = "") -> str:
     with pytest.raises(TlsError) as error:
-        Certificates(str(certificate), str(key), str(client_ca))
+        ServerCertificates(str(certificate), str(key), str(client_ca))
     assert "\n" not in str(error.value)
     return str(error.value)
 
 
 def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     certificate, key = issue(tmp_path, "good")
-    Certificates(str(certificate), str(key))
+    ServerCertificates(str(certificate), str(key))
     other, other_key = issue(tmp_path, "other")
     old, old_key = issue(tmp_path, "old", days=-1, since=9)
     early, early_key = issue(tmp_path, "early", since=-9)
@@ -64,7 +64,7 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
         other_key.chmod(mode)
         assert "everybody" in refused(other, other_key) and f"chmod 600 {other_key}" in refused(other, other_key)
     other_key.chmod(0o640)  # a group's is its own affair
-    Certificates(str(other), str(other_key))
+    ServerCertificates(str(other), str(other_key))
 
 
 def test_an_encrypted_key_is_refused_and_asks_nobody(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_files_that_change_are_read_again(tmp_path: Path, monkeypatch: pytest.Mo
     now = [1000.0]
     monkeypatch.setattr(tls.time, "monotonic", lambda: now[0])
     certificate, key = issue(tmp_path, "good")
-    certificates = Certificates(str(certificate), str(key))
+    certificates = ServerCertificates(str(certificate), str(key))
     assert certificates._renewed() is None
     before = certificates._configuration
     issue(tmp_path, "good")
@@ -112,7 +112,7 @@ def test_who_looks_first_does_not_keep_a_new_certificate_from_grpc(
     now = [1000.0]
     monkeypatch.setattr(tls.time, "monotonic", lambda: now[0])
     certificate, key = issue(tmp_path, "good", days=30)
-    certificates = Certificates(str(certificate), str(key))
+    certificates = ServerCertificates(str(certificate), str(key))
     assert certificates.expires == pytest.approx(time.time() + 30 * 86400, abs=86400)
     issue(tmp_path, "good", days=60)
     now[0] += 6
@@ -137,7 +137,8 @@ async def http(f: Front, folder: Path) -> tuple[HttpServer, str, aiohttp.ClientS
     )
     server = HttpServer(
         f.daemon.supervisor, f.daemon.sessions, f.daemon.metrics, auth, f.daemon.status,
-        f.daemon.parts.connections.http(Http()), guarded=True, certificates=Certificates(str(certificate), str(key)),
+        f.daemon.parts.connections.http(HttpSettings()), guarded=True,
+        certificates=ServerCertificates(str(certificate), str(key)),
     )  # fmt: skip
     address = await server.start(Address("localhost", 0))
     trusted = ssl.create_default_context()
@@ -185,11 +186,12 @@ def test_handshakes_that_do_not_come_to_an_end_are_cut(tmp_path: Path) -> None:
             certificate, key = issue(tmp_path, "http")
             refusals, labels = Refusals(), {"listener": "http", "reason": "address"}
             refused = partial(f.daemon.metrics.registry.get_sample_value, "hearth_connections_refused_total", labels)
-            settings = Http(header_timeout=0.2, max_connections=8, max_connections_per_address=4)
+            settings = HttpSettings(header_timeout=0.2, max_connections=8, max_connections_per_address=4)
             limiter = f.daemon.parts.connections.http(settings)
             server = HttpServer(
                 f.daemon.supervisor, f.daemon.sessions, f.daemon.metrics, f.daemon.access.auth, f.daemon.status,
-                limiter, certificates=Certificates(str(certificate), str(key)), refusals=refusals, settings=settings,
+                limiter, certificates=ServerCertificates(str(certificate), str(key)),
+                refusals=refusals, settings=settings,
             )  # fmt: skip
             address = await server.start(Address("127.0.0.1", 0))
             try:
@@ -220,18 +222,18 @@ def test_tenants_are_asked_for_a_token_on_loopback_too(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path) as f:
             access: Access = f.daemon.access
-            limiter = f.daemon.parts.connections.http(Http())
+            limiter = f.daemon.parts.connections.http(HttpSettings())
             parts = (f.daemon.supervisor, f.daemon.sessions, f.daemon.metrics, f.daemon.status, limiter)
             near, far = Address("127.0.0.1", 0), Address("0.0.0.0", 0)
             assert not access.http(near, *parts).guarded and not access.http(far, *parts).guarded
             access.auth.directory = Directory([ALICE])
             certificate, key = issue(tmp_path, "x")
-            access.certificates = Certificates(str(certificate), str(key))
+            access.certificates = ServerCertificates(str(certificate), str(key))
             for address in (near, far):
                 server = access.http(address, *parts)
                 assert server.guarded and not server.open_metrics
                 assert server._certificates is (access.certificates if address is far else None)
-            access.change(Config(http=Http(metrics_on_loopback=True)))
+            access.change(Config(http=HttpSettings(metrics_on_loopback=True)))
             assert access.http(near, *parts).open_metrics and not access.http(far, *parts).open_metrics
 
     run(scenario())

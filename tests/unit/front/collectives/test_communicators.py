@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hearth_proto.reasons import Reason, Refusal, to_text
 from hearthd.front.collectives.communicators import MAX_IDLE, Communicators
 from hearthd.front.collectives.flight_recorder import FlightRecorder
-from hearthd.front.collectives.match import Key, Match, Part, Place, Send
+from hearthd.front.collectives.match import DeviceMessage, Match, MatchKey, Presentation, RankLocation
 from tests.support.front.collective_parts import complete, key, ops, place, refusal_in, status_of
 
 FIRST = "nonce-1"
@@ -21,7 +21,7 @@ def message(op: str, comm: str = FIRST, **more: Any) -> dict[str, Any]:
     return {"op": op, "comm": comm, **more}
 
 
-def made(communicators: Communicators, match: Match, comm: str = FIRST) -> list[Send]:
+def made(communicators: Communicators, match: Match, comm: str = FIRST) -> list[DeviceMessage]:
     """Submits the first operation of new ranks, and has them join: what the last one of them sets off."""
     assert [send.body for send in communicators.submit(match) if send.body["op"] != "abort"] == [
         {"op": "create_id", "comm": comm, "group": match.key.group, "ranks": len(match.places)}
@@ -30,7 +30,7 @@ def made(communicators: Communicators, match: Match, comm: str = FIRST) -> list[
     assert [(send.place, send.body["rank"]) for send in joins] == [
         (where, rank) for rank, where in enumerate(match.places)
     ]
-    sends: list[Send] = []
+    sends: list[DeviceMessage] = []
     for where in match.places:
         assert not sends
         sends = communicators.message(where, message("joined", comm))
@@ -73,8 +73,8 @@ def test_sessions_share_the_communicator_of_the_same_ranks_only() -> None:
 
 def over_daemons(group: str, sequence: int = 1) -> Match:
     """An operation of device 0 here and device 0 of node 1."""
-    parts = {rank: Part(Place(rank, 0, 0), 10 + rank, []) for rank in range(2)}
-    return Match(Key(f"group:{group}", (0, 1), sequence), 5.0, parts)
+    parts = {rank: Presentation(RankLocation(rank, 0, 0), 10 + rank, []) for rank in range(2)}
+    return Match(MatchKey(f"group:{group}", (0, 1), sequence), 5.0, parts)
 
 
 def test_groups_over_daemons_have_communicators_of_their_own() -> None:
@@ -86,8 +86,10 @@ def test_groups_over_daemons_have_communicators_of_their_own() -> None:
     ]
     made(communicators, over_daemons("bb"), "nonce-2")
     progress = message("progress", done=1)
-    assert communicators.message(Place(1, 0, 0), message("failed"), owner="group:bb") == [], "not its communicator"
-    assert communicators.message(Place(1, 0, 0), progress, owner="group:aa") == []
+    assert communicators.message(RankLocation(1, 0, 0), message("failed"), owner="group:bb") == [], (
+        "not its communicator"
+    )
+    assert communicators.message(RankLocation(1, 0, 0), progress, owner="group:aa") == []
     assert communicators.lost(1, "its connection broke") == [], "node 1 of which group?"
     sends = communicators.lost(1, "its connection broke", {"group:aa"})
     assert [(send.place.node, send.body["op"], send.body["group"]) for send in sends] == [(0, "abort", "aa")]
@@ -111,7 +113,7 @@ def test_a_failed_join_fails_the_queue_and_aborts_the_others() -> None:
     assert refusal.details["failed"] == "1"
     assert communicators.message(place(0), message("joined")) == []
     assert communicators.submit(complete(sequence=3)) == [
-        Send(place(0), {"op": "create_id", "comm": "nonce-2", "group": "", "ranks": 2})
+        DeviceMessage(place(0), {"op": "create_id", "comm": "nonce-2", "group": "", "ranks": 2})
     ]
     assert communicators.aborts == 1
 

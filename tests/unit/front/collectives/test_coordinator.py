@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from hearth_proto.reasons import Reason, Refusal, to_text
 from hearthd.front.collectives.coordinator import Coordinator
-from hearthd.front.collectives.match import Key, Place, Send
+from hearthd.front.collectives.match import DeviceMessage, MatchKey, RankLocation
 from tests.support.front.collective_parts import part
 
 SESSIONS = ("s", "t")
@@ -19,7 +19,7 @@ MEMBERS = ((0, 1), (1, 0), (2, 1, 0), (1, 2))
 OVER_DAEMONS = {"group:aa": ((0, 0), (1, 0)), "group:bb": ((1, 0), (0, 1), (0, 2), (1, 1))}
 """Node and device of each rank; node 1 of one group need not be that of the other."""
 
-Part = tuple[Key, int]
+Part = tuple[MatchKey, int]
 
 
 class Ranks(RuleBasedStateMachine):
@@ -33,37 +33,37 @@ class Ranks(RuleBasedStateMachine):
         """Of the device processes, by group (empty: this node's), node and device."""
         self.sequences: dict[tuple[str, tuple[int, ...], int], int] = defaultdict(int)
         """Of each rank of each group."""
-        self.waiting: dict[int, tuple[Part, Place]] = {}
+        self.waiting: dict[int, tuple[Part, RankLocation]] = {}
         """What has been presented and not been answered, by channel."""
         self.counts: dict[Part, int] = {}
         self.channels = 0
-        self.asked: list[Send] = []
+        self.asked: list[DeviceMessage] = []
         """`create_id` and `join` that have not been answered."""
-        self.running: dict[tuple[str, Place], list[tuple[int, Key]]] = defaultdict(list)
+        self.running: dict[tuple[str, RankLocation], list[tuple[int, MatchKey]]] = defaultdict(list)
         """What each rank was told to launch, by communicator."""
-        self.order: dict[Place, list[tuple[str, int]]] = defaultdict(list)
+        self.order: dict[RankLocation, list[tuple[str, int]]] = defaultdict(list)
         """The same, by process of this node."""
         self.last: dict[tuple[str, tuple[int, ...], int], int] = {}
         """The last sequence number that each rank of each group was told to launch."""
-        self.dead: set[tuple[str, Place]] = set()
+        self.dead: set[tuple[str, RankLocation]] = set()
 
     # ---- who there is ----
 
-    def place(self, owner: str, members: tuple[int, ...], rank: int) -> Place:
+    def place(self, owner: str, members: tuple[int, ...], rank: int) -> RankLocation:
         if owner in OVER_DAEMONS:
             node, device = OVER_DAEMONS[owner][rank]
         else:
             node, device = 0, members[rank]
-        return Place(node, device, self.generations[owner if node else "", node, device])
+        return RankLocation(node, device, self.generations[owner if node else "", node, device])
 
-    def take(self, sends: list[Send]) -> None:
+    def take(self, sends: list[DeviceMessage]) -> None:
         """What ranks are told. All of one operation are told to go together."""
-        gone: dict[Key, list[int]] = defaultdict(list)
+        gone: dict[MatchKey, list[int]] = defaultdict(list)
         for where, body in sends:
             scope = f"group:{body['group']}" if where.node else ""
             assert (scope, where) not in self.dead, "nobody is there any more"
             if body["op"] in ("create_id", "join"):
-                self.asked.append(Send(where, body))
+                self.asked.append(DeviceMessage(where, body))
             elif body["op"] == "abort":
                 assert body["comm"] and body["reason"] and body["status"]
                 self.running.pop((body["comm"], where), None)
@@ -106,7 +106,7 @@ class Ranks(RuleBasedStateMachine):
                 continue
             self.sequences[owner, members, rank] += 1
             self.channels += 1
-            key = Key(owner, members, self.sequences[owner, members, rank])
+            key = MatchKey(owner, members, self.sequences[owner, members, rank])
             place = self.place(owner, members, rank)
             self.waiting[self.channels] = (key, rank), place
             self.counts[key, rank] = counts[rank]
@@ -170,29 +170,31 @@ class Ranks(RuleBasedStateMachine):
 
     def lose_here(self, device: int) -> None:
         """A device process of this node ends."""
-        self.die("", Place(0, device, self.generations["", 0, device]), list(SESSIONS))
+        self.die("", RankLocation(0, device, self.generations["", 0, device]), list(SESSIONS))
         for group, ranks in OVER_DAEMONS.items():  # told by whoever knows the groups
             if (0, device) in ranks:
-                self.take(self.coordinator.lost(Place(0, device, self.generations["", 0, device]), "boom", [group]))
+                self.take(
+                    self.coordinator.lost(RankLocation(0, device, self.generations["", 0, device]), "boom", [group])
+                )
         self.generations["", 0, device] += 1
 
     def lose_far(self, group: str, device: int) -> None:
         """A device process of another node of a group ends."""
-        self.die(group, Place(1, device, self.generations[group, 1, device]), [group])
+        self.die(group, RankLocation(1, device, self.generations[group, 1, device]), [group])
         self.generations[group, 1, device] += 1
 
     def lose_node(self, group: str) -> None:
         """The connection to another node of a group breaks."""
         for device in (0, 1):
-            self.bury(group, Place(1, device, self.generations[group, 1, device]))
+            self.bury(group, RankLocation(1, device, self.generations[group, 1, device]))
             self.generations[group, 1, device] += 1
         self.take(self.coordinator.lost(1, "broken", [group]))
 
-    def die(self, scope: str, place: Place, owners: list[str]) -> None:
+    def die(self, scope: str, place: RankLocation, owners: list[str]) -> None:
         self.bury(scope, place)
         self.take(self.coordinator.lost(place, "boom", owners))
 
-    def bury(self, scope: str, place: Place) -> None:
+    def bury(self, scope: str, place: RankLocation) -> None:
         """What a process had presented is gone with it."""
         self.dead.add((scope, place))
         for channel, ((key, _), where) in list(self.waiting.items()):

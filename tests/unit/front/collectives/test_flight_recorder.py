@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.front.collectives.flight_recorder import GROUPS, LINES, OPERATIONS, FlightRecorder, spelt
+from hearthd.front.collectives.flight_recorder import GROUPS, LINES, OPERATIONS, FlightRecorder, describe_operations
 from tests.support.front.collective_parts import SIGNATURE, key
 
 
@@ -70,12 +70,15 @@ def test_a_rank_without_a_part_does_not_name_it() -> None:
     ],
 )
 def test_how_operations_are_spelt(operation: dict[str, Any], text: str) -> None:
-    assert spelt([{**SIGNATURE, **operation}]) == text
+    assert describe_operations([{**SIGNATURE, **operation}]) == text
 
 
 def test_long_batches_are_cut() -> None:
-    assert spelt([SIGNATURE] * 2) == "all_reduce 8 float32 sum, all_reduce 8 float32 sum"
-    assert spelt([SIGNATURE] * 1000).endswith(", 994 more") and len(spelt([{"dtype": "x" * 9999}] * 1000)) < 700
+    assert describe_operations([SIGNATURE] * 2) == "all_reduce 8 float32 sum, all_reduce 8 float32 sum"
+    assert (
+        describe_operations([SIGNATURE] * 1000).endswith(", 994 more")
+        and len(describe_operations([{"dtype": "x" * 9999}] * 1000)) < 700
+    )
 
 
 def test_lines_are_short() -> None:
@@ -101,12 +104,12 @@ def test_everything_is_bounded() -> None:
     assert len(groups) == GROUPS and groups[-1] == (7, 8) and (0, 1) in groups and (5, 0) not in groups
 
 
-@given(st.sampled_from(["launched", "finished", "failed", "ready", "given_up"]))
+@given(st.sampled_from(["launched", "finished", "failed", "ready", "aborted"]))
 def test_what_it_does_not_know_is_not_kept(what: str) -> None:
     """Such as what is still said of a session that has ended."""
     recorder = FlightRecorder()
     recorder.presented(key(0, 1), 0, [SIGNATURE])
     recorder.forget("s")
     arguments: dict[str, tuple[Any, ...]] = {"failed": (key(0, 1), "why"), "ready": ("s", (0, 1))}
-    getattr(recorder, what)(*arguments.get(what, ("s", (0, 1), "why") if what == "given_up" else (key(0, 1),)))
+    getattr(recorder, what)(*arguments.get(what, ("s", (0, 1), "why") if what == "aborted" else (key(0, 1),)))
     assert len(recorder) == 0

@@ -9,14 +9,14 @@ import pytest
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.front.collectives.errors import impossible
 from hearthd.front.collectives.flight_recorder import FlightRecorder
-from hearthd.front.collectives.match import Key, Match, Part, Place, Send
+from hearthd.front.collectives.match import DeviceMessage, Match, MatchKey, Presentation, RankLocation
 from hearthd.front.collectives.matcher import MAX_FAILURES, Matcher
 from tests.support.front.collective_parts import SIGNATURE, key, ops, part, place, refusal_in
 
 
 def present(
-    matcher: Matcher, group: Key, device: int, body: dict[str, Any], now: float = 0.0, process: int = 0
-) -> tuple[list[Send], Match | None]:
+    matcher: Matcher, group: MatchKey, device: int, body: dict[str, Any], now: float = 0.0, process: int = 0
+) -> tuple[list[DeviceMessage], Match | None]:
     """A local device's part."""
     return next(matcher.row(group, group.members.index(device), place(device, process), body, now))
 
@@ -29,7 +29,7 @@ def test_complete_when_all_have_presented() -> None:
     assert present(matcher, key(2, 0), 0, part(9)) == ([], None), "another order is another group"
     sends, match = present(matcher, key(0, 2), 0, part(7))
     assert sends == [] and match is not None
-    assert match.key == Key("s", (0, 2), 1) and match.places == (place(0), place(2))
+    assert match.key == MatchKey("s", (0, 2), 1) and match.places == (place(0), place(2))
     assert {rank: each.channel for rank, each in match.parts.items()} == {0: 7, 1: 22}
     assert len(matcher) == 3
 
@@ -193,14 +193,16 @@ def test_a_lost_process_fails_the_operations_of_its_sessions_only() -> None:
 def test_a_lost_node_fails_the_operations_of_its_groups_only() -> None:
     """Nodes of groups are numbered by each group for itself."""
     matcher = Matcher()
-    ours, other = Key("group:aa", (0, 1), 1), Key("group:bb", (0, 1), 1)
+    ours, other = MatchKey("group:aa", (0, 1), 1), MatchKey("group:bb", (0, 1), 1)
     for group in (ours, other):
-        next(matcher.row(group, 1, Place(1, 0, 3), part(), 0.0))
-    local = Key("group:aa", (0, 1), 2)
-    next(matcher.row(local, 0, Place(0, 0, 3), part(55), 0.0))
+        next(matcher.row(group, 1, RankLocation(1, 0, 3), part(), 0.0))
+    local = MatchKey("group:aa", (0, 1), 2)
+    next(matcher.row(local, 0, RankLocation(0, 0, 3), part(55), 0.0))
     assert matcher.lost(1, "its connection broke") == []
     sends = matcher.lost(1, "its connection broke", {"group:aa"})
-    assert [(send.place, send.body["group"], send.body["devices"]) for send in sends] == [(Place(0, 0, 3), "aa", [])]
+    assert [(send.place, send.body["group"], send.body["devices"]) for send in sends] == [
+        (RankLocation(0, 0, 3), "aa", [])
+    ]
     assert "Node 1 of group aa of 2 ranks" in refusal_in(sends[0]).message
     assert len(matcher) == 1
 
@@ -226,7 +228,7 @@ def test_failures_are_bounded() -> None:
 
 
 def test_old_devices_present_a_single_signature() -> None:
-    assert Part.of(place(0), {"channel": 3, "signature": SIGNATURE}).operations == [SIGNATURE]
+    assert Presentation.of(place(0), {"channel": 3, "signature": SIGNATURE}).operations == [SIGNATURE]
 
 
 def test_the_recorder_says_who_came_before() -> None:

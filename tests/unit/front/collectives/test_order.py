@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal, to_text
 from hearthd.front.collectives.coordinator import Coordinator
-from hearthd.front.collectives.match import Key, Send
-from hearthd.front.collectives.order import Order
+from hearthd.front.collectives.match import DeviceMessage, MatchKey
+from hearthd.front.collectives.order import CollectiveOrder
 from tests.support.front.collective_parts import key, ops, part, place, reason_of, refusal_in
 
 
-def behind(*keys: Key) -> list[list[Any]]:
+def behind(*keys: MatchKey) -> list[list[Any]]:
     return [[list(each.members), each.sequence] for each in keys]
 
 
@@ -27,18 +27,20 @@ class Ranks:
         self.told: list[tuple[int, str, int, tuple[int, ...]]] = []
         """Device, `op`, sequence and members, in order."""
 
-    def present(self, device: int, operation: Key, *ahead: Key, now: float = 0.0, **changes: Any) -> list[Send]:
+    def present(
+        self, device: int, operation: MatchKey, *ahead: MatchKey, now: float = 0.0, **changes: Any
+    ) -> list[DeviceMessage]:
         body = {**part(**changes), "behind": behind(*ahead)}
         rank = operation.members.index(device)
         return self.hear(self.coordinator.present(operation, rank, place(device), body, now))
 
-    def withdraw(self, device: int, operation: Key, refusal: Refusal) -> list[Send]:
+    def withdraw(self, device: int, operation: MatchKey, refusal: Refusal) -> list[DeviceMessage]:
         rank = operation.members.index(device)
         return self.hear(self.coordinator.withdraw(operation, rank, {"status": to_text(refusal)}))
 
-    def hear(self, sends: list[Send]) -> list[Send]:
+    def hear(self, sends: list[DeviceMessage]) -> list[DeviceMessage]:
         """What is said of operations; what is said of communicators is answered."""
-        heard: list[Send] = []
+        heard: list[DeviceMessage] = []
         for send in sends:
             body = send.body
             answers = {"create_id": {"op": "id", "unique_id": "u"}, "join": {"op": "joined"}}
@@ -174,14 +176,14 @@ def test_in_the_order_in_which_they_are_told_all_can_be_launched(program: list[t
     ranks = Ranks()
     rows = [(key(*members, sequence=number), stream) for number, (members, stream) in enumerate(program, 1)]
     left = {device: [row for row in rows if device in row[0].members] for device in range(DEVICES)}
-    before: dict[tuple[int, Key], Key] = {}
+    before: dict[tuple[int, MatchKey], MatchKey] = {}
     for device, mine in left.items():
-        last: dict[int, Key] = {}
+        last: dict[int, MatchKey] = {}
         for operation, stream in mine:
             if stream in last:
                 before[device, operation] = last[stream]
             last[stream] = operation
-    gone: set[tuple[int, Key]] = set()
+    gone: set[tuple[int, MatchKey]] = set()
     while any(left.values()):
         device = random.choice([each for each, mine in left.items() if mine])
         # of the two streams either may be ahead, but each is in order
@@ -203,7 +205,7 @@ def test_in_the_order_in_which_they_are_told_all_can_be_launched(program: list[t
 
 @given(st.lists(st.tuples(st.integers(0, 7), st.sets(st.integers(0, 7), max_size=3)), max_size=30))
 def test_order_keeps_nothing_of_what_is_closed(steps: list[tuple[int, set[int]]]) -> None:
-    order: Order[int] = Order()
+    order: CollectiveOrder[int] = CollectiveOrder()
     for name, others in steps:
         order.open(name)
         if not order.held(name) and order.hold(name, others) and order.circle(name):

@@ -8,7 +8,7 @@ import pytest
 
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason
-from hearthd.front.collectives.match import Key, Place
+from hearthd.front.collectives.match import MatchKey, RankLocation
 from hearthd.front.collectives.router import CollectiveRouter
 from tests.support.front.collective_parts import place, present, reason_of
 from tests.support.front.fixture import run, until
@@ -148,8 +148,8 @@ class Relay:
     def takes(self, link: Any, body: dict[str, Any]) -> bool:
         if body["op"] != "present" or not body["group"]:
             return body.get("comm", "").startswith("far")
-        key = Key("group:" + body["group"], (0, 1), body["sequence"])
-        self.router.present(key, 0, Place(0, link.ordinal, link.generation), body)
+        key = MatchKey("group:" + body["group"], (0, 1), body["sequence"])
+        self.router.present(key, 0, RankLocation(0, link.ordinal, link.generation), body)
         return True
 
     def device_lost(self, link: Any, why: str) -> None:
@@ -163,10 +163,10 @@ def test_groups_over_daemons_go_their_way() -> None:
     async def scenario() -> None:
         router, zero = CollectiveRouter([0], 30), Link(0)
         relay = router.relay = Relay(router)
-        far: list[tuple[Place, dict[str, Any]]] = []
+        far: list[tuple[RankLocation, dict[str, Any]]] = []
         router.remote = lambda where, body: far.append((where, body))
         there = place(0, 4, node=1)
-        key = Key("group:aa", (0, 1), 1)
+        key = MatchKey("group:aa", (0, 1), 1)
         said(router, zero, present((), group="aa"))
         router.present(key, 1, there, present((), channel=77, group="aa"))
         comm = zero.sent[0]["comm"]

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from hearthd.front.addresses import Address, default_unix_path, parse_address
 from hearthd.front.config.loader import Config, ConfigError, check_exposure, load, settings
+from hearthd.front.config.section import parse_bytes, parse_seconds
 from hearthd.front.gpu.nvml import cuda_count
-from hearthd.front.units import parse_bytes, parse_seconds
 from tests.support.folders import ROOT
 
 

@@ -38,8 +38,8 @@ def test_what_can_be_set(tmp_path: Path) -> None:
     [
         ({"listen": "x"}, "collectives.listen"),
         ({"listen": "127.0.0.1:99999"}, "is no address"),
-        ({"advertise": ["gpu1:7424"]}, "no port of its own"),
-        ({"listen": "", "advertise": ["gpu1:7424"]}, "no port of its own"),
+        ({"advertise": ["gpu1:7424"]}, "no fixed port"),
+        ({"listen": "", "advertise": ["gpu1:7424"]}, "no fixed port"),
         ({"listen": "127.0.0.1:5", "advertise": ["gpu1:0"]}, "cannot be connected to"),
         ({"listen": "127.0.0.1:5", "advertise": [":5"]}, "cannot be connected to"),
         ({"listen": "127.0.0.1:5", "advertise": ["[::]:5"]}, "cannot be connected to"),

@@ -9,7 +9,7 @@ import socket
 import pytest
 
 from hearthd.front.connections import accept_loop
-from hearthd.front.connections.accept_loop import Accepting
+from hearthd.front.connections.accept_loop import AcceptLoop
 
 
 def listening() -> socket.socket:
@@ -21,7 +21,7 @@ def listening() -> socket.socket:
 def test_connections_are_handed_on_until_it_stops() -> None:
     async def scenario() -> None:
         came: asyncio.Queue[tuple[socket.socket, tuple[str, int]]] = asyncio.Queue()
-        loop = Accepting("test", lambda *accepted: came.put_nowait(accepted), lambda error: None)
+        loop = AcceptLoop("test", lambda *accepted: came.put_nowait(accepted), lambda error: None)
         first, second = listening(), listening()
         addresses = [one.getsockname() for one in (first, second)]
         loop.listen(first)
@@ -62,7 +62,7 @@ def test_an_error_of_accept_is_waited_out(number: int, monkeypatch: pytest.Monke
             connection.close()
             came.set()
 
-        listener = Accepting("test", accepted, shortages.append)
+        listener = AcceptLoop("test", accepted, shortages.append)
         made = listening()
         listener.listen(made)
         await asyncio.sleep(0.05)

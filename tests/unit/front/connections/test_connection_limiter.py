@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from hearthd.front.connections import socket_filter
-from hearthd.front.connections.holding import Holding
-from hearthd.front.connections.limiter import ConnectionLimiter, Slot
+from hearthd.front.connections.holding import AcceptFilter
+from hearthd.front.connections.limiter import ConnectionLimiter, ConnectionSlot
 from hearthd.front.connections.open_sockets import OpenSockets
-from hearthd.front.connections.strangers import Stranger
+from hearthd.front.connections.strangers import UnauthenticatedConnection
 
 
 class Observer:
@@ -57,7 +57,7 @@ def http_limiter(observer: Observer, most: int, per_peer: int, reserve: int) -> 
 STEPS = st.lists(st.tuples(st.sampled_from(["admit", "prove", "wait", "release"]), st.integers(0, 5)), max_size=80)
 
 
-def take(limits: ConnectionLimiter, slots: list[Slot], step: str, number: int) -> None:
+def take(limits: ConnectionLimiter, slots: list[ConnectionSlot], step: str, number: int) -> None:
     if step == "admit":
         slot = limits.admit(f"10.0.0.{number}", lambda: None)
         if slot is not None:
@@ -71,7 +71,7 @@ def take(limits: ConnectionLimiter, slots: list[Slot], step: str, number: int) -
 def test_limits_hold_after_every_step(steps: list[tuple[str, int]]) -> None:
     observer = Observer()
     limits = limiter(observer)
-    slots: list[Slot] = []
+    slots: list[ConnectionSlot] = []
     for step, number in steps:
         if step == "wait":  # of HTTP, whose limits are the same for strangers
             continue
@@ -86,7 +86,7 @@ def test_limits_hold_after_every_step(steps: list[tuple[str, int]]) -> None:
 def test_limits_of_http_hold_after_every_step_and_the_reserve_is_for_probes(steps: list[tuple[str, int]]) -> None:
     observer = Observer()
     limits = http_limiter(observer, most=6, per_peer=3, reserve=1)
-    slots: list[Slot] = []
+    slots: list[ConnectionSlot] = []
     for step, number in steps:
         take(limits, slots, step, number)
         by_peer = Counter(each.peer for each in limits._slots)
@@ -102,7 +102,7 @@ def test_the_connection_that_waits_longest_makes_room_and_one_at_work_does_not()
     observer, dropped = Observer(), []
     limits = http_limiter(observer, most=4, per_peer=2, reserve=1)
 
-    def admit(name: str, peer: str = "10.0.0.1") -> Slot | None:
+    def admit(name: str, peer: str = "10.0.0.1") -> ConnectionSlot | None:
         return limits.admit(peer, lambda: dropped.append(name))
 
     first, second = admit("first"), admit("second")
@@ -247,18 +247,18 @@ def test_penalized_peers_are_held_until_their_turn_and_others_are_not() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         sockets = OpenSockets()
         listening = sockets.listening({str(server.getsockname()[1])})
-        holding = Holding(sockets, listening)
+        holding = AcceptFilter(sockets, listening)
         try:
             with contextlib.ExitStack() as stack:
 
-                def connected() -> tuple[Stranger, socket.socket]:
+                def connected() -> tuple[UnauthenticatedConnection, socket.socket]:
                     client = stack.enter_context(socket.create_connection(server.getsockname()))
                     accepted = stack.enter_context(server.accept()[0])
                     accepted.settimeout(10)
                     client.sendall(b"x")
                     new, _ = sockets.scan()
                     number = accepted.fileno()
-                    return Stranger(number, new[number], "127.0.0.1", "name", 0.0), accepted
+                    return UnauthenticatedConnection(number, new[number], "127.0.0.1", "name", 0.0), accepted
 
                 holding.hold(["127.0.0.1"])
                 each, accepted = connected()
@@ -298,12 +298,12 @@ def test_without_socket_filters_no_connection_is_held_and_the_log_says_so() -> N
 
     one, sockets = Refusing(), OpenSockets()
     try:
-        holding = Holding(sockets, [one])  # type: ignore[list-item]
+        holding = AcceptFilter(sockets, [one])  # type: ignore[list-item]
         with capture_logs() as lines:
             holding.hold(["10.0.0.1"])
             holding.hold(["10.0.0.2"])
         assert [line["event"] for line in lines] == ["no_socket_filter"] and one.asked == 1
-        each = Stranger(1, 1, "10.0.0.1", "name", 0.0)
+        each = UnauthenticatedConnection(1, 1, "10.0.0.1", "name", 0.0)
         assert not holding.enter(each) and not each.held
     finally:
         sockets.close()

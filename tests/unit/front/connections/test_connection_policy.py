@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.front.config.connections import Connections
+from hearthd.front.config.front_limits import ConnectionSettings
 from hearthd.front.connections import descriptors
 from hearthd.front.connections.holding import TurnOrder
 from hearthd.front.connections.peers import group_of, grpc_name, normal_name
@@ -17,16 +17,16 @@ from hearthd.front.connections.strangers import (
     PENALTY_DIVISOR,
     PENALTY_GRACE,
     SETTLED,
-    Bounds,
-    Stranger,
+    UnauthenticatedConnection,
+    UnauthenticatedLimits,
     judge,
 )
 
-BOUNDS = Bounds(most=16, most_per_peer=8, timeout=10.0, bytes=1 << 20)
+BOUNDS = UnauthenticatedLimits(most=16, most_per_peer=8, timeout=10.0, bytes=1 << 20)
 PEERS = st.sampled_from(["10.0.0.1", "10.0.0.2", "10.0.0.3", "uid:7"])
 STRANGERS = st.lists(
     st.builds(
-        Stranger,
+        UnauthenticatedConnection,
         number=st.integers(3, 1000),
         inode=st.integers(1, 1 << 31),
         peer=PEERS,
@@ -85,7 +85,9 @@ def test_a_penalty_ends_two_half_lives_after_the_last_misbehaviour() -> None:
 
 
 @given(STRANGERS, st.floats(0, 120))
-def test_nobody_with_a_credential_is_closed_and_the_numbers_are_kept(strangers: list[Stranger], now: float) -> None:
+def test_nobody_with_a_credential_is_closed_and_the_numbers_are_kept(
+    strangers: list[UnauthenticatedConnection], now: float
+) -> None:
     strangers = [each for each in strangers if each.since <= now]
     closing = dict(judge(strangers, BOUNDS, Penalties(), now))
     assert not [each for each in closing if each.proven or each.closed]
@@ -101,14 +103,14 @@ def test_nobody_with_a_credential_is_closed_and_the_numbers_are_kept(strangers: 
 @given(st.integers(1, 30), st.integers(17, 200))
 def test_a_peer_with_many_connections_does_not_cost_another_its_own(few: int, many: int) -> None:
     few = min(few, BOUNDS.most // 2)
-    honest = [Stranger(n, n, "10.0.0.1", "x", 0.0) for n in range(few)]
-    crowd = [Stranger(n, n, "10.0.0.2", "x", 0.5) for n in range(many)]
+    honest = [UnauthenticatedConnection(n, n, "10.0.0.1", "x", 0.0) for n in range(few)]
+    crowd = [UnauthenticatedConnection(n, n, "10.0.0.2", "x", 0.5) for n in range(many)]
     closing = dict(judge([*honest, *crowd], BOUNDS, Penalties(), 0.6))
     assert not [each for each in closing if each.peer == "10.0.0.1"]
 
 
 def test_the_oldest_goes_first() -> None:
-    crowd = [Stranger(n, n, "10.0.0.2", "x", n / 100) for n in range(20)]
+    crowd = [UnauthenticatedConnection(n, n, "10.0.0.2", "x", n / 100) for n in range(20)]
     closing = dict(judge(crowd, BOUNDS, Penalties(), 0.3))
     assert [each.number for each in closing] == [0, 1, 2, 3]
     assert set(closing.values()) == {"strangers"}
@@ -118,14 +120,17 @@ def test_a_penalized_peer_has_tighter_bounds_and_a_chance() -> None:
     penalties = Penalties()
     for _ in range(4):
         penalties.add("10.0.0.2", 0.0)
-    loud = Stranger(1, 1, "10.0.0.2", "x", 0.0, bytes=BOUNDS.bytes // PENALTY_DIVISOR + 1)
-    fresh = Stranger(2, 2, "10.0.0.2", "x", 0.0)
+    loud = UnauthenticatedConnection(1, 1, "10.0.0.2", "x", 0.0, bytes=BOUNDS.bytes // PENALTY_DIVISOR + 1)
+    fresh = UnauthenticatedConnection(2, 2, "10.0.0.2", "x", 0.0)
     assert judge([loud, fresh], BOUNDS, penalties, 0.1) == [(loud, "flood")]
     assert judge([fresh], BOUNDS, penalties, PENALTY_GRACE + 0.1) == [(fresh, "penalty")]
 
 
 def test_calls_without_a_credential_are_a_flood_and_come_back_with_time() -> None:
-    probe, flood = Stranger(1, 1, "10.0.0.1", "x", 0.0), Stranger(2, 2, "10.0.0.1", "x", 0.0)
+    probe, flood = (
+        UnauthenticatedConnection(1, 1, "10.0.0.1", "x", 0.0),
+        UnauthenticatedConnection(2, 2, "10.0.0.1", "x", 0.0),
+    )
     for _ in range(CALLS + 1):
         flood.spend(1, 0.0)
     for second in range(1000):
@@ -138,7 +143,7 @@ def test_calls_without_a_credential_are_a_flood_and_come_back_with_time() -> Non
 def test_a_held_stranger_may_wait_for_its_turn_and_not_for_ever() -> None:
     penalties = Penalties()
     penalties.add("10.0.0.2", 0.0, 5.0)
-    held = Stranger(1, 1, "10.0.0.2", "x", 0.0, held=True)
+    held = UnauthenticatedConnection(1, 1, "10.0.0.2", "x", 0.0, held=True)
     assert not judge([held], BOUNDS, penalties, BOUNDS.timeout - 0.1)
     assert judge([held], BOUNDS, penalties, BOUNDS.timeout + 0.1) == [(held, "penalty")]
 
@@ -149,8 +154,8 @@ def test_a_held_stranger_may_wait_for_its_turn_and_not_for_ever() -> None:
 @given(st.lists(st.tuples(PEERS, st.floats(0, 5)), max_size=40))
 def test_each_held_connection_has_its_turn_and_no_two_come_at_once(arrivals: list[tuple[str, float]]) -> None:
     turns = TurnOrder(period=0.05)
-    waiting = [Stranger(n, n, peer, "x", since) for n, (peer, since) in enumerate(arrivals)]
-    let_in: list[tuple[float, Stranger]] = []
+    waiting = [UnauthenticatedConnection(n, n, peer, "x", since) for n, (peer, since) in enumerate(arrivals)]
+    let_in: list[tuple[float, UnauthenticatedConnection]] = []
     for step in range(10 * len(waiting) + 1):
         now = 10.0 + step / 100
         chosen = turns.next(waiting, now)
@@ -166,9 +171,9 @@ def test_each_held_connection_has_its_turn_and_no_two_come_at_once(arrivals: lis
 
 def test_a_peer_with_many_held_connections_costs_another_one_turn() -> None:
     turns = TurnOrder(period=1.0)
-    crowd = [Stranger(n, n, "10.0.0.2", "x", 0.0) for n in range(50)]
+    crowd = [UnauthenticatedConnection(n, n, "10.0.0.2", "x", 0.0) for n in range(50)]
     assert turns.next(crowd, 10.0) in crowd
-    honest = Stranger(99, 99, "10.0.0.1", "x", 10.5)
+    honest = UnauthenticatedConnection(99, 99, "10.0.0.1", "x", 10.5)
     assert turns.next([*crowd, honest], 10.6) is None
     assert turns.next([*crowd, honest], 11.0) is honest
     assert turns.next(crowd, 12.0) in crowd
@@ -199,9 +204,9 @@ def test_the_needed_limit_is_the_least_that_leaves_what_is_asked_for(asked: int,
 
 
 def test_connections_are_asked_for_by_number_only() -> None:
-    assert Connections().asked == 0 and descriptors.budget(2000, 48, 8).small is False
-    assert Connections(max=3000).asked == 3000 and Connections(max_strangers=700).asked == 1400
-    assert Connections(max=100, max_strangers=700).asked == 100
+    assert ConnectionSettings().asked == 0 and descriptors.budget(2000, 48, 8).small is False
+    assert ConnectionSettings(max=3000).asked == 3000 and ConnectionSettings(max_strangers=700).asked == 1400
+    assert ConnectionSettings(max=100, max_strangers=700).asked == 100
 
 
 # ---- peers ----

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from hearthd.front.daemon.heap_trim import Thrift
+from hearthd.front.daemon.heap_trim import HeapTrimming
 
 
 def test_once_after_each_time_that_there_were_sessions() -> None:
-    thrift = Thrift(quiet=5.0)
+    thrift = HeapTrimming(quiet=5.0)
     seen = [(0, 0.0), (0, 9.0), (3, 10.0), (0, 11.0), (0, 15.9), (0, 16.0), (0, 17.0), (0, 30.0), (1, 31.0), (0, 32.0)]
     due = [now for sessions, now in seen if thrift.due(sessions, now)]
     assert due == [16.0]

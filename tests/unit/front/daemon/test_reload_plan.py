@@ -27,15 +27,15 @@ from hearthd.front.daemon.reload_plan import (
     LAST_TENANT,
     NEEDS_A_RESTART,
     RELOADABLE,
-    Plan,
     ReloadError,
+    ReloadPlan,
     paths,
     plan,
     value,
 )
 from hearthd.front.daemon.systemd import Notifier
-from hearthd.front.sessions.command_queue import Queue
-from hearthd.front.sessions.tenant_accounts import Accounts
+from hearthd.front.sessions.command_queue import CommandQueue
+from hearthd.front.sessions.tenant_accounts import TenantAccounts
 from hearthd.front.tenancy.tenants import Caller, Credential, Directory, Quotas, Tenant, User, token_key
 from tests.support.folders import ROOT
 from tests.support.front.fixture import front, refused, run, until
@@ -140,7 +140,7 @@ def test_a_plan_is_what_can_be_changed_and_no_more(one: set[Any], two: set[Any],
 
 
 def test_nothing_is_nothing() -> None:
-    assert plan(Config(), Config()) == Plan(Config(), (), (), plan(Config(), Config()).tenants)
+    assert plan(Config(), Config()) == ReloadPlan(Config(), (), (), plan(Config(), Config()).tenants)
 
 
 def test_tenants() -> None:
@@ -197,7 +197,7 @@ def test_who_somebody_is_now() -> None:
 
 def test_bounds_of_a_queue_change_under_those_who_wait() -> None:
     async def scenario() -> None:
-        queue = Queue(2)
+        queue = CommandQueue(2)
         queue.take(10, 2)
         waiting = asyncio.create_task(queue.room())
         await asyncio.sleep(0)
@@ -213,7 +213,7 @@ def test_bounds_of_a_queue_change_under_those_who_wait() -> None:
 
 
 def test_time_that_is_used_up_by_a_lower_quota() -> None:
-    accounts = Accounts()
+    accounts = TenantAccounts()
     ended: list[str] = []
     accounts.on_exhausted = lambda account: ended.append(account.tenant.name)
     account = accounts.of(Tenant("a", quotas=Quotas(gpu_seconds=10)))
@@ -239,7 +239,7 @@ def test_what_is_asked_for_meanwhile_is_one_more() -> None:
             assert gate.wait(10)
             return config(drain_timeout=reads[0])
 
-        async def apply(planned: Plan, directory: Directory) -> int:
+        async def apply(planned: ReloadPlan, directory: Directory) -> int:
             made.append(planned.config.drain_timeout)
             return 0
 
@@ -271,7 +271,7 @@ def test_a_reload_that_fails_is_over(error: Exception) -> None:
                 raise outcomes.pop()
             return config(drain_timeout=3)
 
-        async def apply(planned: Plan, directory: Directory) -> int:
+        async def apply(planned: ReloadPlan, directory: Directory) -> int:
             return 0
 
         outcomes = [error]

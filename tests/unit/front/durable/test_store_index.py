@@ -11,11 +11,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.durable.snapshot_policy import SnapshotAreas
-from hearthd.front.durable.store_index import PAGE, Shelf, Use, charge, check, span_of
+from hearthd.front.durable.store_index import PAGE, StoreIndex, StoreUse, charge, check, span_of
 
 
 def test_places_are_pages_and_never_used_twice() -> None:
-    shelf = Shelf()
+    shelf = StoreIndex()
     copies = [shelf.reserve(key, key, size) for key, size in enumerate((0, 1, PAGE, PAGE + 1))]
     assert [copy.offset for copy in copies] == [0, 0, 2 * PAGE, 4 * PAGE]
     assert shelf.bytes == 2 * (PAGE + PAGE + 2 * PAGE) == charge([0, 1, PAGE, PAGE + 1])
@@ -26,7 +26,7 @@ def test_places_are_pages_and_never_used_twice() -> None:
 
 
 def test_what_has_no_complete_copy_goes_with_its_process() -> None:
-    shelf = Shelf()
+    shelf = StoreIndex()
     for key in (1, 2):
         shelf.reserve(key, key, 10)
     shelf.commit([(1, 0)])
@@ -36,7 +36,7 @@ def test_what_has_no_complete_copy_goes_with_its_process() -> None:
 
 
 def test_of_two_copies_under_one_handle_the_newer_one_is_the_buffer_s() -> None:
-    shelf = Shelf()
+    shelf = StoreIndex()
     shelf.reserve(1, 7, 10)
     shelf.reserve(2, 8, 10)
     shelf.commit([(1, 0), (2, 0)])
@@ -46,7 +46,7 @@ def test_of_two_copies_under_one_handle_the_newer_one_is_the_buffer_s() -> None:
 
 
 def test_a_commit_counts_as_a_whole_or_not_at_all() -> None:
-    shelf = Shelf()
+    shelf = StoreIndex()
     shelf.reserve(1, 1, 10)
     with pytest.raises(KeyError):
         shelf.commit([(1, 0), (2, 0)])
@@ -54,7 +54,7 @@ def test_a_commit_counts_as_a_whole_or_not_at_all() -> None:
 
 
 def test_the_refusal_says_whose_limit_it_is() -> None:
-    uses = (Use("tenant a on device 0", 100, 0), Use("the node", 900, 1000))
+    uses = (StoreUse("tenant a on device 0", 100, 0), StoreUse("the node", 900, 1000))
     check(100, uses)
     with pytest.raises(Refusal) as caught:
         check(101, uses)
@@ -75,19 +75,19 @@ class Crashes(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.shelf = Shelf()
+        self.index = StoreIndex()
         self.file: dict[int, int] = {}  # by place
         self.number = 0
         self.known = 0  # what the client has been told is complete
         for key in KEYS:
-            self.shelf.reserve(key, key, 1)
+            self.index.reserve(key, key, 1)
         self.begin_process()
 
     def begin_process(self) -> None:
         """From what the front has, as a restore does."""
         self.to_front: deque[tuple[int, list[tuple[int, int]]]] = deque()
         self.to_device: deque[int] = deque()
-        copies = self.shelf.copies
+        copies = self.index.copies
         self.areas = {key: SnapshotAreas(copies[key].offset, copies[key].span, copies[key].committed) for key in KEYS}  # type: ignore[arg-type]
         self.writing: dict[int, int] | None = None  # the area of each buffer
         self.left: list[int] = []
@@ -132,7 +132,7 @@ class Crashes(RuleBasedStateMachine):
     @rule()
     def hear(self) -> None:
         number, parts = self.to_front.popleft()
-        self.shelf.commit(parts)
+        self.index.commit(parts)
         self.to_device.append(number)
 
     @precondition(lambda self: self.to_device)
@@ -142,17 +142,17 @@ class Crashes(RuleBasedStateMachine):
         for areas in self.areas.values():
             areas.commit()
 
-    @precondition(lambda self: all(copy.committed is not None for copy in self.shelf.copies.values()))
+    @precondition(lambda self: all(copy.committed is not None for copy in self.index.copies.values()))
     @rule()
     def crash(self) -> None:
         """What was on its way is lost, either way."""
-        self.shelf.lost()
+        self.index.lost()
         self.begin_process()
 
     @invariant()
     def whole(self) -> None:
         held = set()
-        for copy in self.shelf.copies.values():
+        for copy in self.index.copies.values():
             if copy.committed is None:
                 assert self.known == 0
                 return

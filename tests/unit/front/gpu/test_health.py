@@ -17,10 +17,10 @@ from hearth_proto.v1 import device_pb2, node_pb2
 from hearthd.front.gpu import health
 from hearthd.front.gpu import nvml as nvml_module
 from hearthd.front.gpu.nvml import Nvml
-from hearthd.front.gpu.reading import RECOVERY, THROTTLING, Reading
+from hearthd.front.gpu.reading import RECOVERY, THROTTLING, GpuReading
 from hearthd.front.gpu.watch import GpuWatch
 from hearthd.front.metrics import gpu
-from hearthd.front.rpc import readiness
+from hearthd.front.rpc import node_status
 from hearthd.front.supervisor.supervisor import FENCED, SERVING
 from tests.support.front.fixture import front, refused, run, until
 
@@ -29,41 +29,41 @@ UUID = "0a1b"
 
 @pytest.mark.parametrize("xid", sorted(health.FATAL_XIDS))
 def test_xids_that_only_a_reset_helps_against(xid: int) -> None:
-    assert f"Xid {xid}" in health.sickness(Reading(xids={13: 5, xid: 1}))
-    assert not health.sickness(Reading(xids={xid: 1}), {xid: 1}), "an operator has dealt with it"
-    assert health.sickness(Reading(xids={xid: 2}), {xid: 1}), "and it came again"
+    assert f"Xid {xid}" in health.sickness(GpuReading(xids={13: 5, xid: 1}))
+    assert not health.sickness(GpuReading(xids={xid: 1}), {xid: 1}), "an operator has dealt with it"
+    assert health.sickness(GpuReading(xids={xid: 2}), {xid: 1}), "and it came again"
 
 
 WELL = [
-    Reading(),
-    Reading(xids={13: 100, 31: 100, 43: 100, 45: 100, 94: 3}),
-    Reading(ecc_uncorrected=5, remap_pending=True),
-    Reading(throttling={"hw_thermal_slowdown": True}),
-    Reading(temperature=95.0, remap_failed=False),
+    GpuReading(),
+    GpuReading(xids={13: 100, 31: 100, 43: 100, 45: 100, 94: 3}),
+    GpuReading(ecc_uncorrected=5, remap_pending=True),
+    GpuReading(throttling={"hw_thermal_slowdown": True}),
+    GpuReading(temperature=95.0, remap_failed=False),
 ]
 
 
 @pytest.mark.parametrize("reading", WELL)
-def test_what_kernels_do_and_what_heat_does_is_no_sickness(reading: Reading) -> None:
+def test_what_kernels_do_and_what_heat_does_is_no_sickness(reading: GpuReading) -> None:
     assert health.sickness(reading) == ""
 
 
 def test_what_is_beyond_repair() -> None:
-    assert "restart the machine" in health.sickness(Reading(lost=True))
-    assert "replaced" in health.sickness(Reading(remap_failed=True))
+    assert "restart the machine" in health.sickness(GpuReading(lost=True))
+    assert "replaced" in health.sickness(GpuReading(remap_failed=True))
 
 
 def test_what_the_driver_says_counts_for_more_than_xids() -> None:
-    assert health.sickness(Reading(recovery="none", xids={79: 1})) == ""
+    assert health.sickness(GpuReading(recovery="none", xids={79: 1})) == ""
     for action in RECOVERY:
-        sick = health.sickness(Reading(recovery=action))
+        sick = health.sickness(GpuReading(recovery=action))
         assert bool(sick) == (action in health.RECOVERIES), action
-        assert bool(health.complaints(Reading(recovery=action))) == (action != "none"), action
+        assert bool(health.complaints(GpuReading(recovery=action))) == (action != "none"), action
 
 
 def test_complaints() -> None:
-    assert health.complaints(Reading()) == []
-    sore = Reading(remap_pending=True, ecc_uncorrected=2, throttling=dict.fromkeys(THROTTLING, True))
+    assert health.complaints(GpuReading()) == []
+    sore = GpuReading(remap_pending=True, ecc_uncorrected=2, throttling=dict.fromkeys(THROTTLING, True))
     assert len(health.complaints(sore)) == 4
 
 
@@ -78,7 +78,7 @@ class Device:
         self.sick = why
 
 
-async def nothing() -> dict[int, Reading]:
+async def nothing() -> dict[int, GpuReading]:
     return {}
 
 
@@ -86,19 +86,19 @@ def test_a_fence_that_an_operator_lifts_stays_lifted_until_something_new() -> No
     device, bystander = Device(), Device()
     bystander.ordinal = 1
     watch = GpuWatch([device, bystander], nothing)
-    watch.look({0: Reading(), 1: Reading()})
+    watch.look({0: GpuReading(), 1: GpuReading()})
     assert not device.sick
-    watch.look({0: Reading(xids={79: 1}), 1: Reading()})
+    watch.look({0: GpuReading(xids={79: 1}), 1: GpuReading()})
     assert "79" in device.sick and not bystander.sick
-    watch.look({0: Reading(xids={79: 1})})
+    watch.look({0: GpuReading(xids={79: 1})})
     device.sick = ""
     for _ in range(2):
-        watch.look({0: Reading(xids={79: 1})})
+        watch.look({0: GpuReading(xids={79: 1})})
         assert not device.sick
-    watch.look({0: Reading(xids={79: 2})})
+    watch.look({0: GpuReading(xids={79: 2})})
     assert "79" in device.sick
     device.sick = ""
-    watch.look({0: Reading(xids={79: 2}, remap_failed=True)})
+    watch.look({0: GpuReading(xids={79: 2}, remap_failed=True)})
     assert "replaced" in device.sick, "what is still so is found again"
     watch.look({})
 
@@ -119,7 +119,7 @@ def test_a_fenced_device_takes_nobody_new_and_its_neighbours_serve(tmp_path: Pat
             device.fence("it smells of smoke")
             assert device.state == FENCED and device.detail == "it smells of smoke"
             assert f.daemon.supervisor.find(1).state == SERVING
-            assert readiness.ready(f.daemon.supervisor, False), "the node serves"
+            assert node_status.ready(f.daemon.supervisor, False), "the node serves"
             await f.devices.Sync(device_pb2.SyncRequest(target=first))  # who is there may fetch what is his
             await f.open("another")
             refusal = await refused(f.devices.Sync(device_pb2.SyncRequest(target=f.target(0))))
@@ -227,7 +227,7 @@ def everything() -> Library:
 
 def test_readings_are_in_base_units() -> None:
     reading = Nvml(everything()).read(UUID)
-    assert reading == Reading(
+    assert reading == GpuReading(
         memory_used=10, memory_total=100, utilization=0.5, memory_utilization=0.25, encoder_utilization=0.1,
         decoder_utilization=0.2, temperature=40.0, memory_temperature=61, power=250.0, power_limit=700.0, energy=5.0,
         sm_clock=1.98e9, memory_clock=3.201e9, pcie_replays=0, nvlink_received=3072, ecc_corrected=7,
@@ -240,9 +240,9 @@ def test_readings_are_in_base_units() -> None:
 def test_what_a_gpu_does_not_know_is_left_out_and_not_asked_again() -> None:
     library = Library(nvmlDeviceGetTemperature=40)
     nvml = Nvml(library)
-    assert nvml.read(UUID) == Reading(temperature=40.0)
+    assert nvml.read(UUID) == GpuReading(temperature=40.0)
     library.asked.clear()
-    assert nvml.read(UUID) == Reading(temperature=40.0)
+    assert nvml.read(UUID) == GpuReading(temperature=40.0)
     assert library.asked == ["nvmlDeviceGetTemperature"]
     assert nvml.read("another") is None and nvml.read("") is None
     nvml.close()
@@ -254,16 +254,16 @@ def test_xids_are_counted_by_number() -> None:
     nvml = Nvml(library)
     nvml.read(UUID)
     library.events = [31, 79, 31]
-    assert (nvml.read(UUID) or Reading()).xids == {31: 2, 79: 1}
+    assert (nvml.read(UUID) or GpuReading()).xids == {31: 2, 79: 1}
     library.events = [31, *range(1000, 2000)]
-    counts = (nvml.read(UUID) or Reading()).xids
+    counts = (nvml.read(UUID) or GpuReading()).xids
     assert counts[31] == 3 and len(counts) == 64, "labels of metrics are bounded"
 
 
 def test_a_gpu_that_the_driver_has_lost() -> None:
     lost = pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
     reading = Nvml(Library(nvmlDeviceGetMemoryInfo=lost)).read(UUID)
-    assert reading == Reading(lost=True)
+    assert reading == GpuReading(lost=True)
 
 
 def test_a_driver_that_hangs_costs_one_reader(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,18 +284,18 @@ def test_a_driver_that_hangs_costs_one_reader(monkeypatch: pytest.MonkeyPatch) -
     finally:
         go_on.set()
         reader.join(20)
-    assert nvml.read(UUID) == Reading(), "and goes on when it answers"
+    assert nvml.read(UUID) == GpuReading(), "and goes on when it answers"
 
 
 def test_metrics_of_readings() -> None:
-    found = {family.name: family for family in gpu.families({0: Nvml(everything()).read(UUID) or Reading()})}
+    found = {family.name: family for family in gpu.families({0: Nvml(everything()).read(UUID) or GpuReading()})}
     values = {name: [sample.value for sample in family.samples] for name, family in found.items()}
     assert values["hearth_gpu_energy_joules"] == [5.0] and values["hearth_gpu_healthy"] == [1]
     assert values["hearth_gpu_ecc_errors"] == [7, 1] and values["hearth_gpu_row_remap_pending"] == [1]
     assert sum(values["hearth_gpu_throttled"]) == 2 and sum(values["hearth_gpu_recovery_action"]) == 1
     assert found.keys() < gpu.NAMES and "hearth_gpu_nvlink_sent_bytes" not in found
     assert list(gpu.families({})) == []
-    sick = {family.name: family for family in gpu.families({3: Reading(xids={79: 2})}, {3})}
+    sick = {family.name: family for family in gpu.families({3: GpuReading(xids={79: 2})}, {3})}
     (sample,) = sick["hearth_gpu_xid_errors"].samples
     assert sample.labels == {"device": "3", "xid": "79"} and sample.value == 2
     assert [each.value for each in sick["hearth_gpu_healthy"].samples] == [0]

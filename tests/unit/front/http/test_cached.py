@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from hearthd.front.http.cached import CachedAnswer
+from hearthd.front.http.cached import CachedResponse
 
 
 def test_an_answer_is_found_once_for_all_who_can_do_with_it() -> None:
@@ -18,7 +18,7 @@ def test_an_answer_is_found_once_for_all_who_can_do_with_it() -> None:
             await asyncio.sleep(0)
             return next(found)
 
-        answer = CachedAnswer(find, lambda: now[0])
+        answer = CachedResponse(find, lambda: now[0])
         assert await asyncio.gather(*(answer.get(1.0) for _ in range(50))) == [0] * 50
         now[0] = 0.9
         assert await answer.get(1.0) == 0 and await answer.get(0.5) == 1
@@ -43,7 +43,7 @@ def test_a_failure_is_kept_for_nobody() -> None:
                 raise outcome
             return outcome
 
-        answer = CachedAnswer(find)
+        answer = CachedResponse(find)
         with pytest.raises(OSError, match="no"):
             await answer.get(60.0)
         assert await answer.get(60.0) == 7

@@ -18,7 +18,7 @@ from prometheus_client.core import Metric
 
 from hearth_proto.frames import Kind
 from hearth_proto.v1 import commands_pb2
-from hearthd.front.http.connection import Limits
+from hearthd.front.http.connection import HttpTimeouts
 from tests.support.front.fixture import Front, front, run, until
 
 ADDRESS = tuple[str, int]
@@ -324,7 +324,7 @@ def test_a_slow_reader_of_a_trace_is_cut_and_keeps_nobody_waiting(tmp_path: Path
                     assert (status, fields["retry-after"]) == (429, "5") or refusals(f, "write_timeout")
                 await until(lambda: refusals(f, "write_timeout") == 2, 60)
             await until(lambda: not downloads._under_way and connections(f) == 0)
-            f.daemon.access._http._acceptor._limits = Limits(write=60.0)  # type: ignore[union-attr]
+            f.daemon.access._http._acceptor._limits = HttpTimeouts(write=60.0)  # type: ignore[union-attr]
             async with (
                 aiohttp.ClientSession() as client,
                 client.get(f"http://{f.daemon.addresses.http}/traces/{ident.decode()}.json") as whole,

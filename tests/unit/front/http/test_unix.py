@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from hearthd.front.addresses import Address
-from hearthd.front.config.http import Http
+from hearthd.front.config.http import HttpSettings
 from hearthd.front.config.loader import tenants
 from hearthd.front.config.settings import Config
 from hearthd.front.http.server import HttpServer
@@ -107,7 +107,7 @@ def test_tcp_and_unix_share_a_server_and_its_limits(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         async with front(tmp_path) as f:
-            settings = Http(max_connections=16, max_connections_per_address=4)
+            settings = HttpSettings(max_connections=16, max_connections_per_address=4)
             limiter = f.daemon.parts.connections.http(settings)
             f.daemon.access.auth.directory = directory(MINE)
             server = HttpServer(

@@ -18,12 +18,12 @@ from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import device_pb2, node_pb2
 from hearthd.front.lanes import ticket_port
-from hearthd.front.lanes.tickets import Tickets
+from hearthd.front.lanes.tickets import LaneTickets
 from hearthd.front.sessions.channel import Channel
-from hearthd.front.sessions.command_queue import Queue
-from hearthd.front.sessions.in_flight import Batches
-from hearthd.front.sessions.lane import Lane, Unused
-from hearthd.front.sessions.resume_buffer import Replies
+from hearthd.front.sessions.command_queue import CommandQueue
+from hearthd.front.sessions.in_flight import InFlightBatches
+from hearthd.front.sessions.lane import LaneMirror, UnusedLanes
+from hearthd.front.sessions.resume_buffer import ResumeBuffer
 from hearthd.front.sockets import ListenError
 from tests.support.front.execute_batches import batch, device_settles
 from tests.support.front.fake_device import FakeLauncher
@@ -55,7 +55,7 @@ async def enter(f: Front) -> tuple[Any, LaneClient]:
     """An attached stream, and its live lane."""
     stream, attached = await attach(f)
     client = await LaneClient.live(attached.lane)
-    assert channel(f).laned
+    assert channel(f).has_lane
     return stream, client
 
 
@@ -96,13 +96,13 @@ def test_who_is_offered_a_lane(tmp_path: Path) -> None:
             stream.cancel()
             await gone(f)
             [session] = f.daemon.sessions
-            for bound in (Queue(most_commands=9), Queue(most_bytes=9)):
+            for bound in (CommandQueue(most_commands=9), CommandQueue(most_bytes=9)):
                 session.queue = bound
                 stream, attached = await attach(f)
                 assert not attached.HasField("lane"), "its work has to be counted"
                 stream.cancel()
                 await gone(f)
-            session.queue = Queue()
+            session.queue = CommandQueue()
             f.daemon.begin_drain()
             _, attached = await attach(f)
             assert not attached.HasField("lane")
@@ -201,14 +201,14 @@ def test_a_ticket_that_is_worth_nothing(tmp_path: Path, why: str) -> None:
                 await gone(f)
             await (await LaneClient.connect(attached.lane)).over()
             assert refusals(f, "ticket") == 1 and not device(f).given
-            assert not channel(f).laned
+            assert not channel(f).has_lane
 
     run(scenario())
 
 
 def test_tickets_that_nobody_shows_are_forgotten() -> None:
     now = [0.0]
-    tickets = Tickets(lambda: now[0])
+    tickets = LaneTickets(lambda: now[0])
     attachment: Any = object()
     first = tickets.issue(attachment)
     for _ in range(5000):
@@ -588,7 +588,7 @@ def test_a_client_that_did_not_wait_for_its_lane_goes_on(tmp_path: Path) -> None
             for seq in range(1, 4):
                 await stream.write(batch(seq, requests=1))
             assert await take(stream, 4) == [9, 1, 2, 3]
-            assert not channel(f).laned
+            assert not channel(f).has_lane
 
     run(scenario())
 
@@ -668,7 +668,7 @@ def test_a_connection_whose_client_has_gone_is_not_handed_over(tmp_path: Path) -
                 impatient.connect(attached.lane.path)
                 impatient.sendall(frames.encode(Kind.TICKET, attached.lane.ticket))
             await until(lambda: refusals(f, "gone") == 1)
-            assert not device(f).given and not channel(f).laned
+            assert not device(f).given and not channel(f).has_lane
             await stream.write(batch(1, requests=1))
             assert await take(stream, 1) == [1]
 
@@ -735,7 +735,7 @@ def test_a_client_may_ask_where_its_attachment_stands(tmp_path: Path) -> None:
 
 def test_unused_lanes_have_a_line_of_the_log_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
     now, counted = [0.0], [0]
-    unused = Unused(lambda: counted.__setitem__(0, counted[0] + 1), lambda: now[0])
+    unused = UnusedLanes(lambda: counted.__setitem__(0, counted[0] + 1), lambda: now[0])
     for _ in range(25):
         unused.add("one", "")
         now[0] += 1.0
@@ -811,11 +811,11 @@ class Wire:
     lossy=st.booleans(),
 )
 def test_everything_comes_once_whatever_way_it_takes(before: int, steps: list[str], lost: int, lossy: bool) -> None:
-    replies, wire = Replies(1 << 20, 1000, 1 << 20), Wire()
+    replies, wire = ResumeBuffer(1 << 20, 1000, 1 << 20), Wire()
     for number in range(before):
         replies.keep(b"b%d" % number)
     had: list[bytes] = list(replies)  # by the Execute stream
-    lane = Lane(wire, 1, Batches(), replies)  # type: ignore[arg-type]
+    lane = LaneMirror(wire, 1, InFlightBatches(), replies)  # type: ignore[arg-type]
     on_the_way: list[bytes] = []
     aside: list[bytes] = []
     emitted = list(had)

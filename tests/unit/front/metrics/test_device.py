@@ -11,7 +11,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from hearthd.front.counters import Counts, Totals
+from hearthd.front.counters import Counts, DeviceTotals
 from hearthd.front.metrics import device
 from hearthd.front.supervisor import gauges
 
@@ -26,7 +26,7 @@ def snapshot(value: int) -> dict[str, Any]:
 
 
 def test_a_new_process_counts_on_top_of_the_last() -> None:
-    totals = Totals()
+    totals = DeviceTotals()
     totals.observe(1, snapshot(5))
     totals.observe(1, snapshot(7))
     assert totals.counts().counters["launches"] == 7
@@ -46,7 +46,7 @@ def test_the_longest_wait_of_several_processes_is_that_of_one() -> None:
 
 
 def test_late_words_of_an_older_process_are_ignored() -> None:
-    totals = Totals()
+    totals = DeviceTotals()
     totals.observe(1, snapshot(5))
     totals.observe(2, snapshot(1))
     totals.settle(1)
@@ -55,7 +55,7 @@ def test_late_words_of_an_older_process_are_ignored() -> None:
 
 
 def test_processes_at_once_count_together_and_each_for_its_tenant() -> None:
-    totals = Totals()
+    totals = DeviceTotals()
     totals.belongs(1, "x")
     totals.belongs(2, "y")
     totals.observe(1, snapshot(5))
@@ -70,7 +70,7 @@ def test_processes_at_once_count_together_and_each_for_its_tenant() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 100)), min_size=1))
 def test_totals_never_go_down(steps: list[tuple[int, int]]) -> None:
-    totals = Totals()
+    totals = DeviceTotals()
     generation, value, before = 1, 0, 0.0
     for restart, more in steps:
         if restart == 0:
@@ -103,7 +103,7 @@ def test_what_is_no_number_is_left_out() -> None:
 
 def test_other_buckets_replace_the_old_ones() -> None:
     """A daemon that was updated in place, with processes of both versions."""
-    totals = Totals()
+    totals = DeviceTotals()
     totals.observe(1, snapshot(5))
     totals.observe(2, {"histograms": {"sync_wait": {"bounds_ns": [5000], "counts": [1, 2], "sum_ns": 3}}})
     assert totals.counts().histograms["sync_wait"].counts == [1, 2]

@@ -10,9 +10,17 @@ from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason
 from hearth_proto.v1 import device_pb2, node_pb2
-from hearthd.front.config.overload import OverloadSettings
+from hearthd.front.config.front_limits import OverloadSettings
 from hearthd.front.overload.manager import OverloadManager
-from hearthd.front.overload.policy import HOLD_S, REFUSED_CRITICAL, RELEASE, Level, Recent, Trigger, refused
+from hearthd.front.overload.policy import (
+    HOLD_S,
+    REFUSED_CRITICAL,
+    RELEASE,
+    MedianFilter,
+    OverloadLevel,
+    Trigger,
+    refused,
+)
 from hearthd.front.overload.readings import GroupMemory, descriptors, own_memory
 
 FIRST, SECOND = 10.0, 20.0
@@ -20,8 +28,14 @@ READINGS = st.lists(st.tuples(st.floats(0, 30), st.floats(0.01, 3)), max_size=60
 """Readings, and the seconds before each."""
 
 
-def reached(reading: float) -> Level:
-    return Level.CRITICAL if reading >= SECOND else Level.ELEVATED if reading >= FIRST else Level.CALM
+def reached(reading: float) -> OverloadLevel:
+    return (
+        OverloadLevel.CRITICAL
+        if reading >= SECOND
+        else OverloadLevel.ELEVATED
+        if reading >= FIRST
+        else OverloadLevel.CALM
+    )
 
 
 @given(READINGS)
@@ -48,7 +62,7 @@ def test_level_rises_at_once_and_falls_slowly(course: list[tuple[float, float]])
 def test_readings_that_swing_about_a_threshold_change_the_level_once(readings: list[float], pause: float) -> None:
     trigger = Trigger(FIRST, SECOND)
     levels = [trigger.update(reading, number * pause) for number, reading in enumerate(readings)]
-    assert sum(a != b for a, b in zip([Level.CALM, *levels], levels, strict=False)) <= 1
+    assert sum(a != b for a, b in zip([OverloadLevel.CALM, *levels], levels, strict=False)) <= 1
 
 
 @given(READINGS)
@@ -60,21 +74,24 @@ def test_calm_returns_when_the_load_is_gone(course: list[tuple[float, float]]) -
     for _ in range(6):
         now += HOLD_S
         trigger.update(0.0, now)
-    assert trigger.level == Level.CALM and trigger.pressure == 0
+    assert trigger.level == OverloadLevel.CALM and trigger.pressure == 0
 
 
 @given(st.lists(st.floats(0, 100)), st.floats(100, 1000))
 def test_single_reading_that_stands_out_counts_for_nothing(readings: list[float], spike: float) -> None:
-    recent = Recent()
+    recent = MedianFilter()
     for reading in readings:
         recent.add(reading)
     assert recent.add(spike) <= max([0.0, *readings])
 
 
 def test_what_is_refused_at_which_level() -> None:
-    assert refused("OpenSession", Level.CALM) == refused("Launch", Level.ELEVATED) == ""
-    assert refused("OpenSession", Level.ELEVATED) == "session" and refused("Upload", Level.ELEVATED) == "large"
-    assert refused("Launch", Level.CRITICAL) == refused("Execute", Level.CRITICAL) == "work"
+    assert refused("OpenSession", OverloadLevel.CALM) == refused("Launch", OverloadLevel.ELEVATED) == ""
+    assert (
+        refused("OpenSession", OverloadLevel.ELEVATED) == "session"
+        and refused("Upload", OverloadLevel.ELEVATED) == "large"
+    )
+    assert refused("Launch", OverloadLevel.CRITICAL) == refused("Execute", OverloadLevel.CRITICAL) == "work"
 
 
 def test_every_method_that_is_refused_exists_and_what_ends_work_is_served() -> None:
@@ -124,7 +141,7 @@ def test_overload_is_told_refused_and_over() -> None:
     for _ in range(6):
         clock.now += HOLD_S
         manager.measure(0.0, others=True)
-    assert levels == [Level.ELEVATED, Level.CRITICAL, Level.ELEVATED, Level.CALM]
+    assert levels == [OverloadLevel.ELEVATED, OverloadLevel.CRITICAL, OverloadLevel.ELEVATED, OverloadLevel.CALM]
     assert manager.admit("Launch") is None
     samples = {
         (sample.name, *sample.labels.values()): sample.value for each in manager.collect() for sample in each.samples
@@ -138,10 +155,10 @@ def test_lag_counts_when_it_lasts() -> None:
     manager, _, _ = manager_with()
     manager.measure(30.0, others=False)
     manager.measure(0.0, others=False)
-    assert manager.level == Level.CALM, "a pause of the process"
+    assert manager.level == OverloadLevel.CALM, "a pause of the process"
     for _ in range(3):
         manager.measure(1.0, others=False)
-    assert manager.level == Level.ELEVATED and "late" in manager.why
+    assert manager.level == OverloadLevel.ELEVATED and "late" in manager.why
 
 
 def test_resource_that_cannot_be_read_is_left_out() -> None:
@@ -150,13 +167,13 @@ def test_resource_that_cannot_be_read_is_left_out() -> None:
 
     manager = OverloadManager(OverloadSettings(), read={"group_memory": gone}, clock=Clock())
     manager.measure(0.0, others=True)
-    assert manager.level == Level.CALM
+    assert manager.level == OverloadLevel.CALM
 
 
 def test_switched_off_it_measures_and_refuses_nothing() -> None:
     manager = OverloadManager(OverloadSettings(enabled=False), read={"descriptors": lambda: 1.0}, clock=Clock())
     manager.measure(0.0, others=True)
-    assert manager.admit("OpenSession") is None and manager.triggers["descriptors"].level == Level.CRITICAL
+    assert manager.admit("OpenSession") is None and manager.triggers["descriptors"].level == OverloadLevel.CRITICAL
 
 
 def test_changed_thresholds_count_for_the_last_readings() -> None:
@@ -164,25 +181,34 @@ def test_changed_thresholds_count_for_the_last_readings() -> None:
     told = []
     manager.listeners.append(lambda: told.append(manager.level))
     manager.measure(0.0, others=True)
-    assert manager.level == Level.ELEVATED
+    assert manager.level == OverloadLevel.ELEVATED
     manager.change(OverloadSettings(memory=120, memory_critical=140))
-    assert manager.level == Level.CRITICAL and manager.admit("Launch") is not None
+    assert manager.level == OverloadLevel.CRITICAL and manager.admit("Launch") is not None
     manager.change(OverloadSettings(memory=151, memory_critical=200))
-    assert manager.level == Level.CALM, "at once, although the reading is not well below"
+    assert manager.level == OverloadLevel.CALM, "at once, although the reading is not well below"
     manager.change(OverloadSettings(memory=100, memory_critical=200))
     manager.change(OverloadSettings(memory=100, memory_critical=200, enabled=False))
     assert manager.admit("OpenSession") is None
     manager.measure(0.0, others=True)
     manager.change(OverloadSettings(memory=100, memory_critical=200))
-    assert told == [Level.ELEVATED, Level.CRITICAL, Level.CALM, Level.ELEVATED, Level.CALM, Level.ELEVATED]
+    assert told == [
+        OverloadLevel.ELEVATED,
+        OverloadLevel.CRITICAL,
+        OverloadLevel.CALM,
+        OverloadLevel.ELEVATED,
+        OverloadLevel.CALM,
+        OverloadLevel.ELEVATED,
+    ]
     manager.change(OverloadSettings())
-    assert manager.level == Level.CALM and manager.triggers["memory"].thresholds[Level.ELEVATED] > 1 << 20
+    assert (
+        manager.level == OverloadLevel.CALM and manager.triggers["memory"].thresholds[OverloadLevel.ELEVATED] > 1 << 20
+    )
 
 
 def test_thresholds_are_in_order() -> None:
     with pytest.raises(ValueError, match="second is the higher"):
         OverloadSettings(loop_lag="3s")
-    assert OverloadManager(OverloadSettings(memory=7)).triggers["memory"].thresholds[Level.CRITICAL] == 14
+    assert OverloadManager(OverloadSettings(memory=7)).triggers["memory"].thresholds[OverloadLevel.CRITICAL] == 14
 
 
 def test_readings_of_this_process() -> None:

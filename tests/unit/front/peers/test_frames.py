@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.front.peers.frames import HEADER, MAX_FRAME, FrameReader, PeerFrameError, encode
+from hearthd.front.peers.frames import HEADER, MAX_FRAME, PeerFrameError, PeerFrameReader, encode
 
 bodies = st.dictionaries(
     st.text(max_size=8), st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.text(max_size=20), max_size=5
@@ -20,7 +20,7 @@ bodies = st.dictionaries(
 @given(st.lists(bodies, max_size=6), st.lists(st.integers(0, 400), max_size=8))
 def test_whatever_the_cuts(sent: list[dict[str, Any]], cuts: list[int]) -> None:
     data = b"".join(map(encode, sent))
-    reader, got = FrameReader(), []
+    reader, got = PeerFrameReader(), []
     edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
     for begin, end in itertools.pairwise(edges):
         got += reader.feed(data[begin:end])
@@ -29,7 +29,7 @@ def test_whatever_the_cuts(sent: list[dict[str, Any]], cuts: list[int]) -> None:
 
 @given(st.lists(bodies, min_size=1, max_size=3), st.binary(max_size=60))
 def test_what_is_no_frame_is_an_error_and_nothing_else(sent: list[dict[str, Any]], garbage: bytes) -> None:
-    reader = FrameReader(1000)
+    reader = PeerFrameReader(1000)
     assert reader.feed(b"".join(map(encode, sent))) == sent
     try:
         more = reader.feed(garbage)
@@ -47,7 +47,7 @@ def test_what_is_no_frame_is_an_error_and_nothing_else(sent: list[dict[str, Any]
 )  # fmt: skip
 def test_payloads_that_are_no_objects(payload: bytes) -> None:
     with pytest.raises(PeerFrameError):
-        FrameReader().feed(HEADER.pack(len(payload)) + payload)
+        PeerFrameReader().feed(HEADER.pack(len(payload)) + payload)
 
 
 def test_sizes() -> None:
@@ -55,13 +55,13 @@ def test_sizes() -> None:
     with pytest.raises(PeerFrameError, match=str(MAX_FRAME)):
         encode({"a": "x" * (MAX_FRAME - 7)})
     with pytest.raises(PeerFrameError, match="announced"):
-        FrameReader().feed(HEADER.pack(MAX_FRAME + 1))
+        PeerFrameReader().feed(HEADER.pack(MAX_FRAME + 1))
     with pytest.raises(PeerFrameError):
-        FrameReader().feed(b"GET / HTTP/1.1\r\n\r\n")
-    small = FrameReader(10)
+        PeerFrameReader().feed(b"GET / HTTP/1.1\r\n\r\n")
+    small = PeerFrameReader(10)
     with pytest.raises(PeerFrameError, match="the most is 10"):
         small.feed(encode({"a": "x" * 20}))
-    small = FrameReader(10)
+    small = PeerFrameReader(10)
     small.most = 100
     assert small.feed(encode({"a": "x" * 20})) == [{"a": "x" * 20}]
 

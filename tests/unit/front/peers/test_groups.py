@@ -15,7 +15,7 @@ from hearthd.front.peers.groups import MAX_GROUPS
 from hearthd.front.peers.leader import Leader
 from hearthd.front.peers.link import LAST_WORDS
 from hearthd.front.peers.membership import status_of
-from hearthd.front.peers.tickets import Member, hello
+from hearthd.front.peers.tickets import GroupMember, hello
 from tests.support.front.fake_peers import PATIENCE, FakeFront, Pair, fronts, pair, quick, refusal_in, run
 from tests.support.timing import LATE
 
@@ -229,7 +229,7 @@ def test_what_is_said_must_fit_what_was_created() -> None:
     async def work() -> None:
         first, second = FakeFront("a"), FakeFront("b")
         async with fronts(first, second):
-            members = (Member(0, 0), Member(1, 0), Member(2, 1))
+            members = (GroupMember(0, 0), GroupMember(1, 0), GroupMember(2, 1))
             group, secret = await first.groups.create(first.session(0), members, 5.0)
             ticket = first.ticket(secret)
             with pytest.raises(Refusal, match="device 0 of node 1") as error:
@@ -251,7 +251,7 @@ def test_a_group_that_does_not_come_together_in_time() -> None:
         first, second = FakeFront("a"), FakeFront("b")
         async with fronts(first, second):
             session, other = first.session(0), second.session(0)
-            members = (Member(0, 0), Member(1, 0), Member(2, 0))
+            members = (GroupMember(0, 0), GroupMember(1, 0), GroupMember(2, 0))
             group, secret = await first.groups.create(session, members, 0.3)
             await second.groups.join(other, group, 1, members, first.ticket(secret), 5.0)
             second.links[0].present(other, group)
@@ -273,7 +273,7 @@ def test_addresses_are_tried_in_turn() -> None:
     async def work() -> None:
         first, second, third = FakeFront("a"), FakeFront("b", window=0.1), FakeFront("c")
         async with fronts(first, second, third):
-            members = (Member(0, 0), Member(1, 0))
+            members = (GroupMember(0, 0), GroupMember(1, 0))
             group, secret = await first.groups.create(first.session(0), members, 5.0)
             assert third.groups.port is not None and first.groups.port is not None
             await third.groups.port.open()
@@ -306,7 +306,7 @@ def test_a_coordinator_that_never_answers() -> None:
         async with fronts(second):
             session = second.session(0)
             ticket = node_pb2.GroupTicket(addresses=[f"127.0.0.1:{port}"], secret=b"s" * 16)
-            members = (Member(0, 0), Member(1, 0))
+            members = (GroupMember(0, 0), GroupMember(1, 0))
             with pytest.raises(Refusal, match=r"could not be reached within 0\.2 s") as error:
                 await second.groups.join(session, b"g" * 16, 1, members, ticket, 0.2)
             assert error.value.reason == Reason.COLLECTIVE_TIMEOUT
@@ -324,12 +324,12 @@ def test_who_is_turned_away_counts_until_it_has_gone() -> None:
     async def work() -> None:
         front = FakeFront("a")
         async with fronts(front):
-            await front.groups.create(front.session(0), (Member(0, 0), Member(1, 0)), 5.0)
+            await front.groups.create(front.session(0), (GroupMember(0, 0), GroupMember(1, 0)), 5.0)
             port = front.groups.port
             assert port is not None
             host, _, number = port.addresses[0].rpartition(":")
             reader, writer = await asyncio.open_connection(host, int(number))
-            writer.write(encode(hello(b"g" * 16, 1, b"s" * 16, (Member(0, 0), Member(1, 0)))))
+            writer.write(encode(hello(b"g" * 16, 1, b"s" * 16, (GroupMember(0, 0), GroupMember(1, 0)))))
             (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
             assert b"refused" in await reader.readexactly(size)
             assert port.strangers == 1, "it has not hung up"
@@ -433,13 +433,13 @@ def test_a_session_has_so_many_groups() -> None:
         front = FakeFront("a")
         async with fronts(front):
             session = front.session(0)
-            groups = [(await front.groups.create(session, (Member(0, 0),), 5.0))[0] for _ in range(MAX_GROUPS)]
+            groups = [(await front.groups.create(session, (GroupMember(0, 0),), 5.0))[0] for _ in range(MAX_GROUPS)]
             with pytest.raises(Refusal, match=f"the most is {MAX_GROUPS}") as error:
-                await front.groups.create(session, (Member(0, 0),), 5.0)
+                await front.groups.create(session, (GroupMember(0, 0),), 5.0)
             assert error.value.reason == Reason.QUOTA_EXCEEDED
             front.groups.leave(session, groups[0])
-            await front.groups.create(session, (Member(0, 0),), 5.0)
-            await front.groups.create(front.session(0), (Member(0, 0),), 5.0)
+            await front.groups.create(session, (GroupMember(0, 0),), 5.0)
+            await front.groups.create(front.session(0), (GroupMember(0, 0),), 5.0)
 
     run(work())
 
@@ -449,7 +449,7 @@ def test_a_group_of_one_node_needs_nobody() -> None:
         front = FakeFront("a")
         async with fronts(front):
             session = front.session(0, 1)
-            group, _ = await front.groups.create(session, (Member(0, 1), Member(0, 0)), 0.0)
+            group, _ = await front.groups.create(session, (GroupMember(0, 1), GroupMember(0, 0)), 0.0)
             for link in front.links:
                 link.present(session, group)
             assert [(await link.hears("go"))["rank"] for link in front.links] == [1, 0]
@@ -462,7 +462,7 @@ def test_no_groups_where_nobody_listens() -> None:
         front = FakeFront("a", listen="")
         async with fronts(front):
             with pytest.raises(Refusal, match=r"collectives\.listen") as error:
-                await front.groups.create(front.session(0), (Member(0, 0), Member(1, 0)), 5.0)
+                await front.groups.create(front.session(0), (GroupMember(0, 0), GroupMember(1, 0)), 5.0)
             assert error.value.reason == Reason.UNSUPPORTED and not list(front.groups)
 
     run(work())

@@ -17,7 +17,7 @@ from hearthd.front.peers import port, tickets
 from hearthd.front.peers.follower import MAX_COMMUNICATORS
 from hearthd.front.peers.leader import MAX_PRESENTED
 from hearthd.front.peers.link import PeerLink
-from hearthd.front.peers.tickets import Member
+from hearthd.front.peers.tickets import GroupMember
 from tests.support.front.fake_peers import PATIENCE, STATUS, FakeFront, Pair, fronts, pair, run
 
 
@@ -51,7 +51,7 @@ class Insider:
 async def insider(both: Pair) -> AsyncIterator[Insider]:
     """A member, with device 0 of node 1, of another group of `both.first`."""
     session = both.first.session(1)
-    members = (Member(0, 1), Member(1, 0))
+    members = (GroupMember(0, 1), GroupMember(1, 0))
     group, secret = await both.first.groups.create(session, members, 5.0)
     assert both.first.groups.port is not None
     link = await port.connect(parse_address(both.first.groups.port.addresses[0]), b"", PATIENCE)
@@ -267,7 +267,7 @@ class Coordinator:
         await self.port.open()
         self.session = self.front.session(0)
         ticket = node_pb2.GroupTicket(addresses=self.port.addresses, secret=b"s" * 16)
-        members = (Member(0, 0), Member(1, 0))
+        members = (GroupMember(0, 0), GroupMember(1, 0))
         await self.front.groups.join(self.session, self.group, 1, members, ticket, 5.0)
 
     def tell(self, body: Any, device: Any = 0, process: Any = 1) -> None:

@@ -15,7 +15,7 @@ import trustme
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.front.addresses import Address, parse_address
-from hearthd.front.auth.tls import Certificates
+from hearthd.front.auth.tls import ServerCertificates
 from hearthd.front.peers import link as peer_link
 from hearthd.front.peers import port as peer_port
 from hearthd.front.peers.frames import Body, encode
@@ -257,7 +257,7 @@ def test_one_host_does_not_keep_the_others_out() -> None:
 @both_loops
 @pytest.mark.parametrize("tls", [False, True], ids=["clear", "tls"])
 def test_a_peer_that_floods_is_heard_slowly(
-    loop: str, tls: bool, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+    loop: str, tls: bool, certificates: ServerCertificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peer_link, "MAX_MESSAGES", 100)
     context, pin, make = lambda: None, b"", quick(0.1, 2.0)
@@ -312,9 +312,9 @@ def test_a_message_that_means_nothing_ends_the_link() -> None:
 
 
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> ServerCertificates:
     folder = tmp_path_factory.mktemp("tls")
-    return Certificates(*issued(folder, trustme.CA()))
+    return ServerCertificates(*issued(folder, trustme.CA()))
 
 
 def issued(folder: Path, authority: trustme.CA) -> tuple[str, str]:
@@ -327,7 +327,7 @@ def issued(folder: Path, authority: trustme.CA) -> tuple[str, str]:
 
 
 @both_loops
-def test_tls_with_the_certificate_of_the_ticket(loop: str, certificates: Certificates) -> None:
+def test_tls_with_the_certificate_of_the_ticket(loop: str, certificates: ServerCertificates) -> None:
     async def work() -> None:
         async with echo(context=certificates.peers) as made:
             link = await greet(made, certificates.fingerprint())
@@ -343,7 +343,7 @@ def test_tls_with_the_certificate_of_the_ticket(loop: str, certificates: Certifi
 
 
 @both_loops
-def test_tls_that_is_not_that_of_the_ticket(loop: str, certificates: Certificates) -> None:
+def test_tls_that_is_not_that_of_the_ticket(loop: str, certificates: ServerCertificates) -> None:
     async def work() -> None:
         async with echo(context=certificates.peers, handshake=0.5) as made:
             with pytest.raises(PeerLost, match="certificate is not the one"):
@@ -363,12 +363,12 @@ def test_tls_that_is_not_that_of_the_ticket(loop: str, certificates: Certificate
 
 def test_the_pin_is_that_of_the_leaf(tmp_path: Path) -> None:
     authority = trustme.CA()
-    made = Certificates(*issued(tmp_path, authority))
+    made = ServerCertificates(*issued(tmp_path, authority))
     leaf = (tmp_path / "cert.pem").read_text().split("-----END")[0] + ssl.PEM_FOOTER
     assert made.fingerprint() == hashlib.sha256(ssl.PEM_cert_to_DER_cert(leaf)).digest()
 
 
-def test_a_handshake_that_never_ends(certificates: Certificates) -> None:
+def test_a_handshake_that_never_ends(certificates: ServerCertificates) -> None:
     async def work() -> None:
         async with echo(context=certificates.peers, handshake=0.2) as made:
             reader, writer = await asyncio.open_connection(made.address.host, made.address.port)

@@ -15,13 +15,13 @@ from hearth_proto.reasons import Reason, Refusal, to_text
 from hearth_proto.v1 import node_pb2
 from hearthd.front.peers import targets
 from hearthd.front.peers.frames import encode
-from hearthd.front.peers.tickets import Member
+from hearthd.front.peers.tickets import GroupMember
 from tests.support.front.fake_peers import FakeFront, fronts, run
 from tests.support.timing import LATE
 
 WINDOW = 0.3
 """What a busy machine may add; who is told too early tells something."""
-MEMBERS = (Member(0, 0), Member(1, 0))
+MEMBERS = (GroupMember(0, 0), GroupMember(1, 0))
 
 
 async def join(front: FakeFront, addresses: list[str], pin: bytes = b"", patience: float = 30.0) -> tuple[Any, float]:

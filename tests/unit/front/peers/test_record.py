@@ -10,7 +10,7 @@ import pytest
 from hearth_proto.v1 import node_pb2
 from hearthd.front.collectives.flight_recorder import OPERATIONS, FlightRecorder
 from hearthd.front.peers.record import PeerRecord
-from hearthd.front.peers.tickets import Member
+from hearthd.front.peers.tickets import GroupMember
 from hearthd.front.rpc.group_info import GroupInfo
 from tests.support.front.fake_peers import PATIENCE, SIGNATURE, FakeFront, Pair, fronts, pair, run
 
@@ -122,7 +122,7 @@ def test_it_is_done_when_all_own_ranks_are() -> None:
     async def work() -> None:
         first, second = FakeFront("a"), FakeFront("b")
         async with fronts(first, second):
-            members = (Member(1, 0), Member(0, 0), Member(1, 1))
+            members = (GroupMember(1, 0), GroupMember(0, 0), GroupMember(1, 1))
             one, two = first.session(0), second.session(0, 1)
             group, secret = await first.groups.create(one, members, 5.0)
             await second.groups.join(two, group, 1, members, first.ticket(secret), 5.0)
@@ -149,7 +149,7 @@ def test_it_stays_small() -> None:
     assert len(record._flying["c", (0, 1)].operations) == OPERATIONS
     record.progress("c", (0, 1), 10 * OPERATIONS)
     assert {entry.state for entry in ring.operations.values()} == {"done"} and not record._finished
-    record.given_up("c", (0, 1), "the end")
+    record.aborted("c", (0, 1), "the end")
     assert not record._flying and ring.aborts == 1 and {entry.state for entry in ring.operations.values()} == {"done"}
 
 

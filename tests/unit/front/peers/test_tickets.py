@@ -11,20 +11,21 @@ from hypothesis import strategies as st
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import node_pb2
 from hearthd.front.peers import tickets
-from hearthd.front.peers.tickets import MAX_RANKS, Hello, Member
+from hearthd.front.peers.tickets import MAX_RANKS, GroupMember, PeerHello
 
-PAIR = (Member(0, 0), Member(1, 3))
+PAIR = (GroupMember(0, 0), GroupMember(1, 3))
+THIRD = GroupMember(1, 4)
 SECRET = b"s" * 16
 GROUP = b"g" * 16
-members = st.lists(st.builds(Member, st.integers(0, 4), st.integers(0, 3)), min_size=1, max_size=8)
+members = st.lists(st.builds(GroupMember, st.integers(0, 4), st.integers(0, 3)), min_size=1, max_size=8)
 
 
-def wire(found: list[Member]) -> list[node_pb2.GroupMember]:
+def wire(found: list[GroupMember]) -> list[node_pb2.GroupMember]:
     return [node_pb2.GroupMember(node=member.node, device=member.device) for member in found]
 
 
 @given(members)
-def test_members_are_a_group_or_refused(found: list[Member]) -> None:
+def test_members_are_a_group_or_refused(found: list[GroupMember]) -> None:
     nodes = {member.node for member in found}
     fine = len(set(found)) == len(found) and nodes == set(range(len(nodes)))
     try:
@@ -37,15 +38,15 @@ def test_members_are_a_group_or_refused(found: list[Member]) -> None:
 
 @pytest.mark.parametrize("count", [0, MAX_RANKS + 1])
 def test_too_few_and_too_many(count: int) -> None:
-    found = [Member(0, device) for device in range(count)]
+    found = [GroupMember(0, device) for device in range(count)]
     with pytest.raises(Refusal, match=f"1 to {MAX_RANKS}") as error:
         tickets.members_of(wire(found))
     assert error.value.details["requested"] == str(count)
-    assert len(tickets.members_of(wire([Member(0, device) for device in range(MAX_RANKS)]))) == MAX_RANKS
+    assert len(tickets.members_of(wire([GroupMember(0, device) for device in range(MAX_RANKS)]))) == MAX_RANKS
 
 
 def test_ranks_of_a_node() -> None:
-    found = (Member(0, 5), Member(1, 0), Member(0, 2))
+    found = (GroupMember(0, 5), GroupMember(1, 0), GroupMember(0, 2))
     assert tickets.devices_of(found, 0) == {5: 0, 2: 2} and tickets.devices_of(found, 1) == {0: 1}
 
 
@@ -76,9 +77,9 @@ def test_tickets_that_nobody_made(change: dict[str, Any], match: str) -> None:
 
 
 @given(members, st.binary(min_size=16, max_size=64), st.integers(0, 5))
-def test_hellos_survive_the_wire(found: list[Member], secret: bytes, node: int) -> None:
+def test_hellos_survive_the_wire(found: list[GroupMember], secret: bytes, node: int) -> None:
     body = tickets.hello(GROUP, node, secret, tuple(found))
-    assert tickets.parse_hello(body) == Hello(GROUP, node, secret, tuple(found), tickets.PROTOCOL)
+    assert tickets.parse_hello(body) == PeerHello(GROUP, node, secret, tuple(found), tickets.PROTOCOL)
 
 
 json = st.recursive(
@@ -124,12 +125,12 @@ def test_secrets() -> None:
         ({"node": 2}, [], Reason.INVALID_ARGUMENT, {"requested": "2", "allowed": "1"}),
         ({}, [1], Reason.HANDLE_IN_USE, {"node": "1"}),
         ({"members": PAIR[::-1]}, [], Reason.COLLECTIVE_MISMATCH, {"field": "members", "rank": "0"}),
-        ({"members": (*PAIR, Member(1, 4))}, [], Reason.COLLECTIVE_MISMATCH, {"rank": "2", "expected": "not there"}),
+        ({"members": (*PAIR, THIRD)}, [], Reason.COLLECTIVE_MISMATCH, {"rank": "2", "expected": "not there"}),
         ({"members": PAIR[:1]}, [], Reason.COLLECTIVE_MISMATCH, {"rank": "1", "requested": "not there"}),
     ],
 )  # fmt: skip
 def test_who_is_not_let_in(change: dict[str, Any], taken: list[int], reason: Reason, details: dict[str, str]) -> None:
-    good = Hello(GROUP, 1, SECRET, PAIR, tickets.PROTOCOL)
+    good = PeerHello(GROUP, 1, SECRET, PAIR, tickets.PROTOCOL)
     tickets.check_hello(good, PAIR, [])
     with pytest.raises(Refusal) as error:
         tickets.check_hello(good._replace(**change), PAIR, taken)

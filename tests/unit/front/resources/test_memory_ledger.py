@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hearthd.front.resources.memory_ledger import PATIENCE, REST, SLAB, Ledger, Limit
+from hearthd.front.resources.memory_ledger import PATIENCE, REST, SLAB, MemoryLedger, ProcessLimit
 
 TOTAL = 64 * 100
 OVERHEAD = 50
@@ -21,7 +21,7 @@ class Process:
 
     limit: int | None
     used: int = 0
-    told: deque[Limit] = field(default_factory=deque)
+    told: deque[ProcessLimit] = field(default_factory=deque)
     said: deque[tuple[int, int]] = field(default_factory=deque)
     wanting: int = 0
     granted: int = 0
@@ -44,7 +44,7 @@ class World:
     """A ledger, its processes, and messages on their way between them."""
 
     def __init__(self, total: int = TOTAL) -> None:
-        self.ledger = Ledger(total)
+        self.ledger = MemoryLedger(total)
         self.total = total
         self.processes: dict[int, Process] = {}
         self.entering: list[int] = []
@@ -250,8 +250,8 @@ def test_a_second_process_is_granted_slabs_of_what_the_first_gives_back() -> Non
 
 
 def test_slabs_are_a_quarter_of_a_gigabyte_on_a_large_device() -> None:
-    assert Ledger(141 << 30).slab == SLAB == 256 << 20
-    assert Ledger(64 << 20).slab == 1 << 20
+    assert MemoryLedger(141 << 30).slab == SLAB == 256 << 20
+    assert MemoryLedger(64 << 20).slab == 1 << 20
 
 
 def test_a_process_that_serves_nobody_has_nothing_but_its_context() -> None:
@@ -343,7 +343,7 @@ def test_a_process_waits_for_room_to_start() -> None:
 
 
 def test_words_of_processes_that_are_gone_do_no_harm() -> None:
-    ledger = Ledger(TOTAL)
+    ledger = MemoryLedger(TOTAL)
     ledger.want(7, 5)
     ledger.confirm(7, 5, 5, 0.0)
     ledger.leave(7)

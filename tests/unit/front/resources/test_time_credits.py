@@ -15,8 +15,8 @@ from hearthd.front.resources.time_credits import (
     QUANTUM_S,
     WANTS,
     WORKS,
-    Place,
-    Turns,
+    DeviceTurns,
+    ProcessShare,
 )
 
 
@@ -35,10 +35,10 @@ class Simulation:
     """Processes on one device. Time goes from event to event; reports arrive at once."""
 
     def __init__(self) -> None:
-        self.turns: Turns[str] = Turns()
+        self.turns: DeviceTurns[str] = DeviceTurns()
         self.now = 0.0
         self.floods: dict[str, Flood] = {}
-        self.places: dict[str, Place] = {}
+        self.places: dict[str, ProcessShare] = {}
         self.flags: dict[str, int] = {}
         self.most_beside = 0.0
 
@@ -61,7 +61,7 @@ class Simulation:
     def report(self, key: str, state: int) -> None:
         self.hear(self.turns.report(key, state, self.places[key], self.now))
 
-    def join(self, key: str, place: Place, drain: float | None = None) -> None:
+    def join(self, key: str, place: ProcessShare, drain: float | None = None) -> None:
         self.places[key] = place
         if drain is not None:
             self.floods[key] = Flood(drain)
@@ -92,14 +92,14 @@ class Simulation:
 
 
 def test_who_is_alone_is_told_nothing() -> None:
-    turns: Turns[str] = Turns()
+    turns: DeviceTurns[str] = DeviceTurns()
     assert turns.join("a", 0.0) == []
     assert turns.due is None
     assert turns.look(5.0) == []
 
 
 def test_turns_begin_with_the_second_process_and_end_with_it() -> None:
-    turns: Turns[str] = Turns()
+    turns: DeviceTurns[str] = DeviceTurns()
     turns.join("a", 0.0)
     assert dict(turns.join("b", 1.0)) == {"a": MAY, "b": MAY}
     assert turns.leave("b", 2.0) == [("a", MAY | ALONE)]
@@ -109,8 +109,8 @@ def test_turns_begin_with_the_second_process_and_end_with_it() -> None:
 
 def test_who_has_little_to_do_notices_nothing_of_turns() -> None:
     simulation = Simulation()
-    simulation.join("flood", Place("a"), drain=0.002)
-    simulation.join("light", Place("b"))
+    simulation.join("flood", ProcessShare("a"), drain=0.002)
+    simulation.join("light", ProcessShare("b"))
     simulation.run(0.1)
     for _ in range(200):
         assert simulation.flags["light"] & MAY
@@ -125,8 +125,8 @@ def test_who_has_little_to_do_notices_nothing_of_turns() -> None:
 
 def test_who_goes_on_for_long_has_to_have_the_turn() -> None:
     simulation = Simulation()
-    simulation.join("flood", Place("a"), drain=0.0)
-    simulation.join("other", Place("b"))
+    simulation.join("flood", ProcessShare("a"), drain=0.0)
+    simulation.join("other", ProcessShare("b"))
     simulation.run(0.001)
     simulation.report("other", WANTS | WORKS)
     simulation.run(BESIDE_S * 0.9)
@@ -143,7 +143,7 @@ def test_who_goes_on_for_long_has_to_have_the_turn() -> None:
 def test_floods_get_shares_by_their_weights_however_long_their_kernels(floods: list[tuple[float, float]]) -> None:
     simulation = Simulation()
     for number, (weight, drain) in enumerate(floods):
-        simulation.join(f"p{number}", Place(f"t{number}", weight), drain)
+        simulation.join(f"p{number}", ProcessShare(f"t{number}", weight), drain)
     simulation.run(20.0)
     total = sum(weight for weight, _ in floods)
     for number, (weight, _) in enumerate(floods):
@@ -153,8 +153,8 @@ def test_floods_get_shares_by_their_weights_however_long_their_kernels(floods: l
 def test_the_processes_of_one_tenant_share_its_weight() -> None:
     simulation = Simulation()
     for key in ("a1", "a2", "a3"):
-        simulation.join(key, Place("a", 1.0), 0.001)
-    simulation.join("b", Place("b", 1.0), 0.001)
+        simulation.join(key, ProcessShare("a", 1.0), 0.001)
+    simulation.join("b", ProcessShare("b", 1.0), 0.001)
     simulation.run(10.0)
     assert simulation.shares["b"] == pytest.approx(0.5, rel=0.05)
     for key in ("a1", "a2", "a3"):
@@ -162,11 +162,11 @@ def test_the_processes_of_one_tenant_share_its_weight() -> None:
 
 
 def test_a_turn_begins_when_the_work_of_the_last_is_off_the_device_or_takes_too_long() -> None:
-    turns: Turns[str] = Turns()
+    turns: DeviceTurns[str] = DeviceTurns()
     for key in "ab":
         turns.join(key, 0.0)
-    turns.report("a", WANTS | WORKS, Place("a"), 0.0)
-    turns.report("b", WANTS | WORKS, Place("b"), 0.0)
+    turns.report("a", WANTS | WORKS, ProcessShare("a"), 0.0)
+    turns.report("b", WANTS | WORKS, ProcessShare("b"), 0.0)
     now, told = 0.0, {"a": MAY, "b": MAY}
 
     def until(condition: str) -> None:
@@ -180,7 +180,7 @@ def test_a_turn_begins_when_the_work_of_the_last_is_off_the_device_or_takes_too_
         raise AssertionError(condition)
 
     until("not told['b'] & MAY")  # it began beside
-    told.update(turns.report("b", WANTS, Place("b"), now))
+    told.update(turns.report("b", WANTS, ProcessShare("b"), now))
     until("not told['a'] & MAY")
     began = now
     assert not told["b"] & MAY, "the work of the other is still there"
@@ -193,8 +193,8 @@ def test_a_turn_begins_when_the_work_of_the_last_is_off_the_device_or_takes_too_
 def test_who_overruns_is_let_through_now_and_then() -> None:
     """Its kernel may wait for what stands behind it; it is charged all the while, so it never has credit again."""
     simulation = Simulation()
-    simulation.join("flood", Place("flood"), 0.001)
-    simulation.join("stuck", Place("stuck"))
+    simulation.join("flood", ProcessShare("flood"), 0.001)
+    simulation.join("stuck", ProcessShare("stuck"))
     let_through = 0
     for _ in range(5000):
         had = simulation.flags["stuck"] & MAY
@@ -210,7 +210,7 @@ def test_who_overruns_is_let_through_now_and_then() -> None:
 def test_an_idle_holder_passes_its_turn_at_once() -> None:
     simulation = Simulation()
     for key in "abc":
-        simulation.join(key, Place(key))
+        simulation.join(key, ProcessShare(key))
     for key in "abc":
         simulation.report(key, WANTS | WORKS)
     simulation.run(BESIDE_S * 1.01)
@@ -226,7 +226,7 @@ def test_an_idle_holder_passes_its_turn_at_once() -> None:
 def test_a_process_that_ends_leaves_its_turn() -> None:
     simulation = Simulation()
     for key in "abc":
-        simulation.join(key, Place(key), 0.001)
+        simulation.join(key, ProcessShare(key), 0.001)
     simulation.run(0.05)
     (holder,) = [key for key in "abc" if simulation.flags[key] & MAY]
     del simulation.floods[holder]
@@ -235,21 +235,21 @@ def test_a_process_that_ends_leaves_its_turn() -> None:
     simulation.run(1.0)
     assert simulation.shares == pytest.approx(dict.fromkeys(left, 0.5), rel=0.1)
     assert simulation.turns.leave("unheard of", simulation.now) == []
-    assert simulation.turns.report("unheard of", WANTS, Place(), simulation.now) == []
+    assert simulation.turns.report("unheard of", WANTS, ProcessShare(), simulation.now) == []
 
 
 def test_the_more_urgent_tenant_goes_first_and_leaves_a_little() -> None:
     simulation = Simulation()
-    simulation.join("urgent", Place("a", priority=-1), 0.001)
-    simulation.join("other", Place("b"), 0.001)
+    simulation.join("urgent", ProcessShare("a", priority=-1), 0.001)
+    simulation.join("other", ProcessShare("b"), 0.001)
     simulation.run(20.0)
     assert 0.03 < simulation.shares["other"] < 0.12
 
 
 def test_nobody_is_looked_at_without_need() -> None:
     simulation = Simulation()
-    simulation.join("a", Place("a"))
-    simulation.join("b", Place("b"))
+    simulation.join("a", ProcessShare("a"))
+    simulation.join("b", ProcessShare("b"))
     simulation.report("a", WANTS | WORKS)
     looks = 0
     while simulation.turns.due is not None and simulation.turns.due < 10 * QUANTUM_S:

@@ -16,7 +16,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.rights import Right
 from hearth_proto.v1 import device_pb2
 from hearthd.front.addresses import Address
-from hearthd.front.config.connections import Connections
+from hearthd.front.config.front_limits import ConnectionSettings
 from hearthd.front.connections.limits import ConnectionLimits
 from hearthd.front.lanes.stripe_port import StripePort
 from hearthd.front.metrics.collector import Metrics
@@ -243,7 +243,7 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
     ],
 )
 def test_where_a_client_is_sent(listens: str, beside: str, peer: str, told: str | None) -> None:
-    port = StripePort(Metrics(), ConnectionLimits(Connections()).limiter("stripes"))
+    port = StripePort(Metrics(), ConnectionLimits(ConnectionSettings()).limiter("stripes"))
     port._address, port._beside = Address(listens, 7423), beside
     if told is None:
         with pytest.raises(Refusal, match="own host") as refusal:

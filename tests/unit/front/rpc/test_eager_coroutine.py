@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from hearth_proto.v1 import device_pb2
-from hearthd.front.rpc.eager_coroutine import Begun
-from hearthd.front.rpc.execute import Attachment
-from hearthd.front.sessions.attach import EOF, Window
-from hearthd.front.sessions.in_flight import Batches
+from hearthd.front.rpc.eager_coroutine import EagerCoroutine
+from hearthd.front.rpc.execute import ExecuteAttachment
+from hearthd.front.sessions.attach import EOF, ExecuteWindow
+from hearthd.front.sessions.in_flight import InFlightBatches
 
 
 async def _steps(log: list[str], *waited: Awaitable[Any]) -> None:
@@ -32,7 +32,7 @@ def test_its_first_step_is_taken_at_once() -> None:
     async def scenario() -> None:
         loop, log = asyncio.get_running_loop(), list[str]()
         futures = [loop.create_future() for _ in range(2)]
-        begun = Begun(_steps(log, *futures))
+        begun = EagerCoroutine(_steps(log, *futures))
         assert log == ["before 0"]
         task = asyncio.ensure_future(asyncio.wait_for(begun, 10))
         futures[0].set_result(None)
@@ -43,9 +43,9 @@ def test_its_first_step_is_taken_at_once() -> None:
         assert log[-1] == "after 1"
 
         log.clear()
-        ended = Begun(_steps(log))
+        ended = EagerCoroutine(_steps(log))
         await ended
-        yields = Begun(_steps(log, asyncio.sleep(0), asyncio.sleep(0)))
+        yields = EagerCoroutine(_steps(log, asyncio.sleep(0), asyncio.sleep(0)))
         assert log == ["before 0"]
         await yields
         assert log[-1] == "after 1"
@@ -61,7 +61,7 @@ def test_what_one_that_was_closed_waits_for_may_fail() -> None:
         loop, log = asyncio.get_running_loop(), list[str]()
         loop.set_exception_handler(lambda _, context: complaints.append(context["message"]))
         waited = loop.create_future()
-        begun = Begun(_steps(log, waited))
+        begun = EagerCoroutine(_steps(log, waited))
         begun.close()
         waited.set_exception(OSError("gone"))
         del waited, begun
@@ -80,7 +80,7 @@ def test_its_errors_are_raised_where_it_is_awaited() -> None:
 
     async def scenario() -> None:
         for first in (True, False):
-            begun = Begun(fails(first))
+            begun = EagerCoroutine(fails(first))
             with pytest.raises(OSError, match="gone"):
                 await begun
 
@@ -91,7 +91,7 @@ def test_it_is_cancelled_with_its_task_and_closed_without() -> None:
     async def scenario() -> None:
         loop, log = asyncio.get_running_loop(), list[str]()
         future = loop.create_future()
-        task = asyncio.ensure_future(asyncio.wait_for(Begun(_steps(log, future)), 10))
+        task = asyncio.ensure_future(asyncio.wait_for(EagerCoroutine(_steps(log, future)), 10))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         task.cancel()
@@ -99,7 +99,7 @@ def test_it_is_cancelled_with_its_task_and_closed_without() -> None:
             await task
         assert log == ["before 0", "cancelled 0"] and future.cancelled()
 
-        left = Begun(_steps(log, loop.create_future()))
+        left = EagerCoroutine(_steps(log, loop.create_future()))
         left.close()
         left.close()
         await left  # nothing is left of it
@@ -125,14 +125,18 @@ class Client:
             raise error
 
 
-def _with_client(scenario: Callable[[Client, Attachment, asyncio.Task[None], list[int]], Awaitable[None]]) -> None:
+def _with_client(
+    scenario: Callable[[Client, ExecuteAttachment, asyncio.Task[None], list[int]], Awaitable[None]],
+) -> None:
     async def run() -> None:
         client, sent = Client(), list[int]()
         channel: Any = SimpleNamespace(
-            batches=Batches(), replies=None, lane=None, sink=None, link=SimpleNamespace(paused=False)
+            batches=InFlightBatches(), replies=None, lane=None, sink=None, link=SimpleNamespace(paused=False)
         )
         session: Any = SimpleNamespace(id="s", queue=SimpleNamespace(full=False))
-        attachment = Attachment(client, session, channel, Window(), lambda batches, received, size: sent.append(size))  # type: ignore[arg-type]
+        attachment = ExecuteAttachment(
+            client, session, channel, ExecuteWindow(), lambda batches, received, size: sent.append(size)
+        )  # type: ignore[arg-type]
         running = asyncio.create_task(attachment.run())
         await asyncio.sleep(0.01)
         await scenario(client, attachment, running, sent)
@@ -146,7 +150,7 @@ def _with_client(scenario: Callable[[Client, Attachment, asyncio.Task[None], lis
 
 
 def test_a_response_goes_at_once_and_those_behind_it_in_order() -> None:
-    async def scenario(client: Client, attachment: Attachment, running: Any, sent: list[int]) -> None:
+    async def scenario(client: Client, attachment: ExecuteAttachment, running: Any, sent: list[int]) -> None:
         attachment.on_response(b"1")
         assert client.writes == [b"1"], "the loop had no turn yet"
         attachment.on_response(b"22")
@@ -165,7 +169,7 @@ def test_a_response_goes_at_once_and_those_behind_it_in_order() -> None:
 
 
 def test_an_ack_waits_for_the_response_before_it() -> None:
-    async def scenario(client: Client, attachment: Attachment, running: Any, sent: list[int]) -> None:
+    async def scenario(client: Client, attachment: ExecuteAttachment, running: Any, sent: list[int]) -> None:
         batches = attachment._channel.batches
         batches.give(1)
         attachment.on_response(b"1")
@@ -181,7 +185,7 @@ def test_an_ack_waits_for_the_response_before_it() -> None:
 
 
 def test_a_write_that_fails_ends_the_stream() -> None:
-    async def scenario(client: Client, attachment: Attachment, running: Any, sent: list[int]) -> None:
+    async def scenario(client: Client, attachment: ExecuteAttachment, running: Any, sent: list[int]) -> None:
         attachment.on_response(b"1")
         client.let.put_nowait(ConnectionError("gone"))
         with pytest.raises(ConnectionError, match="gone"):
@@ -192,7 +196,7 @@ def test_a_write_that_fails_ends_the_stream() -> None:
 
 
 def test_a_client_that_never_reads_is_displaced_all_the_same() -> None:
-    async def scenario(client: Client, attachment: Attachment, running: Any, sent: list[int]) -> None:
+    async def scenario(client: Client, attachment: ExecuteAttachment, running: Any, sent: list[int]) -> None:
         attachment.on_response(b"1")
         attachment.on_response(b"2")
         attachment.displace()

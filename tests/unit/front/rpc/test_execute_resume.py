@@ -12,7 +12,7 @@ from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2, device_pb2, node_pb2
 from hearthd.front.rpc import unary
-from hearthd.front.sessions.command_queue import Queue
+from hearthd.front.sessions.command_queue import CommandQueue
 from tests.support.front.execute_batches import batch, device_settles, read_until
 from tests.support.front.fake_device import FakeLauncher
 from tests.support.front.fixture import front, refused, run, until
@@ -362,7 +362,7 @@ def test_batches_wait_for_room_in_the_tenants_queue(tmp_path: Path) -> None:
         async with front(tmp_path, launcher) as f:
             await f.open()
             [session] = f.daemon.sessions
-            session.queue = Queue(most_commands=3)
+            session.queue = CommandQueue(most_commands=3)
             stream, _ = await attach(f)
             other, _ = await attach(f, device=1)
             for seq in range(1, 6):
@@ -395,7 +395,7 @@ def test_single_calls_wait_for_room_and_are_refused_then(tmp_path: Path, monkeyp
         async with front(tmp_path) as f:
             await f.open()
             [session] = f.daemon.sessions
-            session.queue = Queue(most_commands=1)
+            session.queue = CommandQueue(most_commands=1)
             f.launcher.unanswered.add("sync")
             waiting = f.devices.Sync(device_pb2.SyncRequest(target=f.target()))
             waiting = asyncio.ensure_future(waiting)

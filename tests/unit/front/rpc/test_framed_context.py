@@ -19,28 +19,30 @@ from hearth.transport.framed_call import Call, send_beside
 from hearth_proto import calls, frames
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.front.admission.account import Account
-from hearthd.front.admission.gate import Admitted, Door, Gate
-from hearthd.front.admission.limits import Limits
-from hearthd.front.config.admission import Admission
+from hearthd.front.admission.account import UnauthenticatedBytes
+from hearthd.front.admission.gate import Admission, AdmissionGate, MethodGate
+from hearthd.front.admission.limits import AdmissionLimits
+from hearthd.front.config.front_limits import AdmissionSettings
 from hearthd.front.connections.limiter import ConnectionLimiter
 from hearthd.front.rpc.framed_context import FramedCall
 from hearthd.front.rpc.framed_server import CallServer
 from hearthd.front.sessions.attach import EOF
 from hearthd.front.tenancy.tenants import EVERYONE, Caller
 
-SETTINGS = Admission()
+SETTINGS = AdmissionSettings()
 
 
-def framed(starts: Callable[[FramedCall, bytes], None], account: Account | None = None) -> FramedCall:
-    account = account or Account(SETTINGS.max_unauthenticated_bytes, CollectorRegistry())
+def framed(starts: Callable[[FramedCall, bytes], None], account: UnauthenticatedBytes | None = None) -> FramedCall:
+    account = account or UnauthenticatedBytes(SETTINGS.max_unauthenticated_bytes, CollectorRegistry())
     return FramedCall(starts, lambda _call: True, account, SETTINGS)
 
 
-def door(account: Account | None = None) -> Door:
+def method_gate(account: UnauthenticatedBytes | None = None) -> MethodGate:
     auth: Any = None
-    account = account or Account(SETTINGS.max_unauthenticated_bytes, CollectorRegistry())
-    return Gate(auth, Limits(SETTINGS, 32 << 20), account).door("hearth.v1.DeviceService", "Upload")
+    account = account or UnauthenticatedBytes(SETTINGS.max_unauthenticated_bytes, CollectorRegistry())
+    return AdmissionGate(auth, AdmissionLimits(SETTINGS, 32 << 20), account).method_gate(
+        "hearth.v1.DeviceService", "Upload"
+    )
 
 
 @pytest.mark.parametrize("reading", [False, True], ids=["before", "while"])
@@ -80,19 +82,19 @@ HALF = frames.header(Kind.MESSAGE, 64 << 10) + bytes(63 << 10)
 
 def call_server(refused: bool) -> CallServer:
     """One whose methods read a message; `refused`: before that, at their METHOD."""
-    account = Account(SETTINGS.max_unauthenticated_bytes, CollectorRegistry())
+    account = UnauthenticatedBytes(SETTINGS.max_unauthenticated_bytes, CollectorRegistry())
 
-    def decide(_door: Door, _context: Any) -> Admitted:
+    def decide(_method_gate: MethodGate, _context: Any) -> Admission:
         if refused:
             raise Refusal(Reason.UNAUTHENTICATED, "No.", fix="None.")
-        return Admitted(None, 64 << 10)
+        return Admission(None, 64 << 10)
 
     async def behaviour(_request: Any, context: Any) -> bytes:
         if isinstance(context.admitted, Refusal):
             raise context.admitted
         return bytes(await context.read())
 
-    behaviour.door = door(account)  # type: ignore[attr-defined]
+    behaviour.method_gate = method_gate(account)  # type: ignore[attr-defined]
     handler = SimpleNamespace(response_streaming=False, stream_unary=behaviour, response_serializer=None)
     service: Any = SimpleNamespace(service=lambda _details: handler)
     gate: Any = SimpleNamespace(account=account, limits=SimpleNamespace(settings=SETTINGS), decide=decide)
@@ -174,7 +176,7 @@ def test_a_call_whose_messages_wait_goes_on(tmp_path: Path, monkeypatch: pytest.
             call.end()
 
         def starts(call: FramedCall, _head: bytes) -> None:
-            call.admit(Admitted(Caller(EVERYONE), 32 << 20), door())
+            call.admit(Admission(Caller(EVERYONE), 32 << 20), method_gate())
             call.task = asyncio.create_task(serve(call))
 
         server = await asyncio.get_running_loop().create_unix_server(lambda: framed(starts), path)

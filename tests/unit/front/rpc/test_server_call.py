@@ -10,7 +10,7 @@ import pytest
 from grpc._cython import cygrpc
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.front.rpc.server_call import Closed, Over, guarded
+from hearthd.front.rpc.server_call import StreamClosed, SubjectEnded, guarded
 
 
 class Observer:
@@ -39,7 +39,7 @@ def test_a_client_that_has_gone_is_not_told_and_nobody_else_either() -> None:
     """gRPC logs whatever else leaves a handler as a failure of the service."""
 
     async def behaviour(request: Any, context: Any) -> None:
-        raise Refusal(Reason.HANDLE_IN_USE, "Transfer 1 goes on in another stream.")
+        raise Refusal(Reason.HANDLE_IN_USE, "Transfer 1 is under way in another stream.")
 
     observer = Observer()
     with pytest.raises(asyncio.CancelledError):
@@ -49,7 +49,7 @@ def test_a_client_that_has_gone_is_not_told_and_nobody_else_either() -> None:
 
 
 @pytest.mark.parametrize(
-    ("leaves", "code"), [(Closed(), "OK"), (asyncio.CancelledError(), "CANCELLED")], ids=["closed", "cut off"]
+    ("leaves", "code"), [(StreamClosed(), "OK"), (asyncio.CancelledError(), "CANCELLED")], ids=["closed", "cut off"]
 )
 def test_a_stream_that_its_client_closes_is_no_error(leaves: asyncio.CancelledError, code: str) -> None:
     async def behaviour(request: Any, context: Any) -> None:
@@ -70,7 +70,7 @@ def test_a_stream_of_a_session_that_its_client_has_closed_is_told_so_and_no_erro
             raise grpc.aio.AbortError
 
     async def behaviour(request: Any, context: Any) -> None:
-        raise Over(Refusal(Reason.SESSION_EXPIRED, "Its client closed it."))
+        raise SubjectEnded(Refusal(Reason.SESSION_EXPIRED, "Its client closed it."))
 
     observer = Observer()
     with pytest.raises(grpc.aio.AbortError):

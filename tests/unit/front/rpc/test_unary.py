@@ -11,7 +11,7 @@ import pytest
 from hearth_proto.reasons import Reason, Refusal, stream_failures
 from hearth_proto.v1 import commands_pb2, device_pb2, node_pb2, status_pb2
 from hearthd.front.errors import MAX_DETAILS, MAX_MESSAGE, fitted
-from hearthd.front.rpc.unary import CALLS, Call
+from hearthd.front.rpc.unary import CALLS, UnaryCall
 from tests.support.front.fixture import ended, front, refused, run, until
 
 
@@ -210,4 +210,4 @@ def test_a_device_that_never_says_closed_holds_up_a_close_within_bounds(tmp_path
 
 
 def test_call_names_its_handle() -> None:
-    assert Call("GetFunction", "get_function", "function", then="describe_function").handle == "function"
+    assert UnaryCall("GetFunction", "get_function", "function", then="describe_function").handle == "function"

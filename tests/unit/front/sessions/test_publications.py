@@ -15,9 +15,9 @@ from hearthd.front.sessions.publications import (
     MAX_GRANTS,
     MAX_NAME,
     MAX_PUBLICATIONS,
-    Attachment,
+    BufferAttachment,
     Publication,
-    Registry,
+    PublicationRegistry,
 )
 
 
@@ -26,7 +26,7 @@ class Process:
 
 
 def published(
-    registry: Registry, name: str = "weights", *, tenant: str = "a", home: Any = None, **options: Any
+    registry: PublicationRegistry, name: str = "weights", *, tenant: str = "a", home: Any = None, **options: Any
 ) -> Publication:
     publication = registry.reserve(tenant, 0, name, home or Process(), None, **options)
     registry.confirm(publication, 64)
@@ -40,7 +40,7 @@ def reason(call: Any, *arguments: Any, **keywords: Any) -> Refusal:
 
 
 def test_name_is_taken_while_its_buffer_is_being_published() -> None:
-    registry = Registry()
+    registry = PublicationRegistry()
     pending = registry.reserve("a", 0, "weights", Process(), None)
     assert reason(registry.reserve, "a", 0, "weights", Process(), None).reason is Reason.NAME_IN_USE
     assert reason(registry.find, "a", "a", 0, "weights").reason is Reason.NOT_PUBLISHED  # nor can it be attached yet
@@ -50,7 +50,7 @@ def test_name_is_taken_while_its_buffer_is_being_published() -> None:
 
 
 def test_names_are_a_tenants_and_a_devices_own() -> None:
-    registry = Registry()
+    registry = PublicationRegistry()
     here = published(registry)
     theirs = published(registry, tenant="b")
     elsewhere = registry.reserve("a", 1, "weights", Process(), None)
@@ -62,7 +62,7 @@ def test_names_are_a_tenants_and_a_devices_own() -> None:
 
 @pytest.mark.parametrize("name", ["", "x" * (MAX_NAME + 1), "line\nbreak", "nul\0", "tab\t", "\x7f", "\u2028"])
 def test_bad_names(name: str) -> None:
-    registry = Registry()
+    registry = PublicationRegistry()
     assert reason(registry.reserve, "a", 0, name, Process(), None).reason is Reason.INVALID_ARGUMENT
     assert reason(registry.reserve, "a", 0, "ok", Process(), None, grants=[name]).reason is Reason.INVALID_ARGUMENT
     assert list(registry) == []
@@ -70,11 +70,11 @@ def test_bad_names(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["x", "x" * MAX_NAME, "Gewichte für alle", "llama/8b/layer 3", "权重"])
 def test_good_names(name: str) -> None:
-    assert published(Registry(), name).name == name
+    assert published(PublicationRegistry(), name).name == name
 
 
 def test_bounds() -> None:
-    registry = Registry()
+    registry = PublicationRegistry()
     many = [f"tenant {number}" for number in range(MAX_GRANTS + 1)]
     assert reason(published, registry, grants=many).reason is Reason.INVALID_ARGUMENT
     too_long = reason(published, registry, description=b"x" * (MAX_DESCRIPTION + 1))
@@ -88,7 +88,7 @@ def test_bounds() -> None:
 
 
 def test_what_is_not_granted_cannot_be_told_from_what_is_not_there() -> None:
-    registry = Registry()
+    registry = PublicationRegistry()
     published(registry, "theirs", tenant="b", grants=["c"])
     there = reason(registry.find, "a", "b", 0, "theirs")
     absent = reason(registry.find, "a", "b", 0, "absent")
@@ -102,7 +102,7 @@ def test_what_is_not_granted_cannot_be_told_from_what_is_not_there() -> None:
 
 
 def test_granted_to_all() -> None:
-    registry = Registry()
+    registry = PublicationRegistry()
     mine = published(registry, "z")
     theirs = published(registry, "y", tenant="b", grants=["*"])
     published(registry, "x", tenant="b")
@@ -111,7 +111,7 @@ def test_granted_to_all() -> None:
 
 
 def test_name_ends_and_attachments_stay() -> None:
-    registry = Registry()
+    registry = PublicationRegistry()
     home = Process()
     publication = published(registry, home=home)
     attachment = registry.attach(publication, "s", home)
@@ -126,7 +126,7 @@ def test_name_ends_and_attachments_stay() -> None:
 
 
 def test_another_process_cannot_end_what_it_does_not_have() -> None:
-    registry = Registry()
+    registry = PublicationRegistry()
     home, other = Process(), Process()
     publication = published(registry, home=home)
     attachment = registry.attach(publication, "s", home)
@@ -138,7 +138,7 @@ def test_another_process_cannot_end_what_it_does_not_have() -> None:
 
 
 def test_sessions_are_counted_once() -> None:
-    registry = Registry()
+    registry = PublicationRegistry()
     publication = published(registry)
     for session in ("s", "s", "t"):
         registry.attach(publication, session, Process())
@@ -146,7 +146,7 @@ def test_sessions_are_counted_once() -> None:
 
 
 def test_memory_counts_with_one_process_that_has_it() -> None:
-    registry = Registry()
+    registry = PublicationRegistry()
     home, first, second = Process(), Process(), Process()
     publication = published(registry, home=home)
     local = registry.attach(publication, "local", home)
@@ -165,7 +165,7 @@ def test_memory_counts_with_one_process_that_has_it() -> None:
 
 
 def test_lost_process_takes_its_names_and_attachments() -> None:
-    registry = Registry()
+    registry = PublicationRegistry()
     home, other = Process(), Process()
     ours, theirs = published(registry, "ours", home=home), published(registry, "theirs", home=other)
     registry.attach(ours, "s", other)
@@ -182,11 +182,11 @@ class Model(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.registry = Registry()
+        self.registry = PublicationRegistry()
         self.processes = [Process() for _ in range(3)]
         self.named: dict[str, Publication] = {}
         self.pending: list[Publication] = []
-        self.attached: dict[int, tuple[Publication, Attachment]] = {}
+        self.attached: dict[int, tuple[Publication, BufferAttachment]] = {}
 
     @rule(name=st.sampled_from("xyz"), process=st.integers(0, 2))
     def reserve(self, name: str, process: int) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.front.sessions.session import End
+from hearthd.front.sessions.session import SessionEnd
 from hearthd.front.sessions.session_table import SessionTable, negotiate
 from hearthd.front.tenancy.tenants import Caller, Tenant
 from tests.support.front.fixture import run
@@ -65,16 +65,16 @@ def test_what_ends_sessions_is_counted_by_tenant() -> None:
         lasting, _ = sessions.open("me", "1", Caller(lab, expires=time.time() + 1000))
         nobody, _ = sessions.open("me", "1")
         clock.now += 10
-        assert sessions.expired() == [brief] and brief.end == End.CREDENTIAL
+        assert sessions.expired() == [brief] and brief.end == SessionEnd.CREDENTIAL
         with sessions.using(lasting):
             clock.now += 1000
-            assert lasting.end == End.CREDENTIAL and lasting in sessions.expired(), "it is in use, and yet"
-        assert nobody.end == End.LEASE
+            assert lasting.end == SessionEnd.CREDENTIAL and lasting in sessions.expired(), "it is in use, and yet"
+        assert nobody.end == SessionEnd.LEASE
         for session in (brief, lasting, nobody):
             await sessions.close(session, "test", cause=session.end)
-            await sessions.close(session, "once is enough", cause=End.STOP)
+            await sessions.close(session, "once is enough", cause=SessionEnd.STOP)
         accounts = {account.tenant.name: account for account in sessions.accounts}
-        assert accounts["lab"].opened == 2 and accounts["lab"].closed == {End.CREDENTIAL: 2}
+        assert accounts["lab"].opened == 2 and accounts["lab"].closed == {SessionEnd.CREDENTIAL: 2}
         assert accounts["default"].opened == 1 and accounts["default"].closed == {"lease": 1}
 
     run(scenario())

@@ -12,16 +12,16 @@ from hearth_proto import descriptors
 from hearthd.front.links.fd_passing import Descriptors
 from hearthd.front.links.link import DeviceLink
 from hearthd.front.supervisor.crash import CrashFile, explain
-from hearthd.front.supervisor.exit_cause import LABELS, Cause, signal_name
+from hearthd.front.supervisor.exit_cause import LABELS, ExitCause, signal_name
 from hearthd.front.supervisor.fault_policy import culprit
 from hearthd.shared import crash_record
 from hearthd.shared.crash_record import Crash, CrashRecord, RunningKernel
 
-SEGV = Cause("signal", "its process was killed by SIGSEGV", details=(("signal", "SIGSEGV"),))
+SEGV = ExitCause("signal", "its process was killed by SIGSEGV", details=(("signal", "SIGSEGV"),))
 A, B = RunningKernel("wild", "a"), RunningKernel("endless", "b")
 
 
-def blamed(cause: Cause) -> str | None:
+def blamed(cause: ExitCause) -> str | None:
     return culprit(cause.label, dict(cause.details), {"a", "b", "c"})
 
 
@@ -75,7 +75,7 @@ def test_one_kernel_of_several_sessions_is_named_once_and_blames_nobody() -> Non
 
 @pytest.mark.parametrize("label", sorted(LABELS - {"signal"}))
 def test_other_ends_are_put_down_to_nobody(label: str) -> None:
-    cause = Cause(label, "it ended")
+    cause = ExitCause(label, "it ended")
     explained = explain(cause, CrashRecord((A,), Crash(signal.SIGSEGV, A)))
     own = label in ("fault", "abandoned", "restart")
     assert explained == cause if own else explained.kernels == ("wild",)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from hearthd.front.counters import Buckets
-from hearthd.front.supervisor.durations import Times
-from hearthd.front.supervisor.isolation import EVERYBODY, Key
+from hearthd.front.counters import HistogramCounts
+from hearthd.front.supervisor.durations import ProcessDurations
+from hearthd.front.supervisor.isolation import EVERYBODY, WorkerKey
 
-MINE, YOURS = Key("me"), Key("you")
+MINE, YOURS = WorkerKey("me"), WorkerKey("you")
 
 
 def test_from_the_loss_to_the_first_process_that_serves() -> None:
-    times = Times()
+    times = ProcessDurations()
     assert not times.waiting
     times.lost(EVERYBODY, 10.0)
     times.lost(EVERYBODY, 10.2)  # the one that was to replace it
@@ -24,7 +24,7 @@ def test_from_the_loss_to_the_first_process_that_serves() -> None:
 
 
 def test_each_tenant_waits_for_its_own_and_who_has_gone_for_none() -> None:
-    times = Times()
+    times = ProcessDurations()
     times.lost(MINE, 1.0)
     times.lost(YOURS, 1.0)
     times.served([MINE], [MINE, YOURS], 2.0)
@@ -34,7 +34,7 @@ def test_each_tenant_waits_for_its_own_and_who_has_gone_for_none() -> None:
 
 
 def test_buckets() -> None:
-    buckets = Buckets.up_to((0.1, 1.0))
+    buckets = HistogramCounts.up_to((0.1, 1.0))
     for seconds in (-1.0, 0.05, 0.1, 0.5, 1.0, 7.0):
         buckets.observe(seconds)
     assert buckets.counts == [3, 2, 1] and buckets.sum_ns == 8_650_000_000

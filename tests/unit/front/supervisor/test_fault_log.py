@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from hearth_proto.frames import Frame, Kind
-from hearthd.front.counters import Totals
+from hearthd.front.counters import DeviceTotals
 from hearthd.front.rates import LATE_S, WINDOW_S, Rates
 from hearthd.front.resources.tenant_memory import TenantMemory
 from hearthd.front.sessions.recent_traces import KEPT_S, MOST_BYTES, OF_TENANT, TENANT_BYTES, RecentTrace, RecentTraces
-from hearthd.front.supervisor.exit_cause import Cause
+from hearthd.front.supervisor.exit_cause import ExitCause
 from hearthd.front.supervisor.fault_log import MOST, RecentFaults, seen_by
-from hearthd.front.supervisor.isolation import EVERYBODY, Key
+from hearthd.front.supervisor.isolation import EVERYBODY, WorkerKey
 from hearthd.front.tenancy.tenants import Right, Tenant
 
 ALICE = Tenant("alice", rights=frozenset({Right.READ}))
@@ -57,7 +57,7 @@ def test_a_device_that_says_nothing_any_more_slows_down() -> None:
 
 
 def test_counts_of_a_process_that_is_gone_are_in_the_sum() -> None:
-    totals = Totals()
+    totals = DeviceTotals()
     totals.observe(1, {"counters": {"launches": 5}})
     totals.observe(2, {"counters": {"launches": 7, "other": 1}})
     assert totals.sums(("launches", "absent")) == {"launches": 12, "absent": 0}
@@ -70,13 +70,13 @@ def test_counts_of_a_process_that_is_gone_are_in_the_sum() -> None:
 
 def lost(
     label: str = "fault", text: str = "kernel secret ran too long", kernels: tuple[str, ...] = ("secret",)
-) -> Cause:
-    return Cause(label, text, kernels)
+) -> ExitCause:
+    return ExitCause(label, text, kernels)
 
 
 def test_faults_are_those_of_ones_own_processes_and_of_shared_ones() -> None:
     faults = RecentFaults(0)
-    faults.add(lost(text="device 0 was lost: kernel secret ran too long"), 1, Key("alice"), {"alice"})
+    faults.add(lost(text="device 0 was lost: kernel secret ran too long"), 1, WorkerKey("alice"), {"alice"})
     [mine] = seen_by(ALICE, [faults])
     assert mine.pop("time_unix") > 1e9
     assert mine == {

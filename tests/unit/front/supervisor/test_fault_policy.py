@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason
-from hearthd.front.supervisor.fault_policy import Offenders, culprit
+from hearthd.front.supervisor.fault_policy import FaultQuarantine, culprit
 
 
 @pytest.mark.parametrize(
@@ -38,27 +38,27 @@ def test_only_a_single_suspect_is_blamed(
 
 @given(st.lists(st.floats(0, 30), max_size=40), st.integers(0, 6))
 def test_barred_by_one_fault_too_many_within_the_window(gaps: list[float], most: int) -> None:
-    offenders = Offenders(most, 60.0)
+    quarantine = FaultQuarantine(most, 60.0)
     now, times, barred = 0.0, [], False
     for gap in gaps:
         now += gap
         times.append(now)
         over = sum(now - each <= 60.0 for each in times) > most
-        assert offenders.blame("s", now) == (over and not barred)
+        assert quarantine.record_fault("s", now) == (over and not barred)
         barred = barred or over
-        assert offenders.barred("s") == barred
-        assert not offenders.barred("t")
+        assert quarantine.quarantined("s") == barred
+        assert not quarantine.quarantined("t")
 
 
 def test_what_a_barred_session_is_told_and_how_it_ends() -> None:
-    offenders = Offenders(1, 60.0)
-    assert not offenders.blame("s", 0.0)
-    assert offenders.blame("s", 1.0)
-    refusal = offenders.refusal("s")
+    quarantine = FaultQuarantine(1, 60.0)
+    assert not quarantine.record_fault("s", 0.0)
+    assert quarantine.record_fault("s", 1.0)
+    refusal = quarantine.refusal("s")
     assert refusal.reason == Reason.SESSION_BARRED and 'isolation="dedicated"' in refusal.fix
     assert refusal.details["faults"] == "2" and refusal.details["allowed"] == "1"
-    offenders.forget("s")
-    assert not offenders.barred("s") and not offenders.blame("s", 2.0)
-    offenders.blame("s", 2.0)
-    offenders.pardon()
-    assert not offenders.barred("s")
+    quarantine.forget("s")
+    assert not quarantine.quarantined("s") and not quarantine.record_fault("s", 2.0)
+    quarantine.record_fault("s", 2.0)
+    quarantine.lift_quarantine()
+    assert not quarantine.quarantined("s")

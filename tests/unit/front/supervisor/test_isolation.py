@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hearthd.front.supervisor.isolation import Loss, pause
+from hearthd.front.supervisor.isolation import ProcessLoss, pause
 
 
 @pytest.mark.parametrize(
@@ -24,5 +24,5 @@ from hearthd.front.supervisor.isolation import Loss, pause
     ],
 )
 def test_the_pause(culprits: list[str | None], alone: bool, seconds: float) -> None:
-    losses = [Loss(float(at), culprit) for at, culprit in enumerate(culprits)]
+    losses = [ProcessLoss(float(at), culprit) for at, culprit in enumerate(culprits)]
     assert pause(losses, alone) == pytest.approx(seconds)

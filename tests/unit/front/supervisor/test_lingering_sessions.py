@@ -15,7 +15,7 @@ from hearth_proto.frames import Kind
 from hearth_proto.reasons import Refusal
 from hearthd.front.supervisor import lingering_sessions
 from hearthd.front.supervisor.device import SERVING
-from hearthd.front.supervisor.lingering_sessions import CLEARING, GRACE, Stragglers
+from hearthd.front.supervisor.lingering_sessions import CLEARING, GRACE, LingeringSessions
 from tests.support.front.fake_device import FakeDevice, FakeLauncher
 from tests.support.front.fixture import run, until
 from tests.support.front.isolated_workers import BY_TENANT, PATIENT, X, Y, node
@@ -32,10 +32,10 @@ def busy(*channels: int) -> dict[str, Any]:
 
 
 def test_a_process_without_others_ends_after_the_grace() -> None:
-    sessions = Stragglers()
+    sessions = LingeringSessions()
     assert not sessions.alone([]) and not sessions.end([], 1e9), "an empty process is not theirs"
     sessions.left(1, "a", "x", 10.0)
-    assert sessions.bar([1]) and not sessions.end([1], 11.9) and sessions.wake(10.0) == 10.0 + GRACE
+    assert sessions.must_drain([1]) and not sessions.end([1], 11.9) and sessions.wake(10.0) == 10.0 + GRACE
     assert sessions.to_ask(12.0)
     sessions.ask(12.0)
     sessions.hear(busy(1))
@@ -44,9 +44,9 @@ def test_a_process_without_others_ends_after_the_grace() -> None:
 
 
 def test_others_keep_it_and_the_last_of_them_does_not() -> None:
-    sessions = Stragglers()
+    sessions = LingeringSessions()
     sessions.left(1, "a", "x", 0.0)
-    assert not sessions.bar([1, 2]), "who comes is one more among others"
+    assert not sessions.must_drain([1, 2]), "who comes is one more among others"
     assert not sessions.end([1, 2], 1e6) and sessions.stuck(1e6)
     sessions.left(2, "b", "x", 1e6)
     assert not sessions.end([1, 2], 1e6 + 0.1), "it has its own time"
@@ -55,11 +55,11 @@ def test_others_keep_it_and_the_last_of_them_does_not() -> None:
 
 
 def test_what_only_gives_back_has_more_time_and_bars_nobody() -> None:
-    sessions = Stragglers()
+    sessions = LingeringSessions()
     sessions.left(1, "a", "x", 0.0)
     sessions.ask(GRACE)
     sessions.hear({"1": {"busy": False, "kernels": []}})
-    assert not sessions.bar([1]) and not sessions.end([1], GRACE) and not sessions.to_ask(GRACE)
+    assert not sessions.must_drain([1]) and not sessions.end([1], GRACE) and not sessions.to_ask(GRACE)
     assert sessions.wake(GRACE) == CLEARING and sessions.to_ask(CLEARING)
     sessions.ask(CLEARING)
     sessions.hear({"1": {"busy": False, "kernels": []}})
@@ -68,7 +68,7 @@ def test_what_only_gives_back_has_more_time_and_bars_nobody() -> None:
 
 @pytest.mark.parametrize("answer", [None, {}, [], {"1": None}, {"9": {"busy": False}}, {"1": {}}])
 def test_a_process_that_does_not_say_is_taken_to_be_busy(answer: Any) -> None:
-    sessions = Stragglers()
+    sessions = LingeringSessions()
     sessions.left(1, "a", "x", 0.0)
     sessions.ask(GRACE)
     sessions.hear(answer)
@@ -77,7 +77,7 @@ def test_a_process_that_does_not_say_is_taken_to_be_busy(answer: Any) -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(["open", "leave", "gone"]), st.integers(1, 4), st.floats(0, 3)), max_size=40))
 def test_no_process_ends_under_somebody_who_uses_it(steps: list[tuple[str, int, float]]) -> None:
-    sessions, channels, left, now = Stragglers(), set[int](), dict[int, float](), 0.0
+    sessions, channels, left, now = LingeringSessions(), set[int](), dict[int, float](), 0.0
     for what, channel, later in steps:
         now += later
         if what == "open":
@@ -91,7 +91,7 @@ def test_no_process_ends_under_somebody_who_uses_it(steps: list[tuple[str, int, 
             del left[channel]
         ends = bool(channels) and channels == left.keys() and all(now >= at + GRACE for at in left.values())
         assert sessions.end(channels, now) == ends
-        assert sessions.bar(channels) == (bool(channels) and channels == left.keys())
+        assert sessions.must_drain(channels) == (bool(channels) and channels == left.keys())
         due = sessions.wake(now)
         assert due is None or now < due <= now + GRACE
 
@@ -125,7 +125,7 @@ def test_a_process_of_closed_sessions_is_ended_and_that_is_nobodys_fault(dedicat
                 assert n.process(generation).exit_code == -9
                 assert n.device.restarts == {"abandoned": round_}
             await until(lambda: n.device.state == SERVING)  # it has been started by now, but is not ready yet
-            assert not n.supervisor.offenders.barred(session.id)
+            assert not n.supervisor.quarantine.quarantined(session.id)
             assert [fault.reason for fault in n.device.faults] == ["abandoned"] * 3
 
     run(scenario())

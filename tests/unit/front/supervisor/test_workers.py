@@ -346,7 +346,7 @@ def test_a_session_that_is_named_too_often_shares_no_process_any_more() -> None:
                 await lost(n, own)
             await n.generation(own)
             await n.sessions.close(bad, "done")
-            assert not n.supervisor.offenders.barred(bad.id)
+            assert not n.supervisor.quarantine.quarantined(bad.id)
 
     run(scenario())
 
@@ -375,8 +375,8 @@ def test_a_crash_is_put_down_to_the_only_session_that_had_work_there() -> None:
             channel = await n.device.channel(busy)
             channel.send_batch(b"")
             n.process(1).die()
-            await until(lambda: n.supervisor.offenders.barred(busy.id))
-            assert not n.supervisor.offenders.barred(idle.id)
+            await until(lambda: n.supervisor.quarantine.quarantined(busy.id))
+            assert not n.supervisor.quarantine.quarantined(idle.id)
 
     run(scenario())
 

@@ -13,7 +13,7 @@ from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2, node_pb2
 from hearthd.front.sessions import tenant_accounts
 from hearthd.front.sessions.session_table import SessionTable
-from hearthd.front.sessions.tenant_accounts import Accounts
+from hearthd.front.sessions.tenant_accounts import TenantAccounts
 from hearthd.front.tenancy.tenants import EVERYONE, Caller, Quotas, Tenant
 from tests.support.front.fixture import Front, ended, front, refused, run, until
 
@@ -137,7 +137,7 @@ def test_accounts_listen_to_every_process(tmp_path: Path) -> None:
 
 
 def test_an_account_is_made_once() -> None:
-    accounts = Accounts()
+    accounts = TenantAccounts()
     assert accounts.of(SMALL) is accounts.of(SMALL) and accounts.of(SMALL).queue.full is False
     accounts.of(SMALL).queue.take(1, commands=3)
     assert accounts.of(SMALL).queue.full

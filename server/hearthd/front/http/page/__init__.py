@@ -1,6 +1,6 @@
 """The live status page: a few files, read once and served from memory.
 
-There is no data in them, so nobody is asked for a token to get them; the script asks for `/status`. They make no
+There is no data in them, so they are served without a token; the script asks for `/status`. They make no
 request but to the daemon, and their policy lets them make none.
 """
 
@@ -39,7 +39,7 @@ class Page:
         """Where they are."""
 
     def answer(self, request: web.Request, *, guarded: bool) -> web.Response:
-        """One of the files; that it has not changed where the browser has it."""
+        """Returns one of the files, or that it has not changed if the browser has it."""
         body, kind, tag = self._files[request.path, guarded]
         headers = {"ETag": tag, "Cache-Control": "no-cache", "Content-Security-Policy": _POLICY}
         known = request.headers.get("If-None-Match", "")
