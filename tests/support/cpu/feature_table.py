@@ -4,8 +4,8 @@ The lists (`feature_runs`, `feature_refusals`, `feature_differences`) are the so
 docs/cpu-backend.md, and test_cpu_features.py holds the backend to them: every snippet of RUNS is compiled and run and
 its results compared, every one of REFUSALS is refused under its name.
 
-    python tests/support/cpu/feature_table.py            # writes the tables into the page
-    python tests/support/cpu/feature_table.py --pending  # tries the rows of PENDING, one by one
+    python -m tests.support.cpu.feature_table            # writes the tables into the page
+    python -m tests.support.cpu.feature_table --pending  # tries the rows of PENDING, one by one
 
 To add a row, add an entry to one of the lists and write the page again.
 """
@@ -155,14 +155,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pending", action="store_true", help="tries the pending rows and says which of them hold")
     if parser.parse_args().pending:
-        import test_cpu_features
+        from tests.support.cpu import feature_trials
 
-        test_cpu_features.try_pending()
+        feature_trials.try_pending()
     else:
         PAGE.write_text(written(PAGE.read_text()))
 
 
 if __name__ == "__main__":
-    import feature_table  # under the name by which the lists import it
+    from tests.support.cpu import feature_table  # under the name by which the lists import it
 
     feature_table.main()

@@ -1,0 +1,68 @@
+"""Trials of the snippets and refusals that the feature table lists."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+from hearth_proto.reasons import Reason, Refusal
+from hearthd.device.cpu.compiler import compile_source, find_toolchain
+from tests.support.cpu.feature_differences import DIFFERENCES
+from tests.support.cpu.feature_refusals import REFUSALS
+from tests.support.cpu.feature_runs import RUNS
+from tests.support.cpu.feature_table import PENDING, SLOTS, Refused, Snippet, active, joined
+from tests.support.cpu.kernels import Kernels
+
+
+def results(snippets: Sequence[Snippet]) -> list[str]:
+    """Which of `snippets`, compiled as one source, give other results than expected; empty where all are right."""
+    expressions = [snippet.expression for snippet in snippets if snippet.expression]
+    kernels = Kernels(joined(snippets), snippets[0].options, expressions)
+    wrong: list[str] = []
+    for number, snippet in enumerate(snippets):
+        out = np.full(SLOTS, np.nan)
+        name = snippet.expression or f"feature_{number}"
+        kernels(name, snippet.grid, snippet.block, out, shared=snippet.shared, cooperative=snippet.cooperative)
+        came, expected = out[: len(snippet.expected)], np.asarray(snippet.expected, np.float64)
+        if not np.allclose(came, expected, rtol=1e-6, atol=0):
+            wrong.append(f"{snippet.name}: {came.tolist()} instead of {expected.tolist()}")
+    return wrong
+
+
+def refusal_mistakes(row: Refused) -> list[str]:
+    """Which sources of `row` are not refused under its name."""
+    wrong: list[str] = []
+    for source in (row.source, *row.more):
+        try:
+            compile_source(find_toolchain(), source)
+            wrong.append(f"{row.name}: compiles: {source}")
+        except Refusal as refusal:
+            named = row.name in str(refusal.details.get("feature", ""))
+            if refusal.reason is not Reason.UNSUPPORTED or not named or not refusal.fix:
+                wrong.append(f"{row.name}: {refusal}: {source}")
+    return wrong
+
+
+def try_pending() -> None:
+    """Prints for each pending row whether it holds."""
+    for row in (*RUNS, *DIFFERENCES, *REFUSALS):
+        if row.name not in PENDING:
+            continue
+        child = os.fork()  # a row may abort the process
+        if child == 0:
+            try:
+                wrong = refusal_mistakes(row) if isinstance(row, Refused) else results([row])
+            except Refusal as refusal:
+                wrong = [str(refusal)]
+            print(f"{row.name}: {'; '.join(wrong) or 'holds'}", flush=True)
+            os._exit(0)
+        if status := os.waitpid(child, 0)[1]:
+            print(f"{row.name}: the process ended with {os.waitstatus_to_exitcode(status)}", flush=True)
+
+
+SNIPPETS: list[Snippet] = [*active(RUNS), *(row for row in active(DIFFERENCES) if row.body)]
+
+
+SOURCES = sorted({(snippet.options, snippet.global_names) for snippet in SNIPPETS})
