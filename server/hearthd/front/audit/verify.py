@@ -40,7 +40,7 @@ class Verification:
     begins: str = ""
     """The `prev` of the first line: `GENESIS`, or the last line of the file before."""
     problems: list[str] = field(default_factory=list)
-    """What is wrong, with line numbers; empty: the chain holds."""
+    """The errors found, with line numbers; empty: the chain holds."""
     missing: int = 0
     """Events that the daemon says it could not write."""
     entries: int = 0

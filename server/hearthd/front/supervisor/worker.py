@@ -86,7 +86,7 @@ class Worker:
         self.detail = "its first process is starting"
         self.process: Process | None = None
         self.generation = 0
-        """Of its process, or of the last one."""
+        """The generation of its process, or of the last one."""
         self.losses: deque[ProcessLoss] = deque()
         self._host = host
         self._ending = asyncio.get_running_loop().create_future()
