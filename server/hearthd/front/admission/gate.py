@@ -45,7 +45,7 @@ class Admission(NamedTuple):
     """The authenticated caller; None: the headers show no credential, and the method takes one in its first message, or
     none at all."""
     max_bytes: int
-    """Of the first message."""
+    """The size limit of the first message."""
 
 
 class GatedService(grpc.GenericRpcHandler):  # type: ignore[type-arg]

@@ -70,7 +70,7 @@ class MemoryHolder:
 
 @dataclass
 class MemoryRequest:
-    """`bytes` more for one process; `asked`: who has been asked to give back for it."""
+    """A request of one process for `bytes` more; `asked`: the processes that were asked to give memory back for it."""
 
     process: int
     bytes: int

@@ -1,4 +1,4 @@
-"""All devices of the node, and everyone who wants to know of their changes."""
+"""The supervisor of all devices of the node, and the observers of their changes."""
 
 from __future__ import annotations
 
