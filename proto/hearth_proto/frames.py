@@ -17,13 +17,13 @@ HEADER = struct.Struct("<IHHIQ")
 """length of the payload, kind, flags, channel, id"""
 
 STRIPE_OFFSET = struct.Struct("<Q")
-"""Where in the transfer a stripe's data begins, in bytes."""
+"""The offset of a stripe's data in the transfer, in bytes."""
 
 PLACE = struct.Struct("<QQQ")
-"""Where the bytes of a transfer lie, or go to: the number of a segment, the offset in it, and how many they are."""
+"""The place of a transfer's bytes in shared memory: the number of a segment, the offset in it, and their number."""
 
 SLOT = struct.Struct("<II")
-"""Where the data of a chunk lies: the number of a slot, and how many bytes from its beginning on."""
+"""The place of a chunk's data: the number of a slot, and the bytes from its beginning on."""
 
 MAX_PAYLOAD = 64 << 20
 """A longer payload ends the link: nothing that is sent needs it, so the stream has lost its framing."""

@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable, Sequence
 
 STALL_S = 20.0
-"""How long a peer may stand still with a part of a frame sent, or taken."""
+"""Seconds that a peer may stand still with a part of a frame sent, or taken."""
 
 _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 15_000))
 """Seconds, a count, milliseconds; where the system has them."""
 Patient = Callable[[], bool]
-"""Whether to wait on, though nothing came for a while."""
+"""Returns True to keep waiting, though nothing came for a while."""
 
 Part = bytes | bytearray | memoryview
 

@@ -13,9 +13,9 @@ import sys
 from importlib.machinery import PathFinder
 
 CLIENT = "event_engine_client"
-"""What reads connections that were opened here."""
+"""The reader of connections that were opened here."""
 LISTENER = "event_engine_listener"
-"""What reads those that were accepted here."""
+"""The reader of connections that were accepted here."""
 _EXPERIMENTS = "GRPC_EXPERIMENTS"
 _SINCE, _BEFORE = (1, 80), (1, 86)
 """The versions that have the switch, as far as they are known."""

@@ -1,4 +1,4 @@
-"""Which refusals can be asked again: one table for every reason, for clients of any kind and for the daemon.
+"""Refusals that can be retried: one table for every reason, for clients of any kind and for the daemon.
 
 A reason's class says what a client may do; whether it helps at that moment the daemon says with `RetryInfo`. What can
 be asked again as it is has not begun, and is worth asking again only where the daemon says when.

@@ -36,7 +36,7 @@ EVERYTHING = frozenset(Right)
 OPERATING = frozenset({Right.OBSERVE, Right.ADMIN})
 """Rights that reach beyond the tenant's own: each lets it see what is others'."""
 ORDINARY = EVERYTHING - OPERATING
-"""What a tenant has of whom the configuration says nothing else."""
+"""The rights of a tenant without `rights` in the configuration."""
 
 _NONE: tuple[Right, ...] = ()
 _ALLOCATE = (Right.ALLOCATE,)
@@ -113,7 +113,7 @@ CALLS: Mapping[str, tuple[Right, ...]] = {
 
 
 OF_COMMANDS: frozenset[Right] = frozenset(right for needed in COMMANDS.values() for right in needed)
-"""Who has all of these may send every command."""
+"""Rights which together allow every command."""
 
 
 def allowed(rights: Collection[str]) -> frozenset[str]:

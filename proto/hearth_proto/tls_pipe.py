@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from hearth_proto.pipes import STALL_S, Part, Patient, Pipe, PipeEnded, stalled
 
 _RECORD = 256 << 10
-"""What is handed to TLS at a time: while it is being sealed, the other way waits."""
+"""Bytes that are handed to TLS at a time: while they are being sealed, the other direction waits."""
 
 
 class TlsPipe(Pipe):

@@ -29,7 +29,7 @@ class TraceEvent:
     """
 
     name: str
-    """What it was: ``launch``, ``write``, ``read``, ``copy``, ``all_reduce``, ..."""
+    """The kind of command: ``launch``, ``write``, ``read``, ``copy``, ``all_reduce``, ..."""
     stream: int
     seq: int
     """Its batch, and `index` its place there."""

@@ -17,7 +17,7 @@ from hearthd.front.config.loader import Config, ConfigError
 from hearthd.front.connections import descriptors
 
 SOON_S = 14 * 86400
-"""What expires within this time is warned of."""
+"""Seconds; credentials that expire within them are warned of."""
 
 
 class LintAdvice(NamedTuple):

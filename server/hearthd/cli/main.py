@@ -14,7 +14,7 @@ RUNTIME_ERROR = 1
 USAGE_ERROR = 2
 
 _hangup: Any = None
-"""Of `hearthd serve`: a `hearthd.shared.sighup.Hangup`."""
+"""The `hearthd.shared.sighup.Hangup` of `hearthd serve`."""
 
 
 def _fail(text: str, code: int) -> NoReturn:

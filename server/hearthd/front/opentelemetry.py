@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger("hearthd.spans")
 
 _FLUSH_S = 2.0
-"""What the end of the daemon waits for its last spans to be sent."""
+"""Seconds that the end of the daemon waits for its last spans to be sent."""
 _ASKED_BY = ("OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _PROTOCOLS = {"http/protobuf": "otlp_proto_http", "grpc": "otlp_proto_grpc"}
 _FAILED = frozenset(("UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"))

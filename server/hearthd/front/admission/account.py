@@ -37,7 +37,7 @@ class UnauthenticatedBytes:
         self._freed = 0
         self._trim: asyncio.TimerHandle | None = None
         self.on_refused: Callable[[str], None] = lambda peer: None
-        """Told the peer, gRPC's name, of each refusal."""
+        """Called with the peer, by gRPC's name, of each refusal."""
         self._logged = LogThrottle(_LOG_EVERY)
         Gauge(
             "hearth_admission_unauthenticated_bytes",

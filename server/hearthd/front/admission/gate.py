@@ -42,9 +42,10 @@ class Admission(NamedTuple):
     """The gate's decision on the headers of a call."""
 
     caller: Caller | None
-    """None: the headers show no credential, and the method takes one in its first message, or none at all."""
+    """The authenticated caller; None: the headers show no credential, and the method takes one in its first message, or
+    none at all."""
     max_bytes: int
-    """Of the first message."""
+    """The size limit of the first message."""
 
 
 class GatedService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
@@ -70,9 +71,9 @@ class AdmissionGate:
         self.account = account
         self.turns = FairLock()
         self.on_shown: Callable[[Caller | None], None] = lambda caller: None
-        """Told whom the credential of the running call stands for; None: it has none that is good."""
+        """Called with the caller that the running call's credential stands for; None: it has no valid one."""
         self.on_probe: Callable[[], None] = lambda: None
-        """Told of each call that needs no credential."""
+        """Called for each call that needs no credential."""
         self.overloaded: Callable[[str], Refusal | None] = lambda method: None
         """Why a method is refused to callers that are admitted, before their message is read; None: it is served."""
 
@@ -117,11 +118,11 @@ class MethodGate:
         self.method = method
         self.limit = limit
         self.decode: Callable[[bytes], Any] | None = None
-        """Of the first message; None: it stays as it came."""
+        """The decoder of the first message; None: it stays as it came."""
         self.message: type[Message] | None = None
         """The type that `decode` makes."""
         self.unary = True
-        """Whether the method takes one message, which has to come."""
+        """The method takes one message, which has to come."""
         self._gate = gate
         self._path = f"/{service}/{method}"
         self._seconds = gate.limits.seconds(limit)

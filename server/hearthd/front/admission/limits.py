@@ -25,11 +25,11 @@ class CredentialSource(enum.Enum):
     HEADERS = enum.auto()
     """In the headers of the call, or its connection's certificate."""
     LOGIN = enum.auto()
-    """The same, a session's token excepted: the call opens one."""
+    """In the headers as for `HEADERS`, a session's token excepted: the call opens one."""
     SESSION = enum.auto()
     """In the headers, or a session's token in the first message, which is short then."""
     NONE = enum.auto()
-    """None is asked for."""
+    """The method needs no credential."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class MethodLimit:
 
     credential: CredentialSource = CredentialSource.HEADERS
     max_bytes: int = _SMALL
-    """Of a message of a caller whose credential was accepted."""
+    """The size limit of a message of a caller whose credential was accepted."""
 
 
 _IN_BODY = frozenset(

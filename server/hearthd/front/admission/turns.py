@@ -25,7 +25,7 @@ class FairLock:
         self._contended = contended
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         self._began: float | None = None
-        """When the turn that is taken now began."""
+        """The time at which the present turn began."""
         self._timeout: asyncio.Timeout | None = None
 
     async def run(self, host: str, work: Callable[[], Awaitable[T]]) -> T:

@@ -20,9 +20,9 @@ class Guarantee(enum.StrEnum):
     CHAIN = "chain"
     """Shows a changed line. An attacker who may write the file can write all of it anew, or cut its end."""
     KEYED = "keyed"
-    """Shows what anybody wrote who has not the key. The end can still be cut."""
+    """Shows lines that were written without the key. The end can still be cut."""
     ANCHORED = "anchored"
-    """Shows, up to the last anchor, what anybody wrote, changed or cut."""
+    """Shows every line that was written, changed or cut before the last anchor."""
 
     def covers(self, other: Guarantee) -> bool:
         """Returns True if it is at least as strong as the other."""
@@ -40,7 +40,7 @@ class Verification:
     begins: str = ""
     """The `prev` of the first line: `GENESIS`, or the last line of the file before."""
     problems: list[str] = field(default_factory=list)
-    """What is wrong, with line numbers; empty: the chain holds."""
+    """The errors found, with line numbers; empty: the chain holds."""
     missing: int = 0
     """Events that the daemon says it could not write."""
     entries: int = 0

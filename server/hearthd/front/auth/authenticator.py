@@ -78,7 +78,7 @@ class Authenticator:
     ) -> None:
         self.directory = directory
         self.redeem: Callable[[str], User | None] = lambda ticket: None
-        """Whose ticket it is: see `unix_identity.IdentitySocket`."""
+        """Returns the user of a ticket: see `unix_identity.IdentitySocket`."""
         self.certificates = ClientCertificates()
         self.bound = Binding()
         sessions.check_use = lambda session: self.bound.check_call(session.caller)

@@ -28,7 +28,7 @@ class ClientCertificates:
 
     def __init__(self) -> None:
         self.revocations: Revocations | None = None
-        """None: no list is configured."""
+        """The revocation lists; None: none is configured."""
         self._known: dict[bytes, CertificateIdentity | None] = {}
 
     def identity(self, auth_context: Mapping[str, Any]) -> CertificateIdentity | None:

@@ -139,8 +139,9 @@ class ServerCertificates:
 
 
 def _shown(server: ssl.SSLContext, certificate: Path) -> tuple[float, tuple[str, ...]]:
-    """Until when a client that trusts this very certificate accepts it, Unix time, and for which host names. Raises
-    `TlsError` where it would not now: by a handshake in memory, which knows all that there is to check."""
+    """Returns the Unix time until which a client that trusts this very certificate accepts it, and the host names that
+    it is good for. Raises `TlsError` if it would not be accepted now: by a handshake in memory, which makes every check
+    that there is."""
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN

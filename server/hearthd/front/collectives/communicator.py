@@ -12,7 +12,7 @@ REMEMBERED = 1024
 """Operations under way of which one communicator knows more than their number."""
 
 Identity = tuple[str, tuple[RankLocation, ...]]
-"""Whose it is (empty: everybody's who shares its processes), and where its ranks are."""
+"""The owner (empty: all sessions that share its processes), and the locations of its ranks."""
 
 
 @dataclass
@@ -20,7 +20,7 @@ class Communicator:
     id: str
     """Unique over daemons."""
     key: MatchKey
-    """Of the operation that it was made for."""
+    """The key of the operation that it was made for."""
     places: tuple[RankLocation, ...]
     deadline: float
     """By when it has to be made."""
@@ -32,7 +32,7 @@ class Communicator:
     launched: int = 0
     """Operations that all ranks were told to run."""
     done: list[int] = field(default_factory=list)
-    """How many of them each rank has finished."""
+    """The number of them that each rank has finished."""
     flying: deque[tuple[int, MatchKey]] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     """The number and the key of those that some rank has not finished."""
     users: set[tuple[str, tuple[int, ...]]] = field(default_factory=set)

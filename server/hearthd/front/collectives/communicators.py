@@ -52,7 +52,7 @@ class Communicators:
 
     @property
     def deadline(self) -> float | None:
-        """When `expire` is due next."""
+        """The time at which `expire` is due next."""
         waiting = [comm for comm in self._by_id.values() if not comm.ready]
         if not waiting:
             return None

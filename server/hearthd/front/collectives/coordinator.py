@@ -30,7 +30,7 @@ class Coordinator:
 
     @property
     def deadline(self) -> float | None:
-        """When `expire` is due; at times it turns out that nothing is to be done yet."""
+        """The time at which `expire` is due; at times it turns out that nothing is to be done yet."""
         both = (self.matcher.deadline, self.communicators.deadline)
         return min((when for when in both if when is not None), default=None)
 

@@ -84,7 +84,7 @@ class Presentation(NamedTuple):
 
     place: RankLocation
     channel: int
-    """Of its session, in its process."""
+    """The number of its session's channel, in its process."""
     operations: list[dict[str, Any]]
 
     @classmethod

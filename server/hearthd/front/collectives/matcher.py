@@ -67,11 +67,11 @@ class Matcher:
         self._recorder = FlightRecorder() if recorder is None else recorder
         self._order = CollectiveOrder[MatchKey]() if order is None else order
         self._pending: dict[MatchKey, Match] = {}
-        """Those that wait for ranks, and those that are complete and held behind others."""
+        """Operations that wait for ranks, and operations that are complete and held behind others."""
         self._failures: dict[str, OrderedDict[MatchKey, MatchFailure]] = {}
         self._due = math.inf
         self._agreed: tuple[Presentation, ...] = ()
-        """What was compared last, and is the same."""
+        """The presentations that were compared last, and agree."""
         self.failed: Counter[Reason] = Counter()
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Which complete operations have to wait for others to go first.
+"""The order of complete operations that have to wait for others to go first.
 
 A rank presents a row of operations at once, each with those that it stands behind there. One that is complete, but
 stands behind another on some rank, could not start there if it were told to go now, and would hold up whatever comes
@@ -19,11 +19,11 @@ class CollectiveOrder(Generic[K]):
 
     def __init__(self) -> None:
         self._open: dict[K, set[K]] = {}
-        """Those that have neither gone nor failed, and who is held behind each."""
+        """Operations that have neither gone nor failed, and those that are held behind each."""
         self._held: dict[K, set[K]] = {}
-        """Those that are held, and behind whom."""
+        """Held operations, and those that each is held behind."""
         self.released: deque[K] = deque()
-        """Those that are held no longer, in order; for who sees to it that they go."""
+        """Operations that are held no longer, in order; the caller lets them go."""
 
     def __len__(self) -> int:
         return len(self._open)

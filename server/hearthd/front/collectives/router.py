@@ -84,7 +84,7 @@ class CollectiveRouter:
         self._closing: WeakSet[Channel] = WeakSet()
         self._timer: asyncio.TimerHandle | None = None
         self._armed = 0.0
-        """When it goes off; uvloop's handle of a moment that has passed does not say."""
+        """The time at which it goes off; uvloop's handle of a moment that has passed does not say."""
 
     # ---- what local device processes say ----
 

@@ -24,7 +24,7 @@ _FIELDS = {
     "scatter": ("count", "dtype", "root"),
     "barrier": (),
 }
-"""What has to be the same beside the kind."""
+"""The fields that have to be the same, beside the kind."""
 
 _EVERY_FIELD = ("count", "dtype", "reduce", "root")
 
@@ -41,7 +41,8 @@ class Mismatch:
     """Ranks that differ from most; of two, which cannot outvote each other, the higher one. A send and its receive:
     both ranks, neither of which is more right than the other."""
     position: int = 0
-    """Of the operation among the odd rank's, from 1; 0 where there is but one, or where their number differs."""
+    """The position of the operation among the odd rank's, from 1; 0 where there is but one, or where their number
+    differs."""
     pair: tuple[int, int, Any, Any] | None = None
     """Sender, receiver, and the value of each."""
 

@@ -63,7 +63,7 @@ class DeviceSettings(Section):
     idle_timeout: Seconds = Field(default=60.0, ge=0)  # of a process that holds nothing for its tenant; 0: it stays
     context_memory: Bytes = Field(default=640 << 20, ge=0)  # what a process on a GPU takes before it allocates anything
     max_processes: int = Field(default=8, ge=1, le=256)  # of each device
-    spare: bool = False  # one more process for each device, ready for who comes or loses its own
+    spare: bool = False  # one more process for each device, ready for a new tenant or a loss
 
     @field_validator("visible", mode="before")
     @classmethod
@@ -281,7 +281,8 @@ class Config(Section):
 
     @property
     def lane_path(self) -> str:
-        """The path of the Unix socket for lanes; empty: there are none. Only who comes over gRPC's is offered one."""
+        """The path of the Unix socket for lanes; empty: there are none. Only clients of gRPC's socket are offered a
+        lane."""
         if not self.lanes.enabled or not self.unix_path:
             return ""
         return f"{self.unix_path}.lane" if self.lanes.path == "auto" else self.lanes.path

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer
 from hearthd.front.config.section import Section, parse_bytes, parse_seconds
 
 AUTO, NONE = -1, 0
-"""How a quota that is left out, and one that is "none", are kept."""
+"""Values for a quota that is left out, and for one that is "none"."""
 DEVICE_SHARE = 7 / 8
 """The part of each device that one of several tenants may hold: an eighth is left for the others."""
 HANDLES = 262_144
@@ -71,7 +71,7 @@ class HostCapacity:
     pinned_bytes: int = 0
     durable_bytes: int = 0
     several: bool = False
-    """Whether there is more than one tenant."""
+    """There is more than one tenant."""
 
 
 def resolve(settings: QuotaSettings, means: HostCapacity) -> dict[str, Any]:

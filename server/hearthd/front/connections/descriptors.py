@@ -22,7 +22,7 @@ COMFORT = 1024
 _PARTS = {
     "grpc": 24, "grpc_unix": 24, "call": 16, "stripes": 8, "lanes": 6, "http": 8, "identity": 2, "peers": 8,
 }  # fmt: skip
-"""Of a hundred."""
+"""Shares in percent."""
 _LASTING = ("grpc", "grpc_unix", "call")
 """Listeners whose connections stay open in the front while their clients use them."""
 

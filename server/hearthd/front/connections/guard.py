@@ -50,9 +50,9 @@ _EARLY = 4096
 """Peers with an accepted credential whose connection was not seen yet."""
 
 FAILED_COST = 12.0
-"""Of a call with a missing or wrong credential, in calls: see `strangers.CALLS`."""
+"""The cost of a call with a missing or wrong credential, in calls: see `strangers.CALLS`."""
 UNKNOWN_COST = 8.0
-"""Of a request that was refused before it was decoded, or to a method that there is not."""
+"""The cost of a request that was refused before it was decoded, or to an unknown method."""
 
 
 class ConnectionGuard:
@@ -83,7 +83,7 @@ class ConnectionGuard:
         self._accepted: set[str] = set()
         """Peers, as gRPC calls them, with an accepted credential."""
         self._early: dict[str, str] = {}
-        """Of them those whose connection was not seen yet, by `peers.grpc_name`; oldest first."""
+        """The ones among them whose connection was not seen yet, by `peers.grpc_name`; oldest first."""
         self._users: set[str] = set()
         """Users (`uid:N`) on Unix sockets with an accepted credential."""
         self._all_users = False
@@ -92,9 +92,9 @@ class ConnectionGuard:
         """Strangers' connections that were closed here and are gone, by name; the latest."""
         self._looked = 0.0
         self.on_calm: Callable[[], None] = lambda: None
-        """Told some seconds after connections were closed here: what they took can be given back to the system."""
+        """Called some seconds after connections were closed here: their memory can be given back to the system."""
         self._calm = 0.0
-        """When that is due; 0: it is not."""
+        """The time at which that is due; 0: it is not."""
         self._left = 0
         """Strangers that have gone since then."""
         self._timer: asyncio.TimerHandle | None = None

@@ -31,7 +31,7 @@ class TurnOrder:
         self._period = period
         self._due = 0.0
         self._served: dict[str, float] = {}
-        """When each peer that waits had its last turn."""
+        """The time of the last turn of each waiting peer."""
 
     def next(self, held: Iterable[UnauthenticatedConnection], now: float) -> UnauthenticatedConnection | None:
         """The oldest connection of the peer whose last turn is longest ago; None: no turn is due, or none waits."""
@@ -56,7 +56,7 @@ class AcceptFilter:
         self._listening = [one for one in listening if one.family != socket.AF_UNIX]
         self._peers: frozenset[str] = frozenset()
         self._used = False
-        """Whether a filter was ever set: connections may have it until they are seen."""
+        """A filter was set once: connections may have it until they are seen."""
         self._turns = TurnOrder()
         self._refused = False
 

@@ -146,8 +146,8 @@ class ConnectionLimits:
     # ---- what calls show ----
 
     def shown(self, caller: Any) -> None:
-        """The running call has shown the credential of `caller`, who has a `uid` where the credential was a user of
-        this host; None: no credential, or a wrong one."""
+        """Notes that the running call has shown the credential of `caller`, whose `uid` is set for a user of this host;
+        None: no credential, or a wrong one."""
         calling = current_call()
         if isinstance(calling, ConnectionSlot):
             if caller is not None:

@@ -16,7 +16,7 @@ from hearthd.front.connections.penalties import Penalties
 CALLS = 256
 """Calls without a credential (health, reflection) that a stranger may make at once."""
 CALLS_PER_SECOND = 10.0
-"""How fast they come back."""
+"""The rate at which they come back."""
 PENALTY_DIVISOR = 16
 """Bytes, age, calls and number of a penalized peer's strangers are divided by this."""
 PENALTY_GRACE = 1.0
@@ -59,7 +59,7 @@ class UnauthenticatedConnection:
     """Calls without a credential, less what has come back."""
     spent_at: float = 0.0
     probed: float = field(default=-1.0)
-    """When it last made a call that needs no credential."""
+    """The time of its last call that needs no credential."""
 
     def spend(self, cost: float, now: float) -> None:
         self.spent = max(0.0, self.spent - (now - self.spent_at) * CALLS_PER_SECOND) + cost

@@ -58,7 +58,7 @@ class Access:
         sessions.accounts.change(self.auth.directory.tenants)
         self.auth.bound.on = config.sessions.bind
         self.certificates: ServerCertificates | None = None
-        """None: no TLS."""
+        """The daemon's certificates; None: no TLS."""
         self._config = config
         self._sessions = sessions
         self._tickets = IdentityTickets(config.auth.ticket_lifetime)

@@ -1,4 +1,5 @@
-"""When the front gives back what a burst of sessions left free in its heap. Pure: the clock is passed in."""
+"""Trimming of the heap after a burst of sessions, when the front gives free memory back. Pure: the clock is passed
+in."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ QUIET = 5.0
 
 
 class HeapTrimming:
-    """Asked now and then; says yes once for each time that sessions were there and have been gone for `quiet`
+    """Decides when the heap is trimmed: once after each time that sessions were there and have been gone for `quiet`
     seconds."""
 
     def __init__(self, quiet: float = QUIET) -> None:
@@ -16,7 +17,8 @@ class HeapTrimming:
         self._since: float | None = None
 
     def due(self, sessions: int, now: float) -> bool:
-        """`sessions`: how many there are now. One that comes and goes between two questions leaves little."""
+        """Returns True if the heap is to be trimmed now. `sessions`: their present number. A session that comes and
+        goes between two calls leaves little."""
         if sessions:
             self._used, self._since = True, None
             return False

@@ -32,7 +32,7 @@ class Reloader:
     def __init__(self, config: Config, read: Read | None, apply: Apply, audit: Audit, notifier: Notifier) -> None:
         """`read`: None where the configuration came from nowhere that could be read again."""
         self.config = config
-        """What is in force."""
+        """The configuration in force."""
         self.refused = ""
         """Why the last reload changed nothing; empty: it did what it could."""
         self._read = read

@@ -43,7 +43,8 @@ RELOADABLE: dict[str, str] = {
          "overload.descriptors_critical"), "at once, for the last readings too",
     ),
 }  # fmt: skip
-"""When each takes effect. The audit log's file is opened anew at every reload, so that it can be moved away before."""
+"""The time at which each takes effect. The audit log's file is opened anew at every reload, so that it can be moved
+away before."""
 
 _MADE = "it is made with the daemon"
 _TOLD = "clients were told of it when they connected"
@@ -103,7 +104,7 @@ class ReloadPlan:
     """The plan of a reload."""
 
     config: Config
-    """What is in force afterwards."""
+    """The configuration in force afterwards."""
     changed: tuple[str, ...]
     """Settings that it changes."""
     kept: tuple[str, ...]

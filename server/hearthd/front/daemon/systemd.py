@@ -14,8 +14,8 @@ from hearthd.front.sessions.session_table import SessionTable
 from hearthd.front.supervisor.supervisor import SERVING, STATE_NAMES, Supervisor
 
 _EXTENSION_US = 15_000_000
-"""How long systemd is asked to wait from each word of a daemon that starts or stops on: more than a clean stop takes,
-and a few of the words."""
+"""Microseconds that systemd is asked to wait after each message of a daemon that starts or stops: more than a clean
+stop takes, and a few of the messages."""
 
 
 class Notifier:

@@ -53,7 +53,7 @@ class SessionCopies:
         self.index = StoreIndex()
         self.file = os.memfd_create("hearth-durable", os.MFD_CLOEXEC)
         self.channel: Channel | None = None
-        """Whose device process has the file."""
+        """The channel whose device process has the file."""
         self._users = 0
         self._closed = False
 

@@ -30,7 +30,7 @@ class DurableCopy:
     span: int
     committed: int | None = None
     superseded: bool = False
-    """Whether its handle has a newer copy: the buffer was freed, or durable no more, before that one came."""
+    """Its handle has a newer copy: the buffer was freed, or durable no more, before that one came."""
 
     @property
     def hole(self) -> Hole:

@@ -33,7 +33,7 @@ RECOVERIES: Mapping[str, str] = MappingProxyType({
     "node_reboot": "restart the machine",
     "system_reboot": "restart the machine",
 })  # fmt: skip
-"""What a driver wants done before the GPU can be used again. Whatever else it wants can wait for work to end."""
+"""Actions that the GPU needs before it can be used again. Others that a driver asks for can wait for work to end."""
 
 
 def sickness(reading: GpuReading, forgiven: Mapping[int, int] = MappingProxyType({})) -> str:

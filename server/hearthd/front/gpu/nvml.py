@@ -64,7 +64,8 @@ def cupy_installed() -> bool:
 
 
 PATIENCE_S = 2.0
-"""How long a reading waits for another one: a driver that hangs, as it may with a GPU that fails, costs one thread."""
+"""Seconds that a reading waits for another one: a driver that hangs, as it may with a GPU that fails, costs one
+thread."""
 
 
 class Nvml:

@@ -36,14 +36,14 @@ class GpuReading:
     """Rows of its memory that were replaced after errors that could be corrected, in its life."""
     rows_remapped_uncorrected: int | None = None
     remap_pending: bool | None = None
-    """Whether a row is to be replaced at the next reset."""
+    """A row is to be replaced at the next reset."""
     remap_failed: bool | None = None
     recovery: str | None = None
-    """What the driver wants done about it, one of `RECOVERY`; older drivers do not say."""
+    """The action that the driver asks for, one of `RECOVERY`; older drivers name none."""
     throttling: Mapping[str, bool] = field(default_factory=dict)
-    """What keeps the clocks down, by reason."""
+    """Reasons that may keep the clocks down; True: it does now."""
     xids: Mapping[int, int] = field(default_factory=dict)
-    """How often the driver has reported each Xid since this daemon has listened."""
+    """The number of reports of each Xid by the driver since this daemon has listened."""
     lost: bool = False
     """The driver cannot reach it any more."""
 

@@ -65,7 +65,7 @@ class _State(enum.Enum):
     HEAD = enum.auto()
     """Waiting for a request, or in the middle of its head."""
     REQUEST = enum.auto()
-    """One request is under way."""
+    """A request is under way."""
     CLOSING = enum.auto()
 
 

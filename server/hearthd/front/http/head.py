@@ -36,9 +36,9 @@ class HeadError(Exception):
     def __init__(self, status: int, reason: str, error: str, fix: str) -> None:
         super().__init__(error)
         self.status = status
-        """Of HTTP."""
+        """The status code of HTTP."""
         self.reason = reason
-        """One word, for metrics and the log."""
+        """A single word, for metrics and the log."""
         self.error = error
         self.fix = fix
 
@@ -53,7 +53,7 @@ class Head:
     fields: Mapping[bytes, bytes]
     """Values by lower-case name; of a repeated field the last."""
     data: bytes
-    """What an HTTP library is given: the head without fields that are ignored here."""
+    """The head for an HTTP library, without fields that are ignored here."""
 
     @property
     def probe(self) -> bool:

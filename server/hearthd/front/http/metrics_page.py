@@ -14,7 +14,7 @@ from hearthd.front.metrics.collector import Metrics
 from hearthd.front.tenancy.tenants import Tenant
 
 _KEPT = 60.0
-"""Seconds after which the pages of a viewer who has not asked again are dropped."""
+"""Seconds without a request after which the pages of a viewer are dropped."""
 _FORMATS = 8
 """Formats that are kept of one viewer's metrics."""
 Page = tuple[bytes, str]

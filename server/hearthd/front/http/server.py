@@ -100,7 +100,7 @@ class HttpServer:
         self._listens = ""
         self._hosts = Hosts()
         self._names: tuple[str, ...] | None = None
-        """What `_hosts` was made of."""
+        """The names of which `_hosts` was made."""
         self._page = Page()
         self._documents: dict[Tenant, CachedResponse[bytes]] = {}
         self._pages = MetricsPages(metrics, self._families, self._settings.metrics_max_age)

@@ -23,7 +23,7 @@ MOST = 20 << 20
 MEMORY = 4 << 30
 """Address space: what a device process packed is not trusted to need less."""
 SECONDS = 120
-"""Of CPU time."""
+"""The limit on CPU time."""
 PIECE = 500
 """Entries that are written together."""
 

@@ -45,7 +45,7 @@ class TicketPort:
     """A listening socket, and the tickets that are good there and nowhere else."""
 
     ticket_bytes: tuple[int, ...] = (TICKET_BYTES,)
-    """What is shown here."""
+    """The lengths of tickets that are shown here."""
 
     def __init__(self, observer: PortObserver, limiter: ConnectionLimiter) -> None:
         """`limiter`: of connections that have shown no ticket; those with one are the device processes'."""

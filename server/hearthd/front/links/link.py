@@ -43,17 +43,17 @@ class DeviceLink(FrameSocket):
         self.fault: asyncio.Future[status_pb2.Status] = loop.create_future()
         self.channels: dict[int, Channel] = {}
         self.on_stats: Callable[[dict[str, Any]], None] = lambda stats: None
-        """Told of everything that the device process says it has counted."""
+        """Called with each report of the device process's counts."""
         self.on_open: Callable[[DeviceLink, int, str], None] = lambda link, channel, session: None
-        """Told of each channel that is opened, when the process has been told of it: its number, its session."""
+        """Called for each channel that is opened, after OPEN was sent: its number, its session."""
         self.emptied: Callable[[], None] = lambda: None
-        """Told when its last channel has been closed."""
+        """Called when its last channel has been closed."""
         self.on_leave: Callable[[int], None] = lambda channel: None
-        """Told of each channel that is closed; what its session has running may still go on."""
+        """Called for each channel that is closed; work of its session may still be running."""
         self.on_gone: Callable[[int], None] = lambda channel: None
-        """Told of each that was closed when nothing of it is left."""
+        """Called for each closed channel when nothing of it is left."""
         self.serves: Callable[[Session], bool] = lambda session: True
-        """Whether a session is one of those that this process is for; true of none while it is vacant."""
+        """Returns True if the process serves this session; it serves none while it is vacant."""
         self._on_collective = on_collective
         self._numbers = itertools.count(1)
         self._ids = itertools.count(1)

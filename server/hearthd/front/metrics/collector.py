@@ -33,7 +33,7 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self.certificate_expires: Callable[[], float | None] = lambda: None
-        """Until when, Unix time, clients accept the certificate that is shown; None: there is none."""
+        """Returns the Unix time until which clients accept the certificate that is shown; None: there is none."""
         self.forkserver_losses: Callable[[], int] = lambda: 0
         """Unexpected ends of the forkserver."""
         ProcessCollector(registry=self.registry)

@@ -1,7 +1,7 @@
 """Prometheus families of what device processes count: names, units, help, labels.
 
-Every sample has the labels `device` (its ordinal) and `tenant`: whom its process serves, `default` where that is
-everybody.
+Every sample has the labels `device` (its ordinal) and `tenant`: the one that its process serves, `default` if it serves
+all tenants.
 """
 
 from __future__ import annotations

@@ -100,4 +100,4 @@ def _plain(metric: GaugeMetricFamily | CounterMetricFamily, field: str, readings
 
 
 NAMES = frozenset(family.name for family in every_family())
-"""Of all families that there may be; counters without `_total`."""
+"""The names of all possible families; counters without `_total`."""

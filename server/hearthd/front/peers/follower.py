@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 log = structlog.get_logger("hearthd.peers")
 
 MAX_COMMUNICATORS = 8
-"""Of one process in one group; the coordinator gives one up before it makes another."""
+"""The most of one process in one group; the coordinator gives one up before it makes another."""
 
 VERDICT_S = 0.5
-"""How much longer than its timeout an operation waits for what the coordinator says of it."""
+"""Seconds beyond its timeout that an operation waits for the coordinator's answer."""
 
 Where = tuple[int, int]
 """A device and the generation of its process."""
@@ -68,7 +68,7 @@ class Follower(GroupMembership):
         """In front of the names of its communicators."""
         self._peer = peer
         self._presented: dict[tuple[int, int, int], PendingOperation] = {}
-        """What waits for an answer, by device, generation and sequence."""
+        """Operations that wait for an answer, by device, generation and sequence."""
         self._comms: dict[str, dict[Where, DeviceLink]] = {}
         """Live communicators, by this daemon's name for them."""
         self._record = PeerRecord(self.id, len(members), len(self.ranks))

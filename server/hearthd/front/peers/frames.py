@@ -37,7 +37,7 @@ class PeerFrameReader:
 
     def __init__(self, most: int = MAX_FRAME) -> None:
         self.most = most
-        """Of the frames that begin from now on."""
+        """The size limit of frames that begin from now on."""
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Body]:

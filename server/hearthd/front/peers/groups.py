@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger("hearthd.peers")
 
 MAX_GROUPS = 64
-"""Of one session, those that are over included until they are left."""
+"""The most groups of one session, those that are over included until they are left."""
 
 
 class PeerGroups:
@@ -46,12 +46,12 @@ class PeerGroups:
     def __init__(self, router: Router, reach: PeerReach) -> None:
         self.port: PeerPort | None = None
         self.on_refused: Callable[[Session, Sequence[Address]], None] = lambda session, addresses: None
-        """Told where a session wanted this daemon to connect to and it does not."""
+        """Called with the addresses to which a session wanted this daemon to connect, and which it does not allow."""
         self._router, self._reach = router, reach
         self._parts: dict[str, dict[str, GroupMembership]] = {}
         """By session, then by group."""
         self._leaders: dict[str, Leader] = {}
-        """Those that may be joined or told something."""
+        """The groups that may be joined or notified."""
         self._followers: dict[str, Follower] = {}
         """By the prefix of their communicators."""
         self._joining: set[tuple[str, str]] = set()

@@ -97,7 +97,7 @@ class Leader(GroupMembership):
         self._ranks = tuple(range(len(members)))
         self._rank_of = {member: rank for rank, member in enumerate(members)}
         self._links: dict[int, PeerLink] = {}
-        """Of the nodes that have joined."""
+        """The links of nodes that have joined."""
         self._unanswered: defaultdict[int, _Unanswered] = defaultdict(_Unanswered)
         """By remote rank."""
         self._timer: asyncio.TimerHandle | None = None

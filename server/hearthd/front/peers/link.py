@@ -67,7 +67,7 @@ class PeerLink(asyncio.Protocol):
         self._resume: asyncio.TimerHandle | None = None
         """It is not read until then."""
         self._slice, self._messages, self._read = 0.0, 0, 0
-        """When the slice began, and what was read in it."""
+        """The time at which the slice began, and the messages and bytes read in it."""
 
     # ---- asyncio.Protocol ----
 

@@ -26,11 +26,11 @@ MAX_BEHIND = 1024
 """Operations that one stands behind."""
 MAX_TEXT = 1000
 MAX_DETAILS = 16
-"""Of a refusal, with their names."""
+"""Details that a refusal may have."""
 MAX_UNIQUE_ID = 4096
-"""As base64; NCCL's has 128 bytes."""
+"""Characters in base64; NCCL's has 128 bytes."""
 MAX_NOTED = 20
-"""Of what is ignored, so often the log says so for each group."""
+"""Log lines about ignored messages, for each group."""
 _FIELDS = frozenset({"kind", "count", "dtype", "reduce", "root", "peer"})
 
 

@@ -25,7 +25,7 @@ log = structlog.get_logger("hearthd.peers")
 MAX_STRANGERS = 64
 """Connections that have not shown who they are; further ones are hung up on."""
 MAX_STRANGERS_OF_ONE = MAX_STRANGERS // 2
-"""Of them from one address, so that no host keeps all others out."""
+"""The most from one address, so that no host keeps all others out."""
 _LOG_S = 1.0
 """Seconds between two log lines about connections that are not taken."""
 
@@ -49,7 +49,7 @@ class PeerPort:
         """`address`: as `[collectives] listen` has it; `host`: this machine's name, for an address of every
         interface."""
         self.addresses: tuple[str, ...] = ()
-        """What tickets say, once it is open."""
+        """The addresses in tickets, once it is open."""
         self.strangers = 0
         """Connections that have not shown who they are."""
         self._address, self._advertised, self._host = address, advertised, host
@@ -60,7 +60,7 @@ class PeerPort:
         self._from: Counter[str] = Counter()
         """Strangers by address."""
         self.on_refused: Callable[[str, str], None] = lambda host, reason: None
-        """Told the address and why of each connection that is not taken or says nothing in time."""
+        """Called with the address and the reason of each connection that is not taken or says nothing in time."""
         self._logged = LogThrottle(_LOG_S)
         self._accepting = AcceptLoop("peers", self._accepted, self._short)
 

@@ -19,7 +19,7 @@ MAX_SECRET = 64
 MAX_RANKS = 128
 MAX_ADDRESSES = 16
 PROTOCOL = 1
-"""Of the fronts among each other."""
+"""The version of the fronts' protocol among each other."""
 
 
 class GroupMember(NamedTuple):

@@ -52,31 +52,31 @@ class MemoryHolder:
     overhead: int
     tenant: str
     quota: int
-    """Of all processes of the tenant together; 0: none."""
+    """The quota of all processes of the tenant together; 0: none."""
     uses: bool
-    """Whether it serves anybody: one that does not is granted nothing."""
+    """It serves a session: a process that does not is granted nothing."""
     admitted: bool = False
     booked: int = 0
     everything: bool = False
-    """Whether it has all there is, and was never told a number."""
+    """It has all memory, and was never given a limit."""
     told: int | None = None
-    """What it was told and has not confirmed."""
+    """The limit that it was sent and has not confirmed."""
     due: float = 0.0
-    """When its answer is overdue."""
+    """The time from which its answer is overdue."""
     rests_until: float = 0.0
     held: int = 0
-    """What it held of it when it was heard last."""
+    """Bytes of it that it held by its last report."""
 
 
 @dataclass
 class MemoryRequest:
-    """`bytes` more for one process; `asked`: who has been asked to give back for it."""
+    """A request of one process for `bytes` more; `asked`: the processes that were asked to give memory back for it."""
 
     process: int
     bytes: int
     asked: set[int] = field(default_factory=set)
     again: float = 0.0
-    """When the others are asked once more, for a process that waits to start."""
+    """The time at which the others are asked once more, for a process that waits to start."""
 
 
 class MemoryLedger:
@@ -198,7 +198,7 @@ class MemoryLedger:
         return sends
 
     def wake(self, now: float) -> float | None:
-        """When `step` is due again, though nothing happens."""
+        """Returns the time at which `step` is due again, though nothing happens."""
         if not (self._demands or self._entering):
             return None
         times = [each.due for each in self._holders.values() if each.told is not None]

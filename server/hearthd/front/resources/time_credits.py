@@ -29,13 +29,13 @@ from hearthd.front.sessions.session import Session
 from hearthd.shared.deficit_round_robin import HierarchicalRoundRobin
 
 QUANTUM_S = 0.010
-"""What a process of average weight gets each round."""
+"""Seconds that a process of average weight gets each round."""
 
 BESIDE_S = 0.005
-"""How long who has credit may go on without a turn."""
+"""Seconds that a process with credit may continue without a turn."""
 
 PATIENCE_S = 0.1
-"""How long the next turn waits for the work of the last one."""
+"""Seconds that the next turn waits for the work of the last one."""
 
 SHORTEST_S = 0.001
 """No turn is looked at more often."""
@@ -67,11 +67,11 @@ class _Process:
         self.told = -1
         """The flags of its last TURN; -1: none."""
         self.beside = 0.0
-        """Until when it may go on without a turn."""
+        """The time until which it may continue without a turn."""
         self.overdue = 0.0
         """The time from which others do not wait any more for its work without a turn."""
         self.chance = 0.0
-        """Until when it is let through because its work takes that long."""
+        """The time until which it is let through because its work takes that long."""
 
 
 class DeviceTurns(Generic[K]):
@@ -84,7 +84,7 @@ class DeviceTurns(Generic[K]):
         self._now = 0.0
         self._holder: K | None = None
         self.due: float | None = None
-        """When `look` is to be called, if nothing happens before."""
+        """The time at which `look` is to be called, if nothing happens before."""
 
     def __len__(self) -> int:
         return len(self._processes)

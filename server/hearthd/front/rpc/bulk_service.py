@@ -39,11 +39,11 @@ class BulkLimits:
     """The limits on data that clients move by these connections."""
 
     segment_bytes: int = 1 << 30
-    """Of shared memory, in one device process."""
+    """Bytes of shared memory, in one device process."""
     max_chunk_bytes: int = 4 << 20
-    """Of one STRIPE frame's data."""
+    """Bytes of one STRIPE frame's data."""
     tls: bool = False
-    """Whether clients that come by TCP speak TLS."""
+    """Clients that come by TCP speak TLS."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ class EagerCoroutine:
         self._coroutine: Coroutine[Any, Any, Any] | None = coroutine
         self._error: BaseException | None = None
         self._first: Any = None
-        """What the coroutine waits for."""
+        """The future that the coroutine waits for."""
         try:
             self._first = coroutine.send(None)
         except StopIteration:

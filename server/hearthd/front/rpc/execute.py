@@ -27,7 +27,7 @@ _ACK_DELAY = 0.005
 """An ack waits this long for company, unless an eighth of the window is waiting: each message costs both ends a
 wake-up, and what the client waits for is the result behind the ack."""
 _LAST_WORDS = 5.0
-"""How long a client has to read what is queued for it when its stream has to end."""
+"""Seconds that a client has to read queued responses when its stream has to end."""
 
 
 class ExecuteAttachment:
@@ -65,7 +65,7 @@ class ExecuteAttachment:
         self._half_closed = False
         self._took = False
         self._batched = False
-        """Whether a batch has come by this stream: its client waits for no lane any more."""
+        """A batch has come by this stream: its client waits for no lane any more."""
         self.void_ticket: Callable[[], None] = lambda: None
         """Makes the ticket of the lane that was offered worthless."""
 

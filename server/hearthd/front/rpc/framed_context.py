@@ -55,15 +55,15 @@ class FramedCall(asyncio.Protocol):
         self.admitted: Admission | Refusal | None = None
         """The gate's decision, made when METHOD came."""
         self.slot: ConnectionSlot | None = None
-        """Of its connection, among those of the listener."""
+        """The slot of its connection, among those of the listener."""
         self.on_lost: Callable[[FramedCall], None] = lambda call: None
         self.transport: asyncio.Transport | None = None
         self.metadata: calls.Metadata = ()
         self.identify: Callable[[], calls.Metadata] | None = None
-        """What stands for who is at the other end, where the call shows nothing."""
+        """Returns metadata that identify the peer, if the call shows no credential."""
         self.encode: Callable[[Any], bytes] | None = None
         self.task: asyncio.Task[None] | None = None
-        """Who serves it."""
+        """The task that serves it."""
         self._starts: Starts | None = starts
         self._on_made = on_made
         self._account = account
@@ -76,7 +76,7 @@ class FramedCall(asyncio.Protocol):
         self._most_unread = MAX_STRANGER_BYTES
         self._method_gate: MethodGate | None = None
         self._delivered = False
-        """Whether the handler has had a message."""
+        """The handler has had a message."""
         self._deaf = False
         """Nothing more is read from its client."""
         self._received = 0

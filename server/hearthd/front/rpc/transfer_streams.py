@@ -22,10 +22,10 @@ from hearthd.front.sessions.transfers import Download, Upload
 FRONT_TRANSFERS = 1 << 63
 """Transfers from here on are the front's own; clients use lower numbers."""
 SLACK = 4096
-"""What a chunk's message may have beside its data."""
+"""Bytes that a chunk's message may have beside its data."""
 _DATA_TAG = 0x22
 _CUT_S = 0.01
-"""How much later than the end of a stream gRPC says that it was a cut. Only uploads that cannot be resumed wait."""
+"""Seconds after the end of a stream until gRPC reports that it was a cut. Only uploads that cannot be resumed wait."""
 
 _minted = itertools.count(FRONT_TRANSFERS)
 OnBytes = Callable[[int, int], None]

@@ -20,7 +20,7 @@ from hearthd.front.sessions.command_queue import CommandQueue
 MAX_CALLS = 256
 """Calls of one session that may be under way on one device."""
 QUEUE_WAIT = 5.0
-"""How long a call waits, seconds, while its tenant's queue is full; batches wait as long as it takes."""
+"""Seconds that a call waits while its tenant's queue is full; batches wait as long as it takes."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ class ExecuteWindow:
     """Responses that wait for the client to read them, or (where it attached resumably) to say that they came: beyond,
     no more of its batches are taken."""
     max_kept: int = 8192
-    """How many responses may wait for a resumable client to say that they came."""
+    """Responses that may wait for a resumable client's acknowledgement."""
     max_queued_hard: int = 256 << 20
     """Beyond, the stream is ended: its client sends but does not read."""
 

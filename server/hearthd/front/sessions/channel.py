@@ -84,7 +84,7 @@ class Channel:
         self.calls = 0
         self.loss: Refusal | None = None
         self.told = False
-        """Whether a single call has been answered with the loss; the first one after it is, so that a launch that
+        """A single call has been answered with the loss; the first one after it is, so that a launch that
         took the device with it cannot be followed by a Sync that knows nothing of it."""
         self._unheard: list[str] = []
         self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -49,7 +49,7 @@ class Publication:
     """The publisher's way into `home`."""
     size: int = 0
     confirmed: bool = False
-    """Whether the process has published it; until then the name is only taken."""
+    """The process has published it; until then the name is only reserved."""
     named: bool = True
     bearer: Process = None
     """The process that the memory counts with."""

@@ -44,7 +44,7 @@ class RecentTrace:
     packed: bytes
     """A TraceResult, compressed with zlib."""
     since: float
-    """When it came, by a clock that never goes back."""
+    """The time at which it came, by a monotonic clock."""
 
     def entry(self) -> dict[str, Any]:
         """Returns its entry in JSON."""

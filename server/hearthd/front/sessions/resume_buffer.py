@@ -24,7 +24,7 @@ class ResumeBuffer:
 
     def __init__(self, most_bytes: int, most: int, hard: int) -> None:
         self.received = 0
-        """How many have come to the client."""
+        """Responses that have come to the client."""
         self.bytes = 0
         self.overrun: Refusal | None = None
         """Set once they were given up: the attachment cannot be resumed."""

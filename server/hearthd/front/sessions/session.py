@@ -37,7 +37,7 @@ class Session:
     caller: Caller = ANYBODY
     """The caller that opened it."""
     until: float = float("inf")
-    """When the credential with which it was opened expires, and the session with it."""
+    """The time at which the credential that opened it expires, and the session with it."""
     dedicated: bool = False
     """It has separate device processes, which no other session shares."""
     launch_timeout: float = 0.0
@@ -81,5 +81,5 @@ class Session:
 
     @property
     def deadline(self) -> float:
-        """When it expires; while it is in use, only with the credential that opened it."""
+        """The time at which it expires; while it is in use, only with the credential that opened it."""
         return self.until if self.connections else min(self.until, self.touched + self.lease)

@@ -50,7 +50,7 @@ class SessionTable:
         self.accounts = TenantAccounts()
         self.audit = Audit()
         self.on_shown: Callable[[Caller | None], None] = lambda caller: None
-        """Told whom the session token of the running call stands for; None: no live session."""
+        """Called with the caller that the running call's session token stands for; None: no live session."""
         self.check_use: Callable[[Session], None] = lambda session: None
         """Raises `UNAUTHENTICATED` where the call under way may not use the session; see `auth.session_binding`."""
         self.draining = False

@@ -41,7 +41,7 @@ class TenantAccount:
         self.device_ns = 0
         """Time of all devices together, since the daemon started."""
         self.sessions: dict[str, Session] = {}
-        """Those that are open, by id."""
+        """Open sessions, by id."""
         self.opened = 0
         self.closed: collections.Counter[str] = collections.Counter()
         """Sessions that have ended, by what ended them."""
@@ -93,7 +93,7 @@ class TenantAccounts:
     """All tenants that have had a session."""
 
     weights: Mapping[str, float] = MappingProxyType({})
-    """Of all configured tenants, by name: their shares of what is the daemon's."""
+    """The weights of all configured tenants, by name: their shares of the daemon's resources."""
 
     def __init__(self) -> None:
         self._accounts: dict[str, TenantAccount] = {}

@@ -19,7 +19,8 @@ from hearthd.front.sessions.link_interface import Link
 DOWNLOAD_CREDITS = 8
 """Chunks that the device may send before the client has taken any."""
 KEPT_BYTES = 16 << 20
-"""Of a resumable download, for a stream that breaks: behind it the device waits for the client to say what came."""
+"""Bytes of a resumable download that are kept for a stream that breaks: beyond, the device waits for the client's
+acknowledgement."""
 
 
 class TransferChannel(Protocol):

@@ -24,7 +24,7 @@ class DeviceStatus:
         self.properties = node_pb2.DeviceProperties(backend=spec.backend)
         self.workers = WorkerSet()
         self.known = False
-        """Whether a process has ever been ready."""
+        """A process has been ready once."""
         self.fenced = ""
         """Why no process is started any more."""
         self.sick = ""
@@ -90,7 +90,7 @@ class DeviceStatus:
 
     @property
     def last_pong(self) -> float:
-        """When the process that has been silent for longest was heard last."""
+        """The time of the last pong of the process that has been silent for longest."""
         pongs = [worker.process.last_pong for worker in self.running if worker.process is not None]
         return min(pongs, default=time.monotonic())
 

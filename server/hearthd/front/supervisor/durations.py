@@ -17,7 +17,7 @@ class ProcessDurations:
         self.starts = HistogramCounts.up_to(_BOUNDS)
         """From the launch of a process until it is ready."""
         self.recoveries = HistogramCounts.up_to(_BOUNDS)
-        """From the loss of a process until those whom it served are served by another."""
+        """From the loss of a process until another serves its sessions."""
         self._lost: dict[WorkerKey, float] = {}
 
     @property

@@ -10,7 +10,7 @@ from hearth_proto.reasons import Reason, Refusal, from_status
 from hearthd.front.links.link import DeviceLink
 
 REPORT_GRACE = 0.2
-"""What a process that is stuck gets to write its stacks to the log."""
+"""Seconds that a stuck process has to write its stacks to the log."""
 EXIT_GRACE = 0.5
 """A process that said why it ends, or closed its link, has this long to be gone before it is killed."""
 

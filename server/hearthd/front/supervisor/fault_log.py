@@ -32,7 +32,7 @@ class Fault:
     `abandoned`."""
     detail: str
     kernels: tuple[str, ...]
-    """Those that were in flight, as far as the process could say."""
+    """The kernels in flight, as far as the process could say."""
     tenant: str
     """The tenant of the process; empty: all tenants', or not assigned yet."""
     involved: frozenset[str]

@@ -13,9 +13,9 @@ from hearthd.front.supervisor.worker import Worker
 Gauges = Mapping[str, Number]
 
 TIMEOUT = 1.0
-"""What a process has to answer in; one that does not is left out."""
+"""Seconds that a process has to answer; one that does not is left out."""
 _OF_THE_DEVICE = {"memory_free_bytes": min, "memory_total_bytes": max, "load_wait_longest_ns": max}
-"""What every process of a device sees of the device itself, and what is the most of one: not to be added up."""
+"""Gauges of the device itself, which every process sees, and maxima: not to be added up."""
 
 
 async def ask(devices: Iterable[Device]) -> dict[tuple[int, str], Gauges]:

@@ -30,7 +30,7 @@ class IsolationPolicy:
     max_faults: int = 5
     """A session to which more processes are lost within `restart_window` may share none any more."""
     serving_wait: float = 5.0
-    """How long a call waits for a process that is being replaced."""
+    """Seconds that a call waits for a process that is being replaced."""
     by_tenant: bool = False
     """Each tenant has separate processes; otherwise all sessions that are not dedicated share one."""
     idle_timeout: float = 60.0
@@ -38,13 +38,13 @@ class IsolationPolicy:
     max_processes: int = 8
     """On each device."""
     weights: Mapping[str, float] = field(default_factory=dict)
-    """Of all configured tenants, by name: their shares of a device's processes."""
+    """The weights of all configured tenants, by name: their shares of a device's processes."""
     context_memory: int = 0
     """Bytes of the device that each process takes before it allocates anything."""
     scrub: bool = False
     """Memory is cleared before it is handed to anybody."""
     spare: bool = False
-    """One further process on each device is ready for who comes, or loses its own."""
+    """A further process on each device is ready for a new key, or for one that lost its process."""
 
 
 class WorkerKey(NamedTuple):
@@ -67,7 +67,7 @@ PAUSE_S, PAUSE_MOST_S = 0.1, 2.0
 
 
 class ProcessLoss(NamedTuple):
-    """When a process was lost, and to which session."""
+    """The loss of a process: its time, and the session to which it is attributed."""
 
     at: float
     culprit: str | None = None

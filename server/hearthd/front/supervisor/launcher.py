@@ -237,7 +237,7 @@ class _Child:
             self._pidfd = os.pidfd_open(self.pid)
         self._exit: asyncio.Future[int | None] | None = None
         self._told = True
-        """Whether the forkserver may still hand the exit code on."""
+        """The forkserver may still hand the exit code on."""
 
     def begin(self, loop: asyncio.AbstractEventLoop, on_end: Callable[[_Child], None]) -> None:
         """Waits for its end from now on; `on_end` is called with it."""
@@ -318,6 +318,6 @@ class _Child:
 
 
 _UNKNOWN = 255
-"""What `multiprocessing` reports where the forkserver ended before its child."""
+"""The exit code that `multiprocessing` reports if the forkserver ended before its child."""
 _EXIT_CODE = 49
 """Place of the exit status among the fields of `/proc/PID/stat` that follow the name (proc_pid_stat(5): field 52)."""

@@ -30,17 +30,17 @@ class LingeringSession:
     tenant: str
     since: float
     busy: bool = True
-    """Whether the device still works for it, as far as is known."""
+    """The device still works for it, as far as is known."""
     kernels: tuple[str, ...] = ()
-    """Those that have not ended, oldest first; none where it is not known, or where they ran as a graph."""
+    """Kernels that have not ended, oldest first; none if that is not known, or if they ran as a graph."""
     asked: float = float("-inf")
-    """When the process was asked last."""
+    """The time at which the process was asked last."""
     told: bool = False
-    """Whether the log has been."""
+    """The log has a line about it."""
 
     @property
     def due(self) -> float:
-        """When it has had its time."""
+        """The time at which its grace is over."""
         return self.since + (GRACE if self.busy else CLEARING)
 
     @property
@@ -115,5 +115,5 @@ class LingeringSessions:
         return sorted((each for each in self if each.due <= now), key=lambda each: each.since)
 
     def wake(self, now: float) -> float | None:
-        """When the next one will have had its time."""
+        """Returns the time at which the next one's grace is over."""
         return min((each.due for each in self if each.due > now), default=None)

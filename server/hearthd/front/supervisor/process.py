@@ -29,7 +29,7 @@ _STEPS = 10
 """Steps in which the patience with a process passes."""
 
 Observer = Callable[[int, dict[str, Any]], None]
-"""Told the generation of a process and what it says it has counted."""
+"""Called with the generation of a process and the counts that it reports."""
 
 
 class Process:

@@ -1,4 +1,4 @@
-"""All devices of the node, and everyone who wants to know of their changes."""
+"""The supervisor of all devices of the node, and the observers of their changes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Supervisor:
         self.sessions: Iterable[Session] = ()
         """All that are open."""
         self.on_barred: Callable[[str], None] = lambda session: None
-        """Told of a session that is cut off from processes that it shared; what it has at the front is to go."""
+        """Called with a session that is quarantined from shared processes; its state at the front is to go."""
         self.prepare: list[Callable[[DeviceLink], Awaitable[None]]] = []
         """Called, in order, with the link of each process that is ready, before it serves; `link.serves` says for
         which sessions that will be."""

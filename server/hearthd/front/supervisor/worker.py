@@ -86,7 +86,7 @@ class Worker:
         self.detail = "its first process is starting"
         self.process: Process | None = None
         self.generation = 0
-        """Of its process, or of the last one."""
+        """The generation of its process, or of the last one."""
         self.losses: deque[ProcessLoss] = deque()
         self._host = host
         self._ending = asyncio.get_running_loop().create_future()
@@ -134,7 +134,7 @@ class Worker:
         """Returns closed sessions whose work still runs, each with the seconds since it was closed."""
         return self._session_close.stuck() if self._session_close is not None else []
 
-    # ---- for those whom it serves ----
+    # ---- for its sessions ----
 
     async def channel(self, session: Session) -> Channel | None:
         """The session's channel to the process that serves now, opened where there is none; None: the worker ends,
@@ -340,7 +340,7 @@ class Worker:
             return
         self._put_down = (process, cause)
         process.kill()
-        self._set(LOST, cause.text)  # from now on, who comes waits for the next one
+        self._set(LOST, cause.text)  # from now on, new sessions wait for the next one
 
     def restart(self) -> None:
         """Replaces the process, and starts again where it is fenced."""

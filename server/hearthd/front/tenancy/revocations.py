@@ -49,7 +49,7 @@ class Revocations:
         self.next_update = float("inf")
         """Unix time until which the lists are good; the earliest of them."""
         self.changes = 0
-        """How often other certificates were revoked."""
+        """The number of changes of the revoked certificates."""
         self._client_ca = client_ca
         self._clock = clock
         self._told = LogThrottle()

@@ -34,7 +34,7 @@ class Shares:
 
     limit: int
     weights: Mapping[str, float] = field(default_factory=dict)
-    """Of all configured tenants, by name."""
+    """The weights of all configured tenants, by name."""
     reserve: int = 0
 
     @property

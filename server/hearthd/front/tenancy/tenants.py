@@ -38,7 +38,7 @@ class Quotas:
     queued_commands: int = 0
     queued_bytes: int = 0
     gpu_seconds: float = 0.0
-    """Of all devices together, since the daemon started."""
+    """Time of all devices together, since the daemon started."""
 
     def on_device(self, total: int) -> int:
         """Bytes that may be held of a device that has `total`; 0: no limit."""

@@ -13,7 +13,7 @@ from aiohttp import web
 
 _KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 _OPEN, _GUARDED = b"<html ", b'<html data-guarded="" '
-"""How the script finds out that it has to ask for a token before anything else."""
+"""The attribute by which the script knows that it needs a token before anything else."""
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -36,7 +36,7 @@ class Page:
                 shown = body.replace(_OPEN, _GUARDED, 1) if guarded and path == "/" else body
                 self._files[path, guarded] = (shown, kind, f'"{hashlib.sha256(shown).hexdigest()[:20]}"')
         self.paths = frozenset(path for path, _ in self._files)
-        """Where they are."""
+        """The paths of the files."""
 
     def answer(self, request: web.Request, *, guarded: bool) -> web.Response:
         """Returns one of the files, or that it has not changed if the browser has it."""
