@@ -1,7 +1,7 @@
 """CUDA C++ by feature: what the CPU backend runs, what it refuses, and what differs from a GPU.
 
 The lists (`feature_runs`, `feature_refusals`, `feature_differences`) are the source of the tables in
-docs/cpu-backend.md, and test_cpu_features.py holds the backend to them: every snippet of RUNS is compiled and run and
+docs/cpu-backend.md, and test_features.py holds the backend to them: every snippet of RUNS is compiled and run and
 its results compared, every one of REFUSALS is refused under its name.
 
     python -m tests.support.cpu.feature_table            # writes the tables into the page
