@@ -50,14 +50,14 @@ def prints(code: bytes) -> bool:
 
 
 class LogSink(Protocol):
-    """The log."""
+    """The log, as far as this module uses it."""
 
     def info(self, event: str, **fields: object) -> None: ...
     def warning(self, event: str, **fields: object) -> None: ...
 
 
 class PrintfCapture:
-    """Belongs to the device-handle thread, but for the thread that empties the pipe."""
+    """Captures kernel output. Device-handle thread, except for the thread that empties the pipe."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What can be known to be wrong with a launch before the driver sees it; every failure at once.
+"""Checks of a launch against limits before the driver sees it; all failures are reported at once.
 
 Limits are the device's own (cudaDeviceProp); products are Python integers and cannot wrap.
 """

@@ -1,4 +1,4 @@
-"""One lane: a client's own socket into the device process, where its batches come and its answers go."""
+"""One lane: a socket from a client into the device process for its batches and their answers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MAX_RECEIVED = 256 << 10
 
 @dataclass(frozen=True)
 class LaneLimits:
-    """What a lane may have under way; see `hearthd.front.sessions.attach.ExecuteWindow`."""
+    """Limits of the work under way on a lane; see `hearthd.front.sessions.attach.ExecuteWindow`."""
 
     max_batch_bytes: int
     max_batches: int
@@ -55,7 +55,8 @@ class LaneError(Exception):
 
 
 class LaneConnection:
-    """Belongs to the device-handle thread. Takes nothing before `begin`, nor while its client is ahead too far.
+    """The device process's end of a lane. Device-handle thread only. It takes no frames before `begin`, nor beyond the
+    client's window.
 
     `take` is handed the frames of the channel; before it, `inline_path` may take a batch that comes while nothing waits
     here, see `hearthd.device.fast_path.inline_batch`. `crowded` says whether the front has too much to hear; `over` is

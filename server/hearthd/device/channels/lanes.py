@@ -1,4 +1,4 @@
-"""Which sessions have a lane: sockets that the front hands over, and what it says of their end.
+"""Lanes of the sessions: sockets that the front hands over, and their end.
 
 A lane that breaks is dropped: what it brought goes on, and its answers go to the front alone, which keeps them until
 the client is back and the front has asked for the lane's end (LANE_END).
@@ -45,7 +45,7 @@ class LaneExecutor(Protocol):
 
 
 class LaneConnections:
-    """Belongs to the device-handle thread."""
+    """Lanes by channel. Device-handle thread only."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""How this rank gives up a communicator: what is under way on it is stopped at once, and what it has is freed at rest.
+"""Abort of a communicator: work under way is stopped at once, and its memory is freed while the device is idle.
 
 To free memory, CUDA waits for every kernel that runs, and lets no other call through meanwhile. Beside a kernel that
 waits for a peer, or for what its host is about to send, this process would stand still. So the two steps are apart
@@ -30,7 +30,7 @@ Done = Callable[[], None]
 
 
 class AbortedCommunicator:
-    """One that is on its way out."""
+    """A communicator that is being aborted."""
 
     __slots__ = ("comm", "communicator", "deadline", "own", "stopping", "track")
 
@@ -48,7 +48,7 @@ class AbortedCommunicator:
 
 
 class CommunicatorAborts:
-    """Belongs to the device-handle thread, but for what runs on its helper threads."""
+    """Aborts under way. Device-handle thread, except for the work of helper threads."""
 
     def __init__(
         self, device: DeviceContext, post: Callable[[Callable[[], None]], None], send: Callable[[dict[str, Any]], None]

@@ -1,4 +1,4 @@
-"""Collectives: presented to the front, which matches the ranks; launched on the communicator's track when it says go.
+"""Collective commands: presented to the front, which matches the ranks, and launched on the communicator's track.
 
 The front gives every rank the same order of operations, so no two ranks can wait for each other's. Nothing here waits
 for a peer: see `negotiation` for what has not been launched, `communicators` and `in_flight` for what has.
@@ -33,7 +33,7 @@ _as_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class SubmittedCollective(NamedTuple):
-    """An operation with all that belongs to it."""
+    """An operation with its command and its buffers."""
 
     origin: Origin
     pending: PendingCollective
@@ -43,7 +43,7 @@ class SubmittedCollective(NamedTuple):
 
 
 class CollectiveCommands:
-    """Belongs to the device-handle thread."""
+    """Handles Collective and AllReduce. Device-handle thread only."""
 
     def __init__(self, device: DeviceContext, post: Callable[[Callable[[], None]], None]) -> None:
         self._device = device

@@ -40,7 +40,7 @@ Send = Callable[[dict[str, Any]], None]
 
 
 class Memberships:
-    """Belongs to the device-handle thread, but for what runs on its helper threads."""
+    """Communicators that this rank has joined. Device-handle thread, except for the work of helper threads."""
 
     def __init__(self, device: DeviceContext, post: Callable[[Callable[[], None]], None], send: Send) -> None:
         self._device = device

@@ -1,4 +1,4 @@
-"""What has been launched on one communicator and is not known to be done: in order, each with its deadline.
+"""Operations launched on one communicator and not known to be done: in order, each with its deadline.
 
 Every rank is told to launch in the same order, under numbers that count from 1. An operation that is launched ahead of
 its turn would meet another one on its peers, so numbers are kept here, too.
@@ -16,7 +16,7 @@ PROGRESS_S = 0.05
 
 
 class InFlightQueue(Generic[T]):
-    """One communicator's. Times are seconds of any one clock."""
+    """Operations in flight on one communicator. Times are seconds of one clock."""
 
     __slots__ = ("_deadlines", "_told", "_told_at", "done", "launched", "numbered")
 

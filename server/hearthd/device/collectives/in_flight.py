@@ -1,4 +1,4 @@
-"""A collective that has been launched, until it is known how it ended.
+"""A launched collective, until its outcome is known.
 
 Its peers may be gone, and then it ends with an error long after its turn in its stream; see
 `hearthd.device.streams.pending_outcomes`.
@@ -18,14 +18,14 @@ from hearthd.device.streams.stream_pool import StreamPool
 
 
 class OperationName(Protocol):
-    """An operation's name: as text, what messages say."""
+    """Name of an operation, as messages show it."""
 
     @property
     def sequence(self) -> int: ...
 
 
 class InFlightCollective:
-    """One. Device-handle thread."""
+    """A launched collective, a `hearthd.device.streams.pending_outcomes.PendingOutcome`. Device-handle thread only."""
 
     __slots__ = ("_behind", "_destinations", "_key", "_tracks", "failure", "origin", "over", "place", "row")
 

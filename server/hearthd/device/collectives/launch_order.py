@@ -1,4 +1,4 @@
-"""The order in which the collectives of one track are launched: that in which their ranks are told to go.
+"""Launch order of the collectives of one track: the order in which the front releases them.
 
 A track runs one after the other. Were one launched ahead of another that its peers have launched before it, each side
 would wait for the other; so all devices keep to the one order in which the front tells them, whatever communicators
@@ -17,7 +17,7 @@ peers. What goes beyond waits here: its peers come to it in the same order, so t
 
 
 class WeightedOperation(Protocol):
-    """An operation; one or a batch."""
+    """An operation, single or a batch."""
 
     @property
     def weight(self) -> int: ...
@@ -27,7 +27,7 @@ P = TypeVar("P", bound=WeightedOperation)
 
 
 class LaunchOrder(Generic[P]):
-    """One track's. Pure."""
+    """The queue of one track. Pure."""
 
     __slots__ = ("_line", "_weight")
 

@@ -1,4 +1,4 @@
-"""This rank's operations that have not been launched: what the front is told of them, and what it says."""
+"""Negotiation with the front about operations of this rank that have not been launched."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SessionOf = Callable[[int], DeviceSession | None]
 
 
 class Negotiation:
-    """Belongs to the device-handle thread."""
+    """Operations that have been submitted and not launched. Device-handle thread only."""
 
     def __init__(self, device: DeviceContext, members: Memberships, send: Send, say: Send) -> None:
         """`send` flushes before it says something."""

@@ -1,4 +1,4 @@
-"""What of this rank's operations is to be presented, until it is sent: one behind the other, in messages of many.
+"""Queue of operations to be presented to the front: runs of equal operations are sent as one message.
 
 A lone operation is sent at once, and so is what has no other of its line before it. While two messages of a line have
 no answer, those behind them are kept: they could not go before these anyhow, so nothing can come to wait for them that
@@ -30,7 +30,8 @@ Say = Callable[[dict[str, Any]], None]
 
 
 class OutgoingOperations:
-    """Belongs to the device-handle thread. `unanswered`: whether the front has yet to say something of an operation."""
+    """Operations that have not been sent. Device-handle thread only. `unanswered`: True while the front owes an answer
+    for an operation."""
 
     def __init__(
         self, say: Say, unanswered: Callable[[OperationKey], bool], clock: Callable[[], float] = time.monotonic

@@ -1,4 +1,4 @@
-"""One rank's part in a collective, and where it lies in memory."""
+"""One rank's part in a collective, and its place in memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hearthd.device.session.buffer import Buffer
 
 
 class BufferRange(NamedTuple):
-    """Bytes of a buffer."""
+    """A range of a buffer, in bytes."""
 
     buffer: Buffer
     offset: int
@@ -23,7 +23,7 @@ class BufferRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CollectivePart:
-    """One operation of one rank. What its kind does not ask for is empty: it need not match anybody's."""
+    """One operation of one rank. Fields that its kind does not use are empty and need not match."""
 
     kind: str
     count: int

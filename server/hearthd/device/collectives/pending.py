@@ -1,4 +1,4 @@
-"""An operation of this rank that has not been launched: its name, how far it has come, and how a row is told of."""
+"""An operation of this rank that has not been launched: its key, its state, and its message to the front."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class OperationKey(NamedTuple):
 
 
 class PendingCollective:
-    """An operation of this rank that has not been launched; its command's `Announcement`."""
+    """An operation of this rank that has not been launched; the `Announcement` of its command."""
 
     __slots__ = (
         "_registry",
@@ -98,7 +98,7 @@ class PendingCollective:
 
 
 class OperationRun:
-    """Operations of one group that are presented one behind the other and are the same: one message."""
+    """Consecutive equal operations of one group, presented in one message."""
 
     __slots__ = ("_first", "_signature", "count", "last")
 

@@ -1,4 +1,4 @@
-"""Whether a source would make the compiler read files of the host: a check of the text alone.
+"""Check of source text for directives that would make the compiler read files of the host.
 
 A sandbox is what keeps a compiler from other files (`hearthd.device.platform.sandbox`); this holds where the kernel has
 none, and says in the user's own terms what is wrong. It errs on the side of refusing: a directive counts wherever it
@@ -55,7 +55,7 @@ _LONGEST_COMMENT = 4096
 
 
 class IncludeFinding(NamedTuple):
-    """A place where a source reaches out: `what` is written there, `name` is the file if it can be told."""
+    """A directive that reaches outside: `what` is its text, `name` the file, if known."""
 
     file: str
     line: int

@@ -149,7 +149,7 @@ ALLOWED = ", ".join(f"-{option.short}" for option in ACCEPTED)
 
 @dataclass(frozen=True)
 class GivenOption:
-    """An option of a source that is accepted: in its author's words, and taken apart."""
+    """An accepted option of a source: its text, and its parts."""
 
     text: str
     option: Option

@@ -1,4 +1,4 @@
-"""What a device process and its compile workers say to each other, on a socket of their own.
+"""Messages between a device process and its compile workers, over a separate socket.
 
 A message is a list of byte strings: how many, how long each, then the bytes. The first is a small JSON object; the
 rest is source text or code, which JSON would only slow down. Nothing in a message is ever run or unpickled: a worker
@@ -29,7 +29,7 @@ MAX_LOG = 256 << 10
 
 
 class WorkerConnectionClosed(Exception):
-    """The other side is gone, or does not speak as it should."""
+    """The peer has closed the connection, or has sent a malformed message."""
 
 
 def send(link: socket.socket, head: dict[str, Any], parts: Sequence[bytes] = ()) -> None:

@@ -1,4 +1,4 @@
-"""One compile worker from the device process's side: started, spoken to, and seen to its end."""
+"""A compile worker, as its parent process runs it: start, jobs, and exit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _SAID = 4096
 
 
 class WorkerDied(Exception):
-    """The worker is gone: `status` as waitpid reports it, `resident` its largest resident set in bytes."""
+    """The worker has exited: `status` as waitpid reports it, `resident` its largest resident set in bytes."""
 
     def __init__(self, status: int, resident: int, said: str) -> None:
         super().__init__(f"ended with status {status}")
@@ -49,7 +49,7 @@ class WorkerDied(Exception):
 
 
 class WorkerNotStarted(Exception):
-    """The worker was gone before it had the job: another one can have it."""
+    """The worker exited before it had the job, so that another worker can run it."""
 
 
 def fresh(main: Main, link: int, life: int, said: int) -> int:
@@ -105,7 +105,7 @@ def _leave(link: int, life: int, said: int) -> None:
 
 
 class CompileWorker:
-    """One compile worker, as `start` starts it."""
+    """A running compile worker."""
 
     def __init__(self, main: Main, scratch: Path, start: Start) -> None:
         ours, theirs = socket.socketpair()

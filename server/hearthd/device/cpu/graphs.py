@@ -1,17 +1,16 @@
-"""Graphs: what a stream's thread is given as one piece of work."""
+"""Graphs: recorded work that the thread of a stream runs as one piece."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import cast
+from collections.abc import Sequence
 
-from hearthd.device.backend.graph_nodes import Enqueues, GraphNode, KernelNode, replay
+from hearthd.device.backend.graph_nodes import Enqueues, GraphNode, replay
 from hearthd.device.cpu.racecheck import Race
-from hearthd.device.cpu.streams import CpuStream, Work
+from hearthd.device.cpu.streams import Work
 
 
 class Recorder:
-    """In the place of a stream: keeps its work instead of running it."""
+    """Stands in for a stream: records work instead of running it."""
 
     launched: Sequence[tuple[int, str, str]] = ()
     session = ""
@@ -25,7 +24,7 @@ class Recorder:
 
 
 class CpuGraph:
-    """The work of each node. A launch takes it as it is then: an update does not change what is under way."""
+    """The work of each node. A launch takes a snapshot: a later update does not change it."""
 
     __slots__ = ("_all", "_steps")
 
@@ -34,7 +33,7 @@ class CpuGraph:
         self._all: tuple[Work, ...] | None = None
 
     def work(self) -> tuple[Work, ...]:
-        """All of it, in order."""
+        """The work of all nodes, in order."""
         if self._all is None:
             self._all = tuple(work for step in self._steps for work in step)
         return self._all
@@ -44,33 +43,8 @@ class CpuGraph:
         self._all = None
 
 
-class CpuGraphOperations:
-    """The part of CpuServer that makes graphs and launches them."""
-
-    _note_session: Callable[[CpuStream], None]
-    """See `hearthd.device.cpu.launch`."""
-
-    def create_graph(self, nodes: Sequence[GraphNode]) -> CpuGraph:
-        return CpuGraph([self._step(node) for node in nodes])
-
-    def launch_graph(self, graph: CpuGraph, stream: CpuStream, times: int = 1) -> None:
-        work = graph.work()
-        self._note_session(stream)
-
-        def run() -> None:
-            for each in work:
-                each()
-
-        for _ in range(times):
-            stream.submit(run)
-
-    def update_graph(self, graph: CpuGraph, index: int, node: KernelNode) -> None:
-        graph.replace(index, self._step(node))
-
-    def destroy_graph(self, graph: CpuGraph) -> None:
-        pass  # the last reference is enough
-
-    def _step(self, node: GraphNode) -> list[Work]:
-        recorder = Recorder()
-        replay(cast(Enqueues, self), (node,), recorder)
-        return recorder.work
+def steps(server: Enqueues, node: GraphNode) -> list[Work]:
+    """Returns the work of one node, recorded from the calls that `server` would make on a stream."""
+    recorder = Recorder()
+    replay(server, (node,), recorder)
+    return recorder.work

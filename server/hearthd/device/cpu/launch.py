@@ -5,12 +5,10 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.backend import tensor_map
 from hearthd.device.backend.compiler import Image
 from hearthd.device.backend.graph_nodes import Dim, LaunchAttributes
 from hearthd.device.backend.resources import Function, FunctionAttributes, Module
@@ -69,60 +67,27 @@ class LoadedModule:
         return self._module.global_(name)
 
 
-class CpuLaunchOperations:
-    """The part of CpuServer that loads code and runs it."""
+class CpuLauncher:
+    """Loads modules and launches their functions on streams."""
 
     def __init__(self, toolchain: Callable[[], LibraryMaker], multiprocessors: int) -> None:
         self._toolchain = toolchain
         self._multiprocessors = multiprocessors
-        self._crashes = CrashKeeping()
+        self.crashes = CrashKeeping()
 
-    # ---- what is known of a kernel that takes the process with it (`hearthd.device.backend.server.KeepsCrashRecord`)
-    # ----
-
-    def keep_crash_record(self, file: int) -> None:
-        self._crashes.take(file)
-
-    def output_pipes(self) -> tuple[int, int]:
-        return self._crashes.output_pipes()
-
-    def note_launches(self, stream: CpuStream, launched: Sequence[tuple[int, str, str]]) -> None:
-        stream.launched = launched
-
-    def _note_session(self, stream: CpuStream) -> None:
-        """What the stream is given next is a launch of whom `launched` names last."""
+    def note_session(self, stream: CpuStream) -> None:
+        """Attributes the next work of the stream to the session of its last launch."""
         launched = stream.launched
         if launched and launched[-1][2] != stream.session:
             session = stream.session = launched[-1][2]
-            stream.submit(lambda: self._crashes.whose(session))
-
-    # ---- code ----
-
-    loading_waits = False
-
-    def first_launch_waits(self, _function: Function, _prints: bool) -> bool:
-        return False
-
-    def first_launch_made(self, _function: Function, _prints: bool) -> None:
-        pass
+            stream.submit(lambda: self.crashes.whose(session))
 
     def load(self, image: Image) -> Module:
         if not image.code.startswith(image_headers.ELF_MAGIC) or _OWN_SYMBOL not in image.code:
             raise _foreign(image.code)
         module = LoadedModule(CpuModule(image.code, self._toolchain()))
-        self._crashes.know(module.runtime)
+        self.crashes.know(module.runtime)
         return module
-
-    def unload(self, module: Module) -> None:
-        pass  # code of other streams may still be on the stack; the mapping goes with the last reference
-
-    def flush_output(self) -> None:
-        pass  # each launch does at its end
-
-    def repeated(
-        self, function: Function, grid: Dim, block: Dim, shared_mem: int, stream: CpuStream, params: bytearray
-    ) -> Callable[[], object]:
-        return partial(self.launch, function, grid, block, shared_mem, stream, params)
 
     def launch(
         self,
@@ -144,23 +109,17 @@ class CpuLaunchOperations:
                 fix="ask for less",
                 details={"kernel": function.name, "shared_mem": shared_mem},
             )
-        self._note_session(stream)
+        self.note_session(stream)
         block_of_parameters = bytes(params)  # it may be another launch's by the time that the stream comes to it
         if attributes is None:
             stream.submit(lambda: run(grid, block, shared_mem, block_of_parameters))
             return
         if attributes.cluster is not None:
-            raise _no_clusters(function.name)
+            raise no_clusters(function.name)
         cooperative = attributes.cooperative
         if cooperative:
             self._check_resident(function, grid, block, shared_mem)
         stream.submit(lambda: run(grid, block, shared_mem, block_of_parameters, cooperative))
-
-    def race_refusal(self, stream: CpuStream) -> Callable[[], Refusal | None]:
-        """`hearthd.device.backend.server.ChecksRaces`."""
-        found: list[racecheck.Race] = []
-        stream.submit(lambda: found.extend(stream.races))
-        return lambda: racecheck.refusal(found) if found else None
 
     def blocks_per_multiprocessor(self, function: Function, threads: int, shared_mem: int) -> int:
         attributes = function.attributes
@@ -168,15 +127,9 @@ class CpuLaunchOperations:
             threads, attributes.max_threads_per_block, attributes.static_shared_bytes + shared_mem
         )
 
-    def max_clusters(self, function: Function, cluster: Dim, block: Dim, shared_mem: int) -> int:
-        raise _no_clusters(function.name)
-
     def suggested_block(self, function: Function, shared_mem: int) -> int:
         attributes = function.attributes
         return occupancy.suggested_block(attributes.max_threads_per_block, attributes.static_shared_bytes + shared_mem)
-
-    def encode_tensor_map(self, spec: tensor_map.TensorMapSpec, address: int) -> bytes:
-        raise tensor_map.not_served("the CPU backend")
 
     def _check_resident(self, function: Function, grid: Dim, block: Dim, shared_mem: int) -> None:
         """What CUDA's driver checks as well (cudaErrorCooperativeLaunchTooLarge), whatever was checked before."""
@@ -205,7 +158,7 @@ def _with_races_shown(function: CpuFunction, stream: CpuStream) -> Callable[...,
     return run
 
 
-def _no_clusters(kernel: str) -> Refusal:
+def no_clusters(kernel: str) -> Refusal:
     return Refusal(
         Reason.UNSUPPORTED,
         f"launch of {kernel} with a cluster: the CPU backend has no thread block clusters",

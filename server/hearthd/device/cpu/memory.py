@@ -117,16 +117,3 @@ class CpuHostPool:
         if self._kept + buffer.size <= self._keep:
             self._kept += buffer.size
             self._free.setdefault(buffer.size, []).append(buffer)
-
-
-def fill_with(address: int, pattern: bytes, size: int) -> None:
-    """`pattern` repeated over `size` bytes: doubled in place, so that memmove does the work."""
-    if len(set(pattern)) == 1:
-        ctypes.memset(address, pattern[0], size)
-        return
-    done = len(pattern)
-    ctypes.memmove(address, pattern, done)
-    while done < size:
-        step = min(done, size - done)
-        ctypes.memmove(address + done, address, step)
-        done += step

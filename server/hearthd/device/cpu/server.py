@@ -1,26 +1,33 @@
-"""CpuServer: the ComputeServer for machines without a GPU. Kernels are the same source, compiled for the CPU."""
+"""CpuServer: the ComputeServer for machines without a GPU. Kernels are compiled from the same source for the CPU."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import cast
 
+from hearth_proto.reasons import Refusal
 from hearth_proto.v1 import node_pb2
-from hearthd.device.backend.resources import MemoryInfo
+from hearthd.device.backend import tensor_map
+from hearthd.device.backend.compiler import Image
+from hearthd.device.backend.graph_nodes import Dim, Enqueues, GraphNode, KernelNode, LaunchAttributes
+from hearthd.device.backend.resources import Function, HostInfo, MemoryInfo, Module
 from hearthd.device.backend.server import DeviceFault
-from hearthd.device.cpu import occupancy
+from hearthd.device.cpu import occupancy, racecheck
 from hearthd.device.cpu.collective.communicators import CpuCommunicators
 from hearthd.device.cpu.compiler import CpuCompiler
-from hearthd.device.cpu.copies import CpuCopyOperations
-from hearthd.device.cpu.graphs import CpuGraphOperations
-from hearthd.device.cpu.launch import CpuLaunchOperations
+from hearthd.device.cpu.copies import fill_with, move_rows, rows_at
+from hearthd.device.cpu.graphs import CpuGraph, steps
+from hearthd.device.cpu.launch import CpuLauncher, no_clusters
 from hearthd.device.cpu.libraries import LibraryMaker
-from hearthd.device.cpu.memory import CpuHostPool, CpuMemory, Heap
+from hearthd.device.cpu.memory import CpuHostBuffer, CpuHostPool, CpuMemory, Heap
 from hearthd.device.cpu.module import MAX_BLOCK, MAX_GRID
-from hearthd.device.cpu.shared_memory import CpuSharedMemoryOperations
+from hearthd.device.cpu.shared_memory import CpuSharedMemory, SharedMemorySegments
 from hearthd.device.cpu.streams import CpuEvent, CpuStream
 from hearthd.device.resources.budget import GRANULARITY
 from hearthd.shared.device_spec import DeviceSpec
@@ -35,7 +42,7 @@ COMPUTE_CAPABILITY = (7, 0)
 """That of `__CUDA_ARCH__` in kernels compiled here: programs then take their paths without inline PTX."""
 
 
-class CpuServer(CpuCopyOperations, CpuSharedMemoryOperations, CpuLaunchOperations, CpuGraphOperations):
+class CpuServer:
     """One virtual device. Streams are threads; events wake the device-handle thread."""
 
     def __init__(self, spec: DeviceSpec, libraries: LibraryMaker | None = None) -> None:
@@ -49,7 +56,8 @@ class CpuServer(CpuCopyOperations, CpuSharedMemoryOperations, CpuLaunchOperation
         self._compiler = CpuCompiler(spec.cache_dir)
         maker: Callable[[], LibraryMaker] = self._compiler.toolchain if libraries is None else lambda: libraries
         self._communicators = CpuCommunicators(maker)
-        CpuLaunchOperations.__init__(self, maker, self._properties.multiprocessor_count)
+        self._segments = SharedMemorySegments(self._heap)
+        self._launcher = CpuLauncher(maker, self._properties.multiprocessor_count)
 
     @property
     def properties(self) -> node_pb2.DeviceProperties:
@@ -96,6 +104,100 @@ class CpuServer(CpuCopyOperations, CpuSharedMemoryOperations, CpuLaunchOperation
     def trim(self) -> None:
         self._heap.trim()
 
+    # ---- memory that other processes map ----
+
+    def create_shared(self, size: int, *, writable: bool = False) -> CpuSharedMemory:
+        return self._segments.create(size, writable=writable)
+
+    def export_shared(self, memory: CpuSharedMemory) -> int:
+        return self._segments.export(memory)
+
+    def import_shared(self, file: int, size: int) -> CpuSharedMemory:
+        return self._segments.map(file, size)
+
+    def own_shared(self, memory: CpuSharedMemory) -> None:
+        self._segments.own(memory)
+
+    def release_shared(self, memory: CpuSharedMemory) -> None:
+        self._segments.release(memory)
+
+    # ---- copies: host memory is ordinary memory, which never runs out but at the staging cap ----
+
+    def allocate_host(self, size: int) -> CpuHostBuffer | None:
+        return self._host.take(size)
+
+    def host_grown(self) -> bool:
+        return False
+
+    def host_refusal(self, size: int) -> Refusal | None:
+        return None
+
+    def host_info(self) -> HostInfo:
+        return HostInfo(self._host.held, self._host.in_use)
+
+    def free_host(self, buffer: CpuHostBuffer) -> None:
+        self._host.give(buffer)
+
+    def register_host(self, address: int, size: int) -> None:
+        pass  # a stream's thread copies from and to any memory
+
+    def unregister_host(self, address: int, size: int) -> None:
+        pass
+
+    def signal_address(self, address: int) -> int:
+        return address
+
+    def signal(self, address: int, value: int, stream: CpuStream) -> None:
+        def write() -> None:
+            if stream.failure is None:
+                ctypes.c_uint64.from_address(address).value = value
+
+        stream.submit(write)
+
+    def upload(self, destination: int, source: CpuHostBuffer, offset: int, size: int, stream: CpuStream) -> None:
+        stream.submit(lambda: ctypes.memmove(destination, source.address + offset, size))
+
+    def download(self, destination: CpuHostBuffer, offset: int, source: int, size: int, stream: CpuStream) -> None:
+        stream.submit(lambda: ctypes.memmove(destination.address + offset, source, size))
+
+    def copy(self, destination: int, source: int, size: int, stream: CpuStream) -> None:
+        stream.submit(lambda: ctypes.memmove(destination, source, size))
+
+    def upload_rows(
+        self, destination: int, pitch: int, source: CpuHostBuffer, offset: int, width: int, rows: int, stream: CpuStream
+    ) -> None:
+        stream.submit(lambda: move_rows(destination, pitch, source.address + offset, width, width, rows))
+
+    def download_rows(
+        self, destination: CpuHostBuffer, offset: int, source: int, pitch: int, width: int, rows: int, stream: CpuStream
+    ) -> None:
+        stream.submit(lambda: move_rows(destination.address + offset, width, source, pitch, width, rows))
+
+    def copy_rows(
+        self,
+        destination: int,
+        destination_pitch: int,
+        source: int,
+        source_pitch: int,
+        width: int,
+        rows: int,
+        stream: CpuStream,
+    ) -> None:
+        stream.submit(lambda: move_rows(destination, destination_pitch, source, source_pitch, width, rows))
+
+    def write_now(self, destination: int, pitch: int, data: memoryview, width: int, rows: int) -> None:
+        import numpy as np
+
+        rows_at(destination, pitch, width, rows)[...] = np.frombuffer(data, np.uint8).reshape(rows, width)
+
+    def read_now(self, into: memoryview, source: int, pitch: int, width: int, rows: int) -> None:
+        import numpy as np
+
+        np.frombuffer(into, np.uint8).reshape(rows, width)[...] = rows_at(source, pitch, width, rows)
+
+    def fill(self, address: int, pattern: bytes, size: int, stream: CpuStream) -> None:
+        stream.submit(lambda: fill_with(address, pattern, size))
+
     # ---- streams and events ----
 
     def create_stream(self, priority: int = 0) -> CpuStream:
@@ -126,6 +228,93 @@ class CpuServer(CpuCopyOperations, CpuSharedMemoryOperations, CpuLaunchOperation
         return end.at_ns - start.at_ns
 
     def release_event(self, event: CpuEvent) -> None:
+        pass  # the last reference is enough
+
+    # ---- crash records (`hearthd.device.backend.server.KeepsCrashRecord`) ----
+
+    def keep_crash_record(self, file: int) -> None:
+        self._launcher.crashes.take(file)
+
+    def output_pipes(self) -> tuple[int, int]:
+        return self._launcher.crashes.output_pipes()
+
+    def note_launches(self, stream: CpuStream, launched: Sequence[tuple[int, str, str]]) -> None:
+        stream.launched = launched
+
+    def race_refusal(self, stream: CpuStream) -> Callable[[], Refusal | None]:
+        """`hearthd.device.backend.server.ChecksRaces`."""
+        found: list[racecheck.Race] = []
+        stream.submit(lambda: found.extend(stream.races))
+        return lambda: racecheck.refusal(found) if found else None
+
+    # ---- code ----
+
+    loading_waits = False
+
+    def first_launch_waits(self, _function: Function, _prints: bool) -> bool:
+        return False
+
+    def first_launch_made(self, _function: Function, _prints: bool) -> None:
+        pass
+
+    def load(self, image: Image) -> Module:
+        return self._launcher.load(image)
+
+    def unload(self, module: Module) -> None:
+        pass  # code of other streams may still be on the stack; the mapping goes with the last reference
+
+    def flush_output(self) -> None:
+        pass  # each launch does at its end
+
+    def repeated(
+        self, function: Function, grid: Dim, block: Dim, shared_mem: int, stream: CpuStream, params: bytearray
+    ) -> Callable[[], object]:
+        return partial(self.launch, function, grid, block, shared_mem, stream, params)
+
+    def launch(
+        self,
+        function: Function,
+        grid: Dim,
+        block: Dim,
+        shared_mem: int,
+        stream: CpuStream,
+        params: bytearray,
+        attributes: LaunchAttributes | None = None,
+    ) -> None:
+        self._launcher.launch(function, grid, block, shared_mem, stream, params, attributes)
+
+    def blocks_per_multiprocessor(self, function: Function, threads: int, shared_mem: int) -> int:
+        return self._launcher.blocks_per_multiprocessor(function, threads, shared_mem)
+
+    def max_clusters(self, function: Function, cluster: Dim, block: Dim, shared_mem: int) -> int:
+        raise no_clusters(function.name)
+
+    def suggested_block(self, function: Function, shared_mem: int) -> int:
+        return self._launcher.suggested_block(function, shared_mem)
+
+    def encode_tensor_map(self, spec: tensor_map.TensorMapSpec, address: int) -> bytes:
+        raise tensor_map.not_served("the CPU backend")
+
+    # ---- graphs ----
+
+    def create_graph(self, nodes: Sequence[GraphNode]) -> CpuGraph:
+        return CpuGraph([steps(cast(Enqueues, self), node) for node in nodes])
+
+    def launch_graph(self, graph: CpuGraph, stream: CpuStream, times: int = 1) -> None:
+        work = graph.work()
+        self._launcher.note_session(stream)
+
+        def run() -> None:
+            for each in work:
+                each()
+
+        for _ in range(times):
+            stream.submit(run)
+
+    def update_graph(self, graph: CpuGraph, index: int, node: KernelNode) -> None:
+        graph.replace(index, steps(cast(Enqueues, self), node))
+
+    def destroy_graph(self, graph: CpuGraph) -> None:
         pass  # the last reference is enough
 
 

@@ -45,12 +45,13 @@ class CpuSharedMemory:
         """Whether it counts as memory of this process."""
 
 
-class CpuSharedMemoryOperations:
-    """The part of CpuServer that shares memory with other processes."""
+class SharedMemorySegments:
+    """Segments of one device, accounted for in its heap."""
 
-    _heap: Heap
+    def __init__(self, heap: Heap) -> None:
+        self._heap = heap
 
-    def create_shared(self, size: int, *, writable: bool = False) -> CpuSharedMemory:
+    def create(self, size: int, *, writable: bool = False) -> CpuSharedMemory:
         reserved = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         heap = self._heap
         if heap.in_use + reserved > heap.limit:
@@ -67,13 +68,13 @@ class CpuSharedMemoryOperations:
             os.close(file)
             raise _refused(size, error) from error
         memory = CpuSharedMemory(address, size, reserved, file, protected=False)
-        self.own_shared(memory)
+        self.own(memory)
         return memory
 
-    def export_shared(self, memory: CpuSharedMemory) -> int:
+    def export(self, memory: CpuSharedMemory) -> int:
         return os.dup(memory.file)
 
-    def import_shared(self, file: int, size: int) -> CpuSharedMemory:
+    def map(self, file: int, size: int) -> CpuSharedMemory:
         reserved = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         try:
             # Else whoever made it could cut it short, and reading would end this process.
@@ -85,12 +86,12 @@ class CpuSharedMemoryOperations:
             raise _refused(size, error) from error
         return CpuSharedMemory(address, size, reserved, -1, protected=True)
 
-    def own_shared(self, memory: CpuSharedMemory) -> None:
+    def own(self, memory: CpuSharedMemory) -> None:
         if not memory.counted:
             memory.counted = True
             self._heap.in_use += memory.reserved
 
-    def release_shared(self, memory: CpuSharedMemory) -> None:
+    def release(self, memory: CpuSharedMemory) -> None:
         if memory.counted:
             memory.counted = False
             self._heap.in_use -= memory.reserved

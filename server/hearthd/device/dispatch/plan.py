@@ -1,4 +1,4 @@
-"""What a dispatch asks for, binding by binding, and everything that can be wrong with it before any of it is looked up.
+"""Bindings of a dispatch, and every check of them that needs no lookup.
 
 A binding is one kernel parameter. All but `ROLE_VALUE` get a transient buffer of `size` bytes:
 
@@ -28,7 +28,7 @@ Binding = commands_pb2.Binding
 
 
 class BindingFailure(NamedTuple):
-    """One thing that is wrong."""
+    """A failed check of one binding."""
 
     reason: Reason
     text: str
@@ -50,7 +50,7 @@ class TransientBuffer(NamedTuple):
 
 
 class PointerTarget(NamedTuple):
-    """What one of the kernel's pointers points to."""
+    """Target of one of the kernel's pointers."""
 
     binding: int
     handle: int

@@ -1,4 +1,4 @@
-"""One dispatch under way, with memory that nobody has to name.
+"""A dispatch under way, with its transient memory.
 
 It is one operation, which holds its place in its stream until all of it has been given to the device:
 
@@ -50,7 +50,7 @@ can save, for one reservation is refused as a whole."""
 
 
 class TransientSlot:
-    """One transient buffer: what it is for, where it lies, and the ways of its bytes.
+    """A transient buffer: its binding, its memory, and the paths of its bytes.
 
     `into` and `out_of` are for want of page-locked memory.
     """
@@ -76,7 +76,7 @@ class TransientSlot:
 
 
 class DispatchResources(NamedTuple):
-    """What a dispatch works with."""
+    """Services that a dispatch uses."""
 
     device: DeviceContext
     binder: Binder

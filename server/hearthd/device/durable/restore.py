@@ -22,7 +22,7 @@ from hearthd.device.transfers.staged import DirectCopies
 
 
 class RestoreResources(NamedTuple):
-    """What a restore works with."""
+    """Services that a restore uses."""
 
     device: DeviceContext
     memory: MemoryCommands
@@ -69,7 +69,7 @@ class RestoreChunk(NamedTuple):
 
 
 class BufferRestore:
-    """One buffer on its way back. Device-handle thread."""
+    """The restore of one buffer. Device-handle thread only."""
 
     def __init__(
         self,

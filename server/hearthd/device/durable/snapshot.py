@@ -1,4 +1,4 @@
-"""One snapshot under way: durable buffers copied to the host at one point of a stream, all of them or none.
+"""One snapshot: durable buffers copied to the host at one point of a stream, all of them or none.
 
 Two operations carry it. The first holds its place in the stream for a moment, to note the point. The second reads the
 buffers, so that only their later writers wait, until the last of their bytes has been given to the device; the stream
@@ -28,7 +28,7 @@ from hearthd.device.transfers.staged import DirectCopies
 
 
 class SnapshotStore(Protocol):
-    """The front's side of it: see `hearthd.device.durable.commands`."""
+    """The front's side of a snapshot; see `hearthd.device.durable.commands`."""
 
     def file(self, session: DeviceSession) -> int | None:
         """The session's file; None: it is on its way."""
@@ -57,7 +57,7 @@ class SnapshotStore(Protocol):
 
 
 class BufferSnapshot:
-    """One buffer's copy, `given` bytes of which have been given to the device."""
+    """The copy of one buffer; `given` bytes of it have been issued."""
 
     __slots__ = ("areas", "direct", "durable", "given", "which")
 
@@ -70,7 +70,7 @@ class BufferSnapshot:
 
 
 class Snapshot:
-    """Belongs to the device-handle thread."""
+    """A snapshot under way. Device-handle thread only."""
 
     def __init__(
         self,

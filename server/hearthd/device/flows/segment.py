@@ -1,4 +1,4 @@
-"""One segment of memory that a client shares with this process."""
+"""A segment: memory that a client shares with this process, and ranges of it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Segment:
 
 
 class SegmentSlice:
-    """Some of a segment, as host memory of a copy."""
+    """A slice of a segment, as host memory of a copy."""
 
     __slots__ = ("address", "size", "view")
 
@@ -84,7 +84,7 @@ class SegmentSlice:
 
 
 class SegmentRange(NamedTuple):
-    """`size` bytes of a segment, from `start` on: all that a transfer has. Who keeps one holds the segment."""
+    """`size` bytes of a segment from `start` on, the memory of one transfer. A stored range holds the segment."""
 
     segment: Segment
     start: int
@@ -100,8 +100,8 @@ class SegmentRange(NamedTuple):
 
 
 class CompletionSignals:
-    """Where a session's completion signals go. A signal that is to be written holds the segment until the device has
-    written it."""
+    """Destination of a session's completion signals. A pending signal holds the segment until the device has written
+    it."""
 
     __slots__ = ("address", "segment")
 

@@ -1,4 +1,4 @@
-"""How much of the staging memory stripes may have: it is theirs for as long as a client takes to send or to read.
+"""Staging memory lent to stripes: bounded, as a client may take any time to send or to read.
 
 That is half of it, so that copies which wait for nobody's network find some. A transfer that has none of it may get one
 chunk beyond: a client that is slow can delay others, but not for good.
@@ -18,7 +18,7 @@ WINDOW = 4
 
 
 class UnpinnedSlot:
-    """Ordinary memory, where the host locks no more."""
+    """Pageable memory for a chunk, used when the host locks no more pages."""
 
     __slots__ = ("address", "size", "view")
 
@@ -29,7 +29,7 @@ class UnpinnedSlot:
 
 
 class StripeStaging:
-    """Staging memory that waits for the network. Belongs to the device-handle thread."""
+    """Staging memory that waits for the network. Device-handle thread only."""
 
     def __init__(self, cap: int, release: Callable[[HostBuffer], None], on_room: Callable[[], None]) -> None:
         self._cap = cap
@@ -67,7 +67,7 @@ class StripeStaging:
 
 
 class StripeWindow:
-    """What of one transfer is under way on one stripe."""
+    """Chunks of one transfer under way on one stripe."""
 
     __slots__ = ("limit", "under_way")
 

@@ -1,4 +1,4 @@
-"""Transfers under way: bytes that have arrived and wait for their Write, chunks on their way out."""
+"""Transfers under way: bytes that have arrived for a Write, and chunks of a Read on their way out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hearthd.device.streams.pending_outcomes import PendingOutcome
 
 
 class FinishedTransfers:
-    """The transfers that ended lately, done or given up: their last messages may still arrive."""
+    """Numbers of transfers that have ended, bounded: their last messages may still arrive."""
 
     REMEMBERED = 1024
 
@@ -33,7 +33,7 @@ class FinishedTransfers:
 
 
 class UploadFlow:
-    """Bytes that have arrived for a Write, or are expected."""
+    """An upload: bytes that have arrived or are expected for a Write."""
 
     def __init__(self) -> None:
         self.chunks: deque[memoryview] = deque()
@@ -59,7 +59,7 @@ class UploadFlow:
 
 
 class DownloadFlow:
-    """Chunks of a Read on their way out."""
+    """A download: chunks of a Read on their way out."""
 
     def __init__(self) -> None:
         self.credits = 0

@@ -40,7 +40,7 @@ Key = tuple[int, int]
 
 
 class LentBuffer:
-    """One export: a holder of the memory."""
+    """One export of a buffer: a holder of its memory."""
 
     __slots__ = ("place", "session")
 
@@ -51,7 +51,7 @@ class LentBuffer:
 
 
 class Lending:
-    """Belongs to the device-handle thread."""
+    """Exports of the process. Device-handle thread only."""
 
     def __init__(
         self,

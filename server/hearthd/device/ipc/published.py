@@ -1,4 +1,4 @@
-"""What a process knows of a published buffer, and what may be published."""
+"""A published buffer in one process, and the check of publishable buffers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ATTACHED = ReadOnly("is attached, and whoever attaches a published buffer only r
 
 
 class PublishedBuffer:
-    """One published buffer as this process has it."""
+    """A published buffer, as this process has it."""
 
     __slots__ = ("buffer", "number", "place", "publisher", "size", "waiting")
 
@@ -34,7 +34,7 @@ class PublishedBuffer:
 
 
 class FrontReplies:
-    """Where an operation of ours answers: to the front, which asked, and not to the session's client."""
+    """Reply sink of operations that the front asked for: answers go to the front, not to the client."""
 
     def __init__(self, refuse: Callable[[int, Refusal], None] = lambda call, refusal: None) -> None:
         self._refuse = refuse

@@ -1,4 +1,4 @@
-"""Descriptors to and from the front: the socket beside the link. Belongs to the device-handle thread."""
+"""Passing of file descriptors to and from the front, over the socket beside the link. Device-handle thread only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Receiver = Callable[[dict[str, Any], list[int]], None]
 
 
 class DescriptorSocket:
-    """The device process's end. Messages name their `kind`; each kind has one receiver."""
+    """The device process's end of the socket. Messages name their `kind`; each kind has one receiver."""
 
     def __init__(self, end: socket.socket, loop: Loop, journal: ProcessLog) -> None:
         self._end = end

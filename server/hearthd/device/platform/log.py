@@ -1,4 +1,4 @@
-"""What a device process says to the daemon's log, in the front's format."""
+"""Log of a device process, in the front's format."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hearthd.shared.device_spec import DeviceSpec
 
 
 class ProcessLog:
-    """Events of one device process; each line carries its device and generation."""
+    """Writes events of one device process; each line carries its device and generation."""
 
     def __init__(self, spec: DeviceSpec) -> None:
         self._log = structlog.get_logger("hearthd.device").bind(device=spec.ordinal, generation=spec.generation)

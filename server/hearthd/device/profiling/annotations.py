@@ -1,4 +1,4 @@
-"""Ranges around commands for a tool that looks at the process (NVTX), and what tells of single kernels (CUPTI).
+"""Annotations: ranges around commands for profilers (NVTX), and the activity of single kernels (CUPTI).
 
 Both are off unless configured; who is there is decided when the device process starts.
 """
@@ -16,14 +16,14 @@ from hearthd.device.streams.stream_pool import PooledStream
 
 
 class RangeMarker(Protocol):
-    """Ranges around commands, for a tool that looks at the process: NVTX."""
+    """Pushes and pops ranges around commands: NVTX."""
 
     def push(self, name: str, number: int) -> None: ...
     def pop(self) -> None: ...
 
 
 class KernelTiming(NamedTuple):
-    """A kernel as CUPTI saw it; times as `time.perf_counter_ns` tells them. `number` is the command's."""
+    """A kernel as CUPTI reports it; times are those of `time.perf_counter_ns`. `number` is that of its command."""
 
     number: int
     name: str
@@ -36,7 +36,7 @@ class KernelTiming(NamedTuple):
 
 
 class KernelActivitySource(Protocol):
-    """What tells of single kernels: CUPTI. Kernels that are launched between `push` and `pop` are that command's."""
+    """Reports single kernels: CUPTI. Kernels launched between `push` and `pop` belong to that command."""
 
     def start(self) -> None: ...
     def stop(self) -> None: ...
@@ -48,7 +48,7 @@ class KernelActivitySource(Protocol):
 
 
 class AnnotationObserver:
-    """What sees a session's commands where only marks are wanted."""
+    """Observes the commands of a session for annotations alone, without a trace."""
 
     def __init__(self, marks: RangeMarker, numbers: Iterator[int]) -> None:
         self.marks = marks
@@ -62,7 +62,7 @@ class AnnotationObserver:
 
 
 class AnnotatedCommand:
-    """A command between marks."""
+    """A command within its range."""
 
     __slots__ = ("_marking", "_number", "_origin")
 

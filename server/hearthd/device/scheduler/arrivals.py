@@ -36,7 +36,7 @@ False, with nothing done, where the command has to go the long way."""
 
 
 class CommandRunner(Protocol):
-    """Who runs them: the executor."""
+    """The executor, which runs commands."""
 
     def command(
         self,

@@ -1,4 +1,4 @@
-"""What a session has sent that has not been looked at yet, and what of its work is on the device."""
+"""Backlog of a session: commands that wait, and its work on the device."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ Changes = dict[int, bool]
 
 
 class PeekedBatch(NamedTuple):
-    """A batch that waits and has been looked into."""
+    """A queued batch that has been decoded ahead of its turn."""
 
     batch: commands_pb2.Batch
     changes: Changes | None
@@ -70,7 +70,7 @@ class PeekedBatch(NamedTuple):
 
 
 class Backlog:
-    """One session's. Belongs to the device-handle thread."""
+    """The backlog of one session. Device-handle thread only."""
 
     __slots__ = (
         "active", "ahead", "awaited", "chance_at", "closing", "copies", "counted", "ended", "forgiven", "frame",

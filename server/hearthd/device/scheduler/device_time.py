@@ -1,4 +1,4 @@
-"""Whose the device's time is: at every moment it is shared out among those who have work on it.
+"""Accounting of device time: at every moment it is divided among the sessions with work on the device.
 
 Work of two sessions that is on the device at once may run side by side, or one behind the other: nobody can tell from
 outside, so each pays half, except who has paid already what its work takes by itself. What is charged adds up to the
@@ -22,7 +22,7 @@ TELL_S = 1.0
 
 
 class DeviceTimePayer(Protocol):
-    """Who pays: a session's `hearthd.device.scheduler.backlog.Backlog`."""
+    """A session that is charged: `hearthd.device.scheduler.backlog.Backlog`."""
 
     used: float
     """Seconds so far."""
@@ -39,7 +39,7 @@ P = TypeVar("P", bound=DeviceTimePayer)
 
 
 class DeviceTimeMeter(Generic[P]):
-    """Belongs to the device-handle thread. `charge` is told of every bit of time and who paid it."""
+    """Measures device time. Device-handle thread only. `charge` is called with each interval and its payer."""
 
     def __init__(
         self,

@@ -44,7 +44,7 @@ PIECE = 512
 
 
 class FairShare:
-    """Belongs to the device-handle thread. `perform` runs frames that are no commands."""
+    """Shares the device among sessions. Device-handle thread only. `perform` runs frames that are no commands."""
 
     def __init__(
         self, device: DeviceContext, arrivals: Arrivals, perform: Callable[[DeviceSession, Frame], None]

@@ -1,4 +1,4 @@
-"""This process and others on its device: what the front says of turns, and what it is told."""
+"""Turns of several processes on one device: granted by the front, and reported to it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ WANTS, WORKS = 1, 2
 
 
 class ProcessTurns:
-    """Belongs to the device-handle thread. A process that is alone on its device is told nothing, and says nothing."""
+    """This process's turns. Device-handle thread only. A process that is alone on its device neither gets nor sends
+    messages."""
 
     def __init__(self, outbox: Outbox, clock: Callable[[], float]) -> None:
         self._outbox = outbox

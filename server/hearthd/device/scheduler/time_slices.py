@@ -1,4 +1,4 @@
-"""Several sessions on one device: slices of work, measured one by one, and whose turn it is to give the device one."""
+"""Time slices of several sessions on one device, each measured, in the order of deficit round robin."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NEAR_S = 1.5e-4
 
 
 class TimeSlices:
-    """Belongs to the device-handle thread.
+    """Time slices of the sessions. Device-handle thread only.
 
     `advance` works up to so many commands off, and says whether there are more; `rest`: a session has no more to do.
     """

@@ -1,4 +1,4 @@
-"""How many handles sessions may have: of one session, and of all sessions of a tenant in this process.
+"""Limits of the number of handles: of one session, and of all sessions of a tenant in this process.
 
 A handle costs some 700 bytes of the host whatever stands behind it. Tables count for themselves up to a bound, and ask
 here when they reach it, so that minting one costs a comparison.
@@ -17,7 +17,7 @@ STEP = 1024
 
 
 class HandleCount(Protocol):
-    """Handles of one kind."""
+    """Number of handles of one kind."""
 
     bound: int
     """Handles that there may be before it asks again."""

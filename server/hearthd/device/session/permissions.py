@@ -1,4 +1,4 @@
-"""Which commands a session may send. Batches pass through the front undecoded, so it is here that they are checked."""
+"""Rights check of commands. Batches pass through the front undecoded, so that the check is here."""
 
 from __future__ import annotations
 
@@ -26,12 +26,16 @@ def of(info: Mapping[str, Any]) -> Permissions | None:
 
 
 class PermissionHolder(Protocol):
+    """A session, as far as its rights go."""
+
     channel: int
     tenant: str
     permissions: Permissions | None
 
 
 class FrameSink(Protocol):
+    """Queue of frames to the front."""
+
     def put(self, kind: int, payload: bytes = b"", *, channel: int = 0) -> None: ...
 
 

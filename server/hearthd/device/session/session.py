@@ -1,4 +1,4 @@
-"""What a session holds on a device: the objects behind its handles, what is under way for it, and what it may have."""
+"""State of a session on a device: objects by handle, work under way, and limits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from hearthd.device.streams.stream_pool import PooledStream
 
 
 class KnownLaunch:
-    """A launch that the driver has been given before: its parameter block, what it writes and what it only reads."""
+    """A launch that the driver has been given before: its parameter block, its writes and its reads."""
 
     __slots__ = ("again", "params", "plan", "reads", "stream", "track", "writes")
 

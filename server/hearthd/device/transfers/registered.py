@@ -1,4 +1,4 @@
-"""Writes and reads whose bytes lie in memory that the client shares: the device copies straight from it and to it.
+"""Writes and reads of memory that the client shares: the device copies from and to that memory itself.
 
 Such a command is one operation, given to the device in a few large copies, each with its place in the stream, so that
 others get their turns between two of them. What one of them still reads or writes is answered when that is over: only
@@ -34,7 +34,7 @@ UP, DOWN = 0, 1
 
 
 class SegmentCopy:
-    """One command's bytes, from `start` of the segment on, and how many of them the device has been given."""
+    """The copy of one command, from `start` of the segment on, and the number of bytes issued so far."""
 
     __slots__ = (
         "began",
@@ -90,7 +90,7 @@ class SegmentCopy:
 
 
 class SegmentCopies:
-    """Belongs to the device-handle thread."""
+    """Issues copies from and to segments. Device-handle thread only."""
 
     def __init__(self, device: DeviceContext, segments: Segments) -> None:
         self._device = device

@@ -1,4 +1,4 @@
-"""Copies between host buffers and the device, in a stream's order: what inline writes and transfers have in common."""
+"""Copies between host buffers and the device, in the order of a stream, for inline writes and transfers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hearthd.device.transfers.layout import Piece, pieces
 
 
 class StagedCopies:
-    """Belongs to the device-handle thread."""
+    """Issues copies through staging memory. Device-handle thread only."""
 
     def __init__(self, device: DeviceContext) -> None:
         self._device = device

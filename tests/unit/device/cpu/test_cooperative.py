@@ -17,9 +17,11 @@ from hypothesis import strategies as st
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.graph_nodes import LaunchAttributes
 from hearthd.device.cpu import occupancy
-from hearthd.device.cpu.launch import CpuLaunchOperations, LoadedFunction
+from hearthd.device.cpu.launch import CpuLauncher, LoadedFunction
+from hearthd.device.cpu.server import CpuServer
 from hearthd.device.cpu.streams import CpuStream
 from hearthd.device.cpu.toolchain import find_toolchain
+from hearthd.shared.device_spec import DeviceSpec
 from tests.support.cpu.kernels import Kernels
 
 SOURCE = r"""
@@ -215,27 +217,20 @@ def test_no_block_holds_more_threads_than_the_suggested_one(max_threads: int, sh
         assert held < most or threads <= best
 
 
-class _Server(CpuLaunchOperations):
-    """Two multiprocessors, and nothing else of a server."""
-
-    def __init__(self) -> None:
-        super().__init__(find_toolchain, 2)
-
-
 def test_more_blocks_than_are_resident_are_refused_with_the_numbers(kernels: Kernels) -> None:
     function = LoadedFunction(kernels.module.function("meets"))
     out = np.zeros(64, np.int32)
     params = bytearray(out.ctypes.data.to_bytes(8, "little"))
     stream = CpuStream("test", lambda: None)
     done = threading.Event()
-    server, cooperative = _Server(), LaunchAttributes(cooperative=True)
-    assert server.blocks_per_multiprocessor(function, 256, 0) == 8
-    server.launch(function, (16, 1, 1), (256, 1, 1), 0, stream, params, cooperative)
+    launcher, cooperative = CpuLauncher(find_toolchain, 2), LaunchAttributes(cooperative=True)
+    assert launcher.blocks_per_multiprocessor(function, 256, 0) == 8
+    launcher.launch(function, (16, 1, 1), (256, 1, 1), 0, stream, params, cooperative)
     stream.submit(done.set)
     assert done.wait(30)
     np.testing.assert_array_equal(out, [1] * 16 + [0] * 48)
     with pytest.raises(Refusal) as caught:
-        server.launch(function, (17, 1, 1), (256, 1, 1), 0, stream, params, cooperative)
+        launcher.launch(function, (17, 1, 1), (256, 1, 1), 0, stream, params, cooperative)
     assert caught.value.reason is Reason.RESIDENCY_EXCEEDED
     assert caught.value.details["blocks"] == "17" and caught.value.details["allowed"] == "16"
     stream.close()
@@ -245,11 +240,14 @@ def test_clusters_are_refused_by_name(kernels: Kernels) -> None:
     function = LoadedFunction(kernels.module.function("meets"))
     stream = CpuStream("test", lambda: None)
     with pytest.raises(Refusal) as caught:
-        _Server().launch(function, (2, 1, 1), (1, 1, 1), 0, stream, bytearray(8), LaunchAttributes(cluster=(2, 1, 1)))
+        launcher = CpuLauncher(find_toolchain, 2)
+        launcher.launch(function, (2, 1, 1), (1, 1, 1), 0, stream, bytearray(8), LaunchAttributes(cluster=(2, 1, 1)))
     assert caught.value.reason is Reason.UNSUPPORTED and caught.value.details["feature"] == "clusters"
+    server = CpuServer(DeviceSpec(0, "cpu", 0))
     with pytest.raises(Refusal) as caught:
-        _Server().max_clusters(function, (2, 1, 1), (32, 1, 1), 0)
+        server.max_clusters(function, (2, 1, 1), (32, 1, 1), 0)
     assert caught.value.reason is Reason.UNSUPPORTED
+    server.close()
     stream.close()
 
 
