@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+_BEFORE = pytest.StashKey[tuple[dict[str, str], Path]]()
+"""The environment and the working directory that a test begins with."""
+
 # How long an example takes says how busy the machine is, not whether the code is right.
 settings.register_profile("hearth", deadline=None, print_blob=True)
 settings.load_profile("hearth")
@@ -64,6 +67,38 @@ def _settled() -> None:
     """Some tests have all objects looked at again."""
     if not gc.get_freeze_count():
         settle()
+
+
+_FREE = ("PYTEST_CURRENT_TEST", "GRPC_VERBOSITY", "PYDANTIC_DISABLE_PLUGINS")
+"""Variables that pytest, and programs of Hearth that run in this process, may set."""
+
+
+def _surroundings() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in _FREE}
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    item.stash[_BEFORE] = (_surroundings(), Path.cwd())
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
+    """Fails a test that leaves the environment or the working directory changed, and restores them: every daemon that
+    the worker starts later would be started by a fresh interpreter, at several times the cost of a fork."""
+    result = yield
+    (variables, folder), now = item.stash[_BEFORE], _surroundings()
+    changed = sorted(name for name in variables.keys() | now.keys() if variables.get(name) != now.get(name))
+    for name in changed:
+        os.environ.pop(name, None)
+        if name in variables:
+            os.environ[name] = variables[name]
+    moved = Path.cwd() != folder
+    os.chdir(folder)
+    assert not changed, f"the test has changed variables of the environment: {', '.join(changed)}"
+    assert not moved, "the test has changed the working directory"
+    return result
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,7 +30,17 @@ def where_and_what(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> tuple[st
 
 
 @pytest.fixture
-def cluster(start_daemon: StartDaemon) -> Iterator[tuple[Any, list[DaemonProcess]]]:
+def unchanged_environment() -> Iterator[None]:
+    """Restores what Dask sets in the environment of the process that starts its workers."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
+
+
+@pytest.fixture
+def cluster(unchanged_environment: None, start_daemon: StartDaemon) -> Iterator[tuple[Any, list[DaemonProcess]]]:
     """Two workers, as on two nodes: each has a daemon."""
     daemons = [start_daemon(), start_daemon()]
     workers = {
