@@ -59,7 +59,7 @@ class LaneConnection:
     client's window.
 
     `take` is handed the frames of the channel; before it, `inline_path` may take a batch that comes while nothing waits
-    here, see `hearthd.device.fast_path.inline_batch`. `crowded` says whether the front has too much to hear; `over` is
+    here, see `hearthd.device.fast_path.inline_path`. `crowded` says whether the front has too much to hear; `over` is
     told once that the client has gone (an empty string) or what it has done.
     """
 

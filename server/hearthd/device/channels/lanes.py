@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from hearth_proto.frames import Frame, Kind
 from hearthd.device.channels.lane import LaneConnection, LaneLimits
-from hearthd.device.fast_path.inline_batch import InlinePath
+from hearthd.device.fast_path.inline_path import InlinePath
 from hearthd.device.outbox import RECEIVED, Outbox
 from hearthd.device.platform.event_loop import Loop
 from hearthd.device.platform.fd_passing import DescriptorSocket

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hearth_proto.reasons import Refusal
 from hearthd.device.context import DeviceContext
-from hearthd.device.fast_path.batch import InlineBatch
+from hearthd.device.fast_path.inline_batch import InlineBatch
 from hearthd.device.operation import ReplySink
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.stream import LogicalStream

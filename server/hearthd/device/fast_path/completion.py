@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from hearthd.device.context import DeviceContext
 from hearthd.device.fast_path import plain_batch
-from hearthd.device.fast_path.batch import InlineBatch
+from hearthd.device.fast_path.inline_batch import InlineBatch
 from hearthd.device.fast_path.plain_batch import PlainBatch
 from hearthd.device.flows.segment import Segment
 from hearthd.device.launch.stream_commands import answer_with

@@ -11,7 +11,7 @@ from __future__ import annotations
 from hearth_proto.reasons import Refusal
 from hearthd.device.context import DeviceContext
 from hearthd.device.fast_path import plain_batch
-from hearthd.device.fast_path.batch import InlineBatch
+from hearthd.device.fast_path.inline_batch import InlineBatch
 from hearthd.device.flows.segment import Segment
 from hearthd.device.session.stream import LogicalStream
 

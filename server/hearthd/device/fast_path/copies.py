@@ -16,8 +16,8 @@ from hearthd.device.backend.server import DeviceFault
 from hearthd.device.context import DeviceContext
 from hearthd.device.fast_path import plain_batch
 from hearthd.device.fast_path.answer import InlineAnswer, untroubled
-from hearthd.device.fast_path.batch import InlineBatch
 from hearthd.device.fast_path.completion_signal import signal
+from hearthd.device.fast_path.inline_batch import InlineBatch
 from hearthd.device.fast_path.plain_batch import LoneCopy
 from hearthd.device.flows.segment import Segment
 from hearthd.device.flows.segment_policy import PART, step

@@ -12,7 +12,7 @@ from hearthd.device.backend.server import DeviceFault
 from hearthd.device.context import DeviceContext
 from hearthd.device.fast_path import plain_batch
 from hearthd.device.fast_path.answer import InlineAnswer, untroubled
-from hearthd.device.fast_path.batch import InlineBatch
+from hearthd.device.fast_path.inline_batch import InlineBatch
 from hearthd.device.operation import ReplySink, internal_error
 from hearthd.device.session.stream import LogicalStream
 

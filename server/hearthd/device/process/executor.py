@@ -11,7 +11,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2, device_pb2
 from hearthd.device.backend.server import DeviceFault
 from hearthd.device.context import DeviceContext
-from hearthd.device.fast_path.inline_batch import InlinePath
+from hearthd.device.fast_path.inline_path import InlinePath
 from hearthd.device.launch.watchdog import shorter
 from hearthd.device.operation import Origin, internal_error, submit
 from hearthd.device.platform.telemetry import resident_bytes

@@ -18,8 +18,8 @@ from hearth_proto.reasons import from_status
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2
 from hearthd.device.cpu.server import CpuServer
-from hearthd.device.fast_path import inline_batch as inline_path
-from hearthd.device.fast_path.inline_batch import InlinePath
+from hearthd.device.fast_path import inline_path
+from hearthd.device.fast_path.inline_path import InlinePath
 from hearthd.device.platform import event_loop
 from hearthd.device.platform.spin_policy import SpinPolicy
 from hearthd.device.process import device_process, idle_policy

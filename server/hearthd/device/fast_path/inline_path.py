@@ -1,0 +1,328 @@
+"""The inline path: a plain batch is executed in the turn of the loop in which it arrives.
+
+A client that launches and waits in a loop pays for every step in between. While its session is alone on the device,
+with no other work, no trace and no queued command, such a batch is neither queued nor decoded into messages, and its
+answer is written on completion and ahead of accounting. Covers launches with a Sync, single copies
+(`hearthd.device.fast_path.copies`) and the batches of `hearthd.device.fast_path.mixed_batch`. A batch that does not fit
+takes the queued path, from its beginning or from the first command that does not fit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Protocol
+
+from google.protobuf.message import DecodeError
+
+from hearth_proto.chunks import varint
+from hearth_proto.v1 import commands_pb2
+from hearthd.device.context import DeviceContext
+from hearthd.device.fast_path import mixed_batch, plain_batch
+from hearthd.device.fast_path.answer import InlineAnswer, latest
+from hearthd.device.fast_path.completion import InlineSync
+from hearthd.device.fast_path.completion_signal import signal
+from hearthd.device.fast_path.copies import InlineCopies
+from hearthd.device.fast_path.inline_batch import InlineBatch
+from hearthd.device.fast_path.mixed_batch import MixedBatch
+from hearthd.device.fast_path.plain_batch import LoneCopy, PlainBatch
+from hearthd.device.fast_path.reads import InlineReads
+from hearthd.device.launch.commands import LaunchCommands
+from hearthd.device.operation import ReplySink
+from hearthd.device.outbox import LaneSink
+from hearthd.device.scheduler.arrivals import AtOnce, CommandRunner
+from hearthd.device.scheduler.backlog import Backlog
+from hearthd.device.scheduler.fair_share import FairShare
+from hearthd.device.session.session import BatchEntry, DeviceSession
+from hearthd.device.session.stream import LogicalStream
+from hearthd.device.streams.stream_pool import PooledStream
+from hearthd.device.transfers.segments import Segments
+
+HERE_S = 2e-5
+"""How long the end of the work is asked for without a look at the sockets: no longer than a turn of the loop takes."""
+
+SOON = 512 << 10
+"""Bytes of a copy that may be done by then."""
+
+
+class BatchExecutor(CommandRunner, ReplySink, Protocol):
+    """The executor (`hearthd.device.process.executor.Executor`), which runs and answers the queued path."""
+
+    def session(self, channel: int) -> DeviceSession | None: ...
+    @property
+    def held_up(self) -> bool:
+        """Whether something that was put off is to be tried first."""
+        ...
+
+
+class InlinePath:
+    """Executes plain batches at once. Device-handle thread only."""
+
+    def __init__(
+        self,
+        device: DeviceContext,
+        executor: BatchExecutor,
+        launches: LaunchCommands,
+        sharing: FairShare,
+        segments: Segments,
+        at_once: Mapping[str, AtOnce],
+    ) -> None:
+        """`at_once`: who is asked first for commands of these kinds."""
+        self._device = device
+        self._executor = executor
+        self._launches = launches
+        self._sharing = sharing
+        self._at_once = at_once
+        self._copies = InlineCopies(device, segments, executor)
+        self._reads = InlineReads(device, executor)
+        self.answered = False
+        """Whether somebody was answered in the turn in which it asked, since somebody looked."""
+
+    def take(self, lane: LaneSink, seq: int, payload: bytes) -> bool:
+        """Executes a batch from a lane without a backlog. Returns False, with nothing done, for the queued path."""
+        session = self._executor.session(lane.channel)
+        return session is not None and seq == session.last_seq + 1 and self._take(session, lane, payload)
+
+    def take_linked(self, channel: int, payload: bytes) -> bool:
+        """As `take`, for a batch from the front without another frame beside it."""
+        session = self._executor.session(channel)
+        if session is None or channel in self._device.outbox.lanes:  # else what has come over the lane goes before it
+            return False
+        return self._take(session, None, payload)
+
+    def _take(self, session: DeviceSession, lane: LaneSink | None, payload: bytes) -> bool:
+        backlog = self._alone(session)
+        if backlog is None:
+            return False
+        seq = session.last_seq + 1
+        batch = InlineBatch(session, backlog, lane, seq, len(payload), time.perf_counter_ns())
+        if payload.endswith(plain_batch.ENDS):
+            plain = plain_batch.read(payload, seq)
+            if plain is not None:
+                return self._plain(batch, plain)
+        else:
+            found = plain_batch.lone_copy(payload, seq)
+            if found is not None:
+                return self._copy(batch, found)
+            if plain_batch.only_launches(payload, seq):  # for which somebody waits later
+                return False
+        mixed = mixed_batch.read(payload, seq)
+        if mixed is not None:
+            self._mixed(batch, mixed)
+        return mixed is not None
+
+    def _alone(self, session: DeviceSession) -> Backlog | None:
+        """The session's row, where nothing else is going on."""
+        if (
+            session.batches
+            or session.deferred
+            or session.trace is not None
+            or session.permissions is not None
+            or session.snapshots
+            or self._executor.held_up
+            or self._device.output.suspects
+        ):
+            return None
+        return self._sharing.alone(session)
+
+    # ---- launches and a wait ----
+
+    def _plain(self, batch: InlineBatch, plain: PlainBatch) -> bool:
+        session = batch.session
+        stream = _free(session, plain.stream)
+        if stream is None:
+            return False
+        batch.came()
+        index, entry = self._issue(session, plain.records) if plain.records else (0, None)
+        busy = self._busy(session, stream, plain.all_streams)
+        if busy is None or (entry is not None and session.deferred):  # the former: it waits for more than one track
+            self._go_on(session, _sync_of(plain), "sync", entry, index)
+            self._went(batch, index)
+            return True
+        if entry is not None:
+            session.batches.clear()  # it has run
+        self._wait(batch, InlineSync(self._device, self._executor, batch, stream, plain, index), busy, index)
+        return True
+
+    def _wait(self, batch: InlineBatch, wait: InlineSync, busy: list[PooledStream], launches: int) -> None:
+        """For the end of one track, if any."""
+        device = self._device
+        device.telemetry.sync_points += 1
+        if not busy:
+            wait.end()
+            self.answered = True
+            if device.tracks.live:
+                self._sharing.went(batch.backlog)
+            self._ran(batch, launches)
+        else:
+            tracks, track = device.tracks, busy[0]
+            copy = latest(track, tracks.ordering.position(track.index))
+            if copy is not None and track is wait.stream.track:
+                wait.signalled = signal(device, batch, wait.stream, wait.request)
+            if wait.signalled is None and copy is not None and copy.follow(wait.end):
+                tracks.expect()
+            else:
+                tracks.on_complete(track, wait.end)  # before all else, for the device may come to its end any moment
+            self._given(batch, wait, track, launches, launches, not tracks.notified)
+        device.telemetry.count("sync")
+
+    def _given(
+        self,
+        batch: InlineBatch,
+        waiting: InlineSync | InlineAnswer,
+        track: PooledStream,
+        commands: int,
+        launches: int,
+        soon: bool,
+    ) -> None:
+        """The device has been given so many commands, so many of them launches. `soon`: it may be done any moment with
+        what somebody waits for, so that this is looked for first."""
+        tracks, sharing, since = self._device.tracks, self._sharing, time.perf_counter()
+        lone = not sharing.active
+        if soon:
+            tracks.ask(track, HERE_S)
+        if waiting.over and lone and not tracks.live:
+            sharing.came_and_went(batch.backlog, since, commands)
+        else:
+            sharing.went(batch.backlog, since)
+        if waiting.over:
+            self.answered = True
+        else:
+            waiting.take_its_time()
+        self._ran(batch, launches)
+
+    def _issue(self, session: DeviceSession, records: bytes) -> tuple[int, BatchEntry | None]:
+        """How many launches there were; the batch, where they were not all the same as before."""
+        if self._launches.again(session, records):
+            return 1, None
+        entry = BatchEntry(session.last_seq)
+        session.batches.append(entry)
+        return self._launches.run_records(session, records, entry, 0)[0], entry
+
+    def _ran(self, batch: InlineBatch, launches: int) -> None:
+        """It has run, and what it has given to the device is noted."""
+        telemetry = self._device.telemetry
+        if launches:
+            telemetry.count("launch", launches)
+        telemetry.batches += 1
+        telemetry.batch_execution.observe(time.perf_counter_ns() - batch.began)
+
+    def _went(self, batch: InlineBatch, launches: int) -> None:
+        """It has run, and what it has given to the device is under way."""
+        self._sharing.went(batch.backlog)
+        self._ran(batch, launches)
+
+    # ---- copies, and more than launches ----
+
+    def _copy(self, batch: InlineBatch, found: LoneCopy) -> bool:
+        """A Write or a Read alone: it does not wait for its turn, for there is nobody else's."""
+        named, command = self._copies.known(found), None
+        if named is None:
+            try:
+                command = commands_pb2.Command.FromString(found.data)
+            except DecodeError:
+                return False
+            if command.WhichOneof("kind") != found.kind:  # there are more fields behind it
+                return False
+            named = self._copies.learn(found, command)
+        if named is not None:
+            copy = self._copies.give(batch, found.request, named)
+            if copy is not None:
+                batch.came()
+                self._copied(batch, copy, 0)
+                return True
+        if command is None:
+            command = commands_pb2.Command.FromString(found.data)
+        self._mixed(batch, mixed_batch.alone(found.kind, command))
+        return True
+
+    def _mixed(self, batch: InlineBatch, mixed: MixedBatch) -> None:
+        session, last = batch.session, mixed.last
+        stream = _free(session, last.stream)
+        batch.came()
+        entry = BatchEntry(batch.seq)
+        session.batches.append(entry)
+        index, launches = self._before(session, mixed, entry)
+        if stream is not None and mixed.kind and not session.deferred:
+            request = varint(last.request)
+            if mixed.kind == "read":
+                reading = self._reads.give(batch, stream, request, last.read)
+                if reading is not None:
+                    session.batches.clear()
+                    self._copied(batch, reading, launches)
+                    return
+            else:
+                busy = self._busy(session, stream, last.sync.all_streams)
+                if busy is not None:
+                    session.batches.clear()
+                    plain = plain_batch.only_sync(request, last.stream, last.sync.all_streams)
+                    wait = InlineSync(self._device, self._executor, batch, stream, plain, index)
+                    self._wait(batch, wait, busy, launches)
+                    return
+        self._go_on(session, last, mixed.kind, entry, index)
+        self._went(batch, launches)
+
+    def _before(self, session: DeviceSession, mixed: MixedBatch, entry: BatchEntry) -> tuple[int, int]:
+        """Runs what is not answered, or puts it off; how many commands there were, each launch counted, and how many
+        of them were launches."""
+        index = launches = 0
+        for kind, command in mixed.before:
+            if kind == "launches":
+                count = self._launches.run_records(session, command.launches, entry, index)[0]
+                index += count
+                launches += count
+                continue
+            runs = self._at_once.get(kind)
+            if runs is None or not runs[0](session, command, entry, index):
+                self._executor.command(session, command, kind, batch=entry, index=index)
+            index += 1
+        return index, launches
+
+    def _copied(self, batch: InlineBatch, copy: InlineAnswer, launches: int) -> None:
+        """A copy has been given to the device, or what the driver took of it."""
+        self._device.telemetry.count(copy.name)
+        if copy.refusal is not None:
+            self._went(batch, launches)
+            copy.fail(copy.refusal)
+            return
+        soon = copy.size <= SOON and len(copy.track.pending) == 1 and not self._device.tracks.notified
+        self._given(batch, copy, copy.track, launches + 1, launches, soon)
+
+    # ---- both ----
+
+    def _busy(self, session: DeviceSession, stream: LogicalStream, all_streams: bool) -> list[PooledStream] | None:
+        """The track to wait for, if any; None: there is more to wait for than one."""
+        tracks, track = self._device.tracks, stream.track
+        if not all_streams:
+            return [] if tracks.idle(track) else [track]
+        live = tracks.live
+        busy = [track] if len(live) == 1 and track in live else tracks.busy(session.tracks())
+        return None if len(busy) > 1 or session.streams.marked else busy
+
+    def _go_on(
+        self, session: DeviceSession, last: commands_pb2.Command, kind: str, entry: BatchEntry | None, index: int
+    ) -> None:
+        """The long way from the last command on, if there is one: what is before it has to wait, or it waits for more
+        than that."""
+        if entry is None:
+            entry = BatchEntry(session.last_seq)
+            session.batches.append(entry)
+        if kind:
+            self._executor.command(session, last, kind, batch=entry, index=index)
+        entry.left -= 1
+        if not entry.left:
+            self._executor.acknowledge(session, entry)
+
+
+def _free(session: DeviceSession, handle: int) -> LogicalStream | None:
+    """The stream, where nothing of it is out of the ordinary."""
+    stream = session.streams.items.get(handle)
+    return None if stream is None or stream.capture is not None or stream.flights else stream
+
+
+def _sync_of(plain: PlainBatch) -> commands_pb2.Command:
+    return commands_pb2.Command(
+        request=plain_batch.number(plain.request),
+        stream=plain.stream,
+        sync=commands_pb2.Sync(all_streams=plain.all_streams),
+    )
