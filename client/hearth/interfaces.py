@@ -1,13 +1,13 @@
 """Arrays, devices and nodes as the modules below their own use them.
 
-Covers annotations only: nothing imports this module at run time. The classes are `hearth.arrays.array.DeviceArray`,
+Covers annotations only: nothing imports this module at run time. The classes are `hearth.arrays.base_array.BaseArray`,
 `hearth.device.Device` and `hearth.node.Node`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from typing import Self
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from hearth_proto.layouts import RowLayout
 
 
+A_co = TypeVar("A_co", covariant=True)
+"""The class of a device's arrays."""
+
+
 class NodeContext(Protocol):
     """A node, as its devices use it."""
 
@@ -36,7 +40,7 @@ class NodeContext(Protocol):
     def _describe(self) -> NodeInfo: ...
 
 
-class DeviceContext(Protocol):
+class DeviceContext(Protocol[A_co]):
     """A device, as its arrays and modules use it."""
 
     @property
@@ -46,7 +50,7 @@ class DeviceContext(Protocol):
     def _node(self) -> NodeContext: ...
 
     @property
-    def _array_type(self) -> Callable[..., Any]:
+    def _array_type(self) -> Callable[..., A_co]:
         """The class of its arrays, called with device, memory, offset, shape, dtype and, where not C order, strides."""
 
     @property
@@ -55,7 +59,7 @@ class DeviceContext(Protocol):
     @property
     def properties(self) -> DeviceProperties: ...
 
-    def empty(self, shape: Shape, dtype: Any = ..., stream: Stream | None = ...) -> Any: ...
+    def empty(self, shape: Shape, dtype: Any = ..., stream: Stream | None = ...) -> A_co: ...
 
     def RawKernel(self, code: str | bytes, name: str) -> Callable[..., None]: ...
 
@@ -67,13 +71,17 @@ class DeviceContext(Protocol):
 class ArrayLike(Protocol):
     """An array on a device, as what views, converts, assigns and exports it uses it."""
 
-    _connection: Connection
     _dtype: Dtype
     _memory: Memory
     _offset: int
+    _rows: RowLayout | None
+    _shape: tuple[int, ...]
 
     @property
-    def _device(self) -> DeviceContext: ...
+    def _connection(self) -> Connection: ...
+
+    @property
+    def _device(self) -> DeviceContext[Any]: ...
 
     @property
     def _strides(self) -> tuple[int, ...] | None: ...

@@ -1,13 +1,12 @@
-"""`connect` and `Node`: the way in."""
+"""`connect`, and nodes whose answers are waited for by the calling thread."""
 
 from __future__ import annotations
 
 import os
-import weakref
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from hearth import telemetry
+from hearth.base_node import BaseNode
 from hearth.endpoint import credentials
 from hearth.endpoint import target as targets
 from hearth.endpoint.open_session import open_session
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from hearth.device import Device
     from hearth.session.connection import Connection
     from hearth.session.lease import NodeSession, Roads
-    from hearth.session.reply import Reply
     from hearth.types import NodeInfo, SessionInfo
 
 _LONGEST_LAUNCH_S = 365 * 86400.0
@@ -145,57 +143,8 @@ def _trace(session: NodeSession, path: str) -> None:
         raise
 
 
-class Node:
+class Node(BaseNode["Device"]):
     """A session on a node. Closed by `close`, at the end of ``with``, when collected, or when Python exits."""
-
-    def __init__(self, session: NodeSession) -> None:
-        self._session = session
-        self._devices: weakref.WeakValueDictionary[int, Device] = weakref.WeakValueDictionary()
-        self._finalizer = weakref.finalize(self, session.abandon)
-        self._finalizer.atexit = False  # the session sees to that, and waits
-
-    @property
-    def name(self) -> str:
-        """The host's name."""
-        return self._session.opened.node
-
-    @property
-    def session_id(self) -> str:
-        """The session's public id, as in the daemon's logs."""
-        return self._session.session_id
-
-    @property
-    def tenant(self) -> str:
-        """Who this client is to the daemon; ``"default"`` where the daemon does not ask."""
-        return self._session.opened.tenant
-
-    @property
-    def isolation(self) -> str:
-        """``"dedicated"`` where no other session shares its device processes, else ``"shared"``."""
-        dedicated = self._session.opened.isolation == node_pb2.ISOLATION_DEDICATED
-        return "dedicated" if dedicated else "shared"
-
-    @property
-    def devices(self) -> list[Device]:
-        """All devices, by ordinal."""
-        return [self.device(ordinal) for ordinal in sorted(self._session.connections)]
-
-    def device(self, ordinal: int = 0) -> Device:
-        """One device. Raises `ArgumentError` where the node has none of that number."""
-        self._session.check()
-        connection = self._session.connections.get(ordinal)
-        if connection is None:
-            known = sorted(self._session.connections)
-            raise ArgumentError(
-                f"node {self.name} has no device {ordinal}; it has {known or 'none'}.",
-                reason="DEVICE_NOT_FOUND",
-                fix="see node.devices.",
-            )
-        device = self._devices.get(ordinal)
-        if device is None:
-            opened = next(entry for entry in self._session.opened.devices if entry.ordinal == ordinal)
-            device = self._devices.setdefault(ordinal, self._make_device(connection, opened))
-        return device
 
     def _make_device(self, connection: Connection, opened: node_pb2.Device) -> Device:
         from hearth.device import Device
@@ -213,54 +162,18 @@ class Node:
 
         wait_for_all(self._synchronizing(), timeout)
 
-    def _synchronizing(self) -> list[Reply]:
-        self._session.check()
-        replies: list[Reply] = []
-        try:
-            replies += (device._synchronizing() for device in self.devices if device._connection.used)
-        except BaseException:
-            for reply in replies:
-                reply.abandon()
-            raise
-        return replies
-
-    def on_output(self, callback: Callable[[str], object] | None) -> None:
-        """As `Device.on_output`, for all devices."""
-        for connection in self._session.connections.values():
-            connection.prints.callback = callback
-
     def describe(self) -> NodeInfo:
         """Name, versions, features, and every device's present state."""
         return self._describe()
 
-    def _describe(self) -> NodeInfo:
-        from hearth.types import NodeInfo
-
-        return NodeInfo.of(self._session.call("Describe", node_pb2.DescribeRequest(), node_pb2.DescribeResponse))
-
-    @property
-    def draining(self) -> bool:
-        """Whether the daemon has said that it will stop: it takes no new sessions, and ends this one before long.
-
-        Known as soon as a device has been used; asks nobody, unlike `describe`.
-        """
-        return any(connection.draining for connection in self._session.connections.values())
-
     def sessions(self) -> list[SessionInfo]:
         """The sessions on the node that this one may see."""
-        from hearth.types import SessionInfo
-
-        listed = self._session.call("ListSessions", node_pb2.ListSessionsRequest(), node_pb2.ListSessionsResponse)
-        return [SessionInfo.of(entry) for entry in listed.sessions]
+        return self._list_sessions()
 
     def status(self) -> dict[str, Any]:
         """What the daemon's page shows: devices, tenants, sessions, throughput, faults, as far as this client may see
         them. The document of HTTP's ``/status``."""
-        answer = self._session.call("GetStatus", node_pb2.GetStatusRequest(), node_pb2.GetStatusResponse)
-        import json
-
-        document: dict[str, Any] = json.loads(answer.json)
-        return document
+        return self._fetch_status()
 
     def end_session(self, session_id: str) -> list[int]:
         """Ends a session: one of the tenant's own, or, with the right to administer, anybody's. Raises
@@ -268,31 +181,22 @@ class Node:
 
         Returns the ordinals of devices on which a kernel of it still runs, beside the work of others: what it held is
         free there when that kernel has ended, or the last of them has gone. Empty where all is free."""
-        request = node_pb2.EndSessionRequest(session_id=session_id)
-        return list(self._session.call("EndSession", request, node_pb2.EndSessionResponse).running)
+        return self._end_session(session_id)
 
     def restart_device(self, ordinal: int) -> None:
         """Replaces a device's processes and lifts its fence; arrays on it are lost. Raises `AuthenticationError`
         without the right to administer."""
-        request = node_pb2.RestartDeviceRequest(device=ordinal)
-        self._session.call("RestartDevice", request, node_pb2.RestartDeviceResponse)
+        self._restart_device(ordinal)
 
     def drain(self) -> int:
         """Has the daemon refuse new sessions; how many go on. Raises `AuthenticationError` without the right to
         administer."""
-        drained = self._session.call("Drain", node_pb2.DrainRequest(), node_pb2.DrainResponse)
-        return int(drained.sessions)
+        return self._drain()
 
     @telemetry.traced("hearth.close")
     def close(self) -> None:
         """Sends what is queued, ends the session and frees all that it holds on the devices."""
-        self._session.close()
-        self._finalizer.detach()
-
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed."""
-        return self._session.closed
+        self._close()
 
     def __enter__(self) -> Node:
         return self
@@ -301,24 +205,3 @@ class Node:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _repr_html_(self) -> str:
-        from hearth import html_repr
-
-        state = "closed" if self.closed else "draining" if self.draining else f"session {self.session_id}"
-        rows = [
-            (
-                entry.ordinal,
-                entry.properties.name,
-                entry.properties.backend,
-                html_repr.size(entry.properties.total_memory),
-                entry.properties.multiprocessor_count,
-            )
-            for entry in self._session.opened.devices
-        ]
-        title = f"Node {self.name} at {self._session.transport.target}: {state}"
-        return html_repr.table(title, ("device", "name", "backend", "memory", "multiprocessors"), rows)
-
-    def __repr__(self) -> str:
-        state = "closed" if self.closed else f"{len(self._session.connections)} devices"
-        return f"<hearth.Node {self.name} at {self._session.transport.target}: {state}>"

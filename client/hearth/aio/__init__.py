@@ -7,8 +7,9 @@
 ...         double((1,), (4,), (x,))
 ...         print(await x.get())                                 # waits
 
-**One client.** Classes here are those of `hearth` (an array of this client *is* a `hearth.DeviceArray`): what does
-not wait is inherited, and is called as there; what waits has the same name and is a coroutine. A property that would
+**One client.** Classes here are siblings of those of `hearth`: `aio.DeviceArray` and `hearth.DeviceArray` are both
+a `BaseArray`, and so on. Calls that do not wait are inherited from it, the same for both; those that wait have the same
+name and are coroutines. A property that would
 ask the daemon is a coroutine method (``await event.done()``, ``await f.num_regs()``, ``await mod.functions()``), and a
 block whose end waits is entered by ``async with`` (`graph`, `prepared`, `profile`, `trace`, groups, the node). Each
 question is sent, and its answer read, by the other client's code (`hearth.session.reply.Asked`); only the wait between

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from hearth import dtypes, telemetry
 from hearth import progress as progresses
 from hearth.aio import transfers
 from hearth.aio.event_loop import in_loop
-from hearth.arrays import array as sync
+from hearth.arrays import host_copy
+from hearth.arrays.base_array import BaseArray
 from hearth.errors import ArgumentError
-from hearth.kernels import module
+from hearth.kernels.module import as_bytes
 from hearth.transfer import plan, registered, router
 
 if TYPE_CHECKING:
@@ -20,9 +22,12 @@ if TYPE_CHECKING:
     import numpy as np
 
     from hearth.aio.connection import LoopAttachment, LoopConnection
-    from hearth.interop import ipc
+    from hearth.dtypes import Dtype
+    from hearth.interfaces import DeviceContext
+    from hearth.interop.ipc import Exported
     from hearth.progress import Progress
     from hearth.session.attachment import Attachment
+    from hearth.session.memory import Memory
     from hearth.stream import Stream as AnyStream
 
 
@@ -31,15 +36,15 @@ _MIDDLING = 512 << 10
 threads: half of it at 1 MiB (CPU)."""
 
 
-class DeviceArray(sync.DeviceArray):
-    """As `hearth.DeviceArray`; `get`, `item`, `publish` and `ipc` are awaited."""
+class DeviceArray(BaseArray):
+    """As `hearth.DeviceArray`; `get`, `item`, `publish`, `ipc` and the like are awaited."""
 
     __slots__ = ()
 
     _connection: LoopConnection
 
     @telemetry.traced("hearth.get", telemetry.of_array)
-    async def get(  # type: ignore[override]
+    async def get(
         self,
         out: np.ndarray[Any, Any] | None = None,
         stream: AnyStream | None = None,
@@ -58,7 +63,7 @@ class DeviceArray(sync.DeviceArray):
         await connection.opened()
         connection.raise_deferred()
         attachment = self._usable()
-        host, into = self._places(out)
+        host, into = host_copy.destination(self, out)
         if self._nbytes:
             await self._come(attachment, stream, plan.host_bytes(into), blocking, into is out, timeout, progress)
         if into is not host:
@@ -66,7 +71,7 @@ class DeviceArray(sync.DeviceArray):
         return host
 
     @telemetry.traced("hearth.get", telemetry.of_array)
-    async def readinto(  # type: ignore[override]
+    async def readinto(
         self,
         buffer: Any,
         stream: AnyStream | None = None,
@@ -94,7 +99,7 @@ class DeviceArray(sync.DeviceArray):
         progress: bool | Progress | None,
     ) -> None:
         """All of it, into memory that is the caller's or that nobody else knows."""
-        connection, part = self._connection, self._part(attachment, stream)
+        connection, part = self._connection, host_copy.part_of(self, attachment, stream)
         report = progresses.reporter(progress, "download")
         if plan.inline(len(data), attachment.session.limits) and not _beside(connection, attachment, len(data)):
             reading = router.reading(connection, attachment, part, data, report)
@@ -109,20 +114,22 @@ class DeviceArray(sync.DeviceArray):
 
     async def item(self, *index: SupportsIndex) -> Any:
         """As `hearth.DeviceArray.item`."""
-        return await cast("DeviceArray", self._one(index))._element()
+        from hearth.arrays import views
+
+        return await views.element(self, index)._element()
 
     async def tolist(self) -> Any:
         """The elements as nested lists of Python objects."""
         dtype = self._dtype
         if isinstance(dtype, dtypes.Element):
-            return dtypes.elements(await self._taken(), self._shape, dtype)
+            return dtypes.elements(await self._bytes(), self._shape, dtype)
         return (await self.get()).tolist()
 
-    async def tobytes(self) -> bytes:  # type: ignore[override]
+    async def tobytes(self) -> bytes:
         """As `hearth.DeviceArray.tobytes`."""
-        return bytes(await self._taken())
+        return bytes(await self._bytes())
 
-    async def _taken(self) -> memoryview:  # type: ignore[override]
+    async def _bytes(self) -> memoryview:
         data = memoryview(bytearray(self._nbytes))
         await self.readinto(data)
         return data
@@ -130,7 +137,7 @@ class DeviceArray(sync.DeviceArray):
     async def _element(self) -> Any:
         dtype = self._dtype
         if isinstance(dtype, dtypes.Element):
-            return dtypes.elements(await self._taken(), (), dtype)
+            return dtypes.elements(await self._bytes(), (), dtype)
         return (await self.get()).item()
 
     def _refuse(self, *_: object) -> NoReturn:
@@ -141,12 +148,14 @@ class DeviceArray(sync.DeviceArray):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NoReturn:
         raise TypeError("an array of hearth.aio is not copied to the host without a word: use await x.get()")
 
-    async def ipc(self) -> ipc.Exported:  # type: ignore[override]
+    async def ipc(self) -> Exported:
         """As `hearth.DeviceArray.ipc`."""
-        await self._connection.opened()
-        return await self._connection.home.call(super().ipc, undo=lambda exported: exported.close())
+        from hearth.interop import ipc
 
-    async def publish(self, name: str, tenants: Sequence[str] = ()) -> None:  # type: ignore[override]
+        await self._connection.opened()
+        return await self._connection.home.call(partial(ipc.export, self), undo=lambda exported: exported.close())
+
+    async def publish(self, name: str, tenants: Sequence[str] = ()) -> None:
         """Lets other sessions attach it under `name`, read-only; see `Device.publish`."""
         await self._device.publish(name, self, tenants)
 
@@ -160,7 +169,7 @@ class DeviceArray(sync.DeviceArray):
         shared: bool,
     ) -> None:
         if not in_loop():  # a plain call of another thread, which may wait
-            super()._send(attachment, part, data, report, blocking, shared)
+            router.write(self._connection, attachment, part, data, report, blocking=blocking, shared=shared)
             return
         if blocking:
             raise ArgumentError(
@@ -179,7 +188,31 @@ def _beside(connection: LoopConnection, attachment: Attachment, size: int) -> bo
     return plan.worth_a_ring(connection, size) and size >= _MIDDLING and registered.likely(connection, attachment)
 
 
-class GlobalArray(DeviceArray, module.GlobalArray):
+class GlobalArray(DeviceArray):
     """A module's variable; as `hearth.kernels.module.GlobalArray`."""
 
-    __slots__ = ()
+    __slots__ = ("_typed",)
+
+    def __init__(
+        self,
+        device: DeviceContext[DeviceArray],
+        memory: Memory,
+        offset: int,
+        shape: tuple[int, ...],
+        dtype: Dtype,
+        *,
+        typed: bool,
+    ) -> None:
+        super().__init__(device, memory, offset, shape, dtype)
+        self._typed = typed
+
+    def set(
+        self,
+        a: Any,
+        stream: AnyStream | None = None,
+        *,
+        blocking: bool = False,
+        progress: bool | Progress | None = None,
+    ) -> None:
+        """As `hearth.DeviceArray.set`; without a dtype of its own it takes any array of its size."""
+        super().set(a if self._typed else as_bytes(self, a), stream, blocking=blocking, progress=progress)

@@ -1,4 +1,4 @@
-"""For what is entered by ``async with`` here, and by ``with`` in the other client."""
+"""Objects that are entered by ``async with`` here, and by ``with`` in the other client."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from typing import NoReturn
 
 
 class AsyncWith:
-    """Says so to who writes ``with``."""
+    """Refuses ``with``, naming ``async with``."""
 
-    def _refuse_with(self) -> NoReturn:
+    def __enter__(self) -> NoReturn:
         raise TypeError(f"a {type(self).__name__} of hearth.aio is entered by `async with`")
+
+    def __exit__(self, *_: object) -> None:
+        """Present because ``with`` looks for it before it enters."""

@@ -5,43 +5,34 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from hearth import device as sync
 from hearth import shapes, telemetry
 from hearth.aio.array import DeviceArray
 from hearth.aio.module import Function, RawModule
 from hearth.aio.stream import Event, Stream
+from hearth.base_device import BaseDevice
 from hearth.errors import UnsupportedError
-from hearth.kernels.dispatch import How
+from hearth.kernels.dispatch import How, job_of
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from hearth.aio.connection import LoopConnection
     from hearth.aio.dispatch import PendingDispatch
     from hearth.aio.graph import Graph, Prepared
     from hearth.aio.profile import Profile, Trace
-    from hearth.arrays.array import DeviceArray as AnyArray
     from hearth.arrays.described import PublishedArray
-    from hearth.interfaces import NodeContext
     from hearth.kernels.bindings import Array
-    from hearth.progress import Progress
     from hearth.stream import Stream as AnyStream
     from hearth.types import DeviceInfo, MemoryUsage
-    from hearth_proto.v1 import node_pb2
 
 
-class Device(sync.Device):
+class Device(BaseDevice[DeviceArray, Stream]):
     """As `hearth.Device`. What makes arrays, modules, streams and launches is called as there, and never waits; what
     waits is awaited. See `hearth.aio` for how much may be submitted, and `ready`."""
 
     _connection: LoopConnection
     _array_type = DeviceArray
-
-    def __init__(self, node: NodeContext, connection: LoopConnection, opened: node_pb2.Device) -> None:
-        super().__init__(node, connection, opened)
-        self._default_stream = Stream(connection, default=True)
+    _stream_type = Stream
 
     async def ready(self) -> None:
         """Returns when plain calls go through: the device is attached, also again after a loss, and its queue has room.
@@ -53,11 +44,11 @@ class Device(sync.Device):
 
     # ---- what is awaited ----
 
-    async def state(self) -> str:  # type: ignore[override]
+    async def state(self) -> str:
         """``"starting"``, ``"serving"``, ``"lost"``, ``"fenced"`` or ``"stalled"``; asks the node."""
         return (await self._known()).state
 
-    async def generation(self) -> int:  # type: ignore[override]
+    async def generation(self) -> int:
         """Counts the processes that have served it; asks the node."""
         return (await self._known()).generation
 
@@ -65,7 +56,7 @@ class Device(sync.Device):
         return await self._connection.home.call(self._now)
 
     @telemetry.traced("hearth.synchronize")
-    async def synchronize(self, timeout: float | None = None) -> None:  # type: ignore[override]
+    async def synchronize(self, timeout: float | None = None) -> None:
         """As `hearth.Device.synchronize`."""
         connection = self._connection
         await connection.opened()
@@ -73,24 +64,22 @@ class Device(sync.Device):
         connection.raise_deferred()
 
     @telemetry.traced("hearth.flush")
-    async def flush(  # type: ignore[override]
-        self, stream: AnyStream | None = None, timeout: float | None = None
-    ) -> None:
+    async def flush(self, stream: AnyStream | None = None, timeout: float | None = None) -> None:
         """As `hearth.Device.flush`."""
         await self._connection.opened()
         await self._connection.home.answer(self._flushing(stream), timeout)
 
-    async def memory_usage(self) -> MemoryUsage:  # type: ignore[override]
+    async def memory_usage(self) -> MemoryUsage:
         """What this session holds on the device, and what is left."""
         await self._connection.opened()
         return await self._connection.home.asked(self._asking_usage())
 
-    async def memory_cleanup(self) -> None:  # type: ignore[override]
+    async def memory_cleanup(self) -> None:
         """Gives unused pool memory back to the device."""
         await self._connection.opened()
         await self._connection.home.answer(self._cleaning())
 
-    async def prepare(self, launches: Iterable[Sequence[Any]]) -> Prepared:  # type: ignore[override]
+    async def prepare(self, launches: Iterable[Sequence[Any]]) -> Prepared:
         """As `hearth.Device.prepare`."""
         from hearth.kernels.prepared import launch_all
 
@@ -99,33 +88,31 @@ class Device(sync.Device):
         return prepared
 
     @telemetry.traced("hearth.publish", telemetry.of_name)
-    async def publish(  # type: ignore[override]
-        self, name: str, array: AnyArray, tenants: Sequence[str] = ()
-    ) -> None:
+    async def publish(self, name: str, array: DeviceArray, tenants: Sequence[str] = ()) -> None:
         """As `hearth.Device.publish`. Cancelled, it may be done all the same."""
         await self._connection.opened()
-        await self._connection.home.call(partial(super().publish, name, array, tenants))
+        await self._connection.home.call(partial(self._publications.publish, name, array, tenants))
 
-    async def unpublish(self, name: str) -> None:  # type: ignore[override]
+    async def unpublish(self, name: str) -> None:
         """As `hearth.Device.unpublish`."""
-        await self._connection.home.call(partial(super().unpublish, name))
+        await self._connection.home.call(partial(self._publications.unpublish, name))
 
     @telemetry.traced("hearth.attach", telemetry.of_name)
-    async def attach(  # type: ignore[override]
+    async def attach(
         self, name: str, tenant: str | None = None, *, shape: shapes.Shape | None = None, dtype: Any = None
     ) -> DeviceArray:
         """As `hearth.Device.attach`."""
         await self._connection.until_attached()  # whose generation the array is of
-        attach = partial(super().attach, name, tenant, shape=shape, dtype=dtype)
-        return cast("DeviceArray", await self._connection.home.call(attach, undo=lambda array: array.free()))
+        attach = partial(self._publications.attach, self, name, tenant, shape, dtype)
+        return await self._connection.home.call(attach, undo=lambda array: array.free())
 
-    async def published(self) -> list[PublishedArray]:  # type: ignore[override]
+    async def published(self) -> list[PublishedArray]:
         """What this session may attach on the device, of its own tenant first."""
         await self._connection.opened()
-        return await self._connection.home.call(super().published)
+        return await self._connection.home.call(self._publications.listed)
 
     @telemetry.traced("hearth.dispatch", telemetry.of_dispatch)
-    async def dispatch(  # type: ignore[override]
+    async def dispatch(
         self,
         function: Function,
         grid: Any,
@@ -147,7 +134,7 @@ class Device(sync.Device):
 
         await self._connection.opened()
         how = How(shared_mem, iterations, timeout, stream, apart=True)
-        job = self._job(function, grid, block, (args, ins, outs, scalars), out, how)
+        job = job_of(self, function, grid, block, (args, ins, outs, scalars), out, how)
         return await PendingDispatch(job, take=True)._run()
 
     # ---- what is not ----
@@ -174,7 +161,7 @@ class Device(sync.Device):
         from hearth.aio.dispatch import PendingDispatch
 
         how = How(shared_mem, iterations, timeout, stream, timed, copy)
-        return PendingDispatch(self._job(function, grid, block, (args, ins, outs, scalars), out, how))
+        return PendingDispatch(job_of(self, function, grid, block, (args, ins, outs, scalars), out, how))
 
     def RawModule(
         self,
@@ -200,6 +187,10 @@ class Device(sync.Device):
     def stream(self, priority: int = 0) -> Stream:
         """As `hearth.Device.stream`; ``with`` makes it current in this task."""
         return Stream(self._connection, priority)
+
+    def RawKernel(self, code: str | bytes, name: str, options: Iterable[str] = (), **unsupported: Any) -> Function:
+        """As `hearth.Device.RawKernel`."""
+        return self.RawModule(code, options=options, **unsupported).get_function(name)
 
     def event(self) -> Event:
         """An event, to be recorded by `Stream.record`."""
@@ -235,50 +226,3 @@ class Device(sync.Device):
             reason="UNSUPPORTED",
             fix="gpu.asarray(await x.get(), dtype).",
         )
-
-    if TYPE_CHECKING:
-
-        @property
-        def default_stream(self) -> Stream: ...
-        @property
-        def current_stream(self) -> Stream: ...
-        def RawKernel(
-            self, code: str | bytes, name: str, options: Iterable[str] = (), **unsupported: Any
-        ) -> Function: ...
-        def asarray(
-            self,
-            a: Any,
-            dtype: Any = None,
-            stream: AnyStream | None = None,
-            *,
-            blocking: bool = False,
-            progress: bool | Progress | None = None,
-        ) -> DeviceArray: ...
-        def array(
-            self,
-            obj: Any,
-            dtype: Any = None,
-            stream: AnyStream | None = None,
-            *,
-            blocking: bool = False,
-            progress: bool | Progress | None = None,
-        ) -> DeviceArray: ...
-        def empty(self, shape: shapes.Shape, dtype: Any = float, stream: AnyStream | None = None) -> DeviceArray: ...
-        def empty_pitched(
-            self, shape: shapes.Shape, dtype: Any = float, stream: AnyStream | None = None
-        ) -> DeviceArray: ...
-        def empty_many(  # type: ignore[override]  # a list of them is no list of the other's
-            self, specs: Iterable[tuple[shapes.Shape, Any]], stream: AnyStream | None = None
-        ) -> list[DeviceArray]: ...
-        def persistent_memory(self) -> AbstractContextManager[None]: ...  # type: ignore[override]
-        def zeros(self, shape: shapes.Shape, dtype: Any = float, stream: AnyStream | None = None) -> DeviceArray: ...
-        def ones(self, shape: shapes.Shape, dtype: Any = float, stream: AnyStream | None = None) -> DeviceArray: ...
-        def full(
-            self, shape: shapes.Shape, fill_value: Any, dtype: Any = None, stream: AnyStream | None = None
-        ) -> DeviceArray: ...
-        def empty_like(self, a: Any, dtype: Any = None, stream: AnyStream | None = None) -> DeviceArray: ...
-        def zeros_like(self, a: Any, dtype: Any = None, stream: AnyStream | None = None) -> DeviceArray: ...
-        def ones_like(self, a: Any, dtype: Any = None, stream: AnyStream | None = None) -> DeviceArray: ...
-        def full_like(
-            self, a: Any, fill_value: Any, dtype: Any = None, stream: AnyStream | None = None
-        ) -> DeviceArray: ...

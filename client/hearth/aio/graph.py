@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from hearth.aio.awaited import AsyncWith
 from hearth.kernels import graph as sync_graph
@@ -24,9 +24,6 @@ class _Recording(AsyncWith, Program):
     _connection: LoopConnection
     _begin: Callable[[], None]
     _end: Callable[..., Asked[Any] | None]
-
-    def __enter__(self) -> NoReturn:
-        self._refuse_with()
 
     async def __aenter__(self) -> Self:
         await self._connection.opened()

@@ -4,33 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
+from hearth.aio.array import DeviceArray
 from hearth.aio.awaited import AsyncWith
 from hearth.aio.device import Device
-from hearth.collectives import group as sync
+from hearth.collectives.base_group import BaseGroup
 from hearth.errors import ArgumentError, DtypeError
 
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from hearth.aio.array import DeviceArray
-    from hearth.arrays import array
     from hearth.collectives.flight_recorder import FlightRecord
     from hearth.collectives.group_members import Named
     from hearth.session.collective_order import Roster
 
 
-class Group(AsyncWith, sync.Group):
+class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
     """As `hearth.Group`: operations are plain calls, which go one way.
 
     ``Group(node.devices)`` of one session can be used at once. One over several sessions is formed where it is awaited
     or entered: ``group = await Group([a.device(0), b.device(0)])`` or ``async with Group(...) as group:``. Before two
     of its ranks on different daemons send to each other outside of a batch, ``await group.pair(rank, peer)``.
     """
-
-    devices: list[Device]  # type: ignore[assignment]
 
     def __init__(self, devices: Sequence[Device], *, timeout: float | None = None) -> None:
         devices = list(devices)
@@ -59,7 +56,7 @@ class Group(AsyncWith, sync.Group):
     async def _formed_now(self) -> Self:
         if self._unformed:
             form = super()._form_all
-            await self._home.call(form, undo=lambda _: sync.Group.close(self))
+            await self._home.call(form, undo=lambda _: self._close())
             self._unformed = False
         return self
 
@@ -69,29 +66,26 @@ class Group(AsyncWith, sync.Group):
         if self._sessions[rank] is not self._sessions[peer]:
             await self._home.call(partial(super()._pair, rank, peer))
 
-    async def subgroup(self, ranks: Iterable[int]) -> Group:  # type: ignore[override]
+    async def subgroup(self, ranks: Iterable[int]) -> Group:
         """As `hearth.Group.subgroup`."""
-        return await Group(self._chosen(ranks), timeout=self._timeout)  # type: ignore[arg-type]
+        return await Group(self._chosen(ranks), timeout=self._timeout)
 
-    async def rebuild(self, without: Iterable[Named] | Named = ()) -> Group:  # type: ignore[override]
+    async def rebuild(self, without: Iterable[Named] | Named = ()) -> Group:
         """As `hearth.Group.rebuild`."""
-        fresh = await Group(self._left(without), timeout=self._timeout)  # type: ignore[arg-type]
+        fresh = await Group(self._left(without), timeout=self._timeout)
         await self.close()
         return fresh
 
-    async def flight_recorder(self) -> list[FlightRecord]:  # type: ignore[override]
+    async def flight_recorder(self) -> list[FlightRecord]:
         """As `hearth.Group.flight_recorder`."""
-        return await self._home.call(super().flight_recorder)
+        return await self._home.call(self._flight_records)
 
-    async def close(self) -> None:  # type: ignore[override]
+    async def close(self) -> None:
         """As `hearth.Group.close`. Cancelled, it goes on by itself."""
         self._home.check()
-        closing = self._home.calls.run(super().close)
+        closing = self._home.calls.run(self._close)
         await self._home.over(closing)
         closing.result()
-
-    def __enter__(self) -> NoReturn:
-        self._refuse_with()
 
     async def __aenter__(self) -> Self:
         return await self
@@ -125,41 +119,3 @@ class Group(AsyncWith, sync.Group):
                 fix=f"await group.pair({rank}, {peer}) before, or send and receive in one group.batch().",
             )
         return super()._pair(rank, peer)
-
-    if TYPE_CHECKING:
-        Arrays = Sequence[array.DeviceArray]
-
-        def all_reduce(  # type: ignore[override]
-            self, arrays: Arrays, op: str = "sum", outs: Arrays | None = None, timeout: float | None = None
-        ) -> list[DeviceArray]: ...
-        def reduce(
-            self,
-            arrays: Arrays,
-            root: int = 0,
-            op: str = "sum",
-            out: array.DeviceArray | None = None,
-            timeout: float | None = None,
-        ) -> DeviceArray: ...
-        def broadcast(  # type: ignore[override]
-            self,
-            arrays: array.DeviceArray | Arrays,
-            root: int = 0,
-            outs: Arrays | None = None,
-            timeout: float | None = None,
-        ) -> list[DeviceArray]: ...
-        def all_gather(  # type: ignore[override]
-            self, arrays: Arrays, outs: Arrays | None = None, timeout: float | None = None
-        ) -> list[DeviceArray]: ...
-        def reduce_scatter(  # type: ignore[override]
-            self, arrays: Arrays, op: str = "sum", outs: Arrays | None = None, timeout: float | None = None
-        ) -> list[DeviceArray]: ...
-        def all_to_all(  # type: ignore[override]
-            self, arrays: Arrays, outs: Arrays | None = None, timeout: float | None = None
-        ) -> list[DeviceArray]: ...
-        def gather(
-            self, arrays: Arrays, root: int = 0, out: array.DeviceArray | None = None, timeout: float | None = None
-        ) -> DeviceArray: ...
-        def scatter(  # type: ignore[override]
-            self, array: array.DeviceArray, root: int = 0, outs: Arrays | None = None, timeout: float | None = None
-        ) -> list[DeviceArray]: ...
-        def recv(self, array: array.DeviceArray, source: int, timeout: float | None = None) -> DeviceArray: ...

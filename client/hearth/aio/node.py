@@ -6,12 +6,13 @@ import asyncio
 import os
 from collections.abc import Callable, Generator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
-from hearth import node as sync
 from hearth import telemetry
 from hearth.aio.awaited import AsyncWith
 from hearth.aio.event_loop import Home
+from hearth.base_node import BaseNode
+from hearth.node import session_of
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -51,7 +52,7 @@ def connect(
     """
     return Connecting(
         partial(
-            sync.session_of, target, timeout, name, token, ca, certificate, key, insecure=insecure,
+            session_of, target, timeout, name, token, ca, certificate, key, insecure=insecure,
             isolation=isolation, launch_timeout=launch_timeout, lanes=lanes, wait_for_ready=wait_for_ready,
         )
     )  # fmt: skip
@@ -92,7 +93,7 @@ def _road(
     return LoopConnection(home, transport, token, ordinal, limits, timeout, lease)
 
 
-class Node(AsyncWith, sync.Node):
+class Node(AsyncWith, BaseNode["Device"]):
     """As `hearth.Node`, for the event loop that it was made in: what asks the daemon is awaited.
 
     Closed by `close`, at the end of ``async with``, when collected, or when Python exits.
@@ -105,7 +106,7 @@ class Node(AsyncWith, sync.Node):
     def device(self, ordinal: int = 0) -> Device:
         """One device. Raises `ArgumentError` where the node has none of that number."""
         self._home.check()
-        return cast("Device", super().device(ordinal))
+        return super().device(ordinal)
 
     def _make_device(self, connection: Connection, opened: node_pb2.Device) -> Device:
         from hearth.aio.device import Device
@@ -113,7 +114,7 @@ class Node(AsyncWith, sync.Node):
         return Device(self, cast("LoopConnection", connection), opened)
 
     @telemetry.traced("hearth.synchronize")
-    async def synchronize(self, timeout: float | None = None) -> None:  # type: ignore[override]
+    async def synchronize(self, timeout: float | None = None) -> None:
         """As `hearth.Node.synchronize`."""
         self._session.check()
         used = [device._connection for device in self.devices if device._connection.used]
@@ -121,41 +122,38 @@ class Node(AsyncWith, sync.Node):
             await connection.opened()
         await self._home.answers(self._synchronizing(), timeout)
 
-    async def describe(self) -> NodeInfo:  # type: ignore[override]
+    async def describe(self) -> NodeInfo:
         """Name, versions, features, and every device's present state."""
         return await self._home.call(self._describe)
 
-    async def sessions(self) -> list[SessionInfo]:  # type: ignore[override]
+    async def sessions(self) -> list[SessionInfo]:
         """The sessions on the node that this one may see."""
-        return await self._home.call(super().sessions)
+        return await self._home.call(self._list_sessions)
 
-    async def status(self) -> dict[str, Any]:  # type: ignore[override]
+    async def status(self) -> dict[str, Any]:
         """As `hearth.Node.status`."""
-        return await self._home.call(super().status)
+        return await self._home.call(self._fetch_status)
 
-    async def end_session(self, session_id: str) -> list[int]:  # type: ignore[override]
+    async def end_session(self, session_id: str) -> list[int]:
         """As `hearth.Node.end_session`."""
-        return await self._home.call(partial(super().end_session, session_id))
+        return await self._home.call(partial(self._end_session, session_id))
 
-    async def restart_device(self, ordinal: int) -> None:  # type: ignore[override]
+    async def restart_device(self, ordinal: int) -> None:
         """As `hearth.Node.restart_device`."""
-        await self._home.call(partial(super().restart_device, ordinal))
+        await self._home.call(partial(self._restart_device, ordinal))
 
-    async def drain(self) -> int:  # type: ignore[override]
+    async def drain(self) -> int:
         """As `hearth.Node.drain`: of the whole daemon. To wait for room in a queue, see `Device.ready`."""
-        return await self._home.call(super().drain)
+        return await self._home.call(self._drain)
 
     @telemetry.traced("hearth.close")
-    async def close(self) -> None:  # type: ignore[override]
+    async def close(self) -> None:
         """Sends what is queued, ends the session and frees all that it holds on the devices. Cancelled, it goes on by
         itself."""
         self._home.check()
-        closing = self._home.calls.run(super().close)
+        closing = self._home.calls.run(self._close)
         await self._home.over(closing)
         closing.result()
-
-    def __enter__(self) -> NoReturn:
-        self._refuse_with()
 
     async def __aenter__(self) -> Self:
         return self
@@ -164,8 +162,3 @@ class Node(AsyncWith, sync.Node):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-    if TYPE_CHECKING:
-
-        @property
-        def devices(self) -> list[Device]: ...  # type: ignore[override]

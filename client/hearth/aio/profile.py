@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from hearth.aio.awaited import AsyncWith
 from hearth.errors import HearthError
@@ -25,9 +25,6 @@ class Profile(AsyncWith, sync_profile.Profile):
 
     _connection: LoopConnection
 
-    def __enter__(self) -> NoReturn:
-        self._refuse_with()
-
     async def __aenter__(self) -> Self:
         await self._connection.opened()
         self._begin()
@@ -45,9 +42,6 @@ class Trace(AsyncWith, sync_trace.Trace):
     """As `hearth.Trace`: ``async with gpu.trace() as t:``. Cancelled inside, it ends without waiting, and is lost."""
 
     _connection: LoopConnection
-
-    def __enter__(self) -> NoReturn:
-        self._refuse_with()
 
     async def __aenter__(self) -> Self:
         await self._connection.opened()

@@ -1,19 +1,18 @@
-"""What an array on a device does not do, and says so: arithmetic, comparisons, NumPy's ufuncs, pickling.
+"""Operators that arrays on a device refuse: arithmetic, comparisons, NumPy's ufuncs, pickling.
 
-Hearth is no array library. `a + x` could only be done by fetching `x` without being asked to, or by kernels of its own
-choosing; so it is refused, with what to write instead. Functions of NumPy that take whatever `np.asarray` takes
-(`np.save`, `np.testing.assert_allclose`, plotting) work with a copy, as with any object that has ``__array__``.
+Hearth is no array library: `a + x` would take a fetch of `x` that the caller did not ask for, or kernels that Hearth
+chooses. The refusal names what to write instead. NumPy's functions that accept whatever `np.asarray` accepts
+(`np.save`, `np.testing.assert_allclose`, plotting) work on a copy, as with any object that has ``__array__``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from hearth.errors import UnsupportedTypeError
 
-if TYPE_CHECKING:
-    import numpy as np
+T = TypeVar("T")
 
 _BINARY = {
     "add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "divmod": "divmod()",
@@ -24,36 +23,23 @@ _COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _FIX = "have a kernel do it on the device (gpu.RawKernel), or do it here with a copy: x.get()."
 
 
-class NoArithmetic:
-    """The operators, refused. Type checkers do not see them: to them the operands are wrong."""
+def refuse_operators(array_type: type[T]) -> type[T]:
+    """Class decorator that adds the refusals. Type checkers do not see them: to them the operands are wrong.
 
-    __slots__ = ()
-
-    if not TYPE_CHECKING:
-        __hash__ = object.__hash__  # an array is the same as itself alone, whatever it holds
-
-        def __eq__(self, other: object) -> Any:
-            return _compare(other, "==")
-
-        def __ne__(self, other: object) -> Any:
-            return _compare(other, "!=")
-
-        def __contains__(self, value: object) -> NoReturn:
-            raise _refusal("`in`")
-
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **keywords: Any) -> NoReturn:
-        name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
-        raise _refusal(f"np.{name}")
-
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise UnsupportedTypeError(
-            "an array on a device cannot be pickled: it is memory of this session.",
-            reason="UNSUPPORTED",
-            fix="pickle x.get(); to share it with another process, x.publish(name) here and gpu.attach(name) there.",
-        )
+    An array stays hashable by identity, whatever it holds.
+    """
+    for name, symbol in (_BINARY | _UNARY | _COMPARISONS).items():
+        setattr(array_type, f"__{name}__", _refusing(symbol))
+    for name, symbol in _BINARY.items():
+        setattr(array_type, f"__r{name}__", _refusing(symbol))
+    array_type.__eq__ = _comparing("==")  # type: ignore[method-assign]
+    array_type.__ne__ = _comparing("!=")  # type: ignore[method-assign]
+    setattr(array_type, "__contains__", _refusing("in"))  # noqa: B010
+    return array_type
 
 
-def _refusal(what: str) -> UnsupportedTypeError:
+def refusal(what: str) -> UnsupportedTypeError:
+    """The error for an operation, which is named as in a sentence."""
     return UnsupportedTypeError(
         f"{what} is not done for arrays on a device: Hearth runs kernels, and has none of its own.",
         reason="UNSUPPORTED",
@@ -61,21 +47,28 @@ def _refusal(what: str) -> UnsupportedTypeError:
     )
 
 
-def _compare(other: object, symbol: str) -> Any:
-    """With anything that has elements a comparison would mean each of them; with all else it is told apart."""
-    if isinstance(other, NoArithmetic | int | float | complex) or hasattr(other, "__array__"):
-        raise _refusal(f"`{symbol}`")
-    return NotImplemented
+def unpicklable() -> UnsupportedTypeError:
+    """The error for an attempt to pickle an array."""
+    return UnsupportedTypeError(
+        "an array on a device cannot be pickled: it is memory of this session.",
+        reason="UNSUPPORTED",
+        fix="pickle x.get(); to share it with another process, x.publish(name) here and gpu.attach(name) there.",
+    )
 
 
 def _refusing(symbol: str) -> Callable[..., NoReturn]:
     def refuse(self: object, *others: object) -> NoReturn:
-        raise _refusal(f"`{symbol}`")
+        raise refusal(f"`{symbol}`")
 
     return refuse
 
 
-for _name, _symbol in (_BINARY | _UNARY | _COMPARISONS).items():
-    setattr(NoArithmetic, f"__{_name}__", _refusing(_symbol))
-for _name, _symbol in _BINARY.items():
-    setattr(NoArithmetic, f"__r{_name}__", _refusing(_symbol))
+def _comparing(symbol: str) -> Callable[[object, object], Any]:
+    """A comparison that is refused with numbers and arrays, where it would mean each element; others are unequal."""
+
+    def compare(self: object, other: object) -> Any:
+        if isinstance(other, int | float | complex) or hasattr(other, "__array__"):
+            raise refusal(f"`{symbol}`")
+        return NotImplemented
+
+    return compare

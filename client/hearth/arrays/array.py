@@ -1,329 +1,224 @@
-"""Arrays on a device, by CuPy's and NumPy's names: contiguous, or rows at one distance from each other.
-
-Views (slices, `reshape`, `view`) share their buffer, which is freed when the last of them is gone. A kernel is passed
-the address of an array's first element, whatever its strides: pass `x.pitch` or `x.strides` beside it.
-Everything is ordered on a stream and sent one way; `get`, `np.asarray` and `item` wait.
-"""
+"""Arrays on a device whose contents are read by calls that wait."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
-from hearth import dtypes, shapes, stream
-from hearth import lazy_numpy as np
-from hearth.arrays.arithmetic import NoArithmetic
-from hearth.arrays.exchange import Exchange
-from hearth.codec import encode
-from hearth.errors import ArgumentError, DtypeError, UnsupportedError
-from hearth.session.memory import Memory
-from hearth_proto import layouts
-from hearth_proto.later import commands_pb2
+from hearth import dtypes, telemetry
+from hearth.arrays import host_copy
+from hearth.arrays.base_array import BaseArray
+from hearth.session.late_errors import NO_STREAM
+from hearth.transfer import router
+from hearth.transport.spin_wait import DOWN
 
 if TYPE_CHECKING:
-    from typing import Self, Unpack
+    import numpy as np
 
-    from hearth.arrays import strided, tensor_map
-    from hearth.arrays.astype import Casting
-    from hearth.dtypes import Dtype
-    from hearth.interfaces import DeviceContext
-    from hearth.interop import ipc
-    from hearth.types import DeviceProperties
-
-_PATTERNS = (1, 2, 4, 8, 16)
+    from hearth.interop.ipc import Exported
+    from hearth.progress import Progress
+    from hearth.session.attachment import Attachment
+    from hearth.stream import Stream
+    from hearth.transfer.pinned_copy import PinnedCopy
+    from hearth.transfer.plan import Part
 
 
-class DeviceArray(NoArithmetic, Exchange):
-    """An array in a device's memory. Made by `Device.asarray`, `empty`, `zeros` and their like."""
+class DeviceArray(BaseArray):
+    """An array in a device's memory. Made by `Device.asarray`, `empty`, `zeros` and their like.
 
-    __slots__ = ("__weakref__", "_device")
+    Views (slices, `reshape`, `view`) share their buffer, which is freed when the last of them is gone. A kernel is
+    passed the address of an array's first element, whatever its strides: pass `x.pitch` or `x.strides` beside it.
+    Commands are ordered on a stream and sent one way; `get`, `np.asarray`, `item` and other conversions to host values
+    wait.
+    """
 
-    def __init__(
+    __slots__ = ()
+
+    # ---- contents ----
+
+    @telemetry.traced("hearth.get", telemetry.of_array)
+    def get(
         self,
-        device: DeviceContext,
-        memory: Memory,
-        offset: int,
-        shape: tuple[int, ...],
-        dtype: Dtype,
-        strides: tuple[int, ...] | None = None,
-    ) -> None:
-        """Raises `UnsupportedError` for strides that make no rows."""
-        self._device = device
-        self._connection = device._connection
-        self._memory = memory
-        self._offset = offset
-        self._shape = shape
-        self._dtype = dtype
-        self._nbytes = math.prod(shape) * dtype.itemsize
-        self._strides = strides
-        self._pairs = None
-        self._rows = None
-        if strides is not None:
-            rows = layouts.rows_of(shape, strides, dtype.itemsize)
-            if rows is None:
-                from hearth.arrays import strided
+        out: np.ndarray[Any, Any] | None = None,
+        stream: Stream | None = None,
+        *,
+        blocking: bool = True,
+        timeout: float | None = None,
+        progress: bool | Progress | None = None,
+    ) -> np.ndarray[Any, Any]:
+        """A copy in host memory, after the work before it on `stream` and on the array; in `out` if given.
 
-                raise strided.no_rows(shape)
-            self._rows = None if rows.dense else rows
+        ``blocking=False``, with an `out` that lies in pinned memory (`hearth.empty_pinned`) and can take the bytes as
+        they are (C-contiguous): returns at once; `out` is filled in the order of the stream, and is not to be read
+        before that was synchronized with, which raises what failed. Where that cannot be (ordinary memory, a device of
+        another host) it waits all the same.
 
-    # ---- what it is ----
+        `timeout` in seconds. `progress`: True for a bar on a terminal or in a notebook, or `f(done, total)` in bytes.
+        Raises what failed on the stream, `BufferLostError`, `DeviceLostError`, `TimeoutError`.
+        """
+        copies = self._copies
+        if out is not None and copies is not None and progress is None:
+            copy = copies.find(self, out, DOWN, stream, blocking)
+            if copy is not None and host_copy.repeat_read(self, copy, out, timeout, blocking):
+                return out
+        self._connection.raise_deferred(NO_STREAM)  # which stream it is, is known when it can be used
+        attachment = self._usable()
+        host, into = host_copy.destination(self, out)
+        if self._nbytes:
+            host_copy.read(self, attachment, stream, into, timeout, progress, blocking or into is not host)
+        if into is not host:
+            host[...] = into
+        return host
 
-    @property
-    def device(self) -> Any:
-        """The `Device` where it lies."""
-        return self._device
+    @telemetry.traced("hearth.get", telemetry.of_array)
+    def readinto(
+        self,
+        buffer: Any,
+        stream: Stream | None = None,
+        *,
+        timeout: float | None = None,
+        progress: bool | Progress | None = None,
+    ) -> int:
+        """Its bytes, in C order, into a writable buffer of that size: a bytearray, `array.array`, memoryview, mmap or
+        an array of NumPy's, whatever the type of its elements. Returns the number of bytes, as `io` does.
 
-    def __repr__(self) -> str:
-        freed = ", freed" if self._memory.owner is None else ""
-        return f"DeviceArray(shape={self._shape}, dtype={self._dtype}, device={self._device.ordinal}{freed})"
+        Waits and raises as `get` does; also `DtypeError` for an object that is no buffer, `ArgumentError` for one that
+        is read-only, not contiguous, or of another size.
+        """
+        data = dtypes.writable(buffer, self._nbytes)
+        self._connection.raise_deferred(NO_STREAM)
+        attachment = self._usable()
+        if self._nbytes:
+            host_copy.fetch(self, attachment, stream, data, timeout, progress)
+        return self._nbytes
 
-    def _repr_html_(self) -> str:
-        from hearth import html_repr
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        if copy is False:
+            raise ValueError("an array on a device cannot be seen by the host without a copy")
+        host = self.get()
+        return host if dtype is None else host.astype(dtype, copy=False)
 
-        device = self._device
-        place = f"{device.ordinal}: {device.properties.name} ({device.properties.backend}) on {device._node.name}"
-        rows: list[tuple[str, object]] = [
-            ("shape", self.shape),
-            ("dtype", self.dtype),
-            ("size", html_repr.size(self.nbytes)),
-            ("device", place),
-        ]
-        if not self.flags.c_contiguous:
-            rows.append(("strides", self.strides))
-        states = {
-            "freed": self._memory.owner is None,
-            "lost": self._memory.space.lost and not self.durable,
-            "read-only": self._memory.read_only,
-            "durable": self.durable,
-        }
-        if any(states.values()):
-            rows.append(("state", ", ".join(state for state, holds in states.items() if holds)))
-        return html_repr.pairs("DeviceArray", rows)
+    def item(self, *index: SupportsIndex) -> Any:
+        """One element as a Python object: the only one, the one at a flat index, or that of one index for each axis.
 
-    # ---- for other libraries ----
+        Waits, as `get` does, and reads no more than that element. Raises ValueError where there are several.
+        """
+        from hearth.arrays import views
 
-    def ipc(self) -> ipc.Exported:
+        return views.element(self, index)._element()
+
+    def tolist(self) -> Any:
+        """The elements as nested lists of Python objects."""
+        dtype = self._dtype
+        if isinstance(dtype, dtypes.Element):
+            return dtypes.elements(self._bytes(), self._shape, dtype)
+        return self.get().tolist()
+
+    def tobytes(self) -> bytes:
+        """Its bytes, in C order. Waits as `get` does; `readinto` fills memory that exists already."""
+        return bytes(self._bytes())
+
+    def __bool__(self) -> bool:
+        if self.size != 1:
+            raise ValueError(
+                f"the truth of an array of {self.size} elements is ambiguous; ask a copy: x.get().any(), x.get().all()"
+            )
+        return bool(self._element())
+
+    def __int__(self) -> int:
+        return int(self._number())
+
+    def __float__(self) -> float:
+        return float(self._number())
+
+    def __complex__(self) -> complex:
+        return complex(self._number())
+
+    def __index__(self) -> int:
+        if self._shape or self._dtype.kind not in "iu":
+            raise TypeError("only whole numbers, in arrays without axes, can be an index")
+        return int(self.item())
+
+    def __format__(self, how: str) -> str:
+        if not how:
+            return str(self)
+        if self._shape:
+            raise TypeError(f"{how!r} formats one element, not an array of shape {self._shape}: format x.get()")
+        return format(self.item(), how)
+
+    def _bytes(self) -> memoryview:
+        data = memoryview(bytearray(self._nbytes))
+        self.readinto(data)
+        return data
+
+    def _element(self) -> Any:
+        """The only element."""
+        dtype = self._dtype
+        if isinstance(dtype, dtypes.Element):
+            return dtypes.elements(self._bytes(), (), dtype)
+        return self.get().item()
+
+    def _number(self) -> Any:
+        """The only element, as NumPy has it."""
+        if self.size != 1:
+            raise TypeError(f"only arrays of one element are numbers to Python; this one has {self.size}")
+        if isinstance(self._dtype, dtypes.Element):
+            return self._element()
+        return self.get().reshape(())[()]
+
+    # ---- sharing ----
+
+    def ipc(self) -> Exported:
         """The same memory, mapped into this process: for CuPy, PyTorch and others that use this host's GPU themselves
         (on the CPU backend, for NumPy). See `hearth.interop.ipc.Exported` for what it is, and until when.
 
         Waits as `get` does, and raises what that raises; also `UnsupportedError` where this process cannot map it
-        (another host, no CUDA, not that GPU), `ArgumentError` for what is attached, published or used by graphs,
-        `OutOfMemoryError`, `QuotaExceededError`, and `AuthenticationError` without the rights to read and to write.
+        (another host, no CUDA, not that GPU), `ArgumentError` for an array that is attached, published or used by
+        graphs, `OutOfMemoryError`, `QuotaExceededError`, and `AuthenticationError` without the rights to read and to
+        write.
         """
         from hearth.interop import ipc
 
         return ipc.export(self)
 
-    def _properties(self) -> DeviceProperties:
-        return self._device.properties
-
-    # ---- contents ----
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        """Sets what `x[index]` shows to a number, a host array or an array on the device, cast and broadcast as in
-        NumPy. One way; from the device itself nothing passes through the host.
-
-        Raises as ``x[index]`` does; `ArgumentError` and `DtypeError` for values that do not fit, `UnsupportedError` for
-        an array on the device that would be repeated along inner axes, or belongs to another session.
-        """
-        from hearth.arrays.setitem import assign
-
-        assign(self[index], value)
-
-    def fill(self, value: Any, stream: stream.Stream | None = None) -> None:
-        """Sets every element to `value`."""
-        pattern = dtypes.pattern(value, self._dtype) if isinstance(self._dtype, dtypes.Element) else None
-        if pattern is None:
-            pattern = shapes.element(value, self.dtype).tobytes()
-        if self._nbytes == 0:
-            return
-        repeated = pattern if any(pattern) else b"\0"
-        if len(repeated) not in _PATTERNS or self._offset % len(repeated):
-            self._write(np.full(self._shape, np.frombuffer(pattern, self.dtype)[0], self.dtype), stream, None)
-            return
-        attachment = self._usable()
-        rows = self._as_rows()
-        command = encode.fill(self._stream(stream, attachment), self._memory.handle, self._offset, rows.width, repeated)
-        attachment.submit(command)
-        if rows.rows <= 1:
-            return
-        from hearth.arrays import strided
-
-        for move in strided.doublings(rows):
-            attachment.submit(self._copy_command(command.stream, self, move))
-
-    def copy_from(self, other: DeviceArray, stream: stream.Stream | None = None) -> None:
-        """Overwrites it with an array of the same shape and dtype, on this device or on another one of the session.
-
-        From another device it is a send and a receive (so that it takes the right to them): `stream` is one of this
-        device, there it is the current one. Raises `UnsupportedError` for another session's array, `ArgumentError`
-        for another shape or dtype or memory that overlaps, `LaunchError` where it cannot be recorded in a graph.
-        """
-        if not isinstance(other, DeviceArray):
-            raise DtypeError(
-                f"copy_from takes a DeviceArray, not a {type(other).__name__}.",
-                reason="INVALID_ARGUMENT",
-                fix="use x.set(a) for host arrays.",
-            )
-        if other._device._node._session is not self._device._node._session:
-            raise UnsupportedError(
-                "the arrays belong to different sessions.",
-                reason="UNSUPPORTED",
-                fix="go through the host, x.set(y.get()); or use a hearth.Group over both: broadcast, send and recv.",
-            )
-        if other._shape != self._shape or (other._dtype is not self._dtype and other.dtype != self.dtype):
-            raise ArgumentError(
-                f"{other!r} cannot be copied into {self!r}.", reason="INVALID_ARGUMENT", fix="reshape or view one."
-            )
-        to = self._as_rows()._replace(offset=self._offset)
-        since = other._as_rows()._replace(offset=other._offset)
-        if self._memory is other._memory and layouts.overlap(to, since):
-            if to == since:
-                return
-            raise ArgumentError(
-                f"the arrays overlap in memory: bytes {since} and {to}.",
-                reason="INVALID_ARGUMENT",
-                fix="copy from y.copy() instead.",
-            )
-        attachment = self._usable()
-        other._usable()
-        if self._nbytes == 0:
-            return
-        if other._connection is not self._connection:
-            from hearth.arrays.device_copy import copy_between
-
-            copy_between(self, other, stream)
-            return
-        handle = self._stream(stream, attachment)
-        from hearth.arrays import strided
-
-        for move in strided.moves(self._as_rows(), other._as_rows()):
-            attachment.submit(self._copy_command(handle, other, move))
-
-    def copy(self, stream: stream.Stream | None = None) -> Self:
-        """A copy on the same device, contiguous."""
-        self._usable()
-        fresh = cast("Self", allocate(self._device, self._shape, self._dtype, stream))
-        fresh.copy_from(self, stream)
-        return fresh
-
-    def flatten(self, stream: stream.Stream | None = None) -> Self:
-        """A copy on the same device, with one axis."""
-        return self.copy(stream).ravel()
-
-    def __copy__(self) -> Self:
-        return self.copy()
-
-    def __deepcopy__(self, memo: object) -> Self:
-        return self.copy()
-
-    def astype(
-        self, dtype: Any, stream: stream.Stream | None = None, *, casting: Casting = "unsafe", copy: bool = True
-    ) -> Self:
-        """A copy on the same device with its elements converted; with ``copy=False``, itself where they need not be.
-
-        One way, by a kernel that the daemon compiles once for each pair of dtypes. Booleans, whole numbers, floats of
-        16 (also bfloat16), 32 and 64 bits and complex numbers are converted; of a complex number a real dtype has the
-        real part. What the new type does not hold becomes what C++ makes of it on the device. Raises `UnsupportedError`
-        for other dtypes, `DtypeError` where `casting` forbids it.
-        """
-        from hearth.arrays.astype import astype
-
-        return astype(self, dtype, stream, casting, copy)
-
-    def tensor_map(
-        self,
-        box: Sequence[int] | None = None,
-        *,
-        im2col: tensor_map.Im2col | None = None,
-        **options: Unpack[tensor_map.Options],
-    ) -> tensor_map.TensorMap:
-        """The array as TMA sees it, to be passed to kernels; see `TensorMap`."""
-        from hearth.arrays.tensor_map import TensorMap
-
-        return TensorMap(self, box, im2col=im2col, **options)
-
-    @property
-    def durable(self) -> bool:
-        """Whether it comes back after a loss of the device: see `Device.durable`."""
-        return self._memory.owner is not None and self._memory in self._connection.durables
-
-    def checkpoint(self, stream: stream.Stream | None = None) -> None:
-        """Takes a new copy of a durable array, as it is at this point of the stream: see `Device.checkpoint`."""
-        self._device.checkpoint(self, stream=stream)
-
     def publish(self, name: str, tenants: Sequence[str] = ()) -> None:
         """Lets other sessions attach it under `name`, read-only; see `Device.publish`."""
         self._device.publish(name, self, tenants)
 
-    def free(self) -> None:
-        """Gives the memory back now, for all views; using any of them afterwards is an error."""
-        self._memory.free()
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """DLPack's type and number of the device, as this process counts them. Raises `BufferError` where it does not
+        have that device."""
+        from hearth.arrays import exchange
+
+        return exchange.device_number(self)
+
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,  # the consumer's: this waits for all that was sent before, so that it need not wait
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """A capsule of the array's memory, as by `ipc`, whose rules on waiting hold here, too; it ends with the object
+        that is made of the capsule. ``copy=True``: of a copy on the device. ``dl_device=(1, 0)`` asks for host memory,
+        which is a copy unless the device is of the CPU backend.
+
+        Waits for the work before. Raises `BufferError` where it cannot be shared, or not without a copy.
+        """
+        from hearth.arrays import exchange
+
+        return exchange.capsule(self, max_version, dl_device, copy)
 
     # ---- inside ----
 
-    def _view(
+    def _send(
         self,
-        offset: int,
-        shape: tuple[int, ...],
-        dtype: Dtype,
-        strides: tuple[int, ...] | None = None,
-    ) -> Self:
-        made: Self = self._device._array_type(self._device, self._memory, self._offset + offset, shape, dtype, strides)
-        return made
-
-    def _copy_command(self, stream: int, other: DeviceArray, move: strided.Move) -> commands_pb2.Command:
-        command = commands_pb2.Command(stream=stream)
-        command.copy.destination = self._memory.handle
-        command.copy.destination_offset = self._offset + move.to
-        command.copy.source = other._memory.handle
-        command.copy.source_offset = other._offset + move.since
-        command.copy.size = move.width
-        if move.rows > 1:
-            command.copy.rows = move.rows
-            command.copy.destination_pitch = move.to_pitch
-            command.copy.source_pitch = move.since_pitch
-        return command
-
-
-def allocate(
-    device: DeviceContext,
-    shape: tuple[int, ...],
-    dtype: Dtype,
-    on: stream.Stream | None = None,
-    *,
-    pitched: bool = False,
-) -> DeviceArray:
-    """An array whose contents are whatever the memory held; `pitched`: with padded rows."""
-    size = shapes.bytes_of(shape, dtype)
-    strides = None
-    if pitched:
-        strides, size = layouts.pitched(shape, dtype.itemsize)
-    connection = device._connection
-    attachment = connection.attachment()
-    handle = connection.mint()
-    attachment.submit(encode.allocate(stream.resolve_for_memory(on, connection, attachment), handle, size))
-    assert attachment.space is not None
-    made: DeviceArray = device._array_type(device, Memory(attachment.space, handle, size), 0, shape, dtype, strides)
-    return made
-
-
-def allocate_many(
-    device: DeviceContext, specs: Sequence[tuple[tuple[int, ...], Dtype]], on: stream.Stream | None = None
-) -> list[DeviceArray]:
-    """Arrays in one reservation, had together or not at all."""
-    if not specs:
-        return []
-    connection = device._connection
-    attachment = connection.attachment()
-    command = commands_pb2.Command(stream=stream.resolve_for_memory(on, connection, attachment))
-    space = attachment.space
-    assert space is not None
-    for shape, dtype in specs:
-        command.allocate.parts.add(buffer=connection.mint(), size=shapes.bytes_of(shape, dtype))
-    attachment.submit(command)
-    return [
-        device._array_type(device, Memory(space, part.buffer, part.size), 0, shape, dtype)
-        for part, (shape, dtype) in zip(command.allocate.parts, specs, strict=True)
-    ]
+        attachment: Attachment,
+        part: Part,
+        data: memoryview,
+        report: Progress | None,
+        blocking: bool,
+        shared: bool,
+    ) -> PinnedCopy | None:
+        return router.write(self._connection, attachment, part, data, report, blocking=blocking, shared=shared)

@@ -4,7 +4,7 @@ of this process (CuPy, PyTorch, JAX, Numba), which is copied on the GPU where th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -16,9 +16,10 @@ from hearth_proto import layouts
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hearth.arrays.array import DeviceArray
-    from hearth.interfaces import DeviceContext
+    from hearth.interfaces import ArrayLike, DeviceContext
     from hearth.stream import Stream
+
+A = TypeVar("A", bound="ArrayLike")
 
 _FAILURES = (TypeError, ValueError, RuntimeError, BufferError)
 """What libraries raise where an array cannot be had from an object."""
@@ -99,12 +100,13 @@ def on_gpu(obj: Any) -> OnGpu | None:
     return None
 
 
-def copied(obj: Any, found: OnGpu, device: DeviceContext, stream: Stream | None) -> DeviceArray:
+def copied(obj: Any, found: OnGpu, device: DeviceContext[A], stream: Stream | None) -> A:
     """A new array on the device with the contents of this process's GPU memory; done when it returns, for both sides.
 
     Raises `UnsupportedError` where this process cannot map memory of the device.
     """
-    from hearth.arrays.array import allocate
+    from hearth.arrays.allocation import allocate
+    from hearth.interop import ipc
     from hearth.interop.cuda_driver import CudaDevice
     from hearth.interop.ipc_memory import device_of
 
@@ -114,7 +116,7 @@ def copied(obj: Any, found: OnGpu, device: DeviceContext, stream: Stream | None)
             raise UnsupportedError(f"device {device.ordinal} is no GPU.", reason="UNSUPPORTED")
         fresh = allocate(device, found.shape, shapes.dtype_of(found.dtype), stream)
         if fresh.nbytes:
-            with fresh.ipc() as view:
+            with ipc.export(fresh) as view:
                 here.copy(view.address, found.address, fresh.nbytes, found.stream)
         return fresh
     except UnsupportedError as error:

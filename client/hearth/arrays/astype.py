@@ -121,7 +121,7 @@ def _narrowed(value: str, since: str, to: str) -> str:
     return (_FROM_FLOAT if short else _FROM_DOUBLE)[to].format(value)  # rounded once
 
 
-def _kernel(device: DeviceContext, source: str) -> Callable[..., None]:
+def _kernel(device: DeviceContext[Any], source: str) -> Callable[..., None]:
     kernels: dict[str, Callable[..., None]] = device.__dict__.setdefault("_casts", {})
     found = kernels.get(source)
     if found is None:

@@ -1,4 +1,4 @@
-"""Copies of an array to another device of its session, as one send and its receive."""
+"""Copies of arrays on the devices of one session: on a device, or to another one as one send and its receive."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from hearth import stream as streams
+from hearth.arrays import strided
+from hearth.errors import ArgumentError, UnsupportedError
 from hearth.session.collective_order import sorted_order, submit_in_turn
+from hearth_proto import layouts
 from hearth_proto.collectives import ITEM_SIZES
 from hearth_proto.v1 import commands_pb2
 
@@ -15,6 +18,55 @@ if TYPE_CHECKING:
 
     from hearth.interfaces import ArrayLike
     from hearth.stream import Stream
+
+
+def copy_into(to: ArrayLike, since: ArrayLike, stream: Stream | None) -> None:
+    """See `DeviceArray.copy_from`."""
+    if since._device._node._session is not to._device._node._session:
+        raise UnsupportedError(
+            "the arrays belong to different sessions.",
+            reason="UNSUPPORTED",
+            fix="go through the host, x.set(y.get()); or use a hearth.Group over both: broadcast, send and recv.",
+        )
+    if since._shape != to._shape or (since._dtype is not to._dtype and since.dtype != to.dtype):
+        raise ArgumentError(
+            f"{since!r} cannot be copied into {to!r}.", reason="INVALID_ARGUMENT", fix="reshape or view one."
+        )
+    target = to._as_rows()._replace(offset=to._offset)
+    source = since._as_rows()._replace(offset=since._offset)
+    if to._memory is since._memory and layouts.overlap(target, source):
+        if target == source:
+            return
+        raise ArgumentError(
+            f"the arrays overlap in memory: bytes {source} and {target}.",
+            reason="INVALID_ARGUMENT",
+            fix="copy from y.copy() instead.",
+        )
+    attachment = to._usable()
+    since._usable()
+    if to.nbytes == 0:
+        return
+    if since._connection is not to._connection:
+        copy_between(to, since, stream)
+        return
+    handle = streams.resolve(stream, to._connection, attachment)
+    for move in strided.moves(to._as_rows(), since._as_rows()):
+        attachment.submit(command(handle, to, since, move))
+
+
+def command(stream: int, to: ArrayLike, since: ArrayLike, move: strided.Move) -> commands_pb2.Command:
+    """The copy command of a part of an array to a part of another one on the same device."""
+    made = commands_pb2.Command(stream=stream)
+    made.copy.destination = to._memory.handle
+    made.copy.destination_offset = to._offset + move.to
+    made.copy.source = since._memory.handle
+    made.copy.source_offset = since._offset + move.since
+    made.copy.size = move.width
+    if move.rows > 1:
+        made.copy.rows = move.rows
+        made.copy.destination_pitch = move.to_pitch
+        made.copy.source_pitch = move.since_pitch
+    return made
 
 
 def copy_between(to: ArrayLike, since: ArrayLike, stream: Stream | None) -> None:

@@ -8,10 +8,10 @@ session or with its device process; the memory lives until the last of name, pub
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from hearth import shapes, telemetry
-from hearth.arrays.array import DeviceArray
+from hearth import shapes
+from hearth.arrays.base_array import BaseArray
 from hearth.errors import ArgumentError, BufferLostError, ConnectError, DtypeError, HearthError, UnsupportedError
 from hearth.session.memory import Memory
 from hearth_proto.later import commands_pb2, device_pb2
@@ -24,24 +24,21 @@ if TYPE_CHECKING:
     from hearth.session.connection import Connection
 
 
-class Published:
-    """The part of `Device` that publishes and attaches."""
+A = TypeVar("A")
 
-    _connection: Connection
-    _unanswered: dict[tuple[str, str], int] | None = None
-    """Handles of what may have been attached, for all that is known: the answer was lost with its connection. By name
-    and tenant; whoever asks again asks for the same."""
 
-    @telemetry.traced("hearth.publish", telemetry.of_name)
-    def publish(self, name: str, array: DeviceArray, tenants: Sequence[str] = ()) -> None:
-        """Lets other sessions attach the array under `name`, once the work before is done: those of this tenant, and
-        those of `tenants` (``"*"``: of all).
+class Publications:
+    """Names on one device: publishes arrays under them, and attaches those that other sessions published."""
 
-        The array stays usable, read-only. Its name holds the memory: freeing the array does not end it. To publish it
-        so once more changes nothing: whoever lost the connection before the answer came can ask again.
-        Raises what failed before, and `InvalidHandleError` (``NAME_IN_USE``), `ArgumentError`, `UnsupportedError`.
-        """
-        if not isinstance(array, DeviceArray):
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._unanswered: dict[tuple[str, str], int] = {}
+        """Handles of attachments whose answer was lost with its connection, by name and tenant: asked for again, they
+        keep their handle."""
+
+    def publish(self, name: str, array: Any, tenants: Sequence[str]) -> None:
+        """See `Device.publish`."""
+        if not isinstance(array, BaseArray):
             raise DtypeError(
                 f"publish takes a DeviceArray, not a {type(array).__name__}.",
                 reason="INVALID_ARGUMENT",
@@ -71,30 +68,22 @@ class Published:
         )
 
     def unpublish(self, name: str) -> None:
-        """Ends a name of this tenant, whichever of its sessions gave it. Arrays that are attached stay.
-
-        Raises `InvalidHandleError` (``NOT_PUBLISHED``).
-        """
+        """See `Device.unpublish`."""
         request = device_pb2.UnpublishRequest(target=self._target(), name=name)
         self._call("Unpublish", request, device_pb2.UnpublishResponse)
 
-    @telemetry.traced("hearth.attach", telemetry.of_name)
     def attach(
-        self, name: str, tenant: str | None = None, *, shape: shapes.Shape | None = None, dtype: Any = None
-    ) -> DeviceArray:
-        """The array that `tenant` (None: this session's own) published under `name`, to be read.
-
-        `shape` and `dtype`: how to see it, instead of as its publisher did. Raises `InvalidHandleError`
-        (``NOT_PUBLISHED``) where there is none or it is not for this tenant, `ArgumentError` where it does not hold
-        such an array.
-        """
+        self, device: DeviceContext[A], name: str, tenant: str | None, given_shape: shapes.Shape | None, dtype: Any
+    ) -> A:
+        """See `Device.attach`."""
         from hearth.arrays.described import parse
 
         connection = self._connection
-        given = (None if shape is None else shapes.shape_of(shape), None if dtype is None else shapes.dtype_of(dtype))
+        shape = None if given_shape is None else shapes.shape_of(given_shape)
+        given = (shape, None if dtype is None else shapes.dtype_of(dtype))
         attachment = connection.attachment()
         asked = name, tenant or ""
-        handle = (self._unanswered or {}).pop(asked, 0) or connection.mint()
+        handle = self._unanswered.pop(asked, 0) or connection.mint()
         try:
             answer = self._call(
                 "AttachBuffer",
@@ -103,7 +92,7 @@ class Published:
             )
         except HearthError as error:
             if error.broken or isinstance(error, ConnectError):
-                self._unanswered = {**(self._unanswered or {}), asked: handle}
+                self._unanswered[asked] = handle
             raise
         space = attachment.space
         if space is None or answer.generation != space.generation:
@@ -119,12 +108,10 @@ class Published:
         except HearthError:
             memory.free()
             raise
-        device = cast("DeviceContext", self)
-        attached: DeviceArray = device._array_type(device, memory, 0, *found)
-        return attached
+        return device._array_type(device, memory, 0, *found)
 
-    def published(self) -> list[PublishedArray]:
-        """What this session may attach on the device, of its own tenant first."""
+    def listed(self) -> list[PublishedArray]:
+        """See `Device.published`."""
         from hearth.arrays.described import PublishedArray, parse
 
         request = device_pb2.ListPublishedRequest(target=self._target())
@@ -175,7 +162,7 @@ def _seen_as(
     return shape, dtype
 
 
-def _check_whole(array: DeviceArray) -> None:
+def _check_whole(array: BaseArray) -> None:
     """Raises `ArgumentError` for a part of a buffer."""
     if array._offset or array._strides is not None or array.nbytes != array._memory.size:
         raise ArgumentError(

@@ -6,10 +6,9 @@ What is repeated along the first axes is sent once, and spread by copies on the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from hearth import lazy_numpy as np
-from hearth.arrays.views import Views
 from hearth.errors import ArgumentError, DtypeError, UnsupportedError
 from hearth_proto import layouts
 
@@ -21,15 +20,8 @@ _WHOLE_BYTES = 64 << 10
 
 
 def assign(target: ArrayLike, value: Any) -> None:
-    """Sets the view to `value`. Raises `ArgumentError` where the shapes do not fit, `DtypeError` where the types
-    do not, `UnsupportedError` for an array on the device that is repeated along inner axes."""
-    if isinstance(value, Views):
-        _from_device(target, cast("ArrayLike", value))
-    else:
-        _from_host(target, value)
-
-
-def _from_host(target: ArrayLike, value: Any) -> None:
+    """Sets the view to a number or a host array. Raises `ArgumentError` where the shapes do not fit, `DtypeError` where
+    the types do not."""
     numbers = isinstance(value, bool | int | float | complex | bytes) or (np.here() and isinstance(value, np.generic))
     if numbers or (isinstance(value, tuple) and target.dtype.names is not None):
         target.fill(value)
@@ -63,7 +55,9 @@ def _cast(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
         ) from None
 
 
-def _from_device(target: ArrayLike, value: ArrayLike) -> None:
+def assign_array(target: ArrayLike, value: ArrayLike) -> None:
+    """Sets the view to an array on the device. Raises as `assign`; `UnsupportedError` for an array that would be
+    repeated along inner axes."""
     given = value
     while value.shape[:1] == (1,):  # it is repeated along them, once or more often
         value = value[0]

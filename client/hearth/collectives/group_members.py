@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
+from hearth.base_device import BaseDevice
+from hearth.base_node import BaseNode
 from hearth.collectives.operands import check_rank
-from hearth.device import Device
 from hearth.errors import ArgumentError, DtypeError
-from hearth.node import Node
 
-Named = int | Device | Node
+D = TypeVar("D", bound=BaseDevice[Any, Any])
+Named = int | BaseDevice[Any, Any] | BaseNode[Any]
 
 
-def checked(devices: Sequence[Device]) -> list[Device]:
+def checked(devices: Sequence[D]) -> list[D]:
     """The devices of a new group. Raises `ArgumentError` for none and for one named twice, `DtypeError` for what is no
     device."""
     devices = list(devices)
     if not devices:
         raise ArgumentError("a group needs a device.", reason="INVALID_ARGUMENT", fix="Group(node.devices)")
     for each in devices:
-        if not isinstance(each, Device):
+        if not isinstance(each, BaseDevice):
             raise DtypeError(
                 f"{each!r} is no device.", reason="INVALID_ARGUMENT", fix="Group([a.device(0), b.device(0)])"
             )
@@ -32,15 +34,15 @@ def checked(devices: Sequence[Device]) -> list[Device]:
     return devices
 
 
-def named(devices: Sequence[Device], without: Iterable[Named] | Named) -> set[int]:
+def named(devices: Sequence[D], without: Iterable[Named] | Named) -> set[int]:
     """The ranks among `devices` of what is named: ranks, devices, whole nodes. Raises `ArgumentError` for what has no
     part in them."""
     found: set[int] = set()
-    for each in [without] if isinstance(without, Named) else without:
-        if isinstance(each, Node):
+    for each in [without] if isinstance(without, int | BaseDevice | BaseNode) else without:
+        if isinstance(each, BaseNode):
             session = each._session
             ranks = {rank for rank, device in enumerate(devices) if device._node._session is session}
-        elif isinstance(each, Device):
+        elif isinstance(each, BaseDevice):
             ranks = {rank for rank, device in enumerate(devices) if device._connection is each._connection}
         else:
             ranks = {check_rank("without", each, len(devices))}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
-from hearth.arrays.array import DeviceArray, allocate
+from hearth.arrays.allocation import allocate
+from hearth.arrays.base_array import BaseArray
 from hearth.arrays.device_copy import name_of
 from hearth.arrays.read_only import ReadOnly
 from hearth.errors import ArgumentError, DtypeError
@@ -16,64 +17,71 @@ from hearth_proto.collectives import NUMBERS, OPS
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
-    from hearth.device import Device
+    from hearth.base_device import BaseDevice
 
 
-class Arrays:
-    """The part of `Group` that takes arrays, one for each device, and makes those that are not given."""
+A = TypeVar("A", bound=BaseArray)
 
-    devices: list[Device]
 
-    def _arrays(self, arrays: Sequence[DeviceArray], *, written: bool = False) -> list[DeviceArray]:
-        """One for each rank, all alike."""
+class Operands(Generic[A]):
+    """Checks the arrays that a group's operation is given, one for each device, and makes those that are not given."""
+
+    def __init__(self, devices: Sequence[BaseDevice[A, Any]]) -> None:
+        self._devices = devices
+
+    def arrays(self, arrays: Sequence[A], *, written: bool = False) -> list[A]:
+        """Arrays, one for each rank, of one shape and dtype."""
         given = self._list("arrays", arrays)
         check = check_out if written else check_array
-        found: list[DeviceArray] = []
+        found: list[A] = []
         for rank, array in enumerate(given):
             what = f"arrays[{rank}]"
             found.append(self._placed(what, check(what, array), rank))
             check_like(what, found[rank], found[0].shape, found[0].dtype, "rank 0 has")
         return found
 
-    def _outs(
+    def outs(
         self,
-        outs: Sequence[DeviceArray] | None,
+        outs: Sequence[A] | None,
         shape: tuple[int, ...],
-        like: DeviceArray,
-        known: dict[int, DeviceArray] | None = None,
-    ) -> list[DeviceArray]:
-        """One for each rank, of this shape and the dtype of `like`: those given, else those known, else new ones."""
+        like: A,
+        known: dict[int, A] | None = None,
+    ) -> list[A]:
+        """Destinations, one for each rank, of this shape and the dtype of `like`: given, else known, else new ones."""
         if outs is not None:
             given = self._list("outs", outs)
-            return [self._out(f"outs[{rank}]", out, rank, shape, like) for rank, out in enumerate(given)]
+            return [self.out(f"outs[{rank}]", out, rank, shape, like) for rank, out in enumerate(given)]
         known = known or {}
         return [
             known[rank] if rank in known else allocate(device, shape, like.dtype)
-            for rank, device in enumerate(self.devices)
+            for rank, device in enumerate(self._devices)
         ]
 
-    def _out(
-        self, what: str, out: DeviceArray | None, rank: int, shape: tuple[int, ...], like: DeviceArray
-    ) -> DeviceArray:
+    def out(self, what: str, out: A | None, rank: int, shape: tuple[int, ...], like: A) -> A:
         if out is None:
-            return allocate(self.devices[rank], shape, like.dtype)
+            return allocate(self._devices[rank], shape, like.dtype)
         found = self._placed(what, check_out(what, out), rank)
         check_like(what, found, shape, like.dtype, "it has to be")
         return found
 
-    def _placed(self, what: str, array: DeviceArray, rank: int) -> DeviceArray:
-        check_place(what, array, rank, self.devices[rank])
-        return array
+    def one(self, what: str, array: Any, rank: int) -> A:
+        """A rank's array, to be read. Raises as `check_array` and `check_place` do."""
+        return self._placed(what, check_array(what, array), rank)
+
+    def _placed(self, what: str, array: Any, rank: int) -> A:
+        check_place(what, array, rank, self._devices[rank])
+        found: A = array
+        return found
 
     def _list(self, what: str, arrays: Any) -> list[Any]:
-        if isinstance(arrays, DeviceArray) or not isinstance(arrays, Iterable):
+        if isinstance(arrays, BaseArray) or not isinstance(arrays, Iterable):
             raise DtypeError(
-                f"{what} is a {type(arrays).__name__}; it has to be a list of {len(self.devices)} arrays.",
+                f"{what} is a {type(arrays).__name__}; it has to be a list of {len(self._devices)} arrays.",
                 reason="INVALID_ARGUMENT",
                 fix="pass one array for each device, in the group's order.",
             )
         found = list(arrays)
-        check_number(what, len(found), len(self.devices))
+        check_number(what, len(found), len(self._devices))
         return found
 
 
@@ -110,12 +118,12 @@ def check_rank(what: str, rank: Any, ranks: int) -> int:
     return number
 
 
-def check_array(what: str, array: Any) -> DeviceArray:
+def check_array(what: str, array: Any) -> Any:
     """An array that can be given to a collective: on a device, contiguous, usable. Raises `DtypeError`,
     `ArgumentError`, and what stands against its use."""
-    if isinstance(array, ReadOnly) and isinstance(array.array, DeviceArray):
+    if isinstance(array, ReadOnly) and isinstance(array.array, BaseArray):
         array = array.array
-    if not isinstance(array, DeviceArray):
+    if not isinstance(array, BaseArray):
         raise DtypeError(
             f"{what} is a {type(array).__name__}.",
             reason="INVALID_ARGUMENT",
@@ -131,9 +139,9 @@ def check_array(what: str, array: Any) -> DeviceArray:
     return array
 
 
-def check_out(what: str, array: Any) -> DeviceArray:
+def check_out(what: str, array: Any) -> Any:
     """As `check_array`, for one that is written."""
-    if isinstance(array, ReadOnly) or (isinstance(array, DeviceArray) and array._memory.read_only):
+    if isinstance(array, ReadOnly) or (isinstance(array, BaseArray) and array._memory.read_only):
         raise ArgumentError(
             f"{what} is {array!r}, which is read-only.",
             reason="READ_ONLY",
@@ -142,7 +150,7 @@ def check_out(what: str, array: Any) -> DeviceArray:
     return check_array(what, array)
 
 
-def check_place(what: str, array: DeviceArray, rank: int, device: Device) -> None:
+def check_place(what: str, array: BaseArray, rank: int, device: BaseDevice[Any, Any]) -> None:
     """Raises `ArgumentError` for an array that does not lie where its rank is."""
     if array._connection is not device._connection:
         theirs = "" if array.device.node is device.node else ", of another session"
@@ -153,7 +161,7 @@ def check_place(what: str, array: DeviceArray, rank: int, device: Device) -> Non
         )
 
 
-def check_like(what: str, array: DeviceArray, shape: tuple[int, ...], dtype: np.dtype[Any], whose: str) -> None:
+def check_like(what: str, array: BaseArray, shape: tuple[int, ...], dtype: np.dtype[Any], whose: str) -> None:
     """Raises `ArgumentError` for an array of another shape or dtype than `whose` says."""
     if array.shape != shape or array.dtype != dtype:
         raise ArgumentError(
@@ -173,7 +181,7 @@ def check_number(what: str, count: int, ranks: int) -> None:
         )
 
 
-def split(what: str, array: DeviceArray, ranks: int) -> tuple[int, ...]:
+def split(what: str, array: BaseArray, ranks: int) -> tuple[int, ...]:
     """The shape of one rank's share of the first dimension. Raises `ArgumentError` where it cannot be shared."""
     if not array.shape or array.shape[0] % ranks:
         raise ArgumentError(
@@ -185,7 +193,7 @@ def split(what: str, array: DeviceArray, ranks: int) -> tuple[int, ...]:
     return (array.shape[0] // ranks, *array.shape[1:])
 
 
-def reducible(array: DeviceArray) -> str:
+def reducible(array: BaseArray) -> str:
     """The name of a dtype that can be reduced. Raises `DtypeError`."""
     name = name_of(array.dtype)
     if name not in NUMBERS:

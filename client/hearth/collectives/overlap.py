@@ -10,7 +10,7 @@ from hearth_proto.collectives import GATHERING, KINDS, SAME, SCATTERING
 from hearth_proto.layouts import clash
 
 if TYPE_CHECKING:
-    from hearth.arrays.array import DeviceArray
+    from hearth.arrays.base_array import BaseArray
     from hearth.collectives.part import Part
 
 
@@ -25,7 +25,7 @@ class Span(NamedTuple):
         return max(self.start, other.start) < min(self.end, other.end)
 
 
-def span(array: DeviceArray) -> Span:
+def span(array: BaseArray) -> Span:
     """Where a contiguous array lies."""
     start = (array._memory.handle << 64) + array._offset
     return Span(start, start + array.nbytes)

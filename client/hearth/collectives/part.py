@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
-    from hearth.arrays.array import DeviceArray
+    from hearth.arrays.base_array import BaseArray
     from hearth.session.collective_order import Roster
 
 
@@ -17,8 +17,8 @@ class Part(NamedTuple):
 
     rank: int
     kind: commands_pb2.CollectiveKind
-    source: DeviceArray | None = None
-    destination: DeviceArray | None = None
+    source: BaseArray | None = None
+    destination: BaseArray | None = None
     elements: int = 0
     """NCCL's: elements that each rank gives or gets of every other."""
     dtype: str = ""
@@ -27,7 +27,7 @@ class Part(NamedTuple):
     peer: int | None = None
 
     @property
-    def arrays(self) -> tuple[DeviceArray, ...]:
+    def arrays(self) -> tuple[BaseArray, ...]:
         """Source and destination, where it has them."""
         return tuple(array for array in (self.source, self.destination) if array is not None)
 
@@ -47,8 +47,8 @@ class Part(NamedTuple):
 
 def among_all(
     kind: commands_pb2.CollectiveKind,
-    sources: Sequence[DeviceArray],
-    destinations: Sequence[DeviceArray],
+    sources: Sequence[BaseArray],
+    destinations: Sequence[BaseArray],
     elements: int,
     dtype: str,
     op: commands_pb2.ReduceOp = commands_pb2.REDUCE_OP_UNSPECIFIED,
@@ -60,8 +60,8 @@ def among_all(
 
 def to_root(
     kind: commands_pb2.CollectiveKind,
-    sources: Sequence[DeviceArray],
-    destination: DeviceArray,
+    sources: Sequence[BaseArray],
+    destination: BaseArray,
     root: int,
     elements: int,
     dtype: str,
@@ -76,8 +76,8 @@ def to_root(
 
 def from_root(
     kind: commands_pb2.CollectiveKind,
-    source: DeviceArray,
-    destinations: Sequence[DeviceArray],
+    source: BaseArray,
+    destinations: Sequence[BaseArray],
     root: int,
     elements: int,
     dtype: str,

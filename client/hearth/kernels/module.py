@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
@@ -24,7 +24,8 @@ from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
     from hearth.dtypes import Dtype
-    from hearth.interfaces import DeviceContext
+    from hearth.interfaces import ArrayLike, DeviceContext
+    from hearth.progress import Progress
     from hearth.session.attachment import Attachment
     from hearth.session.reply import Asked
 
@@ -37,11 +38,11 @@ class RawModule:
     `compile`, or where a kernel of the module is first waited for."""
 
     _function_type: ClassVar[type[Function]] = Function
-    _global_type: ClassVar[type[GlobalArray]]
+    _global_type: ClassVar[Callable[..., Any]]
 
     def __init__(
         self,
-        device: DeviceContext,
+        device: DeviceContext[Any],
         code: str | bytes | None = None,
         *,
         path: str | os.PathLike[str] | None = None,
@@ -140,7 +141,8 @@ class RawModule:
             )
         assert attachment.space is not None
         memory = Memory(attachment.space, handle, size, owned=False, keep=self)
-        return self._global_type(self._device, memory, 0, axes, kind, typed=dtype is not None)
+        found: GlobalArray = self._global_type(self._device, memory, 0, axes, kind, typed=dtype is not None)
+        return found
 
     def __repr__(self) -> str:
         return f"<hearth.RawModule {self._handle} of device {self._connection.ordinal}>"
@@ -182,7 +184,7 @@ class GlobalArray(DeviceArray):
 
     def __init__(
         self,
-        device: DeviceContext,
+        device: DeviceContext[Any],
         memory: Memory,
         offset: int,
         shape: tuple[int, ...],
@@ -194,22 +196,29 @@ class GlobalArray(DeviceArray):
         self._typed = typed
 
     def set(
-        self, a: Any, stream: streams.Stream | None = None, *, blocking: bool = False, progress: Any = None
+        self,
+        a: Any,
+        stream: streams.Stream | None = None,
+        *,
+        blocking: bool = False,
+        progress: bool | Progress | None = None,
     ) -> None:
         """As `DeviceArray.set`; without a dtype of its own it takes any array of its size."""
-        if not self._typed:
-            host = np.ascontiguousarray(a)
-            shapes.dtype_of(host.dtype)
-            if host.nbytes == self.nbytes:
-                a = host.reshape(-1).view(np.uint8).reshape(self.shape)
-            else:
-                raise ArgumentError(
-                    f"an array of {host.nbytes} bytes ({host.dtype} {host.shape}) cannot be set into a variable of "
-                    f"{self.nbytes} bytes.",
-                    reason="INVALID_ARGUMENT",
-                    fix="set all of it, or get_global(name, dtype, shape)[a:b].set(...) for a part.",
-                )
-        super().set(a, stream, blocking=blocking, progress=progress)
+        super().set(a if self._typed else as_bytes(self, a), stream, blocking=blocking, progress=progress)
+
+
+def as_bytes(variable: ArrayLike, a: Any) -> np.ndarray[Any, Any]:
+    """A host array as the bytes of a variable without a dtype. Raises `ArgumentError` for another size."""
+    host = np.ascontiguousarray(a)
+    shapes.dtype_of(host.dtype)
+    if host.nbytes != variable.nbytes:
+        raise ArgumentError(
+            f"an array of {host.nbytes} bytes ({host.dtype} {host.shape}) cannot be set into a variable of "
+            f"{variable.nbytes} bytes.",
+            reason="INVALID_ARGUMENT",
+            fix="set all of it, or get_global(name, dtype, shape)[a:b].set(...) for a part.",
+        )
+    return host.reshape(-1).view(np.uint8).reshape(variable.shape)
 
 
 RawModule._global_type = GlobalArray

@@ -13,6 +13,7 @@ import pytest
 
 import hearth
 from hearth import telemetry
+from hearth.arrays import host_copy
 from hearth.transfer import shared as shared_copies
 from hearth.transport import memory_segments, segments
 from tests.support.daemon.harness import DaemonProcess, wait_until
@@ -261,8 +262,8 @@ def test_spans_of_copies_that_are_made_again(gpu: hearth.Device, monkeypatch: py
     """Where there are spans, each upload has its own."""
     host, x = pinned(noise(3 * INLINE)), gpu.empty(3 * INLINE, np.uint8)
     written: list[object] = []
-    whole = type(x)._write
-    monkeypatch.setattr(type(x), "_write", lambda *args: (written.append(0), whole(*args))[1])
+    whole = host_copy.write
+    monkeypatch.setattr(host_copy, "write", lambda *args: (written.append(0), whole(*args))[1])
     for made, count in ((False, 1), (True, 4), (False, 4)):
         monkeypatch.setattr(telemetry, "made", lambda made=made: made)
         for _ in range(3):

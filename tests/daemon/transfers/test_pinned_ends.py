@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import hearth
+from hearth.arrays import host_copy
 from hearth.transfer import router
 from hearth.transfer.grpc_stream import give_up
 from hearth.transfer.shared_memory import Shared
@@ -148,7 +149,7 @@ def test_a_read_behind_a_copy_that_was_lost(gpu: hearth.Device, monkeypatch: pyt
     live, connection, attachment = shared(gpu), gpu._connection, gpu._connection.attachment()
     assert live is not None
     with ThreadPoolExecutor(1) as threads:
-        reply, number = router.begin_upload(connection, attachment, y._part(attachment, None), y.nbytes)
+        reply, number = router.begin_upload(connection, attachment, host_copy.part_of(y, attachment, None), y.nbytes)
         live._connection.close()  # and the daemon knows it before the client does
         with monkeypatch.context() as patched:
             patched.setattr(Shared, "alive", True)
@@ -176,7 +177,7 @@ def test_a_copy_that_was_lost_is_told_where_it_was_asked_for(
     live, connection, attachment = shared(gpu), gpu._connection, gpu._connection.attachment()
     assert live is not None
     with ThreadPoolExecutor(1) as threads:
-        reply, number = router.begin_upload(connection, attachment, z._part(attachment, mine), z.nbytes)
+        reply, number = router.begin_upload(connection, attachment, host_copy.part_of(z, attachment, mine), z.nbytes)
         live._connection.close()
         with monkeypatch.context() as patched:
             patched.setattr(Shared, "alive", True)

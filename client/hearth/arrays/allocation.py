@@ -1,0 +1,56 @@
+"""Allocation of device memory for new arrays; sent one way, so that a lack of memory surfaces at the next wait."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from hearth import shapes
+from hearth import stream as streams
+from hearth.codec import encode
+from hearth.session.memory import Memory
+from hearth_proto import layouts
+from hearth_proto.later import commands_pb2
+
+if TYPE_CHECKING:
+    from hearth.dtypes import Dtype
+    from hearth.interfaces import DeviceContext
+    from hearth.stream import Stream
+
+A = TypeVar("A")
+
+
+def allocate(
+    device: DeviceContext[A], shape: tuple[int, ...], dtype: Dtype, on: Stream | None = None, *, pitched: bool = False
+) -> A:
+    """An array with arbitrary contents; `pitched`: with padded rows."""
+    size = shapes.bytes_of(shape, dtype)
+    strides = None
+    if pitched:
+        strides, size = layouts.pitched(shape, dtype.itemsize)
+    connection = device._connection
+    attachment = connection.attachment()
+    handle = connection.mint()
+    attachment.submit(encode.allocate(streams.resolve_for_memory(on, connection, attachment), handle, size))
+    assert attachment.space is not None
+    return device._array_type(device, Memory(attachment.space, handle, size), 0, shape, dtype, strides)
+
+
+def allocate_many(
+    device: DeviceContext[A], specs: Sequence[tuple[tuple[int, ...], Dtype]], on: Stream | None = None
+) -> list[A]:
+    """Arrays in one reservation, which succeeds or fails as a whole."""
+    if not specs:
+        return []
+    connection = device._connection
+    attachment = connection.attachment()
+    command = commands_pb2.Command(stream=streams.resolve_for_memory(on, connection, attachment))
+    space = attachment.space
+    assert space is not None
+    for shape, dtype in specs:
+        command.allocate.parts.add(buffer=connection.mint(), size=shapes.bytes_of(shape, dtype))
+    attachment.submit(command)
+    return [
+        device._array_type(device, Memory(space, part.buffer, part.size), 0, shape, dtype)
+        for part, (shape, dtype) in zip(command.allocate.parts, specs, strict=True)
+    ]

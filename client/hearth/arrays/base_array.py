@@ -1,0 +1,462 @@
+"""Arrays on a device, by CuPy's and NumPy's names: contiguous, or rows at one distance from each other.
+
+Covers state, views and commands that are sent one way: all that `hearth.DeviceArray` and `hearth.aio.DeviceArray` have
+in common. Does not cover calls that wait; each of the two classes has its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
+
+from hearth import dtypes, shapes, telemetry
+from hearth import lazy_numpy as np
+from hearth import stream as streams
+from hearth.arrays import host_copy
+from hearth.arrays.allocation import allocate
+from hearth.arrays.arithmetic import refusal, refuse_operators, unpicklable
+from hearth.codec import encode
+from hearth.dtypes import Element
+from hearth.errors import ArgumentError, DtypeError
+from hearth.session.memory import Memory, OnDevice
+from hearth.transport.spin_wait import UP
+from hearth_proto import layouts
+
+if TYPE_CHECKING:
+    from typing import Self, Unpack
+
+    from hearth.arrays.astype import Casting
+    from hearth.arrays.tensor_map import Im2col, Options, TensorMap
+    from hearth.arrays.views import Flags
+    from hearth.dtypes import Dtype
+    from hearth.interfaces import DeviceContext
+    from hearth.progress import Progress
+    from hearth.session.attachment import Attachment
+    from hearth.session.connection import Connection
+    from hearth.stream import Stream
+    from hearth.transfer.pinned_copy import PinnedCopy
+    from hearth.transfer.plan import Part
+
+_PATTERNS = (1, 2, 4, 8, 16)
+"""Sizes in bytes of the patterns that the daemon repeats."""
+_INTERFACES = ("__cuda_array_interface__", "__array_interface__")
+_NUMPYS = frozenset({
+    "all", "any", "argmax", "argmin", "argsort", "clip", "conj", "cumprod", "cumsum", "diagonal", "dot", "imag", "max",
+    "mean", "min", "nonzero", "prod", "ptp", "put", "real", "repeat", "round", "searchsorted", "sort", "std", "sum",
+    "take", "trace", "var",
+})  # fmt: skip
+
+
+@refuse_operators
+class BaseArray(OnDevice):
+    """Abstract array in a device's memory: shape, dtype, views and the commands that do not wait.
+
+    Views (slices, `reshape`, `view`) share their buffer, which is freed when the last of them is gone. A kernel is
+    passed the address of an array's first element, whatever its strides: pass `x.pitch` or `x.strides` beside it.
+    Commands are ordered on a stream and sent one way.
+    """
+
+    __slots__ = (
+        "__weakref__", "_connection", "_copies", "_device", "_dtype", "_nbytes", "_rows", "_shape", "_strides",
+    )  # fmt: skip
+
+    _connection: Connection
+    _dtype: Dtype
+    """An `Element` until the dtype is asked for."""
+
+    def __init__(
+        self,
+        device: DeviceContext[Any],
+        memory: Memory,
+        offset: int,
+        shape: tuple[int, ...],
+        dtype: Dtype,
+        strides: tuple[int, ...] | None = None,
+    ) -> None:
+        """Raises `UnsupportedError` for strides that make no rows."""
+        self._device = device
+        self._connection = device._connection
+        self._memory = memory
+        self._offset = offset
+        self._shape = shape
+        self._dtype = dtype
+        self._nbytes = math.prod(shape) * dtype.itemsize
+        self._strides = strides
+        """None: those of C order."""
+        self._copies: host_copy.PinnedCopies | None = None
+        self._rows: layouts.RowLayout | None = None
+        """The rows of the array, from its start; None: it is contiguous."""
+        if strides is not None:
+            rows = layouts.rows_of(shape, strides, dtype.itemsize)
+            if rows is None:
+                from hearth.arrays import strided
+
+                raise strided.no_rows(shape)
+            self._rows = None if rows.dense else rows
+
+    # ---- attributes ----
+
+    @property
+    def device(self) -> Any:
+        """The `Device` on which the array lies."""
+        return self._device
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Elements along each axis."""
+        return self._shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of an element."""
+        dtype = self._dtype
+        if isinstance(dtype, Element):
+            self._dtype = dtype = dtype.dtype
+        return dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self._shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self._shape)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return self._dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return self.size * self._dtype.itemsize
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Bytes from one element to the next along each axis."""
+        if self._strides is not None:
+            return self._strides
+        return shapes.strides_of(self._shape, self._dtype.itemsize)
+
+    @property
+    def pitch(self) -> int:
+        """Bytes from the start of one row (along the last axis) to the start of the next."""
+        if self.ndim < 2:
+            return self.nbytes if self._strides is None else self.strides[-1] * self._shape[-1]
+        return self.strides[-2]
+
+    @property
+    def flags(self) -> Flags:
+        """Memory layout by NumPy's names: ``x.flags.c_contiguous``."""
+        from hearth.arrays import views
+
+        return views.flags(self)
+
+    @property
+    def durable(self) -> bool:
+        """Whether the array comes back after a loss of the device: see `Device.durable`."""
+        return self._memory.owner is not None and self._memory in self._connection.durables
+
+    def __repr__(self) -> str:
+        freed = ", freed" if self._memory.owner is None else ""
+        return f"DeviceArray(shape={self._shape}, dtype={self._dtype}, device={self._device.ordinal}{freed})"
+
+    def _repr_html_(self) -> str:
+        from hearth import html_repr
+
+        device = self._device
+        place = f"{device.ordinal}: {device.properties.name} ({device.properties.backend}) on {device._node.name}"
+        rows: list[tuple[str, object]] = [
+            ("shape", self.shape),
+            ("dtype", self.dtype),
+            ("size", html_repr.size(self.nbytes)),
+            ("device", place),
+        ]
+        if not self.flags.c_contiguous:
+            rows.append(("strides", self.strides))
+        states = {
+            "freed": self._memory.owner is None,
+            "lost": self._memory.space.lost and not self.durable,
+            "read-only": self._memory.read_only,
+            "durable": self.durable,
+        }
+        if any(states.values()):
+            rows.append(("state", ", ".join(state for state, holds in states.items() if holds)))
+        return html_repr.pairs("DeviceArray", rows)
+
+    # ---- views ----
+
+    def __len__(self) -> int:
+        if not self._shape:
+            raise TypeError("len() of an array without axes")
+        return self._shape[0]
+
+    def __iter__(self) -> Iterator[Self]:
+        """Iterates over views along the first axis: rows, or elements where there is but one axis."""
+        if not self._shape:
+            raise TypeError("an array without axes has no rows to go through; x.item() reads its element")
+        return (self[row] for row in range(self._shape[0]))
+
+    def __getitem__(self, index: Any) -> Self:
+        """A view: integers, slices, `...` and None, as in NumPy, of elements that lie in rows at one distance.
+
+        That is, contiguous memory, or one axis cut: ``x[2:5]``, ``x[:, 3:7]``, ``x[..., 0]``, ``x[::2]``. An element is
+        a view, too, without axes: ``x[3].item()`` reads it. Raises IndexError as NumPy does, and `UnsupportedError` for
+        steps back, masks, lists of indices, and selections that are no such rows.
+        """
+        if index is Ellipsis:
+            return self._view(0, self._shape, self._dtype, self._strides)
+        from hearth.arrays import strided
+
+        selection = strided.select(self._shape, self.strides, index)
+        return self._view(selection.offset, selection.shape, self._dtype, selection.strides)
+
+    def reshape(self, *shape: SupportsIndex | tuple[SupportsIndex, ...]) -> Self:
+        """A view of another shape; one axis may be -1. Raises `UnsupportedError` where NumPy would make a copy."""
+        axes: Any = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
+        fresh = shapes.reshaped(self.size, axes)
+        if self._rows is None:
+            return self._view(0, fresh, self._dtype)
+        from hearth.arrays import views
+
+        return self._view(0, fresh, self._dtype, views.reshaped(self._rows, self._dtype.itemsize, fresh))
+
+    def ravel(self) -> Self:
+        """A view with one axis. Raises `UnsupportedError` where that takes a copy: see `flatten`."""
+        return self.reshape(self.size)
+
+    def squeeze(self, axis: int | tuple[int, ...] | None = None) -> Self:
+        """A view without the axes of length 1, or without those of `axis`. Raises `ArgumentError` for a longer one."""
+        from hearth.arrays import views
+
+        shape, strides = views.squeezed(self._shape, self._strides, axis)
+        return self._view(0, shape, self._dtype, strides)
+
+    @property
+    def T(self) -> Self:
+        """As `transpose`."""
+        return self.transpose()
+
+    def transpose(self, *axes: int | Sequence[int] | None) -> Self:
+        """A view with its axes in another order, by default in reverse, as far as rows of memory can be seen so: of an
+        array with one axis, or where only axes of length 1 change places. Raises `UnsupportedError` for any other."""
+        from hearth.arrays import views
+
+        shape, strides = views.transposed(self._shape, self.strides, self._dtype.itemsize, axes)
+        return self._view(0, shape, self._dtype, strides)
+
+    def view(self, dtype: Any) -> Self:
+        """The same bytes as another dtype; the last axis, which has to be contiguous then, changes as in NumPy."""
+        from hearth.arrays import views
+
+        dense = self._rows is None
+        shape, fresh, strides = views.reinterpreted(self._shape, self._strides, self._dtype, dtype, dense=dense)
+        return self._view(0, shape, fresh, strides)
+
+    # ---- writes ----
+
+    def set(
+        self,
+        a: Any,
+        stream: Stream | None = None,
+        *,
+        blocking: bool = False,
+        progress: bool | Progress | None = None,
+    ) -> None:
+        """Overwrites the array with a host array of the same shape and dtype.
+
+        An ordinary array may be changed once this returns. One in pinned memory (`hearth.empty_pinned`) is read in the
+        order of the stream: it is to stay as it is until that was synchronized with, unless ``blocking=True``, which
+        waits until it has been read.
+
+        Raises `ArgumentError` and `DtypeError` where they differ.
+        """
+        copies = self._copies
+        if copies is not None and progress is None and not telemetry.made():
+            copy = copies.find(self, a, UP, stream, blocking)
+            if copy is not None:
+                if not blocking:
+                    copy.begin(a)
+                    return
+                if copy.run(a):
+                    return
+        if not np.here():
+            found = dtypes.host(a)
+            if found is not None and found.element is self._dtype and found.shape == self._shape:
+                host_copy.write_bytes(self, found.data, stream, progress, blocking)
+                return
+        dtype = self.dtype
+        host = a if isinstance(a, np.ndarray) else np.asarray(a, dtype)
+        if host.dtype is not dtype and host.dtype.newbyteorder("=") != dtype:
+            raise DtypeError(
+                f"an array of {host.dtype} cannot be set into one of {dtype}.",
+                reason="INVALID_ARGUMENT",
+                fix=f"use a.astype({str(dtype)!r}).",
+            )
+        if host.shape != self._shape:
+            raise ArgumentError(
+                f"an array of shape {host.shape} cannot be set into one of shape {self._shape}.",
+                reason="INVALID_ARGUMENT",
+                fix="slice or reshape one of them, or use np.broadcast_to(a, shape).",
+            )
+        host_copy.write(self, host, stream, progress, blocking)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Sets `x[index]` to a number, a host array or an array on the device, cast and broadcast as in NumPy. One way;
+        from the device itself nothing passes through the host.
+
+        Raises as ``x[index]`` does; `ArgumentError` and `DtypeError` for values that do not fit, `UnsupportedError` for
+        an array on the device that would be repeated along inner axes, or belongs to another session.
+        """
+        from hearth.arrays.setitem import assign, assign_array
+
+        if isinstance(value, BaseArray):
+            assign_array(self[index], value)
+        else:
+            assign(self[index], value)
+
+    def fill(self, value: Any, stream: Stream | None = None) -> None:
+        """Sets every element to `value`."""
+        pattern = dtypes.pattern(value, self._dtype) if isinstance(self._dtype, Element) else None
+        if pattern is None:
+            pattern = shapes.element(value, self.dtype).tobytes()
+        if self._nbytes == 0:
+            return
+        repeated = pattern if any(pattern) else b"\0"
+        if len(repeated) not in _PATTERNS or self._offset % len(repeated):
+            host = np.full(self._shape, np.frombuffer(pattern, self.dtype)[0], self.dtype)
+            host_copy.write(self, host, stream, None)
+            return
+        attachment = self._usable()
+        rows = self._as_rows()
+        handle = streams.resolve(stream, self._connection, attachment)
+        attachment.submit(encode.fill(handle, self._memory.handle, self._offset, rows.width, repeated))
+        if rows.rows <= 1:
+            return
+        from hearth.arrays import device_copy, strided
+
+        for move in strided.doublings(rows):
+            attachment.submit(device_copy.command(handle, self, self, move))
+
+    def copy_from(self, other: BaseArray, stream: Stream | None = None) -> None:
+        """Overwrites the array with one of the same shape and dtype, on this device or on another one of the session.
+
+        From another device it is a send and a receive (so that it takes the right to them): `stream` is one of this
+        device, there it is the current one. Raises `UnsupportedError` for another session's array, `ArgumentError`
+        for another shape or dtype or memory that overlaps, `LaunchError` where it cannot be recorded in a graph.
+        """
+        if not isinstance(other, BaseArray):
+            raise DtypeError(
+                f"copy_from takes a DeviceArray, not a {type(other).__name__}.",
+                reason="INVALID_ARGUMENT",
+                fix="use x.set(a) for host arrays.",
+            )
+        from hearth.arrays.device_copy import copy_into
+
+        copy_into(self, other, stream)
+
+    # ---- new arrays ----
+
+    def copy(self, stream: Stream | None = None) -> Self:
+        """A copy on the same device, contiguous."""
+        self._usable()
+        fresh: Self = allocate(self._device, self._shape, self._dtype, stream)
+        fresh.copy_from(self, stream)
+        return fresh
+
+    def flatten(self, stream: Stream | None = None) -> Self:
+        """A copy on the same device, with one axis."""
+        return self.copy(stream).ravel()
+
+    def __copy__(self) -> Self:
+        return self.copy()
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self.copy()
+
+    def astype(
+        self, dtype: Any, stream: Stream | None = None, *, casting: Casting = "unsafe", copy: bool = True
+    ) -> Self:
+        """A copy on the same device with its elements converted; with ``copy=False``, itself where they need not be.
+
+        One way, by a kernel that the daemon compiles once for each pair of dtypes. Booleans, whole numbers, floats of
+        16 (also bfloat16), 32 and 64 bits and complex numbers are converted; of a complex number a real dtype has the
+        real part. A value that the new type does not hold becomes what C++ makes of it on the device. Raises
+        `UnsupportedError` for other dtypes, `DtypeError` where `casting` forbids it.
+        """
+        from hearth.arrays.astype import astype
+
+        return astype(self, dtype, stream, casting, copy)
+
+    def tensor_map(
+        self, box: Sequence[int] | None = None, *, im2col: Im2col | None = None, **options: Unpack[Options]
+    ) -> TensorMap:
+        """The array as TMA sees it, to be passed to kernels; see `TensorMap`."""
+        from hearth.arrays.tensor_map import TensorMap
+
+        return TensorMap(self, box, im2col=im2col, **options)
+
+    # ---- lifetime ----
+
+    def checkpoint(self, stream: Stream | None = None) -> None:
+        """Takes a new copy of a durable array, as it is at this point of the stream: see `Device.checkpoint`."""
+        self._device.checkpoint(self, stream=stream)
+
+    def free(self) -> None:
+        """Gives the memory back now, for all views; using any of them afterwards is an error."""
+        self._memory.free()
+
+    # ---- inside ----
+
+    def _usable(self) -> Attachment:
+        return self._connection.check(self._memory, self)
+
+    def _as_rows(self) -> layouts.RowLayout:
+        """The rows of the array, from its start."""
+        return self._rows if self._rows is not None else layouts.RowLayout(0, self.nbytes)
+
+    def _view(
+        self,
+        offset: int,
+        shape: tuple[int, ...],
+        dtype: Dtype,
+        strides: tuple[int, ...] | None = None,
+    ) -> Self:
+        """The array `offset` bytes further on in the same memory; without strides, in C order."""
+        made: Self = self._device._array_type(self._device, self._memory, self._offset + offset, shape, dtype, strides)
+        return made
+
+    def _send(
+        self,
+        attachment: Attachment,
+        part: Part,
+        data: memoryview,
+        report: Progress | None,
+        blocking: bool,
+        shared: bool,
+    ) -> PinnedCopy | None:
+        """Writes host memory to the device; returns the copy where it can be repeated. `shared`: the device may read
+        the memory itself."""
+        raise NotImplementedError
+
+    # ---- refused ----
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **keywords: Any) -> NoReturn:
+        raise refusal(f"np.{ufunc.__name__}" if method == "__call__" else f"np.{ufunc.__name__}.{method}")
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise unpicklable()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            why = ""
+            if name in _INTERFACES:
+                why = "; use x.ipc(), which has it on the daemon's host, or DLPack (from_dlpack(x))"
+            elif name in _NUMPYS:
+                why = f"; Hearth has no array operations: write a kernel, or use a copy, x.get().{name}"
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{why}", name=name, obj=self)

@@ -1,0 +1,387 @@
+"""Devices of a node: where arrays are made, and what is ordered on a device's streams.
+
+Covers state and commands that are sent one way: all that `hearth.Device` and `hearth.aio.Device` have in common. Does
+not cover calls that wait, nor the classes of modules and streams; each of the two classes has its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
+
+from hearth import dtypes, shapes
+from hearth import lazy_numpy as np
+from hearth.arrays import host_copy
+from hearth.arrays.allocation import allocate, allocate_many
+from hearth.arrays.base_array import BaseArray
+from hearth.arrays.published import Publications
+from hearth.codec.decode import DONE
+from hearth.codec.encode import SYNC_ALL
+from hearth.errors import ArgumentError, DtypeError, UnsupportedError
+from hearth.session.late_errors import NO_STREAM
+from hearth.stream import Stream, current, resolve
+from hearth_proto.later import commands_pb2
+
+if TYPE_CHECKING:
+    from hearth.interfaces import NodeContext
+    from hearth.progress import Progress
+    from hearth.session.connection import Connection
+    from hearth.session.reply import Asked, Reply
+    from hearth.types import DeviceInfo, DeviceProperties, MemoryUsage
+    from hearth_proto.v1 import node_pb2
+
+A = TypeVar("A", bound=BaseArray)
+"""The class of the device's arrays."""
+S = TypeVar("S", bound=Stream)
+"""The class of its streams."""
+
+
+class BaseDevice(Generic[A, S]):
+    """Abstract device: properties, new arrays, durability, and the requests whose answers a subclass waits for."""
+
+    _array_type: type[A]
+    _stream_type: type[S]
+
+    def __init__(self, node: NodeContext, connection: Connection, opened: node_pb2.Device) -> None:
+        self._node = node
+        self._connection = connection
+        self._opened = opened
+        self._properties: DeviceProperties | None = None
+        self._default_stream = self._stream_type(connection, default=True)
+        self._publications = Publications(connection)
+
+    # ---- attributes ----
+
+    @property
+    def node(self) -> Any:
+        """The `Node` that the device belongs to."""
+        return self._node
+
+    @property
+    def ordinal(self) -> int:
+        """Its number on the node."""
+        return self._connection.ordinal
+
+    @property
+    def properties(self) -> DeviceProperties:
+        """Name, backend, memory and limits, as of the connect."""
+        if self._properties is None:
+            from hearth.types import DeviceProperties
+
+            self._properties = DeviceProperties.of(self._opened.properties)
+        return self._properties
+
+    def _repr_html_(self) -> str:
+        from hearth import html_repr
+
+        found = self.properties
+        rows = [
+            ("node", self._node.name),
+            ("backend", found.backend),
+            ("compute capability", ".".join(map(str, found.compute_capability))),
+            ("memory", html_repr.size(found.total_memory)),
+            ("multiprocessors", found.multiprocessor_count),
+            ("threads of a block", found.max_threads_per_block),
+            (
+                "shared memory of a block",
+                html_repr.size(found.shared_mem_per_block_optin or found.shared_mem_per_block),
+            ),
+        ]
+        return html_repr.pairs(f"Device {self.ordinal}: {found.name}", rows)
+
+    def __repr__(self) -> str:
+        properties = self._opened.properties
+        return f"<hearth.Device {self.ordinal}: {properties.name} ({properties.backend}) on {self._node.name}>"
+
+    @property
+    def default_stream(self) -> S:
+        """The stream for work without one."""
+        return self._default_stream
+
+    @property
+    def current_stream(self) -> S:
+        """The stream that ``with`` made current here, else the default one."""
+        return cast("S | None", current(self._connection)) or self._default_stream
+
+    # ---- arrays ----
+
+    def asarray(
+        self,
+        a: Any,
+        dtype: Any = None,
+        stream: Stream | None = None,
+        *,
+        blocking: bool = False,
+        progress: bool | Progress | None = None,
+    ) -> A:
+        """`a` on this device: uploaded; copied from another device of the session, as by `DeviceArray.copy_from`; or
+        itself, where it lies here already with that dtype. `a` is anything that `np.asarray` takes or that speaks
+        DLPack; also an array in this process's own GPU memory (CuPy, PyTorch), which is copied there, where the daemon
+        has that GPU on this host. An array of this session with another dtype is converted as by `DeviceArray.astype`.
+
+        An ordinary host array is captured when the call returns, and may be changed then. One in pinned memory
+        (`hearth.empty_pinned`, or a C-contiguous part of such) is read by the device itself, in the order of the
+        stream: it is to stay as it is until that was synchronized with, unless ``blocking=True``, which waits until it
+        has been read. It need not be kept alive. An array that is not C-contiguous is copied on the host first.
+        `progress`: as in `DeviceArray.get`.
+        """
+        if isinstance(a, BaseArray):
+            if a._device._node._session is not self._node._session:
+                raise UnsupportedError(
+                    f"{a!r} belongs to another session.",
+                    reason="UNSUPPORTED",
+                    fix="go through the host: gpu.asarray(x.get()); or use a hearth.Group over both.",
+                )
+            if a._connection is self._connection and (dtype is None or shapes.dtype_of(dtype) == a.dtype):
+                return cast("A", a)
+        return self.array(a, dtype, stream, blocking=blocking, progress=progress)
+
+    def array(
+        self,
+        obj: Any,
+        dtype: Any = None,
+        stream: Stream | None = None,
+        *,
+        blocking: bool = False,
+        progress: bool | Progress | None = None,
+    ) -> A:
+        """As `asarray`, always new memory."""
+        if not np.here():  # else it sees the same in them
+            host = dtypes.host(obj)
+            if host is not None and (dtype is None or dtypes.named(dtype) is host.element):
+                plain = allocate(self, host.shape, host.element, stream)
+                host_copy.write_bytes(plain, host.data, stream, progress, blocking)
+                return plain
+        wanted = None if dtype is None else shapes.dtype_of(dtype)
+        if isinstance(obj, BaseArray):
+            same = obj._device._node._session is self._node._session
+            if same and (wanted is None or wanted == obj.dtype or _converts(obj.dtype, wanted)):
+                return self._from_session(cast("A", obj), wanted, stream)
+            obj = self._at_host(obj)  # another session's; or strings and dates, which only the host converts
+        made: list[A] = []
+
+        def upload(host: np.ndarray[Any, Any]) -> None:
+            fresh = allocate(self, host.shape, shapes.dtype_of(host.dtype), stream)
+            host_copy.write(fresh, host, stream, progress, blocking)
+            made.append(fresh)
+
+        if isinstance(obj, np.ndarray | np.generic | bool | int | float | complex):
+            upload(_host(obj, wanted))
+        else:
+            from hearth.arrays.asarray import copied, on_gpu, with_host_array
+
+            found = on_gpu(obj)
+            if found is not None:
+                fresh = copied(obj, found, self, stream)
+                return fresh if wanted is None else fresh.astype(wanted, stream, copy=False)
+            with_host_array(obj, wanted, upload)
+        return made[0]
+
+    def _from_session(self, obj: A, wanted: np.dtype[Any] | None, stream: Stream | None) -> A:
+        """A copy of an array of one of the session's devices."""
+        if wanted is not None and wanted != obj.dtype:
+            obj = obj.astype(wanted, stream if obj._connection is self._connection else None)
+            if obj._connection is self._connection:
+                return obj
+        if obj._connection is self._connection:
+            return obj.copy(stream)
+        fresh = allocate(self, obj.shape, obj.dtype, stream)
+        fresh.copy_from(obj, stream)
+        return fresh
+
+    def empty(self, shape: shapes.Shape, dtype: Any = float, stream: Stream | None = None) -> A:
+        """An array with arbitrary contents."""
+        return allocate(self, shapes.shape_of(shape), shapes.type_of(dtype), stream)
+
+    def empty_pitched(self, shape: shapes.Shape, dtype: Any = float, stream: Stream | None = None) -> A:
+        """An array with arbitrary contents whose rows (along the last axis) are padded: `x.pitch` bytes apart.
+
+        The pitch is CubeCL's: the row's size rounded up to a power of two from 16 to 512 bytes that grows with it, so
+        that every row starts where vector loads can.
+        """
+        return allocate(self, shapes.shape_of(shape), shapes.type_of(dtype), stream, pitched=True)
+
+    def empty_many(self, specs: Iterable[tuple[shapes.Shape, Any]], stream: Stream | None = None) -> list[A]:
+        """Arrays of these (shape, dtype) in one reservation, which is had as a whole or not at all.
+
+        Each is an array of its own, at the device's alignment; the memory goes back when the last of them is gone.
+        """
+        return allocate_many(self, [(shapes.shape_of(shape), shapes.type_of(dtype)) for shape, dtype in specs], stream)
+
+    @contextmanager
+    def persistent_memory(self) -> Iterator[None]:
+        """What is allocated inside stays with this session when it is freed, for its next allocation of the same size.
+
+        Others never get it, however short of memory they are, until `memory_cleanup`, or the session's end. For all of
+        the session's work on the device, whichever thread it comes from; windows nest.
+        """
+        connection = self._connection
+        attachment = connection.attachment()
+        attachment.submit(_mode(commands_pb2.ALLOCATION_MODE_PERSISTENT))
+        try:
+            yield
+        finally:
+            now = connection.attachment() if connection.refusal is None else None
+            if now is not None and now.space is attachment.space:  # another generation has no window to be closed
+                now.submit(_mode(commands_pb2.ALLOCATION_MODE_AUTO))
+
+    def zeros(self, shape: shapes.Shape, dtype: Any = float, stream: Stream | None = None) -> A:
+        """An array of zeros."""
+        return self.full(shape, 0, dtype, stream)
+
+    def ones(self, shape: shapes.Shape, dtype: Any = float, stream: Stream | None = None) -> A:
+        """An array of ones."""
+        return self.full(shape, 1, dtype, stream)
+
+    def full(self, shape: shapes.Shape, fill_value: Any, dtype: Any = None, stream: Stream | None = None) -> A:
+        """An array of `fill_value`, in its own dtype unless another is given."""
+        fresh = self.empty(shape, shapes.type_of_value(fill_value) if dtype is None else dtype, stream)
+        if isinstance(fill_value, int) and fill_value == 0 and getattr(fresh._dtype, "names", None) is not None:
+            fill_value = np.zeros((), fresh.dtype)
+        fresh.fill(fill_value, stream)
+        return fresh
+
+    def empty_like(self, a: Any, dtype: Any = None, stream: Stream | None = None) -> A:
+        """An array with the shape and dtype of `a` (of host or device) and arbitrary contents."""
+        return self.empty(a.shape, _type_of(a) if dtype is None else dtype, stream)
+
+    def zeros_like(self, a: Any, dtype: Any = None, stream: Stream | None = None) -> A:
+        """An array of zeros with the shape and dtype of `a`."""
+        return self.zeros(a.shape, _type_of(a) if dtype is None else dtype, stream)
+
+    def ones_like(self, a: Any, dtype: Any = None, stream: Stream | None = None) -> A:
+        """An array of ones with the shape and dtype of `a`."""
+        return self.ones(a.shape, _type_of(a) if dtype is None else dtype, stream)
+
+    def full_like(self, a: Any, fill_value: Any, dtype: Any = None, stream: Stream | None = None) -> A:
+        """An array of `fill_value` with the shape and dtype of `a`."""
+        return self.full(a.shape, fill_value, _type_of(a) if dtype is None else dtype, stream)
+
+    # ---- a subclass's ----
+
+    def RawKernel(
+        self, code: str | bytes, name: str, options: Iterable[str] = (), **unsupported: Any
+    ) -> Callable[..., None]:
+        """See `hearth.Device.RawKernel`."""
+        raise NotImplementedError
+
+    def publish(self, name: str, array: A, tenants: Sequence[str] = ()) -> Any:
+        """See `hearth.Device.publish`."""
+        raise NotImplementedError
+
+    def _at_host(self, a: Any) -> Any:
+        """The contents of an array that only the host converts to another dtype."""
+        raise NotImplementedError
+
+    # ---- durable arrays ----
+
+    @overload
+    def durable(self, array: A, /, *, durable: bool = True, stream: Stream | None = None) -> A: ...
+    @overload
+    def durable(self, array: A, /, *more: A, durable: bool = True, stream: Stream | None = None) -> list[A]: ...
+    def durable(self, *arrays: A, durable: bool = True, stream: Stream | None = None) -> A | list[A]:
+        """Has these arrays brought back, bit for bit, when the device's process is lost; answers them.
+
+        A copy is taken in the daemon's host memory at this point of the stream, and at each `checkpoint`; the stream
+        goes on beside it, and only what writes to the arrays next waits. All arrays on the same memory (views) are
+        durable together. Each takes twice its size, which counts against `durable_bytes` of the tenant and the node:
+        `QuotaExceededError`, as all that goes wrong with a copy, comes with the next `synchronize`, `flush` or `get`.
+        ``durable=False`` ends it, and so does the array's end.
+
+        Until the first copy is complete, and it is for sure when a `synchronize` has returned, a loss is a loss. After
+        it, whatever was written since the last complete copy is gone: `DeviceLostError` says so once, at the next
+        `synchronize` or `get`, also where nothing was under way.
+        """
+        from hearth.arrays.durable import set_durable
+
+        set_durable(self._connection, arrays, durable, stream)
+        return arrays[0] if len(arrays) == 1 else list(arrays)
+
+    def checkpoint(self, *arrays: A, stream: Stream | None = None) -> None:
+        """Takes new copies of durable arrays, as they are at this point of the stream: all of them, or none.
+
+        Without arrays: of all durable ones of this session on the device. Returns at once, and the stream goes on
+        beside the copies. After a loss the arrays are what their last complete copies say; those of this call are
+        complete when a `synchronize` has returned without an error. An array whose producer failed is not copied, and
+        nor are those beside it: the copies of before stand.
+        """
+        from hearth.arrays.durable import checkpoint
+
+        checkpoint(self._connection, arrays, stream)
+
+    # ---- output ----
+
+    def on_output(self, callback: Callable[[str], object] | None) -> None:
+        """`callback(text)` takes what this session's kernels print here; None: ``sys.stdout`` again.
+
+        It is called by the thread that waits for the device, before its `synchronize` or `get` returns.
+        """
+        self._connection.prints.callback = callback
+
+    # ---- requests, whose answers a subclass waits for ----
+
+    def _synchronizing(self) -> Reply:
+        connection = self._connection
+        if connection._deferred:
+            connection.raise_deferred()
+        attachment = connection._attachment
+        if attachment is None or not attachment.alive:
+            attachment = connection.attachment()
+        reply = attachment.ask(SYNC_ALL, reports=True, barrier=True)
+        reply.foretold = DONE
+        return reply
+
+    def _flushing(self, stream: Stream | None) -> Reply:
+        connection = self._connection
+        connection.raise_deferred(NO_STREAM)  # which one it is, is known when the device is attached
+        attachment = connection.attachment()
+        command = commands_pb2.Command(stream=resolve(stream, connection, attachment), flush=commands_pb2.Flush())
+        return connection.reporting(command, attachment=attachment)
+
+    def _asking_usage(self) -> Asked[MemoryUsage]:
+        from hearth.types import MemoryUsage
+
+        command = commands_pb2.Command(memory_usage=commands_pb2.MemoryUsage())
+        return self._connection.asking(command, lambda result: MemoryUsage.of(result.memory_usage))
+
+    def _cleaning(self) -> Reply:
+        command = commands_pb2.Command(memory_cleanup=commands_pb2.MemoryCleanup())
+        return self._connection.attachment().request(command)
+
+    def _now(self) -> DeviceInfo:
+        for device in self._node._describe().devices:
+            if device.ordinal == self.ordinal:
+                return device
+        raise ArgumentError(
+            f"the node has no device {self.ordinal} any more.", reason="DEVICE_NOT_FOUND", fix="see node.describe()."
+        )
+
+    @property
+    def _trace_name(self) -> str:
+        return f"device {self.ordinal}: {self.properties.name}"
+
+
+def _type_of(a: Any) -> Any:
+    return a._dtype if isinstance(a, BaseArray) else a.dtype
+
+
+def _host(obj: Any, dtype: np.dtype[Any] | None) -> np.ndarray[Any, Any]:
+    try:
+        return np.asarray(obj, dtype, order="C")
+    except (TypeError, ValueError, OverflowError) as error:
+        raise DtypeError(
+            f"this {type(obj).__name__} makes no array ({error}).", reason="INVALID_ARGUMENT", fix="see np.asarray."
+        ) from None
+
+
+def _converts(since: np.dtype[Any], to: np.dtype[Any] | None) -> bool:
+    from hearth.arrays import astype
+
+    return astype.known(since, to)
+
+
+def _mode(mode: commands_pb2.AllocationMode) -> commands_pb2.Command:
+    command = commands_pb2.Command()
+    command.set_allocation_mode.mode = mode
+    return command

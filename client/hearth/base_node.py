@@ -1,0 +1,167 @@
+"""Nodes: one session each, with the node's devices.
+
+Covers state, and the requests to the node's daemon: all that `hearth.Node` and `hearth.aio.Node` have in common. Does
+not cover calls that wait; each of the two classes has its own.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from hearth.errors import ArgumentError
+from hearth_proto.later import node_pb2
+
+if TYPE_CHECKING:
+    from hearth.base_device import BaseDevice
+    from hearth.session.connection import Connection
+    from hearth.session.lease import NodeSession
+    from hearth.session.reply import Reply
+    from hearth.types import NodeInfo, SessionInfo
+
+D = TypeVar("D", bound="BaseDevice[Any, Any]")
+"""The class of the node's devices."""
+
+
+class BaseNode(Generic[D]):
+    """Abstract session on a node. The requests to the daemon block the calling thread."""
+
+    def __init__(self, session: NodeSession) -> None:
+        self._session = session
+        self._devices: weakref.WeakValueDictionary[int, D] = weakref.WeakValueDictionary()
+        self._finalizer = weakref.finalize(self, session.abandon)
+        self._finalizer.atexit = False  # the session closes then, and waits
+
+    @property
+    def name(self) -> str:
+        """The host's name."""
+        return self._session.opened.node
+
+    @property
+    def session_id(self) -> str:
+        """The session's public id, as in the daemon's logs."""
+        return self._session.session_id
+
+    @property
+    def tenant(self) -> str:
+        """Who this client is to the daemon; ``"default"`` where the daemon does not ask."""
+        return self._session.opened.tenant
+
+    @property
+    def isolation(self) -> str:
+        """``"dedicated"`` where no other session shares its device processes, else ``"shared"``."""
+        dedicated = self._session.opened.isolation == node_pb2.ISOLATION_DEDICATED
+        return "dedicated" if dedicated else "shared"
+
+    @property
+    def devices(self) -> list[D]:
+        """All devices, by ordinal."""
+        return [self.device(ordinal) for ordinal in sorted(self._session.connections)]
+
+    def device(self, ordinal: int = 0) -> D:
+        """One device. Raises `ArgumentError` where the node has none of that number."""
+        self._session.check()
+        connection = self._session.connections.get(ordinal)
+        if connection is None:
+            known = sorted(self._session.connections)
+            raise ArgumentError(
+                f"node {self.name} has no device {ordinal}; it has {known or 'none'}.",
+                reason="DEVICE_NOT_FOUND",
+                fix="see node.devices.",
+            )
+        device = self._devices.get(ordinal)
+        if device is None:
+            opened = next(entry for entry in self._session.opened.devices if entry.ordinal == ordinal)
+            device = self._devices.setdefault(ordinal, self._make_device(connection, opened))
+        return device
+
+    def _make_device(self, connection: Connection, opened: node_pb2.Device) -> D:
+        """A device of the class that belongs to this node's."""
+        raise NotImplementedError
+
+    @property
+    def draining(self) -> bool:
+        """Whether the daemon has said that it will stop: it takes no new sessions, and ends this one before long.
+
+        Known as soon as a device has been used; unlike `describe`, this sends no request.
+        """
+        return any(connection.draining for connection in self._session.connections.values())
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._session.closed
+
+    def on_output(self, callback: Callable[[str], object] | None) -> None:
+        """As `Device.on_output`, for all devices."""
+        for connection in self._session.connections.values():
+            connection.prints.callback = callback
+
+    # ---- requests ----
+
+    def _synchronizing(self) -> list[Reply]:
+        self._session.check()
+        replies: list[Reply] = []
+        try:
+            replies += (device._synchronizing() for device in self.devices if device._connection.used)
+        except BaseException:
+            for reply in replies:
+                reply.abandon()
+            raise
+        return replies
+
+    def _describe(self) -> NodeInfo:
+        from hearth.types import NodeInfo
+
+        return NodeInfo.of(self._session.call("Describe", node_pb2.DescribeRequest(), node_pb2.DescribeResponse))
+
+    def _list_sessions(self) -> list[SessionInfo]:
+        from hearth.types import SessionInfo
+
+        listed = self._session.call("ListSessions", node_pb2.ListSessionsRequest(), node_pb2.ListSessionsResponse)
+        return [SessionInfo.of(entry) for entry in listed.sessions]
+
+    def _fetch_status(self) -> dict[str, Any]:
+        answer = self._session.call("GetStatus", node_pb2.GetStatusRequest(), node_pb2.GetStatusResponse)
+        import json
+
+        document: dict[str, Any] = json.loads(answer.json)
+        return document
+
+    def _end_session(self, session_id: str) -> list[int]:
+        request = node_pb2.EndSessionRequest(session_id=session_id)
+        return list(self._session.call("EndSession", request, node_pb2.EndSessionResponse).running)
+
+    def _restart_device(self, ordinal: int) -> None:
+        request = node_pb2.RestartDeviceRequest(device=ordinal)
+        self._session.call("RestartDevice", request, node_pb2.RestartDeviceResponse)
+
+    def _drain(self) -> int:
+        drained = self._session.call("Drain", node_pb2.DrainRequest(), node_pb2.DrainResponse)
+        return int(drained.sessions)
+
+    def _close(self) -> None:
+        self._session.close()
+        self._finalizer.detach()
+
+    def _repr_html_(self) -> str:
+        from hearth import html_repr
+
+        state = "closed" if self.closed else "draining" if self.draining else f"session {self.session_id}"
+        rows = [
+            (
+                entry.ordinal,
+                entry.properties.name,
+                entry.properties.backend,
+                html_repr.size(entry.properties.total_memory),
+                entry.properties.multiprocessor_count,
+            )
+            for entry in self._session.opened.devices
+        ]
+        title = f"Node {self.name} at {self._session.transport.target}: {state}"
+        return html_repr.table(title, ("device", "name", "backend", "memory", "multiprocessors"), rows)
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"{len(self._session.connections)} devices"
+        return f"<hearth.Node {self.name} at {self._session.transport.target}: {state}>"
