@@ -99,7 +99,8 @@ def test_ctrl_c_at_any_line(daemon: Daemon, gpu: hearth.Device, segment: Segment
         assert daemon.count(name) - before in ((0, 1) if hit else (1,))
         session = gpu._connection.attachment().session
         assert wait_for(lambda session=session: session.idle and not session.outstanding)
-        gc.collect()
+        if gone() is not None:  # a traceback may hold it in a cycle
+            gc.collect()
         assert gone() is None, "all that was sent is answered"
     assert step > 40 and not segment.spoiled
 
