@@ -1,15 +1,7 @@
 """Random CUDA kernels in the forms that users write: the CPU backend against a NumPy reference, and NVRTC's acceptance.
 
-<<<<<<< ours
-`python -m tests.support.cpu.differential --seeds 200` runs many more of them; tests/gpu/test_differential_gpu.py runs
-the same programs on a GPU.
-||||||| base
-`python -m tests.unit.cpu.differential --seeds 200` runs many more of them; tests/gpu/test_differential_gpu.py runs the
-same programs on a GPU.
-=======
-HEARTH_TEST_SEEDS=4 draws more programs, `python -m tests.unit.cpu.differential --seeds 200` many more;
+HEARTH_TEST_SEEDS=4 draws more programs, `python -m tests.support.cpu.differential --seeds 200` many more;
 tests/gpu/test_differential_gpu.py runs the same programs on a GPU.
->>>>>>> theirs
 """
 
 from __future__ import annotations
