@@ -12,7 +12,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-MODULE = "hearthd.device.cpu.launch"
+MODULE = "hearthd.device.cpu.server"
 
 
 class Waits(MetaPathFinder):
@@ -26,7 +26,7 @@ class Waits(MetaPathFinder):
 
             def exec_module(module: Any) -> None:
                 run(module)
-                module.LaunchOperations.loading_waits = True
+                module.CpuServer.loading_waits = True
 
             loader.exec_module = exec_module
         return found

@@ -230,7 +230,7 @@ def test_who_comes_while_memory_is_given_back_does_not_wait(monkeypatch: pytest.
                 payload = json.dumps(stats).encode()
             super().send(kind, payload, **fields)
 
-    monkeypatch.setattr("front_fake_device.FakeDevice", Clearing)
+    monkeypatch.setattr("tests.support.front.fake_device.FakeDevice", Clearing)
 
     async def scenario() -> None:
         async with node(PATIENT, deaf()) as n:
