@@ -83,7 +83,7 @@ def resolve_for_collective(stream: Stream | None, connection: Connection, attach
     return resolve(stream, connection, attachment)
 
 
-class Call(NamedTuple):
+class LaunchCall(NamedTuple):
     """A launch as it was asked for, without its arguments."""
 
     function: Any
@@ -129,7 +129,7 @@ class Stream:
                 self._handle, self._attachment = handle, attachment
         return self._handle
 
-    def launched(self, attachment: Attachment, record: bytes, call: Call, args: object) -> None:
+    def launched(self, attachment: Attachment, record: bytes, call: LaunchCall, args: object) -> None:
         """Takes a launch that was packed for it."""
         attachment.launch(record)
 

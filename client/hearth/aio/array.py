@@ -162,7 +162,7 @@ class DeviceArray(BaseArray):
     def _send(
         self,
         attachment: Attachment,
-        part: plan.Part,
+        part: plan.BufferPart,
         data: memoryview,
         report: Progress | None,
         blocking: bool,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hearth.progress import Progress
     from hearth.session.attachment import Attachment
     from hearth.session.reply import Reply
-    from hearth.transfer.plan import Part
+    from hearth.transfer.plan import BufferPart
 
 
 class _Carried:
@@ -54,7 +54,7 @@ def _in_loop(home: Home, report: Progress) -> Progress:
 
 
 def upload(
-    connection: LoopConnection, attachment: LoopAttachment, part: Part, data: memoryview, report: Progress | None
+    connection: LoopConnection, attachment: LoopAttachment, part: BufferPart, data: memoryview, report: Progress | None
 ) -> None:
     """Takes the bytes, unless they lie in memory that can be shared, and has them written in the order of the stream.
     What goes wrong is told by the next await that reports errors. Raises `QuotaExceededError` where too many are on
@@ -205,7 +205,7 @@ class _Download(_Carried):
 async def download(
     connection: LoopConnection,
     attachment: LoopAttachment,
-    part: Part,
+    part: BufferPart,
     into: memoryview,
     timeout: float | None,
     report: Progress | None,
@@ -250,7 +250,7 @@ def fillable(connection: LoopConnection, attachment: Attachment, into: memoryvie
 async def fill(
     connection: LoopConnection,
     attachment: LoopAttachment,
-    part: Part,
+    part: BufferPart,
     into: memoryview,
     timeout: float | None,
     report: Progress | None,

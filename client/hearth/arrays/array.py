@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hearth.session.attachment import Attachment
     from hearth.stream import Stream
     from hearth.transfer.pinned_copy import PinnedCopy
-    from hearth.transfer.plan import Part
+    from hearth.transfer.plan import BufferPart
 
 
 class DeviceArray(BaseArray):
@@ -215,7 +215,7 @@ class DeviceArray(BaseArray):
     def _send(
         self,
         attachment: Attachment,
-        part: Part,
+        part: BufferPart,
         data: memoryview,
         report: Progress | None,
         blocking: bool,

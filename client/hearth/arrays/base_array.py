@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from hearth.session.connection import Connection
     from hearth.stream import Stream
     from hearth.transfer.pinned_copy import PinnedCopy
-    from hearth.transfer.plan import Part
+    from hearth.transfer.plan import BufferPart
 
 _PATTERNS = (1, 2, 4, 8, 16)
 """Sizes in bytes of the patterns that the daemon repeats."""
@@ -433,7 +433,7 @@ class BaseArray(OnDevice):
     def _send(
         self,
         attachment: Attachment,
-        part: Part,
+        part: BufferPart,
         data: memoryview,
         report: Progress | None,
         blocking: bool,

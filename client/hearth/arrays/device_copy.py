@@ -54,7 +54,7 @@ def copy_into(to: ArrayLike, since: ArrayLike, stream: Stream | None) -> None:
         attachment.submit(command(handle, to, since, move))
 
 
-def command(stream: int, to: ArrayLike, since: ArrayLike, move: strided.Move) -> commands_pb2.Command:
+def command(stream: int, to: ArrayLike, since: ArrayLike, move: strided.StridedCopy) -> commands_pb2.Command:
     """The copy command of a part of an array to a part of another one on the same device."""
     made = commands_pb2.Command(stream=stream)
     made.copy.destination = to._memory.handle

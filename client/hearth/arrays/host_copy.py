@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         def _send(
             self,
             attachment: Attachment,
-            part: plan.Part,
+            part: plan.BufferPart,
             data: memoryview,
             report: Progress | None,
             blocking: bool,
@@ -108,10 +108,10 @@ class PinnedCopies:
         pair.copies[way, None if on is None else id(on)] = copy
 
 
-def part_of(array: ArrayLike, attachment: Attachment, on: Stream | None) -> plan.Part:
+def part_of(array: ArrayLike, attachment: Attachment, on: Stream | None) -> plan.BufferPart:
     """The array's bytes, in the order of a stream."""
     stream = streams.resolve(on, array._connection, attachment)
-    return plan.Part(stream, array._memory.handle, array._offset, array._rows)
+    return plan.BufferPart(stream, array._memory.handle, array._offset, array._rows)
 
 
 # ---- writes ----

@@ -23,7 +23,7 @@ class Selection(NamedTuple):
     strides: tuple[int, ...]
 
 
-class Move(NamedTuple):
+class StridedCopy(NamedTuple):
     """One copy on the device: `rows` rows of `width` bytes; offsets from the two arrays' starts."""
 
     to: int
@@ -121,33 +121,33 @@ def reshaped_strides(rows: RowLayout, itemsize: int, shape: Sequence[int]) -> tu
     return contiguous(shape[:split], rows.pitch).strides + contiguous(shape[split:], itemsize).strides
 
 
-def moves(to: RowLayout, since: RowLayout) -> Iterator[Move]:
+def moves(to: RowLayout, since: RowLayout) -> Iterator[StridedCopy]:
     """The copies, as few as can be, between two arrays of the same shape and dtype."""
     if to.dense and since.dense:
-        yield Move(to.offset, since.offset, to.size, 1, 0, 0)
+        yield StridedCopy(to.offset, since.offset, to.size, 1, 0, 0)
     elif to.dense or since.dense or to.width == since.width:
         width, rows = (since if to.dense else to)[1:3]
         to_pitch = width if to.dense else to.pitch
         since_pitch = width if since.dense else since.pitch
-        yield Move(to.offset, since.offset, width, rows, to_pitch, since_pitch)
+        yield StridedCopy(to.offset, since.offset, width, rows, to_pitch, since_pitch)
     elif to.width < since.width:
         yield from _fine(to, since)
     else:
         for move in _fine(since, to):
-            yield Move(move.since, move.to, move.width, move.rows, move.since_pitch, move.to_pitch)
+            yield StridedCopy(move.since, move.to, move.width, move.rows, move.since_pitch, move.to_pitch)
 
 
-def _fine(to: RowLayout, since: RowLayout) -> Iterator[Move]:
+def _fine(to: RowLayout, since: RowLayout) -> Iterator[StridedCopy]:
     """Into shorter rows: `each` of them make one row of the source."""
     width = to.width
     each = since.width // width
     if since.rows <= each:
         for row in range(since.rows):
             start = to.offset + row * each * to.pitch
-            yield Move(start, since.offset + row * since.pitch, width, each, to.pitch, width)
+            yield StridedCopy(start, since.offset + row * since.pitch, width, each, to.pitch, width)
     else:
         for column in range(each):
-            yield Move(
+            yield StridedCopy(
                 to.offset + column * to.pitch,
                 since.offset + column * width,
                 width,
@@ -157,10 +157,10 @@ def _fine(to: RowLayout, since: RowLayout) -> Iterator[Move]:
             )
 
 
-def doublings(rows: RowLayout) -> Iterator[Move]:
+def doublings(rows: RowLayout) -> Iterator[StridedCopy]:
     """The copies that spread the first row over all: each takes what is there already."""
     done = 1
     while done < rows.rows:
         more = min(done, rows.rows - done)
-        yield Move(done * rows.pitch, 0, rows.width, more, rows.pitch, rows.pitch)
+        yield StridedCopy(done * rows.pitch, 0, rows.width, more, rows.pitch, rows.pitch)
         done += more

@@ -80,10 +80,10 @@ def status_text(document: Document, where: str, columns: int, paint: output.Pain
     said = lines.state(document)
     tenants = len(document.get("tenants", ()))
     top = [
-        lines.Line(f"{printable(document.get('node', '?'))}: {said.text}", (output.BOLD, *said.codes)),
-        lines.Line(f"{lines.daemon(document)}, at {printable(where)}"),
-        lines.Line(f"sessions: {lines.sessions_counted(document)}; tenants: {tenants}"),
-        lines.Line(),
+        lines.ScreenLine(f"{printable(document.get('node', '?'))}: {said.text}", (output.BOLD, *said.codes)),
+        lines.ScreenLine(f"{lines.daemon(document)}, at {printable(where)}"),
+        lines.ScreenLine(f"sessions: {lines.sessions_counted(document)}; tenants: {tenants}"),
+        lines.ScreenLine(),
     ]
     shown = [
         line.shown(columns, paint) for line in top + lines.devices(document, rates.of_devices(None, document), columns)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _LONGEST = 2**64
 
 
-class Known:
+class PartlyRead:
     """A message some of whose fields have been read; for others it is read whole, by protobuf."""
 
     def __init__(self, kind: tuple[Any, str], data: bytes | memoryview, known: dict[str, Any]) -> None:
@@ -62,7 +62,7 @@ _OPENED_DEVICE = 0x3A
 _DURABLE = 6  # of Attached, repeated
 _RESULT = 0x1A  # ExecuteResponse.result
 
-DONE = cast("commands_pb2.Result", Known((later.commands_pb2, "Result"), b"\x1a\x00", {}))
+DONE = cast("commands_pb2.Result", PartlyRead((later.commands_pb2, "Result"), b"\x1a\x00", {}))
 """A `Result` that is done."""
 
 
@@ -87,14 +87,14 @@ def _fields(message: bytes | memoryview) -> Iterator[tuple[int, Any]]:
         at += value
 
 
-def _known(kind: tuple[Any, str], data: bytes | memoryview, names: dict[int, str]) -> Known:
+def _known(kind: tuple[Any, str], data: bytes | memoryview, names: dict[int, str]) -> PartlyRead:
     """Reads the fields of `names`, by their tags. Raises ValueError."""
     known: dict[str, Any] = {name: b"" if tag & 7 else 0 for tag, name in names.items()}
     for tag, value in _fields(data):
         name = names.get(tag)
         if name is not None:
             known[name] = value
-    return Known(kind, data, known)
+    return PartlyRead(kind, data, known)
 
 
 class Opened:
@@ -131,7 +131,7 @@ class _AttachedResponse:
 
     __slots__ = ("attached",)
 
-    def __init__(self, attached: Known) -> None:
+    def __init__(self, attached: PartlyRead) -> None:
         self.attached = attached
 
     def WhichOneof(self, _: str) -> str:

@@ -31,7 +31,7 @@ from hearth.collectives.operands import (
     reduction,
     split,
 )
-from hearth.collectives.part import Part, among_all, by_rank, from_root, to_root
+from hearth.collectives.part import RankPart, among_all, by_rank, from_root, to_root
 from hearth.collectives.rendezvous import Formed, describe, form
 from hearth.errors import ArgumentError, ClosedError
 from hearth.session.collective_order import Roster, in_order, sorted_order
@@ -285,7 +285,7 @@ class BaseGroup(Generic[D, A]):
         """
         timeout_ns = self._begin(timeout)
         kind = commands_pb2.COLLECTIVE_KIND_BARRIER
-        self._run((Part(rank, kind) for rank in range(len(self))), 1, timeout_ns)
+        self._run((RankPart(rank, kind) for rank in range(len(self))), 1, timeout_ns)
 
     # ---- from one rank to another ----
 
@@ -300,7 +300,9 @@ class BaseGroup(Generic[D, A]):
         source: A = check_array("array", array)
         rank, peer = self._rank_of("array", source), check_rank("to", to, len(self.devices))
         dtype, size = moved(source, source.size)
-        self._run_pair(Part(rank, commands_pb2.COLLECTIVE_KIND_SEND, source, None, size, dtype, peer=peer), timeout_ns)
+        self._run_pair(
+            RankPart(rank, commands_pb2.COLLECTIVE_KIND_SEND, source, None, size, dtype, peer=peer), timeout_ns
+        )
 
     def recv(self, array: A, source: int, timeout: float | None = None) -> A:
         """Receives into an array, on its device, what the rank `source` sends to that device's; see `send`. Returns the
@@ -309,7 +311,9 @@ class BaseGroup(Generic[D, A]):
         target: A = check_out("array", array)
         rank, peer = self._rank_of("array", target), check_rank("source", source, len(self.devices))
         dtype, size = moved(target, target.size)
-        self._run_pair(Part(rank, commands_pb2.COLLECTIVE_KIND_RECV, None, target, size, dtype, peer=peer), timeout_ns)
+        self._run_pair(
+            RankPart(rank, commands_pb2.COLLECTIVE_KIND_RECV, None, target, size, dtype, peer=peer), timeout_ns
+        )
         return target
 
     # ---- order, batches ----
@@ -393,7 +397,7 @@ class BaseGroup(Generic[D, A]):
             )
         return nanoseconds(timeout)
 
-    def _run(self, presented: Iterable[Part], size: int, timeout_ns: int, ordered: bool = False) -> None:
+    def _run(self, presented: Iterable[RankPart], size: int, timeout_ns: int, ordered: bool = False) -> None:
         if not size:
             return  # as every rank knows
         batch = opened(self)
@@ -402,7 +406,7 @@ class BaseGroup(Generic[D, A]):
         else:
             present(self._connections, self._given if ordered else self._sorted, by_rank(presented), timeout_ns)
 
-    def _run_pair(self, part: Part, timeout_ns: int) -> None:
+    def _run_pair(self, part: RankPart, timeout_ns: int) -> None:
         assert part.peer is not None
         batch = opened(self)
         if batch is not None:
@@ -427,7 +431,7 @@ class BaseGroup(Generic[D, A]):
         )
 
     def _present_batch(
-        self, parts: Mapping[int, Sequence[Part]], timeout_ns: int, on: Mapping[int, Stream | None]
+        self, parts: Mapping[int, Sequence[RankPart]], timeout_ns: int, on: Mapping[int, Stream | None]
     ) -> None:
         self._check_open()
         present(self._connections, self._given, parts, timeout_ns, on)

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from hearth import stream as streams
-from hearth.collectives.part import Part, by_rank
+from hearth.collectives.part import RankPart, by_rank
 from hearth.errors import ArgumentError
 from hearth_proto.v1 import commands_pb2
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hearth.session.connection import Connection
     from hearth.stream import Stream
 
-Present = Callable[["Mapping[int, Sequence[Part]]", int, "Mapping[int, Stream | None]"], None]
+Present = Callable[["Mapping[int, Sequence[RankPart]]", int, "Mapping[int, Stream | None]"], None]
 
 _open: ContextVar[tuple[Batch, ...]] = ContextVar("hearth_open_batches", default=())
 
@@ -49,10 +49,10 @@ class Batch:
         self._connections = connections
         self._timeout_ns = timeout_ns
         self._present = present
-        self._parts: list[Part] = []
+        self._parts: list[RankPart] = []
         self._streams: dict[int, Stream | None] = {}
 
-    def add(self, parts: Iterable[Part]) -> None:
+    def add(self, parts: Iterable[RankPart]) -> None:
         """Puts them behind what is there. Raises `ArgumentError` where a rank changes its stream in between."""
         parts = list(parts)
         found = {part.rank: streams.current(self._connections[part.rank]) for part in parts}
@@ -89,10 +89,10 @@ class Batch:
         self._present(by_rank(parts, self._connections), self._timeout_ns, on | self._streams)
 
 
-def check_pairs(parts: Iterable[Part]) -> None:
+def check_pairs(parts: Iterable[RankPart]) -> None:
     """Raises `ArgumentError` for a send that nobody receives, a receive of what nobody sends, and pairs that differ."""
-    sends: defaultdict[tuple[int, int], list[Part]] = defaultdict(list)
-    receives: defaultdict[tuple[int, int], list[Part]] = defaultdict(list)
+    sends: defaultdict[tuple[int, int], list[RankPart]] = defaultdict(list)
+    receives: defaultdict[tuple[int, int], list[RankPart]] = defaultdict(list)
     for part in parts:
         if part.peer is not None and part.kind == commands_pb2.COLLECTIVE_KIND_SEND:
             sends[part.rank, part.peer].append(part)

@@ -11,7 +11,7 @@ from hearth.session.collective_order import Roster, submit_in_turn
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
-    from hearth.collectives.part import Part
+    from hearth.collectives.part import RankPart
     from hearth.session.attachment import Attachment
     from hearth.session.collective_order import Turns
     from hearth.session.connection import Connection
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def present(
     connections: Mapping[int, Connection],
     roster: Roster,
-    parts: Mapping[int, Sequence[Part]],
+    parts: Mapping[int, Sequence[RankPart]],
     timeout_ns: int,
     on: Mapping[int, Stream | None] | None = None,
 ) -> None:

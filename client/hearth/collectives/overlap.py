@@ -11,7 +11,7 @@ from hearth_proto.layouts import clash
 
 if TYPE_CHECKING:
     from hearth.arrays.base_array import BaseArray
-    from hearth.collectives.part import Part
+    from hearth.collectives.part import RankPart
 
 
 class Span(NamedTuple):
@@ -31,7 +31,7 @@ def span(array: BaseArray) -> Span:
     return Span(start, start + array.nbytes)
 
 
-def check(parts: Sequence[Part]) -> None:
+def check(parts: Sequence[RankPart]) -> None:
     """Raises `ArgumentError` where a part's source and destination overlap but as NCCL's in-place operations have it,
     and where one part writes what another one, which runs at the same time, reads or writes."""
     if len(parts) == 1:

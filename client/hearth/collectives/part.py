@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from hearth.session.collective_order import Roster
 
 
-class Part(NamedTuple):
+class RankPart(NamedTuple):
     """One rank's part in one operation; ranks are the group's."""
 
     rank: int
@@ -52,10 +52,10 @@ def among_all(
     elements: int,
     dtype: str,
     op: commands_pb2.ReduceOp = commands_pb2.REDUCE_OP_UNSPECIFIED,
-) -> list[Part]:
+) -> list[RankPart]:
     """The parts of an operation in which every rank gives and gets: arrays in the group's order."""
     pairs = zip(sources, destinations, strict=True)
-    return [Part(rank, kind, source, target, elements, dtype, op) for rank, (source, target) in enumerate(pairs)]
+    return [RankPart(rank, kind, source, target, elements, dtype, op) for rank, (source, target) in enumerate(pairs)]
 
 
 def to_root(
@@ -66,10 +66,10 @@ def to_root(
     elements: int,
     dtype: str,
     op: commands_pb2.ReduceOp = commands_pb2.REDUCE_OP_UNSPECIFIED,
-) -> list[Part]:
+) -> list[RankPart]:
     """The parts of an operation in which every rank gives, and the root alone gets."""
     return [
-        Part(rank, kind, source, destination if rank == root else None, elements, dtype, op, root)
+        RankPart(rank, kind, source, destination if rank == root else None, elements, dtype, op, root)
         for rank, source in enumerate(sources)
     ]
 
@@ -81,18 +81,18 @@ def from_root(
     root: int,
     elements: int,
     dtype: str,
-) -> list[Part]:
+) -> list[RankPart]:
     """The parts of an operation in which the root alone gives, and every rank gets."""
     op = commands_pb2.REDUCE_OP_UNSPECIFIED
     return [
-        Part(rank, kind, source if rank == root else None, target, elements, dtype, op, root)
+        RankPart(rank, kind, source if rank == root else None, target, elements, dtype, op, root)
         for rank, target in enumerate(destinations)
     ]
 
 
-def by_rank(parts: Iterable[Part], ranks: Iterable[int] = ()) -> dict[int, list[Part]]:
+def by_rank(parts: Iterable[RankPart], ranks: Iterable[int] = ()) -> dict[int, list[RankPart]]:
     """The parts of each rank that has one, and of each of `ranks`."""
-    found: dict[int, list[Part]] = {rank: [] for rank in ranks}
+    found: dict[int, list[RankPart]] = {rank: [] for rank in ranks}
     for part in parts:
         found.setdefault(part.rank, []).append(part)
     return found

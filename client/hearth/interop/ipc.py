@@ -21,7 +21,7 @@ from hearth import stream
 from hearth.errors import ArgumentError, BufferLostError, ClosedError, HearthError
 from hearth.interop import dlpack
 from hearth.interop.ipc_file import fetch
-from hearth.interop.ipc_memory import Device, Mapping, device_of
+from hearth.interop.ipc_memory import MappableDevice, Mapping, device_of
 from hearth_proto.v1 import commands_pb2, device_pb2
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def _await(array: ArrayLike, attachment: Attachment) -> None:
     connection.report(command, attachment=attachment)
 
 
-def _map(array: ArrayLike, device: Device, number: int) -> Mapping:
+def _map(array: ArrayLike, device: MappableDevice, number: int) -> Mapping:
     connection = array._connection
     request = device_pb2.ExportIpcRequest(target=_target(connection), buffer=array._memory.handle, export=number)
     answer = connection.transport.call_device("ExportIpc", request, device_pb2.ExportIpcResponse, connection.timeout)

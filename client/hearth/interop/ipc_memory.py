@@ -25,7 +25,7 @@ class Mapping(Protocol):
         ...
 
 
-class Device(Protocol):
+class MappableDevice(Protocol):
     """A device whose memory this process can map."""
 
     @property
@@ -38,7 +38,7 @@ class Device(Protocol):
         ...
 
 
-def device_of(properties: DeviceProperties) -> Device:
+def device_of(properties: DeviceProperties) -> MappableDevice:
     """The device as this process has it. Raises `UnsupportedError` where it does not have it."""
     if properties.backend == "cpu":
         return HostDevice()

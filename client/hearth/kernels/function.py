@@ -143,7 +143,7 @@ class Function:
         if target is None or not target.records:
             attachment.launch(record)
         else:
-            call = streams.Call(self, grid, block, shared_mem, mode, cooperative, cluster, iterations)
+            call = streams.LaunchCall(self, grid, block, shared_mem, mode, cooperative, cluster, iterations)
             target.launched(attachment, record, call, args)
 
     def _pack(

@@ -16,7 +16,7 @@ from hearth import stream as streams
 from hearth.errors import HearthError, LaunchError
 from hearth.kernels import launch_config
 from hearth.kernels.graph_program import Program, count, lost
-from hearth.stream import Call, Stream
+from hearth.stream import LaunchCall, Stream
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
@@ -29,23 +29,23 @@ if TYPE_CHECKING:
     from hearth.session.reply import Asked
 
 
-class Recorder(Stream):
+class RecordingStream(Stream):
     """The private stream of a graph that is being recorded. It ends with the attachment that it was made on."""
 
     records = True
 
     def __init__(self, connection: Connection) -> None:
-        self.calls: list[Call] = []
+        self.calls: list[LaunchCall] = []
         self._order = threading.Lock()
         super().__init__(connection)
 
-    def launched(self, attachment: Attachment, record: bytes, call: Call, _args: object) -> None:
+    def launched(self, attachment: Attachment, record: bytes, call: LaunchCall, _args: object) -> None:
         """Sends the launch, and notes it in the order in which it was sent."""
         with self._order:
             attachment.launch(record)
             self.calls.append(call)
 
-    def submitted(self, attachment: Attachment, command: bytes, calls: Sequence[Call]) -> None:
+    def submitted(self, attachment: Attachment, command: bytes, calls: Sequence[LaunchCall]) -> None:
         """Sends a prepared list, and notes its launches."""
         with self._order:
             attachment.count_up(object(), 1, lambda _: command)
@@ -60,7 +60,7 @@ class Recorder(Stream):
 class GraphNode:
     """One launch, copy or fill of a graph."""
 
-    def __init__(self, graph: Graph, index: int, kind: str, kernel: str, call: Call | None) -> None:
+    def __init__(self, graph: Graph, index: int, kind: str, kernel: str, call: LaunchCall | None) -> None:
         self._graph = graph
         self._call = call
         self.index = index
@@ -120,7 +120,7 @@ class Graph(Program):
     def __init__(self, connection: Connection) -> None:
         super().__init__(connection)
         self._nodes: tuple[GraphNode, ...] = ()
-        self._recorder: Recorder | None = None
+        self._recorder: RecordingStream | None = None
         self._begun: Attachment | None = None
         self._last: _GraphLaunch | None = None
 
@@ -134,7 +134,7 @@ class Graph(Program):
         self._ready_to_enter()
         connection = self._connection
         attachment = connection.attachment()
-        recorder = Recorder(connection)
+        recorder = RecordingStream(connection)
         handle = connection.mint()
         command = commands_pb2.Command(stream=recorder._handle_on(attachment))
         command.begin_capture.graph = handle

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from hearth import stream as streams
 from hearth.errors import ArgumentError, LaunchError
-from hearth.kernels.graph import Recorder
+from hearth.kernels.graph import RecordingStream
 from hearth.kernels.graph_program import Program, count, lost
 from hearth.stream import Stream
 from hearth_proto.v1 import commands_pb2
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hearth.session.connection import Connection
     from hearth.session.memory import Kind
     from hearth.session.reply import Asked
-    from hearth.stream import Call
+    from hearth.stream import LaunchCall
 
 RECORDED_MAX = 1 << 16
 """More rounds of a prepared list than any graph holds: the daemon refuses them."""
@@ -38,12 +38,12 @@ class Collector(Stream):
     def __init__(self, connection: Connection) -> None:
         self._home = connection.attachment()
         self.packed: list[bytes] = []
-        self.calls: list[Call] = []
+        self.calls: list[LaunchCall] = []
         self.kept: list[object] = []
         """Arguments: they have to be there when the daemon looks the launches up."""
         super().__init__(connection, default=True)
 
-    def launched(self, attachment: Attachment, record: bytes, call: Call, args: object) -> None:
+    def launched(self, attachment: Attachment, record: bytes, call: LaunchCall, args: object) -> None:
         """Takes the launch instead of sending it."""
         if attachment is not self._home:
             raise lost("the list of launches that was being prepared", self._connection, None)
@@ -73,7 +73,7 @@ class Prepared(Program):
 
     def __init__(self, connection: Connection) -> None:
         super().__init__(connection)
-        self._calls: tuple[Call, ...] = ()
+        self._calls: tuple[LaunchCall, ...] = ()
         self._collector: Collector | None = None
         self._last: _PreparedLaunch | None = None
 
@@ -124,7 +124,7 @@ class Prepared(Program):
         on = streams.resolve(stream, self._connection, attachment)
         if self._last is None or self._last.on != on:
             self._last = _PreparedLaunch(self._handle, on)
-        if isinstance(target, Recorder):
+        if isinstance(target, RecordingStream):
             target.submitted(attachment, self._last.command(times), self._calls * min(times, RECORDED_MAX))
         else:
             attachment.count_up(self._last, times, self._last.command)

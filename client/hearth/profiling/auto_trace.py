@@ -37,7 +37,7 @@ _REST = 10
 """So many times what writing the file took it is left as it is: a program of thousands of sessions comes to its end."""
 
 
-class Recorder:
+class SessionTraces:
     """Of one session: a trace of each device from its first use on."""
 
     def __init__(self, session: NodeSession, file: TraceFile) -> None:
@@ -168,13 +168,13 @@ _files: dict[str, TraceFile] = {}
 _sessions: weakref.WeakSet[NodeSession] = weakref.WeakSet()
 
 
-def follow(session: NodeSession, path: str) -> Recorder:
+def follow(session: NodeSession, path: str) -> SessionTraces:
     """Traces the session's devices into the file. Raises `ArgumentError` where that could not be written."""
     file = _files.setdefault(path, TraceFile(path))
     check(file.path, path)
     _sessions.add(session)
     _Exit.prepare()
-    return Recorder(session, file)
+    return SessionTraces(session, file)
 
 
 def check(file: Path, path: str) -> None:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
             """In the child of a fork: it is the parent's. Takes no lock."""
 
     class Recorder(Protocol):
-        """Traces all devices of a session: `hearth.profiling.auto_trace.Recorder`."""
+        """Traces all devices of a session: `hearth.profiling.auto_trace.SessionTraces`."""
 
         def attached(self, connection: Connection, attachment: Attachment) -> None:
             """The device was attached to, for the first time or after a loss."""

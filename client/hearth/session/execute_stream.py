@@ -38,7 +38,7 @@ further attempt in a row waits twice as long as the one before."""
 _LANE_AGAIN_MOST_S = 60.0
 
 
-class Driver(Protocol):
+class StreamDriver(Protocol):
     """The attachment, which has the lock; calls from the sending and the receiving thread."""
 
     session: Session
@@ -79,7 +79,7 @@ class Driver(Protocol):
 class Execute:
     """Opened once; its thread ends with the attachment."""
 
-    def __init__(self, driver: Driver, transport: Transport, token: str, device: int, lease: float) -> None:
+    def __init__(self, driver: StreamDriver, transport: Transport, token: str, device: int, lease: float) -> None:
         self.outages: deque[float] = deque(maxlen=_REMEMBERED)
         """How long the last ones were, from the break to the next attach, in seconds."""
         self.resumed = 0

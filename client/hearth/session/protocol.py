@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from hearth.codec import batch, decode, encode
 from hearth.errors import ConnectError, DeviceLostError, HearthError, from_status
 from hearth.session.acks import Receipts
-from hearth.session.send_queue import NOTHING_LEFT, Limits, Move, Outgoing
+from hearth.session.send_queue import NOTHING_LEFT, Limits, Outgoing, QueueMark
 from hearth_proto import later
 from hearth_proto.later import commands_pb2, device_pb2
 
@@ -60,7 +60,7 @@ class Session(Outgoing):
         self.acked = 0
         self._unacked: deque[tuple[int, bytes]] = deque()  # seq, request
         self._unacked_bytes = 0
-        self._moving: tuple[tuple[int, bytes], Move, int] | None = None
+        self._moving: tuple[tuple[int, bytes], QueueMark, int] | None = None
         """The batch that is being taken from the queue, what it leaves, and `_unacked_bytes` with it."""
         self.again: deque[tuple[int, bytes]] = deque()  # of those, what is to be sent, perhaps once more
         self._owed: set[int] = set()  # requests that the daemon had when the stream broke
@@ -228,7 +228,7 @@ class Session(Outgoing):
         self._move(*moving)
         return numbered
 
-    def _move(self, numbered: tuple[int, bytes], rest: Move, unacked_bytes: int) -> None:
+    def _move(self, numbered: tuple[int, bytes], rest: QueueMark, unacked_bytes: int) -> None:
         unacked = self._unacked
         if not unacked or unacked[-1] is not numbered:
             unacked.append(numbered)

@@ -39,7 +39,7 @@ class _Counted(NamedTuple):
     command: bytes
 
 
-class Move(NamedTuple):
+class QueueMark(NamedTuple):
     """The queue once what was gathered is in a batch."""
 
     entries: int
@@ -47,7 +47,7 @@ class Move(NamedTuple):
     queued_bytes: int
 
 
-NOTHING_LEFT = Move(0, 0, 0)
+NOTHING_LEFT = QueueMark(0, 0, 0)
 
 
 class Outgoing:
@@ -118,7 +118,7 @@ class Outgoing:
         """Whether who submits should wait: the daemon does not keep up."""
         return self.queued >= QUEUE_COMMANDS or self.queued_bytes >= QUEUE_BYTES
 
-    def gather(self, room: int, alone: bool) -> tuple[list[bytes], Move]:
+    def gather(self, room: int, alone: bool) -> tuple[list[bytes], QueueMark]:
         """As many of the oldest commands as fit a batch of `room` bytes; with `alone`, the first one in any case. They
         stay in the queue until `move`."""
         if self._run or self._closed is not None:
@@ -136,9 +136,9 @@ class Outgoing:
             taken += len(command)
             if len(commands) >= BATCH_COMMANDS or launches >= BATCH_LAUNCHES:
                 break
-        return commands, Move(len(queue) - len(commands), self.queued - launches, self.queued_bytes - taken)
+        return commands, QueueMark(len(queue) - len(commands), self.queued - launches, self.queued_bytes - taken)
 
-    def move(self, left: Move) -> None:
+    def move(self, left: QueueMark) -> None:
         """Takes out of the queue what was gathered. Called again, it does what an interrupt kept it from."""
         queue = self._queue
         while len(queue) > left.entries:

@@ -106,7 +106,7 @@ class _Stream(Generic[_S]):
         self._over.set()
 
 
-class Upload(_Stream["Sending"]):
+class GrpcUpload(_Stream["Sending"]):
     """Bytes on their way to the daemon; they must not change before `result` has returned."""
 
     def __init__(
@@ -169,7 +169,7 @@ class Upload(_Stream["Sending"]):
                 self._progress(done, total)
 
 
-class Download(_Stream["Chunks"]):
+class GrpcDownload(_Stream["Chunks"]):
     """Bytes on their way from the daemon, cut short `timeout` seconds from now."""
 
     def __init__(self, connection: Connection, number: int, timeout: float | None = None) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
     from hearth.session.memory import Memory
-    from hearth.transfer.plan import Part
+    from hearth.transfer.plan import BufferPart
     from hearth.transfer.shared_memory import Shared
     from hearth.transport.memory_segments import Place, Segment
 
@@ -48,7 +48,7 @@ class PinnedCopy:
                  "size", "stream")  # fmt: skip
 
     def __init__(
-        self, way: int, connection: Connection, shared: Shared, part: Part, place: Place, number: int, size: int
+        self, way: int, connection: Connection, shared: Shared, part: BufferPart, place: Place, number: int, size: int
     ) -> None:
         self.size = size
         self._way = way

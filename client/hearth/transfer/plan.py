@@ -41,7 +41,7 @@ _BATCH_MARGIN = 256
 """Room for the rest of the command and the batch around inline data."""
 
 
-class Part(NamedTuple):
+class BufferPart(NamedTuple):
     """The part of a buffer that a copy writes or reads, in the order of `stream`: from byte `offset` on, or `rows`."""
 
     stream: int
@@ -68,7 +68,7 @@ class Part(NamedTuple):
             _name_rows(command.read.rows, self.rows)
         return command
 
-    def behind(self, done: int) -> Part:
+    def behind(self, done: int) -> BufferPart:
         """What is left of it when the first `done` bytes have been seen to: of rows, whole ones."""
         if self.rows is None:
             return self._replace(offset=self.offset + done)

@@ -26,7 +26,7 @@ from hearth.transfer.ring_buffer import SLOT_BYTES, SLOTS, Cut, Piece, Slot, pie
 if TYPE_CHECKING:
     from hearth.progress import Progress
     from hearth.session.connection import Connection
-    from hearth.transfer.plan import Part
+    from hearth.transfer.plan import BufferPart
     from hearth.transfer.shared_memory import Shared
     from hearth_proto.v1 import commands_pb2
 
@@ -41,7 +41,7 @@ class _Transfer:
     """What both ways have in common. The lock is never held while anything is sent or copied."""
 
     def __init__(
-        self, connection: Connection, shared: Shared, part: Part, host: Bytes, progress: Progress | None
+        self, connection: Connection, shared: Shared, part: BufferPart, host: Bytes, progress: Progress | None
     ) -> None:
         self._connection = connection
         self._whose = ours(part.stream, part.buffer)
@@ -126,7 +126,7 @@ class _Transfer:
         self._next += 1
         return self._pieces[self._next - 1]
 
-    def _part_of(self, piece: Piece) -> Part:
+    def _part_of(self, piece: Piece) -> BufferPart:
         part = self._part.behind(piece.start)
         if part.rows is None:
             return part
@@ -158,14 +158,14 @@ class _Transfer:
         return isinstance(self._error, HearthError) and self._shared.lost(self._error)
 
 
-class Upload(_Transfer):
+class RingUpload(_Transfer):
     """From `host` to a buffer; `waits`: for slots that others have."""
 
     def __init__(
         self,
         connection: Connection,
         shared: Shared,
-        part: Part,
+        part: BufferPart,
         host: Bytes,
         progress: Progress | None,
         waits: bool = True,
@@ -209,14 +209,14 @@ class Upload(_Transfer):
             self._connection.defer(error, self._whose)
 
 
-class Download(_Transfer):
+class RingDownload(_Transfer):
     """From a buffer into `host`, within `timeout` seconds."""
 
     def __init__(
         self,
         connection: Connection,
         shared: Shared,
-        part: Part,
+        part: BufferPart,
         host: Bytes,
         progress: Progress | None,
         timeout: float | None,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
     from hearth.transfer.pinned_copy import PinnedCopy
-    from hearth.transfer.plan import Part
+    from hearth.transfer.plan import BufferPart
     from hearth_proto.v1 import commands_pb2
 
 _CAUSE_S = 5.0
@@ -28,7 +28,7 @@ _CAUSE_S = 5.0
 def write(
     connection: Connection,
     attachment: Attachment,
-    part: Part,
+    part: BufferPart,
     data: memoryview,
     progress: Progress | None = None,
     *,
@@ -76,14 +76,14 @@ def _shares(connection: Connection, inline: bool, size: int) -> bool:
 
 
 def _upload(
-    connection: Connection, attachment: Attachment, part: Part, data: memoryview, progress: Progress | None
+    connection: Connection, attachment: Attachment, part: BufferPart, data: memoryview, progress: Progress | None
 ) -> None:
     """Beside the commands, on streams."""
     reply, number = begin_upload(connection, attachment, part, len(data))
     carry_upload(connection, attachment, reply, number, data, progress)
 
 
-def begin_upload(connection: Connection, attachment: Attachment, part: Part, size: int) -> tuple[Reply, int]:
+def begin_upload(connection: Connection, attachment: Attachment, part: BufferPart, size: int) -> tuple[Reply, int]:
     """Sends a write whose `size` bytes come beside it, by the number that is returned behind its answer."""
     number = connection.mint()
     command = part.write()
@@ -125,7 +125,7 @@ def carry_upload(
 def read(
     connection: Connection,
     attachment: Attachment,
-    part: Part,
+    part: BufferPart,
     into: memoryview,
     timeout: float | None = None,
     progress: Progress | None = None,
@@ -161,7 +161,7 @@ def read(
 
 
 def reading(
-    connection: Connection, attachment: Attachment, part: Part, into: memoryview, progress: Progress | None = None
+    connection: Connection, attachment: Attachment, part: BufferPart, into: memoryview, progress: Progress | None = None
 ) -> Asked[None]:
     """Sends a read of few bytes, which come with its answer."""
     size = len(into)
@@ -181,7 +181,7 @@ def reading(
 def _download(
     connection: Connection,
     attachment: Attachment,
-    part: Part,
+    part: BufferPart,
     into: memoryview,
     timeout: float | None,
     progress: Progress | None,
@@ -191,7 +191,7 @@ def _download(
     carry_download(connection, attachment, reply, number, into, timeout, progress)
 
 
-def begin_download(connection: Connection, attachment: Attachment, part: Part, size: int) -> tuple[Reply, int]:
+def begin_download(connection: Connection, attachment: Attachment, part: BufferPart, size: int) -> tuple[Reply, int]:
     """Sends a read whose `size` bytes come beside its answer, by the number that is returned behind that."""
     number = connection.mint()
     command = part.read(size)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hearth.progress import Progress
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
-    from hearth.transfer.plan import Part
+    from hearth.transfer.plan import BufferPart
 
 
 class Moved(NamedTuple):
@@ -36,7 +36,7 @@ NOTHING = Moved()
 def write(
     connection: Connection,
     attachment: Attachment,
-    part: Part,
+    part: BufferPart,
     data: memoryview,
     progress: Progress | None,
     *,
@@ -59,14 +59,14 @@ def write(
         return NOTHING
     from hearth.transfer import ring_copy  # pinned arrays do without
 
-    upload = ring_copy.Upload(connection, shared, part, np.frombuffer(data, np.uint8), progress, waits=not inline)
+    upload = ring_copy.RingUpload(connection, shared, part, np.frombuffer(data, np.uint8), progress, waits=not inline)
     return Moved(upload.run())
 
 
 def read(
     connection: Connection,
     attachment: Attachment,
-    part: Part,
+    part: BufferPart,
     into: memoryview,
     timeout: float | None,
     progress: Progress | None,
@@ -89,7 +89,7 @@ def read(
         return NOTHING
     from hearth.transfer import ring_copy
 
-    download = ring_copy.Download(connection, shared, part, np.frombuffer(into, np.uint8), progress, timeout)
+    download = ring_copy.RingDownload(connection, shared, part, np.frombuffer(into, np.uint8), progress, timeout)
     return Moved(download.run())
 
 

@@ -124,7 +124,7 @@ class Stripes:
             stripe.close()
         self._live.clear()
 
-    # ---- what a stripe says; see `hearth.transport.stripe.Owner` ----
+    # ---- what a stripe says; see `hearth.transport.stripe.StripeObserver` ----
 
     def live(self, stripe: Stripe) -> None:
         with self._change:

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 
 from hearth import errors
 from hearth.errors import HearthError, TransferError
-from hearth.transfer.grpc_stream import Download, Upload, give_up
+from hearth.transfer.grpc_stream import GrpcDownload, GrpcUpload, give_up
 from hearth.transport.stripe import Stripe
 from hearth_proto.frames import Kind
 from hearth_proto.stripes import StripeCut, announce
@@ -72,7 +72,7 @@ class Striped:
         """Nobody may go there any more."""
         self._over = False
         self._error: HearthError | None = None
-        self._fallback: Upload | Download | None = None
+        self._fallback: GrpcUpload | GrpcDownload | None = None
         self._outages = connection.outages
         self._furthest, self._since = 0, time.monotonic()
         self._silent = False
@@ -175,7 +175,7 @@ class Striped:
 
     _wanted = 1
 
-    def _fall_back(self, stream: Callable[[], Upload | Download]) -> Upload | Download:
+    def _fall_back(self, stream: Callable[[], GrpcUpload | GrpcDownload]) -> GrpcUpload | GrpcDownload:
         """The way that is always there. Raises `TransferError` where it was given up."""
         self._leave()
         fallback = stream()

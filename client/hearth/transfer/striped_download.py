@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hearth.transfer.grpc_stream import Download
+from hearth.transfer.grpc_stream import GrpcDownload
 from hearth.transfer.striped import Striped
 from hearth.transport.stripe import Stripe
 from hearth_proto.frames import Kind
@@ -50,8 +50,8 @@ class StripedDownload(Striped):
             if self._carry_on(progress, self._deadline) and self._bytes == len(memory) and self._heard():
                 return len(memory)
             left = None if self._deadline is None else max(0.001, self._deadline - time.monotonic())
-            download = self._fall_back(lambda: Download(self._connection, self.number, left))
-            assert isinstance(download, Download)
+            download = self._fall_back(lambda: GrpcDownload(self._connection, self.number, left))
+            assert isinstance(download, GrpcDownload)
             return download.into(memory, progress)
 
     def _heard(self) -> bool:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hearth.transfer.grpc_stream import Upload
+from hearth.transfer.grpc_stream import GrpcUpload
 from hearth.transfer.striped import Striped
 from hearth.transport.stripe import Stripe
 from hearth_proto.frames import Kind
@@ -50,9 +50,9 @@ class StripedUpload(Striped):
                 return len(self._data)
             limits = self._connection.limits
             upload = self._fall_back(
-                lambda: Upload(self._connection, self.number, self._data, limits.max_chunk_bytes, self._progress)
+                lambda: GrpcUpload(self._connection, self.number, self._data, limits.max_chunk_bytes, self._progress)
             )
-            assert isinstance(upload, Upload)
+            assert isinstance(upload, GrpcUpload)
             return upload.result()
 
     def credit(self, stripe: Stripe, chunks: int) -> None:

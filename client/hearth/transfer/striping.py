@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hearth.transfer import plan
-from hearth.transfer.grpc_stream import Download, Upload
+from hearth.transfer.grpc_stream import GrpcDownload, GrpcUpload
 from hearth_proto.cores import cores
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ def upload(
     number: int,
     data: memoryview,
     progress: Progress | None = None,
-) -> Upload | StripedUpload:
+) -> GrpcUpload | StripedUpload:
     """Begins to send `data` for the command that `reply` belongs to and that names the transfer `number`."""
     found = _lines(connection, attachment, len(data))
     if found is None:
-        return Upload(connection, number, data, attachment.session.limits.max_chunk_bytes, progress)
+        return GrpcUpload(connection, number, data, attachment.session.limits.max_chunk_bytes, progress)
     from hearth.transfer.striped_upload import StripedUpload
 
     stripes, lines, chunk = found
@@ -45,11 +45,11 @@ def download(
     number: int,
     into: memoryview,
     timeout: float | None = None,
-) -> Download | StripedDownload:
+) -> GrpcDownload | StripedDownload:
     """Begins to take what the command that `reply` belongs to sends under the transfer `number`."""
     found = _lines(connection, attachment, len(into))
     if found is None:
-        return Download(connection, number, timeout)
+        return GrpcDownload(connection, number, timeout)
     from hearth.transfer.striped_download import StripedDownload
 
     stripes, lines, chunk = found

@@ -16,7 +16,7 @@ from hearth.codec import decode
 from hearth.errors import HearthError
 from hearth.transport import errors as transport_errors
 from hearth.transport.cancellation import GivingUp
-from hearth.transport.framed_call import Call, send_beside
+from hearth.transport.framed_call import FramedExchange, send_beside
 from hearth.transport.lane import Lane, open_lane
 from hearth_proto.calls import Metadata, socket_path
 from hearth_proto.later import device_pb2
@@ -43,7 +43,7 @@ class FramedTransport:
         """Connections of TCP for bulk data: none on the same host."""
         self._path = socket_path(target.removeprefix(transport_errors.UNIX))
         self._lock = threading.Lock()
-        self._calls: set[Call] = set()
+        self._calls: set[FramedExchange] = set()
         self._closed = False
         self._giving_up = GivingUp(self.transfer_status)
 
@@ -136,11 +136,11 @@ class FramedTransport:
 
     def _start(
         self, method: str, message: bytes, timeout: float | None, metadata: Metadata = (), *, more: bool = False
-    ) -> Call:
+    ) -> FramedExchange:
         if self._closed:
             raise transport_errors.closed(self.target)
         try:
-            call = Call(self.target, self._path, timeout)
+            call = FramedExchange(self.target, self._path, timeout)
         except (OSError, ValueError) as error:
             raise transport_errors.unreached(self.target, getattr(error, "strerror", None) or str(error)) from None
         with self._lock:
@@ -156,7 +156,7 @@ class FramedTransport:
             raise
         return call
 
-    def over(self, call: Call) -> None:
+    def over(self, call: FramedExchange) -> None:
         """A call has ended."""
         with self._lock:
             self._calls.discard(call)
@@ -165,7 +165,7 @@ class FramedTransport:
 class _Answer:
     """One response, waited for later."""
 
-    def __init__(self, transport: FramedTransport, call: Call, response_type: Any) -> None:
+    def __init__(self, transport: FramedTransport, call: FramedExchange, response_type: Any) -> None:
         self._transport = transport
         self._call = call
         self._type = response_type
@@ -212,7 +212,7 @@ class _Upload(_Answer):
 class _Chunks:
     """Serialized responses."""
 
-    def __init__(self, transport: FramedTransport, call: Call) -> None:
+    def __init__(self, transport: FramedTransport, call: FramedExchange) -> None:
         self._transport = transport
         self._call = call
 

@@ -26,10 +26,10 @@ _BUFFER = 2 << 20
 _SMALL = 64 << 10
 _CROWDED_S = 0.002
 _FLAGS = socket.MSG_NOSIGNAL
-_open: weakref.WeakSet[Call] = weakref.WeakSet()
+_open: weakref.WeakSet[FramedExchange] = weakref.WeakSet()
 
 
-class Call:
+class FramedExchange:
     """One thread receives; who sends does so under a lock, for the one that receives may ask whether anybody is
     there."""
 
@@ -190,7 +190,7 @@ def _refusal(payload: bytes) -> HearthError:
         raise FrameError(f"a call ended with what is no status: {error}") from None
 
 
-def send_beside(call: Call, requests: Iterator[bytes], name: str) -> None:
+def send_beside(call: FramedExchange, requests: Iterator[bytes], name: str) -> None:
     """Has a thread of its own send the other messages."""
     send: Callable[[Iterator[bytes]], None] = call.send
     threading.Thread(target=send, args=(requests,), name=name, daemon=True).start()

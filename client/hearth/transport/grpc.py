@@ -14,7 +14,7 @@ import grpc
 from hearth import errors, telemetry
 from hearth.transport import errors as transport_errors
 from hearth.transport.cancellation import GivingUp
-from hearth.transport.grpc_channel import Line
+from hearth.transport.grpc_channel import ReopenedChannel
 from hearth.transport.lane import Lane, open_lane
 from hearth_proto.v1 import device_pb2, status_pb2
 
@@ -69,8 +69,8 @@ class GrpcTransport:
         self.stripes: int | None = 0 if self.lanes else None
         self._credentials = credentials
         self._options = _OPTIONS + (_NO_PROXY if loopback else ())
-        self._line = Line(self._open, target)
-        self._bulk = Line(self._open, target)
+        self._line = ReopenedChannel(self._open, target)
+        self._bulk = ReopenedChannel(self._open, target)
         self._giving_up = GivingUp(self.transfer_status)
 
     def call(self, method: str, request: Any, response_type: Any, timeout: float) -> Any:
@@ -118,7 +118,9 @@ class GrpcTransport:
             raise transport_errors.unreached(self.target, late.message) from None
         return answer
 
-    def _unary(self, line: Line, path: str, request: Any, response_type: Any, timeout: float, tries: int) -> Any:
+    def _unary(
+        self, line: ReopenedChannel, path: str, request: Any, response_type: Any, timeout: float, tries: int
+    ) -> Any:
         while True:
             tries -= 1
             channel = line.channel()

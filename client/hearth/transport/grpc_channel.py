@@ -13,7 +13,7 @@ import grpc
 from hearth.transport import errors
 
 
-class Line:
+class ReopenedChannel:
     """One channel at a time, opened on first use; safe from any thread."""
 
     def __init__(self, open_channel: Callable[[], grpc.Channel], target: str) -> None:

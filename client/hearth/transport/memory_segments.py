@@ -105,7 +105,7 @@ class AddressTable(Generic[T]):
         return first, max(first, bisect.bisect_left(self._starts, end))
 
 
-class Known:
+class KnownSegments:
     """The segments that arrays of this process may lie in. Safe from any thread, and from the garbage collector."""
 
     def __init__(self) -> None:
@@ -140,7 +140,7 @@ class Known:
             self._table.remove(*self._gone.popleft())
 
 
-known = Known()
+known = KnownSegments()
 """Of this process."""
 
 

@@ -39,7 +39,7 @@ class Address(NamedTuple):
     max_chunk: int
 
 
-class Outgoing(Protocol):
+class OutgoingUpload(Protocol):
     """An upload, as the sending thread sees it."""
 
     number: int
@@ -63,7 +63,7 @@ class Carried(Protocol):
     def lost(self, stripe: Stripe) -> None: ...
 
 
-class Owner(Protocol):
+class StripeObserver(Protocol):
     """What hears of a stripe, on its threads."""
 
     def live(self, stripe: Stripe) -> None: ...
@@ -79,14 +79,14 @@ class Owner(Protocol):
 class Stripe:
     """Opens itself; `live` or `over` of its owner is told how that went."""
 
-    def __init__(self, address: Address, ticket: bytes, owner: Owner) -> None:
+    def __init__(self, address: Address, ticket: bytes, owner: StripeObserver) -> None:
         self.max_chunk = address.max_chunk
         self._address = address
         self._ticket = ticket
         self._owner = owner
         self._connection: socket.socket | None = None
         self._closed = False
-        self._out: SimpleQueue[bytes | tuple[Outgoing, int] | None] = SimpleQueue()
+        self._out: SimpleQueue[bytes | tuple[OutgoingUpload, int] | None] = SimpleQueue()
         self._sender: threading.Thread | None = None
         self._scratch: memoryview | None = None
         self._last = time.monotonic()
@@ -96,7 +96,7 @@ class Stripe:
         """Sends a small frame, in time."""
         self._out.put(frame)
 
-    def put_chunk(self, upload: Outgoing, index: int) -> None:
+    def put_chunk(self, upload: OutgoingUpload, index: int) -> None:
         """Sends a chunk of an upload, in time."""
         self._out.put((upload, index))
 
@@ -209,7 +209,7 @@ class Stripe:
         try:
             while True:
                 parts: list[Part] = []
-                chunk: tuple[Outgoing, int] | None = None
+                chunk: tuple[OutgoingUpload, int] | None = None
                 while chunk is None and (not parts or (len(parts) < _GATHERED and not out.empty())):
                     item = out.get()
                     if item is None:
@@ -226,7 +226,7 @@ class Stripe:
             pipe.shutdown()  # the receiving thread ends, and waits for this one
 
     @staticmethod
-    def _send_chunk(pipe: Pipe, parts: list[Part], upload: Outgoing, index: int) -> None:
+    def _send_chunk(pipe: Pipe, parts: list[Part], upload: OutgoingUpload, index: int) -> None:
         lent = upload.lend(index)
         if lent is not None:
             offset, data = lent

@@ -264,7 +264,7 @@ def test_an_attach_that_comes_late(daemon: DaemonProcess, times: int) -> None:
             assert len(outages(counter.gpu)) == number and counter.gpu._connection.attachment() is attachment
 
 
-@pytest.mark.parametrize("way", [grpc_stream.Upload, grpc_stream.Download])
+@pytest.mark.parametrize("way", [grpc_stream.GrpcUpload, grpc_stream.GrpcDownload])
 def test_a_transfers_stream_that_comes_late(
     daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch, way: type[grpc_stream._Stream[Any]]
 ) -> None:
@@ -282,7 +282,7 @@ def test_a_transfers_stream_that_comes_late(
                 patched.setattr(connection, "transport", older)
                 late.append(opened(stream, offset))
             with contextlib.suppress(hearth.HearthError):  # where it came first
-                late.append(late[0].result() if way is grpc_stream.Upload else next(iter(late[0])))
+                late.append(late[0].result() if way is grpc_stream.GrpcUpload else next(iter(late[0])))
         return wanted
 
     monkeypatch.setattr(way, "_open", open_twice)
@@ -334,7 +334,7 @@ def test_a_timeout_between_the_last_byte_and_the_answer(cutter: Cutter, monkeypa
         counter = Counter(node.device(0))
         x = counter.gpu.asarray(np.arange(3 << 20, dtype=np.uint8))
         attachment = counter.gpu._connection.attachment()
-        deliver, into, came = attachment.deliver, grpc_stream.Download.into, threading.Event()
+        deliver, into, came = attachment.deliver, grpc_stream.GrpcDownload.into, threading.Event()
 
         def download(*arguments: Any) -> int:
             size = into(*arguments)
@@ -349,7 +349,7 @@ def test_a_timeout_between_the_last_byte_and_the_answer(cutter: Cutter, monkeypa
                 raise transport_errors.unreached("there", "a test")
             return deliver(response)
 
-        monkeypatch.setattr(grpc_stream.Download, "into", download)
+        monkeypatch.setattr(grpc_stream.GrpcDownload, "into", download)
         monkeypatch.setattr(attachment, "deliver", deaf)
         began = time.monotonic()
         with pytest.raises(hearth.TimeoutError):

@@ -15,7 +15,7 @@ import pytest
 import hearth
 from hearth.transport import framed_call
 from hearth.transport.framed import FramedTransport
-from hearth.transport.framed_call import Call
+from hearth.transport.framed_call import FramedExchange
 from hearth.transport.grpc import GrpcTransport
 from hearth_proto import calls, frames
 from hearth_proto.frames import Kind
@@ -191,7 +191,7 @@ def test_a_daemon_that_stands_still_is_noticed(start_daemon: StartDaemon, monkey
         try:
             with pytest.raises(hearth.TimeoutError):
                 node._session.call("Describe", node_pb2.DescribeRequest(), node_pb2.DescribeResponse, 0.15)
-            call = Call(daemon.unix, call_path(daemon), None)
+            call = FramedExchange(daemon.unix, call_path(daemon), None)
             call.start("/hearth.v1.NodeService/Describe", (), b"")
             with pytest.raises(hearth.ConnectError, match="says nothing"):
                 list(call.messages())
@@ -201,7 +201,7 @@ def test_a_daemon_that_stands_still_is_noticed(start_daemon: StartDaemon, monkey
 
 
 def test_a_call_that_is_refused_before_it_was_sent_whole_says_why(daemon: DaemonProcess) -> None:
-    call = Call(daemon.unix, call_path(daemon), 20.0)
+    call = FramedExchange(daemon.unix, call_path(daemon), 20.0)
     call.start("/hearth.v1.NodeService/Nothing", (), bytes(8 << 20))
     with pytest.raises(hearth.HearthError) as refused:
         list(call.messages())

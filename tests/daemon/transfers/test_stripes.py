@@ -121,8 +121,8 @@ def test_they_carry_the_bytes(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatc
     def never(*_: Any) -> None:
         raise AssertionError("a stream of Upload or Download was opened")
 
-    monkeypatch.setattr("hearth.transfer.grpc_stream.Upload.__init__", never)
-    monkeypatch.setattr("hearth.transfer.grpc_stream.Download.__init__", never)
+    monkeypatch.setattr("hearth.transfer.grpc_stream.GrpcUpload.__init__", never)
+    monkeypatch.setattr("hearth.transfer.grpc_stream.GrpcDownload.__init__", never)
     there_and_back(gpu, 20 * MIB + 7)
     assert live(gpu) == STRIPES
 
@@ -170,8 +170,8 @@ def test_a_dispatch_goes_over_them(gpu: hearth.Device, monkeypatch: pytest.Monke
     def never(*_: Any) -> None:
         raise AssertionError("a stream of Upload or Download was opened")
 
-    monkeypatch.setattr("hearth.transfer.grpc_stream.Upload.__init__", never)
-    monkeypatch.setattr("hearth.transfer.grpc_stream.Download.__init__", never)
+    monkeypatch.setattr("hearth.transfer.grpc_stream.GrpcUpload.__init__", never)
+    monkeypatch.setattr("hearth.transfer.grpc_stream.GrpcDownload.__init__", never)
     dispatched(gpu, 9 * MIB + 5)
     mix, a = gpu.RawKernel(MIX, "mix"), values(9 * MIB)
     how: dict[str, Any] = {"ins": [a, a], "outs": [(a.shape, np.uint8)] * 2, "scalars": [np.int32(1)]}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from hearth.cli.bench.figures import Figure
     from hearth.cli.bench.floor_process import FloorProcess
-    from hearth.cli.bench.report import Report
+    from hearth.cli.bench.report import BenchReport
     from hearth.endpoint.target import Target
     from hearth.node import Node
 
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     return _complain_of(report.figures)
 
 
-def _measured(arguments: argparse.Namespace) -> Report:
+def _measured(arguments: argparse.Namespace) -> BenchReport:
     from hearth.cli.bench.floor_process import FloorProcess
     from hearth.endpoint import target as targets
 
@@ -82,11 +82,11 @@ def _of_device(
     node: Node,
     process: FloorProcess,
     started: float,
-) -> Report:
+) -> BenchReport:
     from hearth.cli.bench import rounds
     from hearth.cli.bench.floors import Floors
     from hearth.cli.bench.probes import Probes
-    from hearth.cli.bench.report import Report
+    from hearth.cli.bench.report import BenchReport
 
     device = node.device(arguments.device)
     device.synchronize()  # attaches: a device that is out of service has one thing to say, not eight
@@ -99,7 +99,7 @@ def _of_device(
         rounds.run(figures, effort, probes.settle, progress)
     finally:
         progress.clear()
-    return Report(
+    return BenchReport(
         target=f"{'https://' if target.tls else ''}{target.address}",
         on_loopback=target.loopback,
         daemon_version=version,

@@ -25,7 +25,7 @@ _NUMBERS = frozenset({1, 2, 3, 5, 6, 7})
 
 
 @dataclass(frozen=True)
-class Report:
+class BenchReport:
     """Where, of what, and the figures."""
 
     target: str

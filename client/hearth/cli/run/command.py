@@ -14,7 +14,7 @@ from hearth.errors import ArgumentError, AuthenticationError, CompileError, Devi
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hearth.cli.run.report import Report
+    from hearth.cli.run.report import RunReport
     from hearth.cli.run.spec import Spec
     from hearth.node import Node
 
@@ -159,7 +159,7 @@ def _not_compiled(file: str, error: CompileError) -> int:
     return 1
 
 
-def _finish(arguments: argparse.Namespace, report: Report) -> int:
+def _finish(arguments: argparse.Namespace, report: RunReport) -> int:
     """Writes the results, then prints."""
     from hearth.cli.run import arrays
 

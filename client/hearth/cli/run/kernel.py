@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from hearth.cli.run.report import Report, Result
+from hearth.cli.run.report import Result, RunReport
 from hearth.cli.run.spec import Array, Generated, Spec
 from hearth.errors import ArgumentError, HearthError
 
@@ -77,7 +77,7 @@ def launched(
     kernel: Function,
     specs: Sequence[Spec],
     values: list[Any],
-) -> Report:
+) -> RunReport:
     """Arrays go up, the kernel runs, results come down."""
     sizes: list[int] = []
     passed: list[Any] = []
@@ -92,7 +92,7 @@ def launched(
         else:
             passed.append(values[index])
     grid = arguments.grid or _grid_for(max(sizes, default=1), arguments.block)
-    report = Report(
+    report = RunReport(
         file=arguments.file, kernel=kernel.name, grid=grid, block=arguments.block, shared_mem=arguments.shared_mem,
         mode=arguments.mode, iterations=arguments.iterations, node=node.name, daemon=node.describe().server_version,
         device=device.ordinal, device_name=device.properties.name, backend=device.properties.backend,

@@ -43,7 +43,7 @@ class Result:
 
 
 @dataclass
-class Report:
+class RunReport:
     """What was run, where, and what came of it."""
 
     file: str

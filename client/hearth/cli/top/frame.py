@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hearth.cli.format import output, units
 from hearth.cli.format.printable import printable
 from hearth.cli.top import lines, rates
-from hearth.cli.top.lines import Line
+from hearth.cli.top.lines import ScreenLine
 from hearth.cli.top.rates import Document
 
 _ROOMY = 12
@@ -35,17 +35,19 @@ def frame(
     at: float,
     columns: int,
     rows: int | None = None,
-) -> list[Line]:
+) -> list[ScreenLine]:
     """What happened since `before`, by device time. `at`: this machine's time, seconds since 1970; `columns`: how wide
     lines should be; `rows`: how many fit; None: as many as there are."""
     of_devices, of_sessions = rates.of_devices(before, now), rates.of_sessions(before, now)
     shown = rates.busiest_first(now, of_devices, of_sessions)
     devices, sessions = lines.devices(shown, of_devices, columns), lines.sessions(shown, of_sessions)
-    heading, gap = [_heading(now, gone, at)], [Line()]
+    heading, gap = [_heading(now, gone, at)], [ScreenLine()]
     if gone is not None:
-        heading += [Line(text, (output.RED,)) for text in textwrap.wrap(printable(gone.why), columns)[:_MOST_WORDS]]
+        heading += [
+            ScreenLine(text, (output.RED,)) for text in textwrap.wrap(printable(gone.why), columns)[:_MOST_WORDS]
+        ]
     if rows is None or rows >= _ROOMY:
-        heading += [Line()] if gone is not None else [_totals(now, list(of_devices.values())), Line()]
+        heading += [ScreenLine()] if gone is not None else [_totals(now, list(of_devices.values())), ScreenLine()]
     else:
         gap = []
     if rows is not None:
@@ -55,22 +57,22 @@ def frame(
     return (heading + devices + gap + sessions)[:rows]
 
 
-def _heading(document: Document, gone: Gone | None, at: float) -> Line:
+def _heading(document: Document, gone: Gone | None, at: float) -> ScreenLine:
     clock = time.strftime("%H:%M:%S", time.localtime(at))
     node = printable(document.get("node", "?"))
     if gone is not None:
         since = time.strftime("%H:%M:%S", time.localtime(gone.since))
         text = f"{clock}  {node}: gone since {since} ({units.duration(max(0, int(at - gone.since)))})"
-        return Line(text, (output.BOLD, output.RED))
+        return ScreenLine(text, (output.BOLD, output.RED))
     state = lines.state(document)
-    return Line(f"{clock}  {node}: {state.text}; {lines.daemon(document)}", (output.BOLD, *state.codes))
+    return ScreenLine(f"{clock}  {node}: {state.text}; {lines.daemon(document)}", (output.BOLD, *state.codes))
 
 
-def _totals(document: Document, devices: list[rates.Rates]) -> Line:
+def _totals(document: Document, devices: list[rates.Rates]) -> ScreenLine:
     serving = sum(device.get("state") == "serving" for device in document.get("devices", ()))
     received, sent = _sum([each.received for each in devices]), _sum([each.sent for each in devices])
     launches = _sum([each.launches for each in devices])
-    return Line(
+    return ScreenLine(
         f"devices: {serving} of {len(document.get('devices', ()))} serving; sessions: "
         f"{lines.sessions_counted(document)}; launches: {units.per_second(launches)}/s; "
         f"in {units.bytes_per_second(received)}, out {units.bytes_per_second(sent)}"
@@ -82,9 +84,9 @@ def _sum(values: list[float | None]) -> float | None:
     return sum(known) if known else None
 
 
-def _cut(shown: list[Line], most: int, what: str) -> list[Line]:
+def _cut(shown: list[ScreenLine], most: int, what: str) -> list[ScreenLine]:
     if len(shown) <= most:
         return shown
     if most <= 0:
         return []
-    return [*shown[: most - 1], Line(f"... {len(shown) - most + 1} more lines of {what}")]
+    return [*shown[: most - 1], ScreenLine(f"... {len(shown) - most + 1} more lines of {what}")]

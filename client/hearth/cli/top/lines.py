@@ -18,7 +18,7 @@ _LOAD_S = 1.0
 """A load that has waited less for kernels to end is not worth a line."""
 
 
-class Line(NamedTuple):
+class ScreenLine(NamedTuple):
     """One line of a screen, as wide as it likes."""
 
     text: str = ""
@@ -34,11 +34,13 @@ def clock(document: Document) -> float:
     return float(document.get("started_unix", 0.0)) + float(document.get("uptime_seconds", 0.0))
 
 
-def state(document: Document) -> Line:
+def state(document: Document) -> ScreenLine:
     """ "ready", "draining" or "not ready"."""
     if document.get("ready"):
-        return Line("ready", (output.GREEN,))
-    return Line("draining", (output.YELLOW,)) if document.get("draining") else Line("not ready", (output.RED,))
+        return ScreenLine("ready", (output.GREEN,))
+    return (
+        ScreenLine("draining", (output.YELLOW,)) if document.get("draining") else ScreenLine("not ready", (output.RED,))
+    )
 
 
 def daemon(document: Document) -> str:
@@ -53,20 +55,20 @@ def sessions_counted(document: Document) -> str:
     return f"{len(sessions)} ({connected} connected)" if sessions else "none"
 
 
-def devices(document: Document, rates: Mapping[int, Rates], columns: int) -> list[Line]:
+def devices(document: Document, rates: Mapping[int, Rates], columns: int) -> list[ScreenLine]:
     """A heading, a line for each in the document's order, and below it why it does not serve."""
     found = document.get("devices", ())
     if not found:
-        return [Line("no devices")]
+        return [ScreenLine("no devices")]
     texts = next((each for most in _NAMES_MOST if _fits(each := _devices(found, rates, most), columns)), [])
     texts = texts or _devices(found, rates, _NAMES_MOST[-1])
-    lines = [Line(texts[0], (output.BOLD,))]
+    lines = [ScreenLine(texts[0], (output.BOLD,))]
     for device, text in zip(found, texts[1:], strict=True):
-        lines.append(Line(text, () if device.get("state") == "serving" else (output.RED,)))
+        lines.append(ScreenLine(text, () if device.get("state") == "serving" else (output.RED,)))
         if device.get("detail"):
-            lines.append(Line(f"        {printable(device['detail'])}", (output.RED,)))
+            lines.append(ScreenLine(f"        {printable(device['detail'])}", (output.RED,)))
         if waiting := _loads(device):
-            lines.append(Line(f"        {waiting}", (output.YELLOW,)))
+            lines.append(ScreenLine(f"        {waiting}", (output.YELLOW,)))
     return lines
 
 
@@ -120,11 +122,11 @@ def _device(device: Mapping[str, Any], rates: Rates, name_most: int, gpu: bool) 
     return row
 
 
-def sessions(document: Document, used: Mapping[str, float | None]) -> list[Line]:
+def sessions(document: Document, used: Mapping[str, float | None]) -> list[ScreenLine]:
     """A heading and a line for each, in the document's order; `used`: device seconds a second, by id."""
     found = document.get("sessions", ())
     if not found:
-        return [Line("no sessions")]
+        return [ScreenLine("no sessions")]
     now = clock(document)
     rows = [
         [
@@ -141,7 +143,7 @@ def sessions(document: Document, used: Mapping[str, float | None]) -> list[Line]
     ]
     header = ["SESSION", "BUSY", "DEVICE TIME", "DEVICES", "TENANT", "AGE", "LEASE", "CLIENT"]
     first, *others = table(header, rows, frozenset({1, 2, 5})).splitlines()
-    return [Line(first, (output.BOLD,)), *map(Line, others)]
+    return [ScreenLine(first, (output.BOLD,)), *map(ScreenLine, others)]
 
 
 def lease(connected: bool, left: float | None) -> str:
@@ -154,7 +156,7 @@ def client(name: str, dedicated: bool) -> str:
     return (printable(name) or units.NONE) + (" (dedicated)" if dedicated else "")
 
 
-def faults(document: Document, most: int) -> list[Line]:
+def faults(document: Document, most: int) -> list[ScreenLine]:
     """The newest, one a line."""
     found = list(document.get("faults") or ())
     lines = []
@@ -162,7 +164,7 @@ def faults(document: Document, most: int) -> list[Line]:
         kernels = ", ".join(map(printable, fault.get("kernels") or ()))
         ago = units.duration(clock(document) - fault.get("time_unix", 0.0))
         lines.append(
-            Line(
+            ScreenLine(
                 f"{ago} ago: device {fault.get('device')}, generation {fault.get('generation')}: "
                 f"{printable(fault.get('reason', ''))}: {printable(fault.get('detail', ''))}"
                 + (f" (kernels: {kernels})" if kernels else ""),
@@ -170,5 +172,5 @@ def faults(document: Document, most: int) -> list[Line]:
             )
         )
     if len(found) > most:
-        lines.append(Line(f"... {len(found) - most} more"))
+        lines.append(ScreenLine(f"... {len(found) - most} more"))
     return lines

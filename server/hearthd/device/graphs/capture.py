@@ -12,7 +12,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.graph_nodes import CopyNode, FillNode, GraphNode, KernelNode
 from hearthd.device.backend.resources import Graph
 from hearthd.device.graphs.capture_policy import CaptureOrder
-from hearthd.device.graphs.repeat import NAMED, TURN, Program
+from hearthd.device.graphs.repeat import NAMED, TURN, LaunchProgram
 from hearthd.device.launch.binder import BoundLaunch, ResolvedRecord
 from hearthd.device.operation import Origin
 from hearthd.device.session.buffer import Buffer
@@ -27,7 +27,7 @@ MAX_NODES = 4096
 """Nodes of one graph: it is instantiated in one go, and nobody else is served meanwhile."""
 
 
-class GraphEntry(Program):
+class GraphEntry(LaunchProgram):
     """A client's graph: being recorded, ready, or not made."""
 
     __slots__ = ("failures", "graph", "kernels", "nodes", "order")

@@ -13,7 +13,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.context import DeviceContext
 from hearthd.device.graphs.capture import check_record, uses_of
-from hearthd.device.graphs.repeat import NAMED, Program, ProgramLaunch, Rounds, check_count
+from hearthd.device.graphs.repeat import NAMED, LaunchProgram, ProgramLaunch, Rounds, check_count
 from hearthd.device.launch.binder import Binder, BoundLaunch, ResolvedRecord
 from hearthd.device.launch.watchdog import Watchdog
 from hearthd.device.operation import Operation, Origin
@@ -30,7 +30,7 @@ LISTED = 16
 """Failures of one list that its refusal tells of."""
 
 
-class PreparedEntry(Program):
+class PreparedEntry(LaunchProgram):
     """A client's list of launches: `launches` has each as often as it has iterations."""
 
     __slots__ = ("launches", "seconds")

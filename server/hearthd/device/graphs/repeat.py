@@ -25,7 +25,7 @@ NAMED = 16
 """Kernels that are named when the device is lost while they run."""
 
 
-class Program:
+class LaunchProgram:
     """What can be launched as a whole: `GraphEntry`, `PreparedEntry`."""
 
     __slots__ = ("error", "handle", "holdings", "unsettled", "usage")
@@ -75,7 +75,7 @@ class Rounds:
         device: DeviceContext,
         watchdog: Watchdog,
         stream: LogicalStream,
-        program: Program,
+        program: LaunchProgram,
         left: int,
         issue: Callable[[int], None],
         *,
@@ -130,7 +130,7 @@ class ProgramLaunch(Operation):
 
     __slots__ = ("_program",)
 
-    def __init__(self, origin: Origin, program: Program, run: Callable[[], bool]) -> None:
+    def __init__(self, origin: Origin, program: LaunchProgram, run: Callable[[], bool]) -> None:
         summary = program.holdings.summary
         super().__init__(
             origin,

@@ -69,7 +69,7 @@ class MemoryHolder:
 
 
 @dataclass
-class MemoryRequest:
+class LedgerRequest:
     """A request of one process for `bytes` more; `asked`: the processes that were asked to give memory back for it."""
 
     process: int
@@ -86,9 +86,9 @@ class MemoryLedger:
         self.total = total
         """0: not known yet; the first process tells."""
         self._holders: dict[int, MemoryHolder] = {}
-        self._entering: list[MemoryRequest] = []
+        self._entering: list[LedgerRequest] = []
         """Processes that have not been admitted, oldest first."""
-        self._demands: list[MemoryRequest] = []
+        self._demands: list[LedgerRequest] = []
 
     # ---- what is known ----
 
@@ -127,7 +127,7 @@ class MemoryLedger:
     def enter(self, process: int, overhead: int, tenant: str = "", quota: int = 0, *, uses: bool = True) -> None:
         """A process is to be started; see `admitted`. `overhead`: what it takes before it allocates anything."""
         self._holders[process] = MemoryHolder(process, overhead, tenant, quota, uses)
-        self._entering.append(MemoryRequest(process, overhead))
+        self._entering.append(LedgerRequest(process, overhead))
 
     def admitted(self, process: int) -> bool:
         """Returns True if there is room for the process to start."""
@@ -159,7 +159,7 @@ class MemoryLedger:
         if known is not None:
             known.bytes = more
         else:
-            self._demands.append(MemoryRequest(process, more))
+            self._demands.append(LedgerRequest(process, more))
 
     def confirm(self, process: int, limit: int, held: int, now: float) -> None:
         """A process keeps to `limit` from now on."""
@@ -206,7 +206,7 @@ class MemoryLedger:
         times += [demand.again for demand in self._entering]
         return min((time for time in times if time > now), default=None)
 
-    def _admit(self, demand: MemoryRequest, now: float, sends: list[ProcessLimit]) -> bool:
+    def _admit(self, demand: LedgerRequest, now: float, sends: list[ProcessLimit]) -> bool:
         """Lets a process start, where there is room for it."""
         holder = self._holders[demand.process]
         others = [each for each in self._holders.values() if each.admitted]
@@ -223,7 +223,7 @@ class MemoryLedger:
             holder.booked = min(self.free, self._quota_left(holder)) if self.total else holder.quota
         return True
 
-    def _serve(self, demand: MemoryRequest, now: float, sends: list[ProcessLimit]) -> bool:
+    def _serve(self, demand: LedgerRequest, now: float, sends: list[ProcessLimit]) -> bool:
         """Grants or denies; False: an answer has to be waited for first."""
         holder = self._holders[demand.process]
         if holder.told is not None:

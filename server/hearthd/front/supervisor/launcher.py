@@ -51,7 +51,7 @@ _CALM_S = 60.0
 _MOST_DELAY_S = 30.0
 
 
-class DeviceProcess(Protocol):
+class StartedProcess(Protocol):
     """A started device process."""
 
     @property
@@ -77,7 +77,7 @@ class DeviceProcess(Protocol):
 class Launcher(Protocol):
     """Starts device processes for the supervisor."""
 
-    async def launch(self, spec: DeviceSpec) -> DeviceProcess: ...
+    async def launch(self, spec: DeviceSpec) -> StartedProcess: ...
 
     async def stop(self) -> None: ...
 
@@ -108,7 +108,7 @@ class ForkServerLauncher:
         """Returns the processes that are reaped here, and must be reaped nowhere else."""
         return forkserver.pids() | {child.pid for child in self._running}
 
-    async def launch(self, spec: DeviceSpec) -> DeviceProcess:
+    async def launch(self, spec: DeviceSpec) -> StartedProcess:
         """Starts one device process; returns before it is ready. A forkserver that ends under it, or is stopped, is
         replaced."""
         loop = asyncio.get_running_loop()

@@ -18,7 +18,7 @@ from hearthd.front.links.link import CollectiveSink, DeviceLink
 from hearthd.front.supervisor.crash import CrashFile
 from hearthd.front.supervisor.exit_cause import EXIT_GRACE, REPORT_GRACE, ExitCause, find_cause
 from hearthd.front.supervisor.forkserver import state_of
-from hearthd.front.supervisor.launcher import DeviceProcess, Launcher
+from hearthd.front.supervisor.launcher import Launcher, StartedProcess
 from hearthd.shared.device_spec import DeviceSpec
 
 log = structlog.get_logger("hearthd.supervisor")
@@ -35,7 +35,7 @@ Observer = Callable[[int, dict[str, Any]], None]
 class Process:
     """Launched, linked, watched, reaped."""
 
-    def __init__(self, started: DeviceProcess, link: DeviceLink, begin: float, crash: CrashFile) -> None:
+    def __init__(self, started: StartedProcess, link: DeviceLink, begin: float, crash: CrashFile) -> None:
         self.link = link
         self.pid = started.pid
         self.begin = begin

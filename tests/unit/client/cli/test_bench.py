@@ -14,7 +14,7 @@ from hearth.cli.bench import rounds
 from hearth.cli.bench.figures import Figure, Series
 from hearth.cli.bench.floor_process import FloorError, FloorProcess, Kind
 from hearth.cli.bench.floors import Floors
-from hearth.cli.bench.report import Report
+from hearth.cli.bench.report import BenchReport
 from hearth.cli.bench.sampling import After, Measurement, Once, Unit
 
 QUICK = rounds.Effort(rounds=2, seconds=0.002, floor_seconds=0.002, launches=100)
@@ -145,7 +145,7 @@ def test_the_report() -> None:
         series("upload", [1.0, 2.0, 3.0], "GB/s"), (series("socket", [4.0], "GB/s"), series("copy", [8.0], "GB/s"))
     )
     refused = Figure(series("launch", [], "us"), (), errors.AuthenticationError("no\nright.", reason="DENIED", fix="f"))
-    report = Report(
+    report = BenchReport(
         "gpu-box:7421",
         False,
         "1.2",

@@ -12,7 +12,7 @@ from hearth.cli.status import status_text
 from hearth.cli.top import rates
 from hearth.cli.top.command import View
 from hearth.cli.top.frame import Gone, frame
-from hearth.cli.top.lines import Line
+from hearth.cli.top.lines import ScreenLine
 
 GIB = 1 << 30
 STARTED = 1_790_000_000.0
@@ -58,7 +58,7 @@ NOW = document(
 )
 
 
-def shown(lines: list[Line], columns: int = 200) -> list[str]:
+def shown(lines: list[ScreenLine], columns: int = 200) -> list[str]:
     return [line.shown(columns, PLAIN) for line in lines]
 
 
@@ -146,7 +146,7 @@ def test_a_gpu_shows_what_nvml_reads() -> None:
 
 
 def test_loads_that_wait_have_a_line() -> None:
-    def waiting(count: int, seconds: float) -> list[Line]:
+    def waiting(count: int, seconds: float) -> list[ScreenLine]:
         gauges = {"loads_waiting": count, "load_wait_longest_ns": int(seconds * 1e9)}
         return frame(None, document(9, [device(0, gauges=gauges), device(1)], []), at=0.0, columns=200)
 

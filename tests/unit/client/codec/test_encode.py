@@ -125,7 +125,7 @@ def test_an_opened_session() -> None:
         devices=devices, features=["a", "b"], tenant="t", isolation=node_pb2.ISOLATION_DEDICATED,
     )  # fmt: skip
     opened = decode.Opened.FromString(message.SerializeToString())
-    assert isinstance(opened, decode.Known)
+    assert isinstance(opened, decode.PartlyRead)
     for name in ("session_id", "session_token", "lease_ns", "protocol", "node", "tenant", "isolation", "features"):
         assert getattr(opened, name) == getattr(message, name), name
     for name in node_pb2.SessionLimits.DESCRIPTOR.fields_by_name:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hearth.collectives.commands import present
-from hearth.collectives.part import Part, by_rank
+from hearth.collectives.part import RankPart, by_rank
 from hearth.session.collective_order import Roster, Turns, in_order, sorted_order, taken
 from hearth_proto.v1 import commands_pb2 as c
 
@@ -42,13 +42,13 @@ def test_roots_and_peers_are_translated(devices: list[int], data: st.DataObject)
     roster = sorted_order(devices)
     root = data.draw(st.integers(0, len(devices) - 1))
     message = c.CollectiveOperation()
-    Part(0, c.COLLECTIVE_KIND_BROADCAST, root=root).write(message, roster)
+    RankPart(0, c.COLLECTIVE_KIND_BROADCAST, root=root).write(message, roster)
     assert roster.name[message.root] == devices[root] and message.peer == 0
     message = c.CollectiveOperation()
-    Part(0, c.COLLECTIVE_KIND_SEND, peer=root).write(message, roster)
+    RankPart(0, c.COLLECTIVE_KIND_SEND, peer=root).write(message, roster)
     assert roster.name[message.peer] == devices[root] and message.root == 0
     message = c.CollectiveOperation()
-    Part(0, c.COLLECTIVE_KIND_ALL_REDUCE).write(message, roster)
+    RankPart(0, c.COLLECTIVE_KIND_ALL_REDUCE).write(message, roster)
     assert message.root == message.peer == 0
 
 

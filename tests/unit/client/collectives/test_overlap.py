@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import hearth
 from hearth.collectives.overlap import check
-from hearth.collectives.part import Part
+from hearth.collectives.part import RankPart
 from hearth_proto.v1 import commands_pb2 as c
 
 
@@ -30,7 +30,7 @@ def bytes_of(array: Any) -> set[tuple[int, int]]:
 
 @given(st.lists(st.tuples(st.booleans(), arrays), max_size=6))
 def test_what_is_written_is_nobody_elses(program: list[tuple[bool, Any]]) -> None:
-    parts = [Part(0, RECV, None, array) if writes else Part(0, SEND, array) for writes, array in program]
+    parts = [RankPart(0, RECV, None, array) if writes else RankPart(0, SEND, array) for writes, array in program]
     wrong = any(
         (program[i][0] or program[j][0]) and bytes_of(program[i][1]) & bytes_of(program[j][1])
         for i in range(len(program))
@@ -49,10 +49,10 @@ def test_source_and_destination(source: Any, destination: Any) -> None:
     equal = bytes_of(source) == bytes_of(destination)
     for kind, fine in ((ALL_TO_ALL, apart), (ALL_REDUCE, apart or equal)):
         if fine:
-            check([Part(0, kind, source, destination)])
+            check([RankPart(0, kind, source, destination)])
         else:
             with pytest.raises(hearth.ArgumentError, match="overlap"):
-                check([Part(0, kind, source, destination)])
+                check([RankPart(0, kind, source, destination)])
 
 
 @given(st.integers(0, 3), st.integers(0, 16), st.integers(1, 4))
@@ -66,16 +66,16 @@ def test_in_place_at_a_ranks_share(rank: int, start: int, size: int) -> None:
         (c.COLLECTIVE_KIND_SCATTER, whole, share),
     ):
         if right:
-            check([Part(rank, kind, source, destination)])
+            check([RankPart(rank, kind, source, destination)])
         else:
             with pytest.raises(hearth.ArgumentError, match=f"rank {rank} overlap"):
-                check([Part(rank, kind, source, destination)])
+                check([RankPart(rank, kind, source, destination)])
 
 
 def test_the_same_array_twice() -> None:
     x = array(1, 0, 4)
-    check([Part(0, ALL_REDUCE, x, x)])
+    check([RankPart(0, ALL_REDUCE, x, x)])
     with pytest.raises(hearth.ArgumentError, match="overlap"):
-        check([Part(0, ALL_TO_ALL, x, x)])
+        check([RankPart(0, ALL_TO_ALL, x, x)])
     with pytest.raises(hearth.ArgumentError, match="same memory"):
-        check([Part(0, ALL_REDUCE, x, x), Part(0, SEND, x)])
+        check([RankPart(0, ALL_REDUCE, x, x), RankPart(0, SEND, x)])

@@ -14,7 +14,7 @@ import pytest
 
 import hearth
 from hearth.transfer.pinned_copy import PinnedCopy
-from hearth.transfer.plan import Part
+from hearth.transfer.plan import BufferPart
 from hearth.transport import memory_segments
 from hearth.transport.memory_segments import Place, Segment
 from hearth.transport.spin_wait import DOWN, UP
@@ -78,7 +78,7 @@ def segment() -> Segment:
 
 
 def copies(gpu: hearth.Device, segment: Segment, way: int, handle: int = 0) -> PinnedCopy:
-    part, place = Part(0, handle or gpu.zeros(SIZE, "u1")._memory.handle, 0), Place(segment, 0)
+    part, place = BufferPart(0, handle or gpu.zeros(SIZE, "u1")._memory.handle, 0), Place(segment, 0)
     return PinnedCopy(way, gpu._connection, Shared(gpu), part, place, 7, SIZE)  # type: ignore[arg-type]
 
 

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from hearth.errors import DeviceLostError, HearthError, TimeoutError
 from hearth.transfer import ring_buffer, ring_copy
-from hearth.transfer.plan import Part
+from hearth.transfer.plan import BufferPart
 from hearth.transfer.ring_buffer import Ring, Slot
-from hearth.transfer.ring_copy import Download, Upload
+from hearth.transfer.ring_copy import RingDownload, RingUpload
 from hearth.transport.memory_segments import Segment
 from hearth_proto.layouts import RowLayout
 from hearth_proto.v1 import commands_pb2
@@ -124,12 +124,14 @@ def noise(size: int) -> np.ndarray:
     return np.random.default_rng(size).integers(0, 255, size, np.uint8)
 
 
-def upload(gpu: Device, part: Part, host: np.ndarray, progress: Any = None) -> int:
-    return Upload(gpu, gpu, part, host, progress).run()  # type: ignore[arg-type]
+def upload(gpu: Device, part: BufferPart, host: np.ndarray, progress: Any = None) -> int:
+    return RingUpload(gpu, gpu, part, host, progress).run()  # type: ignore[arg-type]
 
 
-def download(gpu: Device, part: Part, host: np.ndarray, progress: Any = None, timeout: float | None = None) -> int:
-    return Download(gpu, gpu, part, host, progress, timeout).run()  # type: ignore[arg-type]
+def download(
+    gpu: Device, part: BufferPart, host: np.ndarray, progress: Any = None, timeout: float | None = None
+) -> int:
+    return RingDownload(gpu, gpu, part, host, progress, timeout).run()  # type: ignore[arg-type]
 
 
 def settled(gpu: Device) -> None:
@@ -144,8 +146,8 @@ def test_every_size_and_offset(size: int, offset: int, slots: int) -> None:
     host, into = noise(size), np.zeros(size, np.uint8)
     done: list[int] = []
     with device(size + 100, slots) as gpu:
-        assert upload(gpu, Part(0, 1, offset), host, lambda so_far, total: done.append(so_far)) == size
-        assert download(gpu, Part(0, 1, offset), into, lambda so_far, total: done.append(-so_far)) == size
+        assert upload(gpu, BufferPart(0, 1, offset), host, lambda so_far, total: done.append(so_far)) == size
+        assert download(gpu, BufferPart(0, 1, offset), into, lambda so_far, total: done.append(-so_far)) == size
         settled(gpu)
         np.testing.assert_array_equal(into, host)
         assert not gpu.memory[:offset].any() and not gpu.memory[offset + size :].any()
@@ -157,7 +159,7 @@ def test_every_size_and_offset(size: int, offset: int, slots: int) -> None:
 @settings(max_examples=40)
 def test_rows_of_a_pitched_array(rows: int, width: int, gap: int) -> None:
     host, into = noise(rows * width), np.zeros(rows * width, np.uint8)
-    part = Part(0, 1, 5, RowLayout(5, width, rows, width + gap))
+    part = BufferPart(0, 1, 5, RowLayout(5, width, rows, width + gap))
     with device(5 + rows * (width + gap)) as gpu:
         gpu.memory[:] = 7
         assert upload(gpu, part, host) == len(host)
@@ -172,7 +174,7 @@ def test_rows_of_a_pitched_array(rows: int, width: int, gap: int) -> None:
 def test_rows_longer_than_a_slot_go_another_way() -> None:
     width = ring_buffer.SLOT_BYTES + 1
     with device(10) as gpu:
-        part = Part(0, 1, 0, RowLayout(0, width, 2, width + 1))
+        part = BufferPart(0, 1, 0, RowLayout(0, width, 2, width + 1))
         assert upload(gpu, part, np.zeros(2 * width, np.uint8)) == 0
         assert download(gpu, part, np.zeros(2 * width, np.uint8)) == 0
 
@@ -184,7 +186,7 @@ def test_a_failure_is_raised_once_and_costs_no_slot(failing: int) -> None:
         gpu.plan = lambda number: REFUSED if number >= failing else None
         told = 0
         try:
-            upload(gpu, Part(0, 1, 0), host)
+            upload(gpu, BufferPart(0, 1, 0), host)
         except HearthError as error:
             assert error.reason == "OUT_OF_BOUNDS"
             told = 1
@@ -193,7 +195,7 @@ def test_a_failure_is_raised_once_and_costs_no_slot(failing: int) -> None:
     with device(len(host)) as gpu:
         gpu.plan = lambda number: REFUSED if number >= failing else None
         with pytest.raises(HearthError, match="refused"):
-            download(gpu, Part(0, 1, 0), into)
+            download(gpu, BufferPart(0, 1, 0), into)
         settled(gpu)
         assert not gpu.deferred
 
@@ -203,7 +205,7 @@ def test_another_error_that_a_read_brings_is_not_lost() -> None:
     with device(2 * EACH) as gpu:
         gpu.plan = lambda number: errors[number] if gpu.both.wait(20) else REFUSED
         with pytest.raises(HearthError) as raised:
-            download(gpu, Part(0, 1, 0), np.zeros(2 * EACH, np.uint8))
+            download(gpu, BufferPart(0, 1, 0), np.zeros(2 * EACH, np.uint8))
         settled(gpu)
         assert {raised.value.message, *(error.message for error in gpu.deferred)} == {"first", "second"}
 
@@ -221,7 +223,7 @@ def test_a_loss_in_the_middle_is_an_error_and_is_not_told_again() -> None:
 
             gpu.plan = plan
             with pytest.raises(DeviceLostError):
-                way(gpu, Part(0, 1, 0), np.zeros(50 * EACH, np.uint8))
+                way(gpu, BufferPart(0, 1, 0), np.zeros(50 * EACH, np.uint8))
             settled(gpu)
             assert not gpu.deferred
 
@@ -230,8 +232,8 @@ def test_a_ring_that_is_held_up_leaves_the_rest_to_others() -> None:
     host, held = noise(20 * EACH), threading.Event()
     with device(len(host), slots=4, stall=0.05) as gpu:
         gpu.plan = lambda number: None if held.wait(20) else REFUSED
-        assert upload(gpu, Part(0, 1, 0), host) == 4 * EACH
-        assert download(gpu, Part(0, 1, 0), np.zeros(len(host), np.uint8)) == 0
+        assert upload(gpu, BufferPart(0, 1, 0), host) == 4 * EACH
+        assert download(gpu, BufferPart(0, 1, 0), np.zeros(len(host), np.uint8)) == 0
         held.set()
         settled(gpu)
         np.testing.assert_array_equal(gpu.memory[: 4 * EACH], host[: 4 * EACH])
@@ -243,7 +245,7 @@ def test_a_download_waits_for_what_it_has_asked_for_however_long() -> None:
         gpu.memory[:] = noise(len(into))
         gpu.plan = lambda number: None if held.wait(20) else REFUSED
         threading.Timer(0.2, held.set).start()
-        assert download(gpu, Part(0, 1, 0), into) == len(into)
+        assert download(gpu, BufferPart(0, 1, 0), into) == len(into)
         np.testing.assert_array_equal(into, gpu.memory)
 
 
@@ -251,9 +253,9 @@ def test_a_download_leaves_slots_to_others() -> None:
     held = threading.Event()
     with device(20 * EACH, slots=8) as gpu:
         gpu.plan = lambda number: None if held.wait(20) else REFUSED
-        reading = threading.Thread(target=download, args=(gpu, Part(0, 1, 0), np.zeros(20 * EACH, np.uint8)))
+        reading = threading.Thread(target=download, args=(gpu, BufferPart(0, 1, 0), np.zeros(20 * EACH, np.uint8)))
         reading.start()
-        assert upload(gpu, Part(0, 1, 0), noise(2 * EACH)) == 2 * EACH
+        assert upload(gpu, BufferPart(0, 1, 0), noise(2 * EACH)) == 2 * EACH
         held.set()
         reading.join(20)
         assert not reading.is_alive()
@@ -264,7 +266,7 @@ def test_a_deadline_ends_a_download_and_its_slots_come_back_when_they_are_answer
     with device(20 * EACH) as gpu:
         gpu.plan = lambda number: None if held.wait(20) else REFUSED
         with pytest.raises(TimeoutError, match=r"0\.05 s"):
-            download(gpu, Part(0, 1, 0), np.zeros(20 * EACH, np.uint8), timeout=0.05)
+            download(gpu, BufferPart(0, 1, 0), np.zeros(20 * EACH, np.uint8), timeout=0.05)
         assert gpu.ring.idle < gpu.ring.made
         held.set()
         settled(gpu)
@@ -280,7 +282,7 @@ def test_what_a_lost_connection_took_from_a_download_is_not_told() -> None:
             return HearthError(f"segment {number} is not shared", reason="INVALID_HANDLE")
 
         gpu.plan = lose
-        assert download(gpu, Part(0, 1, 0), np.zeros(20 * EACH, np.uint8)) == 0
+        assert download(gpu, BufferPart(0, 1, 0), np.zeros(20 * EACH, np.uint8)) == 0
         settled(gpu)
         assert gpu.commands > 1 and not gpu.deferred
 
@@ -291,7 +293,7 @@ def test_a_lost_connection_leaves_all_to_others() -> None:
         with device(20 * EACH) as gpu:
             gpu.alive = False
             gpu.plan = lambda number: gone if number > 2 else None
-            assert way(gpu, Part(0, 1, 0), np.zeros(20 * EACH, np.uint8)) == 0
+            assert way(gpu, BufferPart(0, 1, 0), np.zeros(20 * EACH, np.uint8)) == 0
             settled(gpu)
 
 
@@ -308,7 +310,7 @@ def test_an_interruption_leaves_no_slot_behind(way: Any, at: int) -> None:
 
     with device(20 * EACH) as gpu:
         with contextlib.suppress(KeyboardInterrupt):  # or in a thread that helps, where nobody hears it
-            way(gpu, Part(0, 1, 0), np.zeros(20 * EACH, np.uint8), interrupt)
+            way(gpu, BufferPart(0, 1, 0), np.zeros(20 * EACH, np.uint8), interrupt)
         settled(gpu)
 
 
@@ -327,7 +329,7 @@ class Interrupting(np.ndarray):
 def test_an_interruption_while_a_piece_is_copied_leaves_no_slot_behind() -> None:
     with device(20 * EACH) as gpu:
         with pytest.raises(KeyboardInterrupt):
-            download(gpu, Part(0, 1, 0), np.zeros(20 * EACH, np.uint8).view(Interrupting))
+            download(gpu, BufferPart(0, 1, 0), np.zeros(20 * EACH, np.uint8).view(Interrupting))
         settled(gpu)
 
 
@@ -338,7 +340,7 @@ def test_an_error_of_the_callback_is_raised() -> None:
     for way in (upload, download):
         with device(20 * EACH) as gpu:
             with pytest.raises(ZeroDivisionError):
-                way(gpu, Part(0, 1, 0), np.zeros(20 * EACH, np.uint8), broken)
+                way(gpu, BufferPart(0, 1, 0), np.zeros(20 * EACH, np.uint8), broken)
             settled(gpu)
 
 
@@ -348,7 +350,7 @@ def test_many_transfers_at_once() -> None:
         failures: list[int] = []
 
         def work(number: int, size: int) -> None:
-            host, into, part = noise(size), np.zeros(size, np.uint8), Part(0, 1, number * 30 * EACH)
+            host, into, part = noise(size), np.zeros(size, np.uint8), BufferPart(0, 1, number * 30 * EACH)
             whole = upload(gpu, part, host) == download(gpu, part, into) == size
             if not whole or (host != into).any():
                 failures.append(number)

@@ -12,7 +12,7 @@ import pytest
 import hearth
 from hearth.transport.backoff import MOST_S, Patience
 from hearth.transport.grpc import GrpcTransport, from_rpc_error
-from hearth.transport.grpc_channel import Line
+from hearth.transport.grpc_channel import ReopenedChannel
 from hearth_proto import reasons
 
 
@@ -87,7 +87,7 @@ def test_a_channel_is_left_when_its_connection_broke() -> None:
         opened.append(Channel())
         return opened[-1]
 
-    line = Line(open_channel, "host:1")
+    line = ReopenedChannel(open_channel, "host:1")
     assert not opened
     first = line.channel()
     assert line.channel() is first and len(opened) == 1

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hearth.transport import memory_segments, segment_pool
-from hearth.transport.memory_segments import AddressTable, Known, Segment, address_of
+from hearth.transport.memory_segments import AddressTable, KnownSegments, Segment, address_of
 from hearth.transport.segment_pool import LEAST, SLAB, SLABBED, Block, FreeBlocks, SegmentPool, size_class
 
 pytestmark = pytest.mark.skipif(not memory_segments.possible(), reason="needs memfd")
@@ -55,7 +55,7 @@ def test_the_table_finds_what_a_map_of_every_byte_would(steps: list[tuple[str, t
 
 
 def test_a_segment_is_found_by_any_part_of_it_and_nothing_else() -> None:
-    known, segment = Known(), Segment(1 << 16)
+    known, segment = KnownSegments(), Segment(1 << 16)
     assert known.find(segment.address, 1) is None
     known.add(segment)
     assert known.find(segment.address, segment.size) == (segment, 0)
@@ -66,7 +66,7 @@ def test_a_segment_is_found_by_any_part_of_it_and_nothing_else() -> None:
 
 
 def test_a_segment_that_is_gone_is_found_no_more_and_leaves_nothing() -> None:
-    known = Known()
+    known = KnownSegments()
     segment = Segment(1 << 16)
     known.add(segment)
     address, descriptor, gone = segment.address, segment.descriptor, weakref.ref(segment)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.context import DeviceContext
-from hearthd.device.graphs.repeat import TURN, Program, Rounds, check_count
+from hearthd.device.graphs.repeat import TURN, LaunchProgram, Rounds, check_count
 from hearthd.device.launch.watchdog import Watchdog
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.holdings import Holdings, Keepers, Uses
@@ -65,7 +65,7 @@ class Server:
                 each.done = True
 
 
-class Fake(Program):
+class Fake(LaunchProgram):
     __slots__ = ("price",)
 
     def __init__(self, price: int, buffers: list[Buffer]) -> None:

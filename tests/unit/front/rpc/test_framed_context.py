@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from hearth.transport.framed_call import Call, send_beside
+from hearth.transport.framed_call import FramedExchange, send_beside
 from hearth_proto import calls, frames
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
@@ -159,7 +159,7 @@ def test_a_call_whose_messages_wait_goes_on(tmp_path: Path, monkeypatch: pytest.
     answers: list[bytes] = []
 
     def client() -> None:
-        call = Call("unix:x", path, None)
+        call = FramedExchange("unix:x", path, None)
         call.start("/upload", (), b"head", more=True)
         send_beside(call, iter([bytes(MIB)] * (size // MIB)), "sender")
         answers.extend(call.messages())
@@ -196,7 +196,7 @@ def test_an_answer_that_came_before_a_question_could_be_asked(tmp_path: Path) ->
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen()
-        call = Call("unix:x", path, None)
+        call = FramedExchange("unix:x", path, None)
         call.start("/unary", (), b"head", more=True)
         daemon, _ = listener.accept()
         daemon.recv(1 << 16)
