@@ -13,7 +13,7 @@ import pytest
 import hearth
 from hearth_proto.reasons import Reason, from_status
 from hearth_proto.v1 import commands_pb2 as c
-from tests.support.daemon.harness import BACKEND, DaemonProcess, StartDaemon, on_cpu, processor_seconds
+from tests.support.daemon.harness import BACKEND, DaemonProcess, StartDaemon, on_cpu, processor_seconds, wait_until
 from tests.support.daemon.kernels import COMMON, GATE, common, gated, saxpy_works
 from tests.support.daemon.raw import Execute, Raw
 
@@ -284,10 +284,12 @@ def test_everything_of_a_client_goes_with_it(start_daemon: StartDaemon) -> None:
         for array, stream in zip(arrays, streams, strict=True):
             common(gpu, "add_one")((64,), (256,), (array, np.int32(1 << 14)), stream=stream)
         gpu.profile().__enter__()
-        assert events and daemon.gauge("buffers") >= 0
+        assert len(arrays) == len(events) == 10
+        wait_until(lambda: daemon.gauge("buffers") == before["buffers"] + 10, "all buffers")
         node.close()
         after = daemon.status()["devices"][0]["gauges"]
-        for name in ("sessions", "buffers", "modules", "commands_waiting", "memory_in_use_bytes", "staging_bytes"):
+        for name in ("sessions", "buffers", "modules", "profiles_open", "commands_waiting", "memory_in_use_bytes",
+                     "staging_bytes"):  # fmt: skip
             assert after[name] == before[name], name
     assert daemon.gauge("streams") <= 11, "streams of the device are used again"
 
