@@ -33,7 +33,7 @@ def fresh(daemon: DaemonProcess) -> Iterator[hearth.Device]:
 @pytest.fixture
 def rings(monkeypatch: pytest.MonkeyPatch) -> Rings:
     """How many uploads and downloads went through the ring since it was asked last."""
-    counts = {"Upload": 0, "Download": 0}
+    counts = {"RingUpload": 0, "RingDownload": 0}
     for name in counts:
         run = getattr(ring_copy, name).run
 
@@ -45,8 +45,8 @@ def rings(monkeypatch: pytest.MonkeyPatch) -> Rings:
         monkeypatch.setattr(getattr(ring_copy, name), "run", counted)
 
     def asked() -> tuple[int, int]:
-        found = counts["Upload"], counts["Download"]
-        counts.update(Upload=0, Download=0)
+        found = counts["RingUpload"], counts["RingDownload"]
+        counts.update(RingUpload=0, RingDownload=0)
         return found
 
     return asked
