@@ -20,8 +20,6 @@ from tests.support.collectives.group_nodes import LentNodes
 from tests.support.daemon.harness import DaemonProcess, on_cpu, wait_until
 from tests.support.timing import LATE
 
-"""Seconds beyond its timeout within which a rank has to be told."""
-
 
 @pytest.fixture
 def daemons(lent_nodes: LentNodes) -> list[DaemonProcess]:

@@ -38,8 +38,6 @@ from tests.support.daemon.raw import refused
 from tests.support.daemon.tenants import tenant, tenants
 from tests.support.timing import LATE
 
-"""Seconds beyond its timeout within which a rank has to be told."""
-
 
 @pytest.fixture
 def two(lent_nodes: LentNodes) -> Iterator[list[DaemonProcess]]:

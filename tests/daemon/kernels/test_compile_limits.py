@@ -28,8 +28,6 @@ TIMEOUT_S = 5.0
 """Seconds for a compile: an ordinary one takes less on a busy machine, too."""
 MEMORY = 256 << 20
 
-"""Takes longer than anybody waits: many constants of many steps each."""
-
 LAUGHS = (
     "#define A0 x += 1; x *= 3;\n"
     + "".join(f"#define A{n} {f'A{n - 1} ' * 10}\n" for n in range(1, 10))

@@ -8,8 +8,6 @@ from hearth import aio
 from tests.support.daemon.harness import DaemonProcess
 
 WAYS = ("lanes", "grpc", "tcp")
-
-
 LARGE = 400_000
 """Elements of eight bytes: more than go inside a batch."""
 

@@ -9,8 +9,6 @@ from pathlib import Path
 import trustme
 
 NOW = datetime.datetime.now(datetime.UTC)
-
-
 LONG_AGO, YESTERDAY = NOW - datetime.timedelta(days=30), NOW - datetime.timedelta(days=1)
 
 

@@ -11,8 +11,7 @@ from typing import Any
 
 from tests.support.daemon.harness import DaemonProcess
 from tests.support.daemon.held import GAUGES
-
-from .tenants import tenant, tenants
+from tests.support.daemon.tenants import tenant, tenants
 
 REST_S = 5.0
 """What a session holds that was left open stays longer, as a rule: then the next test is lent another daemon."""

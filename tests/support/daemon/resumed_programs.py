@@ -16,11 +16,7 @@ extern "C" __global__ void step(unsigned int* x, int n, unsigned int k, unsigned
     if (i == 0) atomicAdd(launches, 1u);
 }
 """
-
-
 ELEMENTS = 20_000
-
-
 BUFFERS = 6
 
 

@@ -14,11 +14,7 @@ from tests.support.daemon.kernels import GATE
 from tests.support.daemon.segments import Sharing
 
 MIB = 1 << 20
-
-
 PART = 32 * MIB
-
-
 ANY_SIZE = 3 * MIB + 517
 
 

@@ -17,11 +17,7 @@ from tests.support.daemon.harness import DaemonProcess, wait_until
 from tests.support.daemon.pinned_arrays import INLINE, pinned
 
 MAKES = pytest.mark.parametrize("make", [pinned, np.copy], ids=["pinned", "ordinary"])
-
-
 Make = Callable[[np.ndarray], np.ndarray]
-
-
 BYTES = r"""
 extern "C" __global__ void invert(const unsigned char* in, unsigned char* out, long long n) {
     long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;

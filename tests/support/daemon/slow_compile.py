@@ -21,6 +21,7 @@ SLOW = """
 
 for name, values in {"DEVICE": ("", "__device__"), "STEPS": ("4000", "500"), "DEEP": ("500", "190")}.items():
     SLOW = SLOW.replace(name, values[BACKEND != "cpu"])  # NVRTC counts steps and depth more strictly
+"""A source whose compile outlasts every limit of the tests: many constants of many steps each."""
 
 
 def processes(parent: int) -> dict[int, str]:

@@ -15,11 +15,7 @@ from hearthd.shared.device_spec import DeviceSpec
 from tests.support.front.fake_device import FakeDevice, FakeLauncher
 
 PATIENT = IsolationPolicy(idle_timeout=0, ping_interval=0.05)
-
-
 BY_TENANT = dataclasses.replace(PATIENT, by_tenant=True)
-
-
 X, Y = Tenant("x"), Tenant("y")
 
 
