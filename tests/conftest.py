@@ -71,10 +71,12 @@ def _settled() -> None:
 
 _FREE = ("PYTEST_CURRENT_TEST", "GRPC_VERBOSITY", "PYDANTIC_DISABLE_PLUGINS")
 """Variables that pytest, and programs of Hearth that run in this process, may set."""
+_NCCL = "NCCL_"
+"""NCCL's variables: a GPU test that makes a `CudaServer` in this process sets them, as a device process does."""
 
 
 def _surroundings() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name not in _FREE}
+    return {name: value for name, value in os.environ.items() if name not in _FREE and not name.startswith(_NCCL)}
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -311,7 +311,7 @@ def test_what_is_lost_in_the_middle(lossy: DaemonProcess, start_daemon: StartDae
     first = daemon.generation()
 
     async def main() -> None:
-        node = await aio.connect(daemon.unix, timeout=3)
+        node = await aio.connect(daemon.unix, timeout=20)
         gpu = node.device(0)
         gate, kernel = await Gate(gpu).made(), invert(gpu)
         values = noise(5 * INLINE)

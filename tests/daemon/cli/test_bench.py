@@ -19,6 +19,7 @@ import pytest
 import hearth
 from tests.support.daemon.authority import Authority
 from tests.support.daemon.harness import (
+    BACKEND,
     MARK,
     DaemonProcess,
     StartDaemon,
@@ -218,18 +219,20 @@ def test_over_tls(start_daemon: StartDaemon, tmp_path: Path) -> None:
 
 
 def test_memory_that_is_too_small_for_a_size(start_daemon: StartDaemon) -> None:
-    config, tokens = tenants(tenant("small", quotas={"device_bytes": "4MiB"}))
+    # A GPU's pool takes memory of its device in pieces of 32 MiB.
+    quota, size = ("4MiB", "8 MiB") if BACKEND == "cpu" else ("40MiB", "64 MiB")
+    config, tokens = tenants(tenant("small", quotas={"device_bytes": quota}))
     daemon = start_daemon(**config)
-    done = bench(daemon.unix, "--quick", "--max-size", "8MiB", HEARTH_TOKEN=tokens["small"])
+    done = bench(daemon.unix, "--quick", "--max-size", size.replace(" ", ""), HEARTH_TOKEN=tokens["small"])
     assert done.returncode == 1, done.stderr
     lines = [line.removeprefix("hearth: not measured: ") for line in done.stderr.splitlines()]
     # What is held beside the array, and so what is said of each way, is the backend's and the machine's.
     named = [name for line in lines for name in line.partition(": ")[0].split(", ")]
-    assert sorted(named) == ["download 8 MiB", "upload 8 MiB"], done.stderr
+    assert sorted(named) == [f"download {size}", f"upload {size}"], done.stderr
     assert all("device memory were asked for" in line for line in lines), done.stderr
     for way in ("upload", "download"):
-        assert f"\n{way} 8 MiB  " in done.stdout
-        (row,) = (line for line in done.stdout.splitlines() if line.startswith(f"{way} 8 MiB"))
+        assert f"\n{way} {size}  " in done.stdout
+        (row,) = (line for line in done.stdout.splitlines() if line.startswith(f"{way} {size}"))
         assert "not measured: " in row
         (row,) = (line for line in done.stdout.splitlines() if line.startswith(f"{way} 1 MiB"))
         assert "bare socket, 1 MiB" in row

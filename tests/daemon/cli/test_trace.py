@@ -69,7 +69,7 @@ def test_a_program_of_several_processes_that_ends_badly(daemon: DaemonProcess, t
     output = tmp_path / "trace.json"
     done = trace(
         "record", "--output", str(output), "--", sys.executable, "-c", PROGRAM, "parent", HEARTH_TARGET=daemon.unix,
-        PROGRAM=PROGRAM, PYTHONPATH=os.pathsep.join(["."]),
+        PROGRAM=PROGRAM, PYTHONPATH=os.pathsep.join([".", os.environ.get("PYTHONPATH", "")]),
     )  # fmt: skip
     assert done.returncode == 1 and "RuntimeError: the end of it" in done.stderr
     assert "hearth: the program ended with status 1" in done.stderr and not done.stdout

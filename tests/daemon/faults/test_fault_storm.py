@@ -20,8 +20,6 @@ import hearth
 from tests.support.daemon.harness import DaemonProcess, StartDaemon, alive, wait_until
 
 ROUNDS = int(os.environ.get("HEARTH_TEST_STORM", "4"))
-SERVED_AGAIN_S = 1.0
-"""Median, from the loss to the first right result."""
 LIMIT_S = 0.2
 SIZES = (1, 1000, 700_001)
 
@@ -159,7 +157,7 @@ def test_a_storm_costs_one_session_only(start_daemon: StartDaemon, capsys: pytes
         assert not far.errors and not near.errors
         assert victim.gpu.generation > len(losses) and far._gpu.generation == 1
         assert alive(apart[0])
-    seconds = [each for _, each in took]
+    seconds = [each for _, each in took]  # `make bench --only faults` judges them
     with capsys.disabled():
         by_kind = {kind: statistics.median(each for name, each in took if name == kind) for kind, _ in took}
         each = ", ".join(f"{kind} {median:.3f} s" for kind, median in by_kind.items())
@@ -167,4 +165,3 @@ def test_a_storm_costs_one_session_only(start_daemon: StartDaemon, capsys: pytes
             f"\n{len(losses)} losses: served again after {statistics.median(seconds):.3f} s (median; most "
             f"{max(seconds):.3f} s; {each}); others did {far.rounds} and {near.rounds} rounds meanwhile"
         )
-    assert statistics.median(seconds) < SERVED_AGAIN_S

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -145,8 +146,11 @@ def test_print_config_takes_flags(tmp_path: Path) -> None:
 
 def test_shells_complete_its_commands() -> None:
     env = environment(_HEARTHD_COMPLETE="complete_bash", COMP_WORDS="hearthd check", COMP_CWORD="1")
-    command = [str(Path(sys.executable).parent / "hearthd")]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=60, check=False)
+    places = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    script = shutil.which("hearthd", path=places)
+    if script is None:
+        pytest.skip("Hearth is on the path and not installed")
+    done = subprocess.run([script], capture_output=True, text=True, env=env, timeout=60, check=False)
     assert done.stdout.split() == ["check-config"]
 
 

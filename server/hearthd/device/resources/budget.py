@@ -77,14 +77,28 @@ def not_granted(size: int, info: MemoryInfo, granted: int, limit: int) -> Refusa
     )
 
 
-def over_quota(size: int, quota: int, in_use: int, granted: int | None = None) -> Refusal:
-    """Says that the tenant may not have `size` bytes; `granted`: to this process, where that is what it lacks."""
-    never = size > quota
+def over_quota(size: int, quota: int, in_use: int, granted: int | None = None, grain: int = 1) -> Refusal:
+    """The refusal of `size` bytes that exceed the tenant's quota.
+
+    Args:
+        size: the allocation, in bytes.
+        quota: bytes that the tenant may have on a device.
+        in_use: bytes of them that are in use.
+        granted: bytes that the front has granted to this process, if the grant is what the allocation exceeds.
+        grain: bytes of the pieces in which the pool takes memory of the device; a quota below it admits nothing.
+    """
+    pieces = -(-size // grain) * grain
+    never = pieces > quota
+    fix = "free buffers that are no longer needed, in any session of the tenant"
+    if size > quota:
+        fix = "ask for less"
+    elif never:
+        fix = f"raise the tenant's quota to {pieces} bytes: memory of this device is taken in pieces of {grain}"
     return Refusal(
         Reason.QUOTA_EXCEEDED,
         f"{size} bytes of device memory were asked for; the tenant may have {quota} on a device, of which {in_use} are "
         "in use",
-        fix="ask for less" if never else "free buffers that are no longer needed, in any session of the tenant",
+        fix=fix,
         details={
             "requested": size,
             "allowed": quota,

@@ -65,7 +65,7 @@ class ProcessGrants:
         if self._missing(size):
             info = self._server.memory_info()
             if self._quota:
-                raise over_quota(size, self._quota, info.reserved, self.limit)
+                raise over_quota(size, self._quota, info.reserved, self.limit, self._server.memory_grain)
             raise not_granted(size, info, self.limit, self._most)
 
     def make_room(self, size: int) -> None:

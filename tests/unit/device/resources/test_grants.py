@@ -197,6 +197,15 @@ def test_a_quota_that_several_processes_share() -> None:
     process.allocate(30)
 
 
+def test_a_quota_below_the_pieces_of_the_pool_names_the_least() -> None:
+    process = Process(0)
+    assert MemoryRequest(process.grants, lambda: None).waits(process.refused(3))
+    process.told(0, denied=True, quota=5)
+    refusal = process.refused(3)
+    assert refusal.reason == Reason.QUOTA_EXCEEDED and refusal.details["fits"] == "never"
+    assert f"quota to {GRAIN} bytes" in str(refusal.fix)
+
+
 def test_memory_is_cleared_where_there_are_tenants() -> None:
     process = Process(None, scrub=True)
     process.allocate(30)
