@@ -6,7 +6,6 @@ such a call counts with the most that they can be, `MAX_STRANGER_BYTES`. Belongs
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,16 +14,11 @@ import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from hearthd.shared.log import LogThrottle
-from hearthd.shared.malloc import give_back
 
 log = structlog.get_logger("hearthd.admission")
 
 _LOG_EVERY = 10.0
 """Seconds between two lines of the log about one limit."""
-_TRIM_BYTES = 4 << 20
-"""Freed bytes of strangers that are worth giving the heap's free memory back to the system."""
-_TRIM_AFTER = 2.0
-"""Seconds from there to when that is done; it takes some milliseconds."""
 
 
 class UnauthenticatedBytes:
@@ -34,8 +28,6 @@ class UnauthenticatedBytes:
         self.most = most
         self.held = 0
         """Bytes."""
-        self._freed = 0
-        self._trim: asyncio.TimerHandle | None = None
         self.on_refused: Callable[[str], None] = lambda peer: None
         """Called with the peer, by gRPC's name, of each refusal."""
         self._logged = LogThrottle(_LOG_EVERY)
@@ -59,17 +51,6 @@ class UnauthenticatedBytes:
     def give(self, size: int) -> None:
         """They are held no more."""
         self.held -= size
-        self.freed(size)
-
-    def freed(self, size: int) -> None:
-        """Notes bytes of a stranger that were in the heap and are free; they go back to the system before long."""
-        self._freed += size
-        if self._freed >= _TRIM_BYTES and self._trim is None:
-            self._trim = asyncio.get_running_loop().call_later(_TRIM_AFTER, self._give_back)
-
-    def _give_back(self) -> None:
-        self._freed, self._trim = 0, None
-        give_back()
 
     @contextmanager
     def holding(self, size: int) -> Iterator[bool]:

@@ -192,11 +192,7 @@ class MethodGate:
                     details={"limit": "admission.max_unauthenticated_bytes", "allowed": self._gate.account.most},
                     retry_after_s=1.0,
                 )
-            try:
-                return await self._gate.turns.run(host_of(peer), context.read)
-            except BaseException:
-                self._gate.account.freed(self._gate.limits.largest)  # as much as may have come of it
-                raise
+            return await self._gate.turns.run(host_of(peer), context.read)
 
     def _checked(self, message: Any, context: Context, admitted: Admission) -> Any:
         """The message, decoded where its size and the number of its fields allow."""
@@ -221,7 +217,6 @@ class MethodGate:
         """The refusal of a first message of `size` bytes."""
         self._gate.account.refused("request_size", peer, self._path, size=size)
         if admitted.caller is None:
-            self._gate.account.freed(size)
             return Refusal(
                 Reason.MESSAGE_TOO_LARGE,
                 f"The first message of {self.method} has {size} bytes; without a credential in the call's metadata the "

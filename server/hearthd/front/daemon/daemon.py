@@ -20,6 +20,7 @@ from hearthd.front.daemon.reload import Read
 from hearthd.front.daemon.systemd import summary
 from hearthd.front.daemon.wiring import DaemonParts
 from hearthd.front.gpu.watch import GpuWatch
+from hearthd.front.overload.readings import own_memory
 from hearthd.front.sessions.session import SessionEnd
 from hearthd.front.supervisor.isolation import SERVING, STALLED
 from hearthd.front.supervisor.launcher import Launcher
@@ -122,7 +123,7 @@ class Daemon:
         return all(now - device.last_pong < most for device in self.supervisor if device.state in (SERVING, STALLED))
 
     async def _reap(self) -> None:
-        """Closes sessions whose lease has run out; when there are none any more, gives back what they left free."""
+        """Closes sessions whose lease has run out, and gives free memory back after sessions and bursts."""
         closing: set[asyncio.Task[list[int]]] = set()
         heap_trimming = HeapTrimming()
         while True:
@@ -138,9 +139,11 @@ class Daemon:
                 task = asyncio.create_task(close)
                 closing.add(task)
                 task.add_done_callback(closing.discard)
-            if heap_trimming.due(len(self.sessions), time.monotonic()):
-                gc.collect()
-                give_back()
+            if heap_trimming.due(len(self.sessions), own_memory(), time.monotonic()):
+                if not self.sessions:
+                    gc.collect()  # takes tens of milliseconds
+                await asyncio.to_thread(give_back)
+                heap_trimming.done(own_memory(), time.monotonic())
             self._tell_status()
             await asyncio.sleep(min(1.0, self.sessions.lease / 4))
 

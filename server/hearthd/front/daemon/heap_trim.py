@@ -1,24 +1,56 @@
-"""Trimming of the heap after a burst of sessions, when the front gives free memory back. Pure: the clock is passed
-in."""
+"""Times at which the front gives free memory of its heap back to the system. Pure: the clock is passed in."""
 
 from __future__ import annotations
 
 QUIET = 5.0
-"""Seconds without a session after which it delays no client."""
+"""Seconds without a session after which trimming delays no client."""
+GROWTH = float(8 << 20)
+"""Growth in bytes since the last trimming that is worth another one."""
+STILL = 3.0
+"""Seconds without further growth, after which a burst of traffic is over."""
+INTERVAL = 30.0
+"""Seconds from one trimming to the next while there are sessions: steady transfers use what is free again and again,
+and pay for each page that was given back."""
 
 
 class HeapTrimming:
-    """Decides when the heap is trimmed: once after each time that sessions were there and have been gone for `quiet`
-    seconds."""
+    """Decides when the heap is trimmed: once after the last session has ended, and after a burst of traffic has made
+    the process grow while sessions stay.
+
+    Args:
+        quiet: seconds without a session before the heap is trimmed.
+    """
 
     def __init__(self, quiet: float = QUIET) -> None:
         self._quiet = quiet
         self._used = False
         self._since: float | None = None
+        """The time since which there has been no session."""
+        self._floor: float | None = None
+        """Bytes of memory after the last trimming, or the least since."""
+        self._peak, self._peak_at = 0.0, 0.0
+        self._next = 0.0
 
-    def due(self, sessions: int, now: float) -> bool:
-        """Returns True if the heap is to be trimmed now. `sessions`: their present number. A session that comes and
-        goes between two calls leaves little."""
+    def due(self, sessions: int, memory: float, now: float) -> bool:
+        """Returns True if the heap is to be trimmed now.
+
+        Args:
+            sessions: their present number. A session that comes and goes between two calls leaves little.
+            memory: bytes of memory that the process has for itself.
+            now: seconds of a monotonic clock.
+        """
+        if self._floor is None or memory < self._floor:
+            self._floor = memory
+        if memory > self._peak:
+            self._peak, self._peak_at = memory, now
+        return self._deserted(sessions, now) or self._burst_over(memory, now)
+
+    def done(self, memory: float, now: float) -> None:
+        """Takes note of a trimming that has left the process `memory` bytes."""
+        self._floor = self._peak = memory
+        self._next = now + INTERVAL
+
+    def _deserted(self, sessions: int, now: float) -> bool:
         if sessions:
             self._used, self._since = True, None
             return False
@@ -30,3 +62,7 @@ class HeapTrimming:
             return False
         self._used, self._since = False, None
         return True
+
+    def _burst_over(self, memory: float, now: float) -> bool:
+        assert self._floor is not None
+        return memory - self._floor >= GROWTH and now - self._peak_at >= STILL and now >= self._next

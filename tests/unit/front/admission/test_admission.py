@@ -14,7 +14,7 @@ from hearth_proto.v1 import commands_pb2, device_pb2, node_pb2
 from hearthd.front.admission import account as account_module
 from hearthd.front.admission import wire
 from hearthd.front.admission.account import UnauthenticatedBytes
-from hearthd.front.admission.limits import MAX_STRANGER_BYTES, AdmissionLimits, CredentialSource
+from hearthd.front.admission.limits import AdmissionLimits, CredentialSource
 from hearthd.front.admission.turns import FairLock
 from hearthd.front.config.front_limits import AdmissionSettings
 
@@ -182,20 +182,3 @@ def test_a_limit_is_logged_once_in_a_while_and_counted_always(monkeypatch: pytes
         book.refused("request_size", "ipv4:10.0.0.1:5", "/x/" + "y" * 500)
     assert [line["limit"] for line in lines] == ["request_size"] and len(lines[0]["method"]) == 128
     assert registry.get_sample_value("hearth_admission_refusals_total", {"limit": "request_size"}) == 50
-
-
-def test_memory_of_strangers_goes_back_to_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
-    given_back = asyncio.Event()
-    monkeypatch.setattr(account_module, "give_back", given_back.set)
-    monkeypatch.setattr(account_module, "_TRIM_AFTER", 0.0)
-
-    async def scenario() -> None:
-        book = account(1 << 30)
-        for _ in range(200):
-            with book.holding(MAX_STRANGER_BYTES):
-                pass
-        assert not given_back.is_set()
-        async with asyncio.timeout(10):
-            await given_back.wait()
-
-    asyncio.run(scenario())
