@@ -8,7 +8,7 @@ GROWTH = float(8 << 20)
 """Growth in bytes since the last trimming that is worth another one."""
 STILL = 3.0
 """Seconds without further growth, after which a burst of traffic is over."""
-INTERVAL = 30.0
+INTERVAL = 5.0
 """Seconds from one trimming to the next while there are sessions: steady transfers use what is free again and again,
 and pay for each page that was given back."""
 
