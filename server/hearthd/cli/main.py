@@ -168,6 +168,21 @@ def build_app() -> Any:
             _fail(f"hearthd: two files are named, {named} and {config}; name one", USAGE_ERROR)
         return named if named is not None else config
 
+    def show_version(asked: bool) -> None:
+        if asked:
+            import hearthd
+
+            print(f"hearthd {hearthd.version()}")
+            raise typer.Exit
+
+    @app.callback()
+    def options(
+        version: Annotated[
+            bool, typer.Option("--version", help="Print the version.", callback=show_version, is_eager=True)
+        ] = False,
+    ) -> None:
+        """The daemon that owns this node's GPUs."""
+
     @app.command()
     @_with_flags
     def serve(flags: Any, config: File = None) -> None:
@@ -206,10 +221,8 @@ def build_app() -> Any:
 
     @app.command()
     def version() -> None:
-        """Print the version."""
-        import hearthd
-
-        print(f"hearthd {hearthd.version()}")
+        """Print the version, as --version does."""
+        show_version(True)
 
     @app.command()
     def demo() -> None:

@@ -180,7 +180,8 @@ def test_command_line(tmp_path: Path) -> None:
     assert printed.returncode == 0 and "max = 5  # HEARTH_SESSIONS_MAX" in printed.stdout
     again = file(tmp_path, printed.stdout)
     assert load(again, {})[0].sessions.max == 5, "what is printed can be read"
-    assert hearthd("version").stdout.startswith("hearthd ")
+    assert hearthd("version").stdout == hearthd("--version").stdout
+    assert hearthd("--version").stdout.startswith("hearthd ")
     wrong = hearthd("check-config", "--config", str(file(tmp_path, "[devices]\nbackends = 1\n")))
     assert wrong.returncode == 2
     assert wrong.stderr.count("\n") == 1 and "Traceback" not in wrong.stderr
