@@ -9,13 +9,12 @@ import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import cast
 
 from hearth_proto.reasons import Refusal
 from hearth_proto.v1 import node_pb2
 from hearthd.device.backend import tensor_map
 from hearthd.device.backend.compiler import Image
-from hearthd.device.backend.graph_nodes import Dim, Enqueues, GraphNode, KernelNode, LaunchAttributes
+from hearthd.device.backend.graph_nodes import Dim, GraphNode, KernelNode, LaunchAttributes
 from hearthd.device.backend.resources import Function, HostInfo, MemoryInfo, Module
 from hearthd.device.backend.server import DeviceFault
 from hearthd.device.cpu import occupancy, racecheck
@@ -298,7 +297,7 @@ class CpuServer:
     # ---- graphs ----
 
     def create_graph(self, nodes: Sequence[GraphNode]) -> CpuGraph:
-        return CpuGraph([steps(cast(Enqueues, self), node) for node in nodes])
+        return CpuGraph([steps(self, node) for node in nodes])
 
     def launch_graph(self, graph: CpuGraph, stream: CpuStream, times: int = 1) -> None:
         work = graph.work()
@@ -312,7 +311,7 @@ class CpuServer:
             stream.submit(run)
 
     def update_graph(self, graph: CpuGraph, index: int, node: KernelNode) -> None:
-        graph.replace(index, steps(cast(Enqueues, self), node))
+        graph.replace(index, steps(self, node))
 
     def destroy_graph(self, graph: CpuGraph) -> None:
         pass  # the last reference is enough

@@ -152,12 +152,11 @@ class CudaModule:
         )
 
 
-class CudaLaunchOperations:
-    """The part of CudaServer that loads code and runs it. `capability` is the device's compute capability."""
+class CudaLauncher:
+    """Loads modules and launches their functions. `capability` is the device's compute capability."""
 
-    capability: tuple[int, int]
-
-    def __init__(self) -> None:
+    def __init__(self, capability: tuple[int, int]) -> None:
+        self._capability = capability
         # cuLaunchKernel copies the parameters before it returns, so that one block at a fixed address serves all.
         block = (ctypes.c_ubyte * MAX_PARAMETER_BYTES)()
         self._block = memoryview(block).cast("B")
@@ -170,8 +169,6 @@ class CudaLaunchOperations:
         )
         self._extra = ctypes.addressof(extra)
         self._keep = (block, extra)
-
-    loading_waits = True
 
     def first_launch_waits(self, function: CudaFunction, prints: bool) -> bool:
         """The driver waits for all kernels when it makes room for more local memory a thread than any kernel before
@@ -186,7 +183,7 @@ class CudaLaunchOperations:
         """With all its kernels: the driver would put off each until it is first asked for, and wait then for whatever
         is running (CUDA Programming Guide, "Lazy Loading": concurrent execution), where the caller of this has seen to
         it that nothing is. Not by CUDA_MODULE_LOADING=EAGER, which would load every kernel of NCCL, too."""
-        image_headers.check(image.code, self.capability)
+        image_headers.check(image.code, self._capability)
         pointer = 0
         try:
             pointer = cu.moduleLoadData(bytes(image.code))

@@ -17,7 +17,6 @@ from cupy_backends.cuda.api import runtime
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.resources import MemoryInfo
-from hearthd.device.cuda.copies import CudaCopyOperations
 from hearthd.device.cuda.errors import OUT_OF_MEMORY, CudaError, translate
 from hearthd.device.cuda.streams import Stream
 from hearthd.device.resources.budget import out_of_memory, rounded
@@ -59,11 +58,22 @@ class Pool(ABC):
         """Bytes that the pool holds of the device, used or not."""
 
     @abstractmethod
-    def trim(self) -> None: ...
+    def release_unused(self) -> None:
+        """Returns unused memory to the device. Raises CudaError."""
+
+    def trim(self) -> None:
+        """Returns unused memory to the device. Raises Refusal, DeviceFault."""
+        try:
+            self.release_unused()
+        except CudaError as error:
+            raise translate(error, "giving unused memory back to the device") from error
 
     def held(self) -> tuple[int, int]:
-        """Bytes held of the device, used or not, and in use."""
-        return self.reserved() + self._outside, self._held
+        """Returns the bytes that the pool holds of the device, used or not, and the bytes in use."""
+        try:
+            return self.reserved() + self._outside, self._held
+        except CudaError as error:
+            raise translate(error, "asking for what the pool holds") from error
 
     def check(self, size: int, reserved: int) -> None:
         """Raises Refusal(OUT_OF_MEMORY) where the limit leaves no room for so much memory beside the pool's."""
@@ -131,7 +141,7 @@ class Pool(ABC):
         if isinstance(error, RuntimeError) and getattr(error, "status", 0) != OUT_OF_MEMORY:
             raise translate(error, f"allocating {size} bytes") from error
         try:
-            self.trim()
+            self.release_unused()
             return self._take(reserved, stream)
         except CudaError as second:
             if getattr(second, "status", 0) != OUT_OF_MEMORY:
@@ -172,7 +182,7 @@ class StreamOrderedPool(Pool):
     def reserved(self) -> int:
         return int(runtime.memPoolGetAttribute(self._pool, runtime.cudaMemPoolAttrReservedMemCurrent))
 
-    def trim(self) -> None:
+    def release_unused(self) -> None:
         # The driver counts a free as done only once something has been synchronized with it, a query is not enough.
         # Synchronizing a stream that is idle does not wait.
         for stream in list(self._freed_on):
@@ -192,7 +202,7 @@ class StreamOrderedPool(Pool):
 
 
 class ArenaPool(Pool):
-    """CuPy's pool of `cudaMalloc` memory with an arena per stream; `trim` waits for the device (see above)."""
+    """CuPy's pool of `cudaMalloc` memory, an arena per stream. `release_unused` waits for the device (see above)."""
 
     def __init__(self, limit: int = 0) -> None:
         super().__init__(limit)
@@ -214,41 +224,10 @@ class ArenaPool(Pool):
     def reserved(self) -> int:
         return int(self._pool.total_bytes())
 
-    def trim(self) -> None:
+    def release_unused(self) -> None:
         self._pool.free_all_blocks()
 
     def close(self) -> None:
         super().close()
         with suppress(Exception):
             self._pool.free_all_blocks()
-
-
-class MemoryOperations(CudaCopyOperations):
-    """The part of CudaServer that allocates and copies."""
-
-    pool: Pool
-
-    def allocate(self, size: int, stream: Stream) -> CudaMemory:
-        return self.pool.allocate(size, stream)
-
-    def free(self, memory: CudaMemory, stream: Stream) -> None:
-        self.pool.free(memory, stream)
-
-    def memory_info(self) -> MemoryInfo:
-        return self.pool.info()
-
-    def memory_held(self) -> tuple[int, int]:
-        try:
-            return self.pool.held()
-        except CudaError as error:
-            raise translate(error, "asking for what the pool holds") from error
-
-    @property
-    def memory_grain(self) -> int:
-        return GRAIN
-
-    def trim(self) -> None:
-        try:
-            self.pool.trim()
-        except CudaError as error:
-            raise translate(error, "giving unused memory back to the device") from error
