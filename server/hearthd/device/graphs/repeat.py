@@ -6,6 +6,7 @@ is more, the operation waits like any other, and other sessions go on.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 from hearth_proto.reasons import Reason, Refusal
@@ -25,13 +26,13 @@ NAMED = 16
 """Kernels that are named when the device is lost while they run."""
 
 
-class LaunchProgram:
-    """What can be launched as a whole: `GraphEntry`, `PreparedEntry`."""
+class LaunchProgram(ABC):
+    """Launches that run as a whole: `GraphEntry`, `PreparedEntry`."""
 
     __slots__ = ("error", "handle", "holdings", "unsettled", "usage")
 
     turn = TURN
-    """What of it goes to the device at one turn of the loop, in commands."""
+    """Limit of what one turn of the loop submits of the program, in commands."""
 
     def __init__(self, handle: int, holdings: Holdings) -> None:
         self.handle = handle
@@ -49,19 +50,19 @@ class LaunchProgram:
             raise self.error
 
     @property
+    @abstractmethod
     def empty(self) -> bool:
-        """Whether a launch of it does nothing."""
-        raise NotImplementedError
+        """True where a launch has no effect."""
 
     @property
+    @abstractmethod
     def cost(self) -> int:
-        """What one round takes of a track's room, in commands."""
-        raise NotImplementedError
+        """Room that one round takes of a track, in commands."""
 
     @property
+    @abstractmethod
     def names(self) -> Sequence[str]:
-        """Its kernels, a few at most: what may be running when the device is lost."""
-        raise NotImplementedError
+        """At most `NAMED` of the kernels: the report of a lost device names them as running."""
 
 
 class Rounds:
