@@ -50,7 +50,7 @@ class Slice:
         """True once the slice has taken so long that other sessions no longer wait for it."""
 
     def given(self, tracks: Iterable[PooledStream]) -> int:
-        """How many commands so far, of those that these tracks were given."""
+        """Returns how many commands these tracks have been given since the slice began."""
         base = self.base
         return sum(track.given - base.get(track, track.since) for track in tracks)
 
