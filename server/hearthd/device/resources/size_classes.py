@@ -1,6 +1,6 @@
 """Small blocks cut from pages, by size class: taking and giving one costs the same however many there are.
 
-A class is a power of two. A page serves one class until nothing of it is in use and somebody needs the page.
+A class is a power of two. A page serves one class until nothing of it is in use and another class needs it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SizeClasses(Generic[P]):
 
     @property
     def pages(self) -> int:
-        """How many have been added and are not taken back."""
+        """Returns the number of pages that have been added and not taken back."""
         return len(self._used)
 
     @property

@@ -35,10 +35,10 @@ class Staging:
         self.in_use = 0
 
     def acquire(self, size: int, session: DeviceSession | None = None) -> HostBuffer | None:
-        """At least `size` bytes, or None while there are none: what waits is tried again when there are.
+        """Returns at least `size` bytes, or None while none are free: the waiting command is tried again when some are.
 
-        One copy larger than the cap may go alone. `session` is whom the memory is counted for, and whose tenant's quota
-        it has to be within. Raises Refusal(OUT_OF_MEMORY) where the host locks no more and nothing can come back.
+        One copy larger than the cap may go alone. The memory counts for `session`, and its tenant's quota bounds it.
+        Raises Refusal(OUT_OF_MEMORY) where the host locks no more and no memory is on loan.
         """
         buffer = self.find(size, session)
         if buffer is None and not self.in_use:
@@ -48,7 +48,7 @@ class Staging:
         return buffer
 
     def find(self, size: int, session: DeviceSession | None = None) -> HostBuffer | None:
-        """As `acquire`, for who can also do without: see `refusal`."""
+        """Returns memory as `acquire` does, for a command that can also do without: see `refusal`."""
         if (not self.in_use or self.in_use + size <= self._cap) and self._within_quota(size, session):
             buffer = self._server.allocate_host(size)
             if buffer is not None:
@@ -63,14 +63,16 @@ class Staging:
         return None
 
     def _within_quota(self, size: int, session: DeviceSession | None) -> bool:
-        """Whether the session's tenant may have so much more on loan. One copy larger than its quota may go alone."""
+        """True if the session's tenant may have `size` more bytes on loan. One copy larger than its quota may go
+        alone."""
         if session is None or not session.pinned_bytes:
             return True
         lent = self._of_tenant.get(session.tenant, 0)
         return not lent or lent + size <= session.pinned_bytes
 
     def refusal(self, size: int) -> Refusal | None:
-        """Why the host locks no more memory for now; None: it does, or what is on loan will be enough."""
+        """Returns the reason why the host locks no more memory for now; None: it does, or the memory on loan will be
+        enough."""
         return self._server.host_refusal(size)
 
     def drop(self, track: PooledStream, buffer: HostBuffer) -> None:
