@@ -26,7 +26,7 @@ class RunningKernels(NamedTuple):
 
     @property
     def kernels(self) -> list[str]:
-        """All that may be named."""
+        """Kernels that may be named."""
         return list(dict.fromkeys((*self.own, *(name for names in self.others.values() for name in names))))
 
     @property
