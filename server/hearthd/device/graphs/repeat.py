@@ -1,7 +1,7 @@
-"""Launching a graph, or a list of prepared launches, many times with one command.
+"""Repetition: launches a graph, or a list of prepared launches, many times with one command.
 
-The driver blocks who has given a stream too much, so rounds go out in slices for which the track has room; until there
-is more, the operation waits like any other, and other sessions go on.
+The driver blocks a thread that submits too much to a stream, so rounds are submitted in slices for which the track has
+room. Until there is more room, the operation waits like any other, and other sessions are served.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hearthd.device.streams.ordering import Usage
 from hearthd.device.streams.stream_pool import WINDOW
 
 TURN = 2 * WINDOW
-"""What one session may be given at a turn of the loop, in launches: well below a millisecond's work of the driver."""
+"""Limit of one session in a turn of the loop, in launches: well below a millisecond's work of the driver."""
 
 
 NAMED = 16
@@ -40,7 +40,7 @@ class LaunchProgram(ABC):
         self.usage = Usage()
         """Orders its launches on several streams, also where they share no buffer."""
         self.error: Refusal | None = None
-        """Why there is nothing to launch under the handle."""
+        """Reason why there is no program to launch under the handle."""
         self.unsettled = 0
         """Commands under way that decide what it uses."""
 
@@ -114,7 +114,7 @@ class Rounds:
             self._left -= count
             turn -= count * cost
         if self._left and turn <= 0 and not track.closed:
-            device.again()  # else the device would stand still until it is noticed that it has come to the end of these
+            device.again()  # otherwise the device would be idle until the end of these is noticed
         return not self._left
 
     def _give(self, count: int) -> None:
