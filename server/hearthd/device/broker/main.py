@@ -113,7 +113,7 @@ class _Keeper:
                 descriptors.send(self._renewals, {}, (ours.fileno(), our_files.fileno()))
 
     def _broker(self, link: socket.socket, files: socket.socket) -> bool:
-        """In the broker, once it is no more than that."""
+        """Runs the broker, in a process that is nothing else."""
         return _Main(self._spec, link, files).run()
 
     @staticmethod
@@ -125,7 +125,7 @@ class _Keeper:
                 return os.waitstatus_to_exitcode(status)
 
     def _alone(self, seconds: float) -> bool:
-        """Whether the device process is gone, or goes within some seconds."""
+        """True if the device process is gone, or goes within `seconds`."""
         poll = select.poll()
         poll.register(self._renewals, 0)
         return bool(poll.poll(1000 * seconds))
@@ -139,7 +139,7 @@ def _die_with(parent: int) -> None:
 
 
 class _Main:
-    """The loop over requests; each that may take its time has a thread of its own."""
+    """The loop over requests; each that may block has a separate thread."""
 
     def __init__(self, spec: DeviceSpec, link: socket.socket, files: socket.socket) -> None:
         adopt_orphans()
@@ -276,7 +276,7 @@ class _Main:
 
 
 def _cache(spec: DeviceSpec, journal: ProcessLog) -> CompileCache:
-    """None of its entries can be told from another's without a key: without one, nothing is kept."""
+    """Returns the compile cache. Without a key, its entries cannot be authenticated: it keeps nothing then."""
     try:
         secret = secret_file.read(spec.cache_key) if spec.cache_key else b""
     except OSError as error:

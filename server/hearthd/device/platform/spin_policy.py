@@ -1,7 +1,8 @@
-"""How long the loop of a device process may sleep, and polls before it does. Pure; times are in seconds.
+"""Spin policy: the time for which the loop of a device process polls before it sleeps, and the length of its sleeps.
+Pure; times are in seconds.
 
-Most small kernels end before a sleep would have begun, and who waits for one waits for little else. Long ones are not
-worth it: each that took longer than anybody would have asked halves what the next is given.
+Most small kernels end before a sleep would have begun, and a client that waits for one waits for little else. Long
+waits are not worth a spin: each that outlasted the spin by far halves the next spin.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ step by step sends the next one soon, 30 us later over a lane, 400 us over gRPC,
 twice as long for it."""
 
 CORES = 4
-"""With fewer, nobody lingers: the client may need the core."""
+"""Cores below which the loop does not linger: the client may need the core."""
 
 LEAST_S = 5e-6
 """The least: a short one is noticed soon enough then to be known as one."""
