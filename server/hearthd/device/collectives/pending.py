@@ -33,7 +33,7 @@ class OperationKey(NamedTuple):
         return f"operation {self.sequence} of group {self.group or list(self.devices)}"
 
     def address(self) -> dict[str, Any]:
-        """As frames have it."""
+        """Returns the key in the form of frames."""
         return {
             "channel": self.channel, "group": self.group, "devices": list(self.devices), "sequence": self.sequence
         }  # fmt: skip
@@ -73,14 +73,14 @@ class PendingCollective:
         self.parts = parts
         self.weight = len(parts) or 1
         self.seconds = seconds
-        """How long it may take, from when it is presented to when it is done."""
+        """Time limit from its presentation to its end, in seconds."""
         self.deadline = math.inf
         self.made = False
-        """Whether it has been presented."""
+        """True once it has been presented."""
         self.stands = False
-        """Whether it has, or will be behind others of its kind as soon as there is room."""
+        """True if it has been presented, or will be behind others of its kind as soon as there is room."""
         self.behind: list[OperationKey] = []
-        """Those that it stands behind here, and that had not been told to go when it was presented."""
+        """Earlier operations that it waits for, and that could not be launched when it was presented."""
         self.comm: str | None = None
         """The communicator on which it may go."""
         self.lane: LaunchOrder[PendingCollective] | None = None
@@ -109,7 +109,7 @@ class OperationRun:
         self.count = 1
 
     def goes_on(self, pending: PendingCollective, signature: list[dict[str, Any]]) -> bool:
-        """Whether it is the next. Groups over daemons have a message for each."""
+        """True if the operation continues the run. Groups over daemons have a message for each."""
         key, last = pending.key, self.last
         return (
             key.sequence == last.sequence + 1

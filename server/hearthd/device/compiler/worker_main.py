@@ -33,7 +33,7 @@ Main = Callable[[int, int], None]
 
 OPEN_FILES = 512
 _LOOK_S = 0.05
-"""How often it looks whether an orphan has ended, while there is one and nothing to do."""
+"""Interval at which an idle worker checks whether orphans have ended, in seconds."""
 
 _SYSTEM_READS = (
     "/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64", "/etc/ld.so.cache", "/dev/urandom",
@@ -118,7 +118,7 @@ def _answer(
         protocol.send(link, protocol.pack_refusal(limits.out_of_memory()))
     except protocol.WorkerConnectionClosed:
         raise
-    except Exception as error:  # ours, or the binding's: the source's author is told, and the log has the rest
+    except Exception as error:  # an internal error: the client receives the message, and the log the rest
         failure = disk.temporary()
         if not disk.is_full(error):
             traceback.print_exc()

@@ -38,7 +38,7 @@ class CudaMemory:
 
 
 class Pool(ABC):
-    """What the two pools share: the limit, the retry when memory runs out, and the numbers in that refusal."""
+    """Base of the two pools: the limit, the retry when memory runs out, and the numbers in that refusal."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -48,14 +48,14 @@ class Pool(ABC):
 
     @abstractmethod
     def _take(self, size: int, stream: Stream) -> tuple[int, Any]:
-        """Address and owner of `size` bytes, which are `rounded`. Raises CudaError or MemoryError."""
+        """Returns the address and the owner of `size` bytes, which are `rounded`. Raises CudaError or MemoryError."""
 
     @abstractmethod
     def _give(self, memory: CudaMemory, stream: Stream) -> None: ...
 
     @abstractmethod
     def reserved(self) -> int:
-        """Bytes that the pool holds of the device, used or not."""
+        """Returns the bytes that the pool holds of the device, used or not."""
 
     @abstractmethod
     def release_unused(self) -> None:
@@ -76,17 +76,18 @@ class Pool(ABC):
             raise translate(error, "asking for what the pool holds") from error
 
     def check(self, size: int, reserved: int) -> None:
-        """Raises Refusal(OUT_OF_MEMORY) where the limit leaves no room for so much memory beside the pool's."""
+        """Raises Refusal(OUT_OF_MEMORY) where the limit leaves no room for `reserved` bytes beside the pool's."""
         if self._limit and self._held + reserved > self._limit:
             raise out_of_memory(size, self.info(), self._limit)
 
     def count(self, more: int) -> None:
-        """So many bytes more, or less, are held outside of the pool, and count with what it holds."""
+        """Counts `more` further bytes, or fewer, as held outside of the pool."""
         self._held += more
         self._outside += more
 
     def allocate(self, size: int, stream: Stream) -> CudaMemory:
-        """Raises Refusal(OUT_OF_MEMORY) after one trim and one more attempt, Refusal(INVALID_ARGUMENT) below 0."""
+        """Allocates memory. Raises Refusal(OUT_OF_MEMORY) after one trim and one more attempt,
+        Refusal(INVALID_ARGUMENT) below 0."""
         if size <= 0:
             if size < 0:
                 raise Refusal(Reason.INVALID_ARGUMENT, f"An allocation of {size} bytes was asked for; 0 is the least.")
@@ -106,7 +107,7 @@ class Pool(ABC):
         return memory
 
     def free(self, memory: CudaMemory, stream: Stream) -> None:
-        """A second free of the same memory does nothing."""
+        """Frees memory in the stream's order. A second free of the same memory has no effect."""
         if self._live.get(memory.address) is not memory:
             return
         del self._live[memory.address]
@@ -125,7 +126,7 @@ class Pool(ABC):
             raise translate(error, "asking for the device's free memory") from error
 
     def close(self) -> None:
-        """Frees what is still allocated. Never raises."""
+        """Frees all memory that is still allocated. Never raises."""
         for memory in self._live.values():
             with suppress(Exception):
                 self._release(memory)
@@ -134,10 +135,10 @@ class Pool(ABC):
 
     @abstractmethod
     def _release(self, memory: CudaMemory) -> None:
-        """Frees outside any stream."""
+        """Frees memory outside any stream."""
 
     def _again(self, error: RuntimeError | MemoryError, size: int, reserved: int, stream: Stream) -> tuple[int, Any]:
-        """The second attempt, after `error` ended the first."""
+        """Tries the allocation again after `error`."""
         if isinstance(error, RuntimeError) and getattr(error, "status", 0) != OUT_OF_MEMORY:
             raise translate(error, f"allocating {size} bytes") from error
         try:

@@ -36,11 +36,11 @@ MEMORY_ALIGNMENT = 256
 
 
 class CudaServer:
-    """One NVIDIA GPU. Implements `ComputeServer`: each operation is the bound method of the part that serves
-    it, so that a launch or a copy is one call.
+    """An NVIDIA GPU. Implements `ComputeServer`: each operation is the bound method of the part that serves it, so that
+    a launch or a copy is one call.
 
-    The device's primary context becomes current on the calling thread. Only that thread may call the server, except
-    for `compiler`, `register_host`, `unregister_host` and the blocking half of `communicators`.
+    The device's primary context becomes current on the calling thread. Only that thread may call the server, except for
+    `compiler`, `register_host`, `unregister_host` and the blocking half of `communicators`.
     """
 
     loading_waits = True
@@ -219,7 +219,8 @@ def _properties(index: int) -> node_pb2.DeviceProperties:
 
 
 def _uuid(index: int) -> str:
-    """As nvidia-smi and NVML write it. CuPy's property ends at the first zero byte, so the driver is asked."""
+    """Returns the UUID in the form of nvidia-smi and NVML. CuPy's property ends at the first zero byte, so this calls
+    the driver."""
     ask = getattr(driver, "cuDeviceGetUuid_v2", driver.cuDeviceGetUuid)
     (device,) = checked(driver.cuDeviceGet(index))
     (uuid,) = checked(ask(device))

@@ -1,8 +1,8 @@
 """Memory that other processes map: CUDA's virtual memory management, its handles passed as open files.
 
 Legacy CUDA IPC (`cudaIpcGetMemHandle`) takes `cudaMalloc` memory alone and dies with the process that exported it;
-physical memory of `cuMemCreate` lives as long as any process maps it, and each maps it with access of its own: who
-attaches may only read, so that a kernel that writes all the same faults, in its own process.
+physical memory of `cuMemCreate` lives as long as any process maps it, and each chooses its access: sessions that
+attach may only read, so that a kernel that writes all the same faults, in its own process.
 
 None of these calls is documented to wait for work on the device. They do take the driver's lock and edit page tables:
 some hundreds of microseconds for each GiB, on the device-handle thread.

@@ -17,7 +17,7 @@ class HostSignals:
 
     def __init__(self) -> None:
         self._supported: bool | None = None
-        """Whether streams of the device can write 64-bit values; None before the first query."""
+        """True if streams of the device can write 64-bit values; None before the first query."""
 
     def address(self, address: int) -> int:
         """Returns the device address of page-locked host memory; 0 where the device cannot write signals."""
