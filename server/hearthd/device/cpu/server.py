@@ -38,11 +38,11 @@ SHARED_MEM_OPTIN = 227 << 10
 """Static and opt-in shared memory of a block: an H100's, so that a kernel that fits here fits there."""
 
 COMPUTE_CAPABILITY = (7, 0)
-"""That of `__CUDA_ARCH__` in kernels compiled here: programs then take their paths without inline PTX."""
+"""Compute capability of `__CUDA_ARCH__` in kernels compiled here: programs then take their paths without inline PTX."""
 
 
 class CpuServer:
-    """One virtual device. Streams are threads; events wake the device-handle thread."""
+    """A virtual device. Streams are threads; events wake the device-handle thread."""
 
     def __init__(self, spec: DeviceSpec, libraries: LibraryMaker | None = None) -> None:
         """`libraries` makes the backend's own; None: this process's toolchain."""
@@ -79,7 +79,7 @@ class CpuServer:
         return True
 
     def _progress(self) -> None:
-        self._wake()  # looked up each time: streams may be older than whoever asks to be woken
+        self._wake()  # looked up at each call: `on_progress` replaces it
 
     # ---- memory ----
 
