@@ -22,8 +22,7 @@ from hearthd.device.cuda.memory import GRAIN, ArenaPool, Pool, StreamOrderedPool
 from hearthd.device.cuda.nccl import NcclCommunicators
 from hearthd.device.cuda.page_locks import PageLocks
 from hearthd.device.cuda.shared_memory import SharedAllocations
-from hearthd.device.cuda.signals import HostSignals
-from hearthd.device.cuda.streams import CudaStreams
+from hearthd.device.cuda.streams import CudaStreams, HostSignals
 from hearthd.device.cuda.tensor_maps import TensorMapEncoder
 from hearthd.device.resources.host_pool import HostPool
 from hearthd.shared.device_spec import DeviceSpec
