@@ -214,11 +214,11 @@ class Operation:
         self.since = 0
         """Time at which it began to wait (`time.perf_counter_ns`); 0: it ran on arrival."""
         self.announcement: Announcement | None = None
-        """Asks ahead of its turn for what the operation will wait for."""
+        """Request for its peers ahead of its turn."""
         self.after: Callable[[], None] | None = None
-        """Called when it has run well."""
+        """Called when it has run without an error."""
         self.on_failure: Callable[[Refusal], None] | None = None
-        """Called when it will not: refused, skipped or given up. Lets go of what the operation held elsewhere."""
+        """Called when it will not run: refused, skipped or given up. Releases what the operation holds elsewhere."""
 
     def step(self) -> bool:
         if self.finished:

@@ -114,7 +114,7 @@ class PrintfCapture:
             self._collect([*self._ended(), *mine])
 
     def last_words(self) -> None:
-        """The process ends: what is there goes out as far as it can be told whose it is."""
+        """Sends the remaining output at the end of the process, as far as it can be attributed."""
         self._send()
 
     def _ended(self) -> list[tuple[int, int]]:

@@ -1,6 +1,6 @@
-"""Tensor maps: what the tensor memory accelerator (TMA) can be told of a region, checked before the driver sees it.
+"""Tensor maps: descriptions of a region for the tensor memory accelerator (TMA), checked before the driver sees them.
 
-The driver answers every mistake with "invalid value"; here each has its own sentence, all of them in one refusal.
+The driver answers every mistake with "invalid value"; here each has a separate sentence, all of them in one refusal.
 Limits are those of cuTensorMapEncodeTiled and cuTensorMapEncodeIm2col (cuda.h, CUDA 13.0). Sizes are in elements,
 strides in bytes, innermost dimension first; sums and products are Python integers and cannot wrap.
 """

@@ -1,7 +1,7 @@
-"""Main of a broker process: compiles, loads from the cache, and hands segments over, as its device process asks.
+"""Main of a broker process: compiles, loads from the cache, and hands segments over, for its device process.
 
 A keeper process stands between the two: forked before the device process is confined, it forks the broker and, where
-that ends without having been asked to, another one, and hands the device process the sockets that lead there.
+that ends unexpectedly, another one, and hands the device process the sockets that lead there.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _MAX_REQUEST = 64 << 20
 """Bytes; a client's message, which the front has bounded, is smaller."""
 
 _MAX_REQUESTS = 64
-"""Requests at once beside compiles. A device process asks for less, unless a kernel speaks for it: then no more is
-read, and no more compiles run at once than the device process itself would run."""
+"""Limit of concurrent requests beside compiles. A device process sends fewer, unless a kernel forges them: then no more
+are read, and no more compiles run at once than the device process itself would run."""
 
 
 def start_broker(spec: DeviceSpec) -> Broker:
@@ -169,7 +169,7 @@ class _Main:
         self._known.set()
 
     def run(self) -> bool:
-        """Returns when the device process asks for it, or is gone; whether it was asked for."""
+        """Serves requests until the device process ends the broker, or is gone; True if it ended the broker."""
         threading.Thread(target=self._hand_over, name="segments", daemon=True).start()
         try:
             with contextlib.suppress(protocol.WorkerConnectionClosed):

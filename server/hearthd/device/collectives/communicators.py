@@ -102,7 +102,7 @@ class Memberships:
         member.flights.finish(flight)
         flight.succeed()
 
-    # ---- what the front asks ----
+    # ---- messages of the front ----
 
     def _on_create_id(self, message: dict[str, Any]) -> None:
         comm, ranks = str(message["comm"]), int(message["ranks"])
@@ -123,7 +123,7 @@ class Memberships:
         comm = str(message["comm"])
         if self._making.get(comm):
             # Nothing ends the wait for the others from outside. The thread is left alone, and what it may bring is
-            # given back when it comes.
+            # released when it comes.
             self._making[comm] = False
             self._device.telemetry.joins_abandoned += 1
             return

@@ -289,7 +289,7 @@ class Negotiation:
     # ---- the loop ----
 
     def check(self) -> None:
-        """Reports what was told to go, and could not start in time: its peers wait for it."""
+        """Reports operations that could not start in time: their peers wait for them."""
         now = time.monotonic()
         if now < self._next_check or not self._going:
             return

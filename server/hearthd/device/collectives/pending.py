@@ -85,15 +85,15 @@ class PendingCollective:
         """The communicator on which it may go."""
         self.lane: LaunchOrder[PendingCollective] | None = None
         self.index = 0
-        """Its number there; 0: the front has given it none."""
+        """Number on that communicator; 0: the front has given it none."""
         self.error: Refusal | None = None
 
     def ask(self, ahead: Iterable[object]) -> None:
-        """Presents it ahead of its turn: behind other collectives that have been presented, so that matching does not
-        cost a round trip to the front for each of a row. Behind anything else that would not be safe: the ranks could
-        then be told to go in an order in which one of them cannot."""
+        """Presents it ahead of its turn, behind other collectives that have been presented, so that matching does not
+        cost a round trip to the front for each of a series. Behind any other command that would not be safe: the front
+        could then order the ranks to launch in an order that one of them cannot keep."""
         others = [other for other in ahead if isinstance(other, PendingCollective)]
-        with suppress(Refusal):  # it will be met again, and answered, when its turn comes
+        with suppress(Refusal):  # the error occurs again, and is answered, when its turn comes
             self._registry.ask(self, others)
 
 

@@ -66,7 +66,7 @@ class CompileCache:
         self._tenant: str | None = None
         self._told = float("-inf")
         self.report: Callable[[str], None] = lambda _what: None
-        """Told now and then, by any thread, that the disk is full: what is compiled is compiled again another time."""
+        """Called from time to time, on any thread, while the disk is full: code is not cached then."""
 
     @property
     def directory(self) -> str:
@@ -119,7 +119,7 @@ class CompileCache:
 
     @contextlib.contextmanager
     def single_flight(self, name: str) -> Iterator[None]:
-        """Only one process of the node compiles `name` at a time; the others then find it in the cache."""
+        """Ensures that only one process of the node compiles `name` at a time; the others then find it in the cache."""
         path = self._path(name)
         descriptor = -1
         try:

@@ -121,7 +121,7 @@ def foreign(name: str) -> bool:
 
 
 class _Reading(NamedTuple):
-    """A source with its spliced lines joined; `cuts` are where, so that lines can be told."""
+    """A source with its spliced lines joined; `cuts` are the places of the joins, from which lines are counted."""
 
     text: str
     cuts: list[int]

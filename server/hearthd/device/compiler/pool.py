@@ -236,7 +236,7 @@ class CompileWorkers:
             wanted = not self._idle and not self._closed
         if wanted:
             self.warm()
-            with contextlib.suppress(Exception):  # told when a job needs it
+            with contextlib.suppress(Exception):  # the next job meets the error again
                 self.ready()
 
     def _taken(self, job: Job | None) -> CompileWorker:

@@ -16,7 +16,7 @@ from hearthd.device.compiler.images import ImageSource
 from hearthd.device.compiler.queue import CompileQueue
 
 REST_S = 30.0
-"""After so long without a job a compile thread lets spare workers go."""
+"""Seconds without a job after which a compile thread ends spare workers."""
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,8 @@ def _run(compiler: Compiler, job: Job) -> Image:
 
 
 def _reap_until_asked(link: socket.socket) -> None:
-    """Between two jobs all its children are orphans: what a compiler's driver had started and did not wait for."""
+    """Reaps the worker's children until the next job comes. Between two jobs they are all orphans: processes that a
+    compiler's driver started and left."""
     while _orphans_run() and not select.select([link], [], [], _LOOK_S)[0]:
         pass
 

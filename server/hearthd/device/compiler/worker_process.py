@@ -185,7 +185,7 @@ class CompileWorker:
         """Sees it end, and clears up after it."""
         with self._ending:
             if self._ended is None:
-                # A worker that has closed its socket is on its way out by itself: its own end is to be told, not this.
+                # A worker that has closed its socket is about to exit: report its exit status, not that of the kill.
                 self._wait(1.0)
                 self.kill()
                 status, resident = self._reap()

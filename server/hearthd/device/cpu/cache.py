@@ -89,7 +89,8 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def _prune(parent: Path) -> None:
-    """Removes what no process has asked for in a month: it was built for a compiler or a version that is gone."""
+    """Removes entries that no process has used for a month: they were built for a compiler or a version that is
+    gone."""
     before = time.time() - UNUSED_S
     for entry in parent.iterdir():
         with contextlib.suppress(OSError):

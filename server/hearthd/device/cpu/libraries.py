@@ -1,7 +1,7 @@
-"""The backend's own libraries: each is compiled when it is first asked for, once for a machine.
+"""Libraries of the backend: each is compiled at its first use, once for a machine.
 
-They are separate because different clients wait for each: a kernel for the runtime, a group for the exchange of
-bytes, a reduction for the arithmetic of its dtype.
+They are separate because different clients wait for each: a kernel for the runtime, a group for the exchange of bytes,
+a reduction for the arithmetic of its dtype.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class LibraryMaker(Protocol):
 
 
 def named(name: str, maker: LibraryMaker) -> Path:
-    """The library that `runtime`, `exchange` or `reduction` asks its maker for by `name`. Raises Refusal."""
+    """Returns the library that `runtime`, `exchange` or `reduction` requests from its maker by `name`. Raises
+    Refusal."""
     dtype = name.removeprefix("reduce-")
     if name == "runtime":
         return runtime(maker)

@@ -166,7 +166,7 @@ class StreamOrderedPool(Pool):
             )
         )
         self._freed_on: set[Stream] = set()
-        # By default a pool gives back what is unused whenever anything is synchronized; kept, it costs no driver call.
+        # By default a pool returns unused memory at each synchronization; kept memory costs no driver call.
         keep = limit or (1 << 64) - 1
         runtime.memPoolSetAttribute(self._pool, runtime.cudaMemPoolAttrReleaseThreshold, keep)
 
@@ -217,7 +217,7 @@ class ArenaPool(Pool):
         return pointer.ptr, pointer
 
     def _give(self, memory: CudaMemory, stream: Stream) -> None:
-        memory.owner = None  # the chunk goes back to the arena of the stream that it was allocated on
+        memory.owner = None  # the chunk returns to the arena of the stream that it was allocated on
 
     def _release(self, memory: CudaMemory) -> None:
         memory.owner = None

@@ -37,7 +37,7 @@ _SETTINGS = {
     # NCCL connects ranks when a collective first needs it, inside the call: that would make the device-handle thread
     # wait for a peer. With 0 it connects what collectives use in `join`, on a helper thread.
     "NCCL_RUNTIME_CONNECT": "0",
-    # What a large group asks of the kernels goes through a ring buffer, and the call waits for the device where that is
+    # Work of a large group reaches the kernels through a ring buffer, and the call waits for the device where that is
     # full. 1,024 operations (hearthd.device.collectives.request) of about 100 bytes for each of 100 ranks fit 16 MiB.
     "NCCL_WORK_FIFO_BYTES": str(16 << 20),
     # NVLink multicast: programs that use it have put GPUs out of service that others share. Who owns the machine may
@@ -193,7 +193,7 @@ class NcclCommunicators:
         return unique if isinstance(unique, bytes) else bytes(number & 0xFF for number in unique)
 
     def forget(self, unique_id: bytes) -> None:
-        """NCCL has nothing to give back."""
+        """Does nothing: NCCL keeps no state for an id."""
 
     def join(self, unique_id: bytes, rank: int, ranks: int) -> NcclCommunicator:
         """Returns when all ranks have joined and are connected, each with each; NCCL gives no way to end the wait for

@@ -175,7 +175,7 @@ class SnapshotCommands:
             origin.reply()
             return True
 
-        # Behind the snapshots that were asked for before, as far as they have not begun.
+        # Behind earlier snapshots that have not begun.
         operation = Operation(origin, run, writes=(origin.stream, *buffers))
         operation.on_failure = end
         return operation
@@ -289,5 +289,5 @@ class SnapshotCommands:
             if snapshot.track is not None:
                 session.touch(snapshot.track)  # the session is over when the last of its copies is
             snapshot.give_up(gone)
-        self._answers.pop(session, None)  # its frames are not looked at any more
+        self._answers.pop(session, None)  # its frames are not handled any more
         self._file_of.close(session.channel)

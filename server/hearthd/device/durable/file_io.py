@@ -44,7 +44,7 @@ class FileThread:
         self._put(work)
 
     def close(self, file: int) -> None:
-        """Closes the file behind all that was asked for before."""
+        """Closes the file behind all earlier requests."""
         self._put(lambda: os.close(file))
 
     def _tell(self, done: Done, move: Callable[[], None]) -> None:

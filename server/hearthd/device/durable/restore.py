@@ -61,7 +61,7 @@ class Restore:
 
 
 class RestoreChunk(NamedTuple):
-    """Bytes from `at` on that have been read into `host`, or into `data` where no page-locked memory is to be had."""
+    """Bytes from `at` on that have been read into `host`, or into `data` where there is no page-locked memory."""
 
     at: int
     size: int

@@ -48,12 +48,12 @@ class SnapshotAreas:
         return self._writing
 
     def send(self) -> None:
-        """The copy is whole, and the front is being told."""
+        """Marks the copy as complete, and reported to the front."""
         assert self._writing is not None, "there is no copy"
         self._sent = True
 
     def commit(self) -> None:
-        """The front counts on the copy now: the area of the one before is free."""
+        """Marks the copy as confirmed by the front: the area of the one before is free."""
         assert self._sent, "the front was not told"
         self._committed, self._writing, self._sent = self._writing, None, False
 

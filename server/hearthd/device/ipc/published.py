@@ -34,7 +34,7 @@ class PublishedBuffer:
 
 
 class FrontReplies:
-    """Reply sink of operations that the front asked for: answers go to the front, not to the client."""
+    """Reply sink of operations for the front: answers go to the front, not to the client."""
 
     def __init__(self, refuse: Callable[[int, Refusal], None] = lambda call, refusal: None) -> None:
         self._refuse = refuse

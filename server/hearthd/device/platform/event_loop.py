@@ -105,7 +105,7 @@ class Loop:
             self._thread = None
 
     def linger(self) -> None:
-        """Something was done, so that the next may be asked for soon. Loop's thread only."""
+        """Takes note that work was done: the next request may come soon. Loop's thread only."""
         if self.lingering is not None:
             self.lingering.begin(time.perf_counter())
 

@@ -124,7 +124,7 @@ class CommandRegistry:
         """Functions that are tried first, for commands of batches."""
 
     def close(self, session: DeviceSession) -> None:
-        """Lets go of all that the session holds, behind its work that is under way."""
+        """Releases all that the session holds, behind its work under way."""
         self._profiles.close(session)
         self.traces.closed(session)
         self._tensor_maps.close(session)

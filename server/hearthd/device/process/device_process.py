@@ -222,8 +222,8 @@ class DeviceProcess:
             self._server.close()
 
     def control(self, kind: Kind, handler: Callable[[Frame], None]) -> None:
-        """`handler` takes the frames of this kind: one that names a session when all that came before it has been
-        looked at, others at once."""
+        """Registers `handler` for the frames of this kind: frames that name a session are handled after all earlier
+        ones of it, others at once."""
         self._controls[kind] = handler
         self._executor.in_order[kind] = lambda _session, frame: handler(frame)
 
@@ -248,7 +248,7 @@ class DeviceProcess:
         self._idle_policy.begin()
         progress = tracks.poll()
         if progress:
-            self._outbox.answer()  # who waited hears of it before anything else is done
+            self._outbox.answer()  # answers go out before any other work
             executor.kick(None)
             self.loop.linger()
         device.staging.poll()
@@ -311,7 +311,7 @@ class DeviceProcess:
         if frame.kind == Kind.PING:
             self._outbox.put(Kind.PONG, id=frame.id)
         elif frame.kind == Kind.STATS:
-            self._executor.sharing.meter.tell()  # so that who asks for both gets both of one moment
+            self._executor.sharing.meter.tell()  # both reports are of the same time
             self._outbox.put(Kind.STATS, json.dumps(self._executor.snapshot()).encode(), id=frame.id)
         elif frame.kind == Kind.COLLECTIVE:
             self._executor.collectives.message(frame.payload, self._executor.session)

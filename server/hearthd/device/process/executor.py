@@ -66,7 +66,7 @@ class Executor:
         }
         """Frames that do not stay in the order of a session's commands; all others do."""
         self.on_close: Callable[[DeviceSession], None] = self.segments.close
-        """Told of each session that ends, when nothing more of it runs."""
+        """Called with each session that ends, when none of its work runs any more."""
         self.in_order: dict[int, Callable[[DeviceSession, Frame], None]] = {
             Kind.CLOSE: self._close,
             Kind.UPLOAD: self.transfers.uploads.frame,

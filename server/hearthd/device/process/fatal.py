@@ -78,8 +78,8 @@ def _unread(link: socket.socket) -> int:
 
 
 def _linger(link: socket.socket) -> None:
-    """Until the front has heard it and closes the link: one that it writes to when this end is gone would break, and
-    take the last words with it."""
+    """Waits until the front has read the reason and closes the link: an earlier exit could break a write of the front,
+    and lose the reason with it."""
     deadline = time.monotonic() + LAST_WORDS_S
     with contextlib.suppress(OSError):
         while (left := deadline - time.monotonic()) > 0:

@@ -22,7 +22,8 @@ MAX_BYTES = 16 << 20
 """Limit of a trace in encoded form, in bytes: one answer has to fit a message, of which the client takes 32 MiB."""
 
 RENEW_NS = 2_000_000_000
-"""After so long the device clock gets a new reference; 32-bit floats then still resolve a quarter of a microsecond."""
+"""Interval at which the device clock gets a new reference; 32-bit floats then still resolve a quarter of a
+microsecond."""
 
 
 class Trace:

@@ -21,7 +21,7 @@ from hearthd.device.resources.budget import not_granted, over_quota
 from hearthd.shared.device_spec import DeviceSpec
 
 Answered = Callable[[bool], None]
-"""Told whether more was granted."""
+"""Called with True if more was granted."""
 
 
 class ProcessGrants:
@@ -80,7 +80,8 @@ class ProcessGrants:
                 raise not_granted(size, self._server.memory_info(), self.limit, self._most)
 
     def overtaken(self) -> None:
-        """The process has come to hold more, unasked: another's memory counts here now. The front books it."""
+        """Reports to the front that the process holds more without a request: memory of another process counts here
+        now."""
         if self._beyond(0):
             self.ask(0, lambda granted: None)
 
@@ -100,7 +101,7 @@ class ProcessGrants:
     # ---- the front ----
 
     def ask(self, size: int, answered: Answered) -> None:
-        """Asks the front for room for `size` bytes."""
+        """Requests room for `size` bytes from the front."""
         self._next.append((size, answered))
         if not self._asked:
             self._request()

@@ -89,7 +89,7 @@ class HostPool:
         self._failure: Exception | None = None
         self._failed_at = 0.0
         self.in_use = 0
-        """Bytes on loan, as asked for."""
+        """Bytes on loan, by the requested sizes."""
         self._start(slab)
 
     @property
@@ -101,7 +101,7 @@ class HostPool:
         return HostInfo(self.pinned, self.in_use)
 
     def take(self, size: int) -> PinnedBuffer | None:
-        """`size` bytes, or None until some are given back or have been locked; then `grown` says so."""
+        """Returns `size` bytes, or None until some are freed or have been locked, which `grown` reports."""
         if size <= 0:
             return PinnedBuffer(None, 0, 0)
         buffer = self._find(size)
@@ -114,7 +114,7 @@ class HostPool:
         return buffer
 
     def give(self, buffer: PinnedBuffer) -> None:
-        """A second time does nothing."""
+        """Takes a buffer back. A second call has no effect."""
         slab, buffer.slab = buffer.slab, None
         if slab is None:
             return

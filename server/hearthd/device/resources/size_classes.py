@@ -44,7 +44,7 @@ class SizeClasses(Generic[P]):
         return sum(map(len, self._used.values()))
 
     def take(self, size: int) -> Block[P] | None:
-        """A block of at least `size` bytes, the one given back last; None where a page has to be added first."""
+        """Returns a block of at least `size` bytes, the one freed last; None where a page has to be added first."""
         free = self._free.get(self.class_of(size))
         if not free:
             return None

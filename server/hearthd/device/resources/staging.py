@@ -19,7 +19,7 @@ long the work behind it takes."""
 
 
 class Staging:
-    """Buffers on loan until the copy through them is done. Each is given back once; in any order."""
+    """Host buffers on loan until the copy through them is done. Each is returned once; in any order."""
 
     def __init__(self, server: ComputeServer, cap: int, tracks: StreamPool, on_room: Callable[[], None]) -> None:
         self._server = server
@@ -28,7 +28,7 @@ class Staging:
         self._on_room = on_room
         self._lent: dict[HostBuffer, tuple[DeviceSession | None, int]] = {}
         self.on_return: Callable[[int], None] = lambda nanoseconds: None
-        """Told how long a buffer was on loan."""
+        """Called with the nanoseconds for which a buffer was on loan."""
         self._dropped: dict[PooledStream, DropQueue[HostBuffer]] = {}  # of tracks that have an open batch
         self._starved = False
         self._of_tenant: dict[str, int] = {}  # on loan
@@ -96,7 +96,7 @@ class Staging:
             self._on_room()
 
     def release(self, buffer: HostBuffer) -> None:
-        """A second time does nothing."""
+        """Returns a buffer. A second call has no effect."""
         self._release((buffer,))
 
     def _close(self, track: PooledStream) -> None:

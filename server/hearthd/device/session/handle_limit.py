@@ -13,7 +13,7 @@ from typing import Protocol
 from hearth_proto.reasons import Reason, Refusal
 
 STEP = 1024
-"""Handles of a table after which it asks again, where plenty are left."""
+"""Handles of a table after which it asks for a larger bound again, where plenty are left."""
 
 
 class HandleCount(Protocol):

@@ -47,7 +47,7 @@ class CpuCommunicator:
             try:
                 self._end.run(call, TIMEOUT_S)
             except (Refusal, OSError) as error:  # OSError: what has to be compiled first, and cannot be written
-                # Ahead of the event behind it: who sees that event and asks `failed` then knows. The first one counts.
+                # Ahead of the event behind it: `failed` returns it once that event is done. The first one counts.
                 self._failure = self._failure or (error.message if isinstance(error, Refusal) else str(error))
 
         stream.submit(work)
@@ -72,7 +72,7 @@ class CpuCommunicators:
     def __init__(self, toolchain: Callable[[], LibraryMaker]) -> None:
         self._toolchain = toolchain
         self._asked: set[str] = set()
-        """Dtypes whose arithmetic has been asked for; empty: what every group needs."""
+        """Dtypes whose arithmetic has been requested; empty: the library that every group needs."""
 
     def check(self, kind: str, dtype: str, op: str) -> None:
         if kind not in KINDS:

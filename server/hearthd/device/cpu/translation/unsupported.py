@@ -47,7 +47,7 @@ _PATTERNS = (
 )
 
 _ATTRIBUTES = {"section", "__section__", "symver", "__symver__"}
-"""Attributes whose text goes to the assembler as it is, which could be told to read files."""
+"""Attributes whose text reaches the assembler unchanged, and could make it read files."""
 
 _CLOBBERS = 3
 """Colons ahead of what an `asm` clobbers."""
