@@ -19,6 +19,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.communicator import CollectiveExchange
 from hearthd.device.backend.compiler import Image, Source
 from hearthd.device.backend.server import ComputeServer
+from hearthd.device.resources.host_pool import HostPool
 from hearthd.shared.device_spec import DeviceSpec
 
 if TYPE_CHECKING:
@@ -266,10 +267,10 @@ def test_host_buffers_are_writable_and_reused(server: CudaServer) -> None:
 
 
 def test_the_host_pool_grows_beside_the_device_thread() -> None:
-    from hearthd.device.cuda.host import CudaHostPool
+    from hearthd.device.cuda.page_locks import PageLocks
 
     grown = threading.Event()
-    pool = CudaHostPool(4 << 20, slab=1 << 20, on_grown=grown.set)
+    pool = HostPool(4 << 20, lock=PageLocks(0).allocate, slab=1 << 20, on_grown=grown.set)
     first = pool.take(1 << 20)
     assert first is not None and pool.take(4096) is None, "nothing is locked on this thread"
     assert grown.wait(10) and pool.grown() and not pool.grown()

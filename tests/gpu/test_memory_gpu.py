@@ -13,6 +13,7 @@ import pytest
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2 as c
 from hearthd.device.backend.compiler import Source
+from hearthd.device.resources.host_pool import HostPool
 from hearthd.shared.device_spec import DeviceSpec
 from tests.support.device.rig import Rig
 from tests.support.gpu.settling import finish
@@ -223,22 +224,21 @@ class Rigs:
 
     def __call__(self, left: int | None = None) -> Any:
         def make(spec: DeviceSpec) -> CudaServer:
-            from hearthd.device.cuda.host import CudaHostPool, lock_pages
+            from hearthd.device.cuda.page_locks import PageLocks
             from hearthd.device.cuda.server import CudaServer
 
-            made = CudaServer(spec)
-            if left is not None:
-                room = left
+            if left is None:
+                return CudaServer(spec)
+            room = left
 
-                def lock(size: int) -> int:
-                    nonlocal room
-                    if size > room:
-                        raise MemoryError(f"cannot lock {size} bytes")
-                    room -= size
-                    return lock_pages(size)
+            def lock(size: int) -> int:
+                nonlocal room
+                if size > room:
+                    raise MemoryError(f"cannot lock {size} bytes")
+                room -= size
+                return PageLocks(spec.index).allocate(size)
 
-                made.host = CudaHostPool(spec.staging_bytes, lock=lock, slab=MIB, on_grown=made.wake)
-            return made
+            return CudaServer(spec, lambda cap, grown: HostPool(cap, lock=lock, slab=MIB, on_grown=grown))
 
         self._made.append(Rig(DeviceSpec(0, "cuda", 0, chunk_bytes=300_000), make))
         return self._made[-1]

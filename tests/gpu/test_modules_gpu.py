@@ -89,9 +89,13 @@ def refused(server: CudaServer, code: bytes) -> Refusal:
     return caught.value
 
 
+def capability(server: CudaServer) -> tuple[int, int]:
+    return server.properties.compute_capability_major, server.properties.compute_capability_minor
+
+
 def other_architecture(server: CudaServer) -> str:
-    """One that NVRTC knows and that this device does not run."""
-    return "sm_80" if server.capability[0] != 8 else "sm_90"
+    """An architecture that NVRTC knows and that this device does not run."""
+    return "sm_80" if capability(server)[0] != 8 else "sm_90"
 
 
 def cubin_for(name: str) -> bytes:
@@ -103,7 +107,8 @@ def cubin_for(name: str) -> bytes:
 
 def test_source_compiled_by_a_worker_runs(server: CudaServer, pool: CompileWorkers, stream: Stream) -> None:
     image = pool.run(Source(PUT))
-    assert image_headers.read_cubin(image.code).architecture == 10 * server.capability[0] + server.capability[1]
+    major, minor = capability(server)
+    assert image_headers.read_cubin(image.code).architecture == 10 * major + minor
     puts(server, image, stream)
 
 
@@ -129,7 +134,7 @@ def test_ptx_of_a_version_to_come_is_refused_by_the_driver_too(server: CudaServe
 
 
 def test_ptx_for_another_device_is_refused(server: CudaServer) -> None:
-    major, minor = server.capability
+    major, minor = capability(server)
     error = refused(server, PTX.replace(b"sm_75", b"sm_999"))
     assert "sm_999" in error.message and f"sm_{major}{minor}" in error.message
 

@@ -1,4 +1,4 @@
-"""What the command groups of one device process share."""
+"""Device context: the objects that the command groups of one device process share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hearthd.shared.device_spec import DeviceSpec
 
 @dataclass
 class DeviceContext:
-    """One device, its pools and its way out. Belongs to the device-handle thread."""
+    """State of one device, its pools and its outbox. Device-handle thread only."""
 
     spec: DeviceSpec
     server: ComputeServer

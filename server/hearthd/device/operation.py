@@ -1,4 +1,4 @@
-"""One command under way: where it came from, what it touches, how it runs and where its answer goes."""
+"""Operation: a command under way, with its origin, the objects that it uses, its execution and its answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hearthd.device.streams.stream_errors import StreamFailure, poisoned, skippe
 
 
 class ReplySink(Protocol):
-    """Where answers go."""
+    """Receiver of answers."""
 
     def result(self, session: DeviceSession, call: int, result: commands_pb2.Result) -> None: ...
     def done(self, session: DeviceSession, call: int, request: int) -> None:
@@ -36,20 +36,21 @@ class ReplySink(Protocol):
 
 
 class Announcement(Protocol):
-    """What asks for an operation's peers ahead of its turn."""
+    """Request for an operation's peers ahead of its turn."""
 
     @property
     def made(self) -> bool:
-        """Whether that has happened."""
+        """True once the request has been made."""
         ...
 
     @property
     def stands(self) -> bool:
-        """Whether it has, or will without anything else being done for it."""
+        """True if the request has been made, or will be made without further action for it."""
         ...
 
     def ask(self, ahead: Iterable[object]) -> None:
-        """Behind the announcements of all that the operation stands behind, each of which `stands`."""
+        """Makes the request behind the announcements of all operations that this one waits for, each of which
+        `stands`."""
         ...
 
 
@@ -88,16 +89,17 @@ class Origin:
         self.stream = stream
         self.name = name
         self.over = False
-        """Whether it has failed or was skipped, and somebody is told of it."""
+        """True once the command has failed or was skipped, and the failure is answered or recorded."""
         self.batch = batch
         self.seq = batch.seq if batch is not None else 0
         self.index = index
         self.request = request
         self.call = call
         self.capture = stream.capture
-        """What records the command instead of its being run; its failure is the recording's, and spoils no buffer."""
+        """The capture that records the command instead of its execution; its failure fails the capture, and spoils no
+        buffer."""
         self.record = session.trace.record(self) if session.trace is not None else None
-        """Its place in the session's trace, while there is one."""
+        """The command's record in the session's trace, while there is one."""
 
     @property
     def place(self) -> tuple[int, int] | None:
@@ -106,11 +108,12 @@ class Origin:
 
     @property
     def answered(self) -> bool:
-        """Whether somebody waits for the command's own result."""
+        """True if the client waits for the command's own result."""
         return bool(self.request or self.call)
 
     def reply(self, result: commands_pb2.Result | None = None) -> None:
-        """Answers the command; without a result, that it is done. Nothing where nobody asked."""
+        """Answers the command: with `result`, or without one, that it is done. Has no effect where no answer was
+        requested."""
         if not (self.request or self.call):
             return
         if result is None:
@@ -137,7 +140,7 @@ class Origin:
             self.keep(failure, spoiled)
 
     def skip(self, because: StreamFailure, spoiled: Sequence[Buffer]) -> None:
-        """Not run: what it needs was never produced."""
+        """Fails a command that was not run because its inputs were never produced."""
         failure = skipped(self.name, self.stream.handle, self.seq, self.index, because)
         self.over = True
         if self.answered:
@@ -163,10 +166,10 @@ class Origin:
 
 
 class Operation:
-    """A command that may have to wait. `run` answers False while it cannot go on; it is then called again.
+    """A command that may have to wait. `run` returns False while it cannot continue; it is then called again.
 
-    `writes` and `reads` are what it orders against while it waits (buffers, its stream, modules, events); `needs` are
-    the buffers whose contents it depends on, `spoils` those that are worthless when it fails.
+    `writes` and `reads` are the objects that it orders against while it waits (buffers, its stream, modules, events);
+    `needs` are the buffers whose contents it depends on, `spoils` those that are invalid when it fails.
     """
 
     __slots__ = (
@@ -206,20 +209,20 @@ class Operation:
         self.spoils = spoils
         self.barrier = barrier
         self.begun = False
-        """Whether a part of it has been given to the device."""
+        """True once a part of it has been submitted to the device."""
         self.finished = False
         self.since = 0
-        """When it had to begin to wait (`time.perf_counter_ns`); 0: it ran as it arrived."""
+        """Time at which it began to wait (`time.perf_counter_ns`); 0: it ran on arrival."""
         self.announcement: Announcement | None = None
-        """Asks ahead of its turn for what the operation will wait for."""
+        """Request for its peers ahead of its turn."""
         self.after: Callable[[], None] | None = None
-        """Called when it has run well."""
+        """Called when it has run without an error."""
         self.on_failure: Callable[[Refusal], None] | None = None
-        """Called when it will not: refused, skipped or given up. Lets go of what the operation held elsewhere."""
+        """Called when it will not run: refused, skipped or given up. Releases what the operation holds elsewhere."""
 
     def step(self) -> bool:
         if self.finished:
-            return True  # it was abandoned, and kept its place so that what is behind it stays there
+            return True  # abandoned; it kept its place so that later commands stay behind it
         record = self.origin.record
         if record is None:
             return self._step()
@@ -251,7 +254,7 @@ class Operation:
         return self._finish()
 
     def _try(self) -> bool:
-        """Runs, and looks whether it has begun: single calls can be cancelled."""
+        """Runs, and notes whether it submitted any work: single calls can be cancelled before that."""
         track = self.origin.stream.track
         given = track.given
         done = self._run()
@@ -278,14 +281,14 @@ class Operation:
 
     @property
     def announced(self) -> bool:
-        """Whether it waits only for others of its kind and for an answer that has been asked for: those who answer
-        count on it."""
+        """True if it waits only for others of its kind and for an answer that has been requested: its peers depend on
+        it."""
         announcement = self.announcement
         return announcement is not None and announcement.made
 
     @property
     def stands(self) -> bool:
-        """Whether it is announced, or will be."""
+        """True if it is announced, or will be."""
         announcement = self.announcement
         return announcement is not None and announcement.stands
 

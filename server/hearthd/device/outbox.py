@@ -1,5 +1,5 @@
-"""Frames on their way to the front, or over a lane to their client: gathered during a turn of the loop, sent together,
-never waited for."""
+"""Outbox: frames for the front, or over a lane for their client, gathered during a turn of the loop and sent together,
+without blocking."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from hearthd.device.platform.spin_policy import sooner
 MAX_VECTORS = 64
 
 COPY_S = 1e-3
-"""Copies of what went over a lane wait so long for company: the client has what they say, and each message wakes the
-front. So do acks, whichever way they go, as they do on an Execute stream: what the client waits for is the result
-behind."""
+"""Seconds for which copies of frames that went over a lane wait for other frames: the client has had them, and each
+message wakes the front. So do acks, on every path, as they do on an Execute stream: the client waits for the result
+behind them."""
 
 SMALL = 4 << 10
-"""A payload as short as this is put into one piece with its header."""
+"""Largest payload that is put into one piece with its header, in bytes."""
 
 LANED, SLOTTED = int(Flag.LANED), int(Flag.SLOT)
 ACK, RESPONSE, RECEIVED, CHUNK = int(Kind.ACK), int(Kind.RESPONSE), int(Kind.RECEIVED), int(Kind.CHUNK)
 """Looked up once: each time costs 0.3 us (Python 3.11)."""
 
 LANES = frozenset((ACK, RESPONSE))
-"""What goes over lanes, and what an ack may go along with."""
+"""Kinds of frames that go over lanes; an ack may be sent along with them."""
 
 
 class Vectors:
-    """Pieces of bytes on their way into a socket, in order."""
+    """Pieces of bytes that wait for a socket, in order."""
 
     def __init__(self) -> None:
         self.parts: deque[bytes | memoryview] = deque()
 
     def send(self, end: socket.socket) -> int:
-        """Sends what fits; how many bytes that was. Raises OSError where nobody reads any more."""
+        """Sends as much as fits, and returns the number of bytes. Raises OSError where the peer has closed."""
         parts = self.parts
         if len(parts) == 1:
             return self._send_one(end)
@@ -72,7 +72,7 @@ class Vectors:
         return sent
 
     def put(self, head: bytes, payload: bytes) -> None:
-        """A header and what belongs to it."""
+        """Queues a header and its payload."""
         if len(payload) <= SMALL:
             self.parts.append(head + payload)
         else:
@@ -81,27 +81,27 @@ class Vectors:
 
 
 class LaneSink(Protocol):
-    """A lane (`hearthd.device.channels.lane.LaneConnection`), as the outbox and the inline path know it."""
+    """Interface of a lane (`hearthd.device.channels.lane.LaneConnection`) for the outbox and the inline path."""
 
     channel: int
     number: int
 
     @property
     def clear(self) -> bool:
-        """Whether all that the client is to have by now was sent to it."""
+        """True if all frames that the client should have by now were sent to it."""
         ...
 
     @property
     def used(self) -> bool:
-        """Whether a batch has come over it."""
+        """True if a batch has come over it."""
         ...
 
     def begin(self, last: int) -> None:
-        """The next batch is the one behind `last`."""
+        """Sets the next batch to the one behind `last`."""
         ...
 
     def came(self, seq: int, size: int) -> None:
-        """The next batch, of `size` bytes, was taken."""
+        """Takes note that the next batch, of `size` bytes, was taken."""
         ...
 
     def put(self, kind: int, payload: bytes = b"") -> None:
@@ -109,40 +109,40 @@ class LaneSink(Protocol):
         ...
 
     def put_ack(self) -> None:
-        """Queues the ack of what was executed, where the client has not had it."""
+        """Queues the ack of executed batches, where the client has not had it."""
         ...
 
     def acknowledge(self, seq: int) -> bool:
-        """Every batch up to this one was executed. Returns whether there is something to `settle`."""
+        """Takes note that every batch up to this one was executed. True if there is something to `settle`."""
         ...
 
     def answer(self, seq: int, payload: bytes) -> bool:
-        """Sends a response with the ack of the last batch. False, with nothing done, where other frames go first."""
+        """Sends a response with the ack of the last batch. False, with no effect, where other frames go first."""
         ...
 
     def respond(self, payload: bytes) -> bool:
-        """Sends a response. False, with nothing done, where other frames go first."""
+        """Sends a response. False, with no effect, where other frames go first."""
         ...
 
     def repeated(self) -> None:
-        """A batch that had come again was looked at."""
+        """Takes note that a repeated batch was handled."""
         ...
 
     def refused(self, why: str) -> None:
-        """The client sent what is no batch: the lane ends."""
+        """Ends the lane: the client sent a message that is no batch."""
         ...
 
     def settle(self) -> None:
-        """Writes what the socket takes."""
+        """Writes as much as the socket takes."""
         ...
 
     def close(self) -> None:
-        """Ends the lane. A second call does nothing."""
+        """Ends the lane. A second call has no effect."""
         ...
 
 
 class Outbox:
-    """`put` frames, `send` what the sockets take. Belongs to the device-handle thread."""
+    """Queues frames (`put`) and sends as much as the sockets take (`send`). Device-handle thread only."""
 
     def __init__(self, link: socket.socket, watch_writes: Callable[[bool], None]) -> None:
         self._link = link
@@ -153,16 +153,15 @@ class Outbox:
         self._urgent = False
         self._due = 0.0
         self._ack: tuple[int, int] | None = None
-        """Channel and batch of an ack for the front, the last that was put here: a response that follows takes it
-        along."""
+        """Channel and batch of an ack for the front, the last frame queued: a response that follows takes it along."""
         self.lanes: dict[int, LaneSink] = {}
-        """Those of the channels that have one."""
+        """Lanes of the channels that have one."""
         self._stirred: dict[LaneSink, None] = {}
         self._owing: dict[LaneSink, None] = {}
-        """Those with acks that wait for company: at the latest they go when their copies do."""
+        """Lanes with acks that wait for other frames: they go at the latest when the copies of those acks do."""
 
     def put(self, kind: int, payload: bytes = b"", *, channel: int = 0, id: int = 0, flags: int = 0) -> None:
-        """A response or an ack goes over its channel's lane as well, where there is one."""
+        """Queues a frame. A response or an ack goes over its channel's lane as well, where there is one."""
         if kind in LANES and self.lanes:
             lane = self.lanes.get(channel)
             if lane is not None:
@@ -193,15 +192,15 @@ class Outbox:
             self._vectors.put(head, payload)
 
     def _put_ack(self) -> None:
-        """What comes now goes behind it."""
+        """Queues the ack that waits, ahead of the next frame."""
         if self._ack is not None:
             channel, seq = self._ack
             self._ack = None
             self._parts.append(HEADER.pack(0, ACK, 0, channel, seq))
 
     def inline(self, lane: LaneSink, seq: int, payload: bytes) -> None:
-        """A response, now, where nothing else has to go before it, with the ack of its batch: the last one that has
-        come over this lane, and all before it have been executed."""
+        """Sends a response now, unless other frames have to go before it, with the ack of its batch: the last one that
+        has come over this lane, with all before it executed."""
         channel = lane.channel
         if self._urgent or not lane.answer(seq, payload):
             self.put(ACK, channel=channel, id=seq)
@@ -211,15 +210,15 @@ class Outbox:
         self._copy(ack + HEADER.pack(len(payload), RESPONSE, LANED, channel, 0), payload)
 
     def straight_linked(self, channel: int, seq: int, payload: bytes) -> None:
-        """The same for a batch that the front has passed on."""
+        """Sends a response, as `inline` does, for a batch that the front has passed on."""
         self._put_ack()
         self._parts.append(HEADER.pack(len(payload), RESPONSE, 0, channel, seq) + payload)
         self._urgent = True
         self.send()
 
     def now(self, channel: int, payload: bytes, last: bool = True) -> None:
-        """A response, now, where nothing else has to go before it. Not the `last`: the next one may be known in a
-        moment, and one message then tells of both; at the latest it goes when the turn is over."""
+        """Sends a response now, unless other frames have to go before it. Not the `last`: the next one may follow in a
+        moment, and one message then carries both; at the latest it goes at the end of the turn."""
         lane = self.lanes.get(channel)
         if lane is None or self._urgent or not last or not lane.respond(payload):
             self.put(RESPONSE, payload, channel=channel)
@@ -229,7 +228,7 @@ class Outbox:
         self._copy(HEADER.pack(len(payload), RESPONSE, LANED, channel, 0), payload)
 
     def _copy(self, head: bytes, payload: bytes) -> None:
-        """For the front, when there is company."""
+        """Queues a copy for the front, to be sent with other frames."""
         if self._ack is not None:
             self._put_ack()
         elif not self._parts:
@@ -237,23 +236,24 @@ class Outbox:
         self._vectors.put(head, payload)
 
     def put_chunk(self, head: bytes, data: bytes, *, channel: int, id: int, flags: int) -> None:
-        """A CHUNK whose payload is `head` and `data`, sent from where they lie."""
+        """Queues a CHUNK whose payload is `head` and `data`, without a copy of either."""
         self._urgent = True
         self._put_ack()
         frame = header(CHUNK, len(head) + len(data), channel=channel, id=id, flags=flags)
         self._vectors.put(frame + head, data)
 
     def put_slot(self, slot: int, size: int, head: bytes, *, channel: int, id: int, flags: int) -> None:
-        """The same, `size` bytes of data lying in a slot that the front knows."""
+        """Queues a CHUNK whose `size` bytes of data lie in a slot that the front knows."""
         self._urgent = True
         self._put_ack()
         payload = SLOT.pack(slot, size) + head
         self._parts.append(HEADER.pack(len(payload), CHUNK, flags | SLOTTED, channel, id) + payload)
 
-    # ---- batches that hold no place ----
+    # ---- batches that are not executed ----
 
     def repeated(self, channel: int, seq: int) -> None:
-        """A batch had been sent again; `seq` is 0 where it came over the link, which then counts one less."""
+        """Acknowledges a batch that had been sent again; `seq` is 0 where it came over the link, which then counts one
+        less."""
         lane = self.lanes.get(channel)
         if not seq:
             self._urgent = True
@@ -264,7 +264,7 @@ class Outbox:
             lane.repeated()
 
     def refused(self, channel: int, why: str) -> None:
-        """What came was no batch, and its client has been told: a lane ends with that."""
+        """Ends the lane after a message that was no batch; its client has been notified."""
         lane = self.lanes.get(channel)
         if lane is not None:
             self._stirred[lane] = None
@@ -274,39 +274,39 @@ class Outbox:
 
     @property
     def crowded(self) -> bool:
-        """Whether the front has much to hear already, so that lanes should bring no more."""
+        """True if many frames for the front are queued already, so that lanes should bring no more."""
         return len(self._parts) > 64 * MAX_VECTORS
 
     @property
     def waits(self) -> bool:
-        """Whether something is to be sent before the loop looks for more."""
+        """True if frames must be sent before the loop reads more."""
         return self._urgent or bool(self._stirred) or len(self._parts) >= MAX_VECTORS
 
     def stir(self, lane: LaneSink) -> None:
-        """The lane has something to write, or to do, at the end of the turn."""
+        """Has the lane settled at the end of the turn."""
         self._stirred[lane] = None
 
     def sleep(self, asleep: float | None) -> float | None:
-        """How long the loop may sleep, where it would otherwise so long."""
+        """Returns how long the loop may sleep, at most `asleep`."""
         if self._watching or not (self._parts or self._ack) or self._pressing():
             return asleep
         return sooner(COPY_S, asleep)  # a shorter one would cost more than it is worth
 
     def _pressing(self) -> bool:
-        """Whether what there is for the front goes now."""
+        """True if the frames for the front go now."""
         return self._urgent or self._watching or len(self._parts) >= MAX_VECTORS or time.perf_counter() >= self._due
 
     def answer(self) -> None:
-        """Sends what somebody waits for, as far as nothing else has to go before it."""
+        """Sends the answers that clients wait for, unless other frames have to go first."""
         if self._urgent:
             self.send()
         elif self._stirred:
             self._settle()
 
     def send(self) -> None:
-        """Sends what fits; the rest goes when the socket takes more. Lanes before copies of what they carry, for
-        somebody waits at their ends; but what the front alone is told goes first: a client may be about to hear that it
-        has been done, and nothing is done for sure before the front knows (that a durable copy is complete)."""
+        """Sends as much as fits; the rest goes when the socket takes more. Lanes go before copies of their frames, as
+        clients wait at their ends. Frames for the front alone go first of all: a client may be about to read that a
+        command is done, which is certain only once the front knows (that a durable copy is complete)."""
         pressing = bool(self._parts or self._ack) and self._pressing()
         if pressing and self._owing:
             for lane in self._owing:
@@ -342,7 +342,7 @@ class Outbox:
                 lane.settle()  # now: nothing else may happen before the loop sleeps
 
     def send_all(self) -> None:
-        """Sends everything, waiting for the front: for the last words of a process that ends."""
+        """Sends everything, and blocks until the front has read it: for the fatal exit of a process."""
         for lane in tuple(self.lanes.values()):
             lane.put_ack()
             lane.settle()

@@ -1,12 +1,13 @@
-"""What kernels print: gathered from the process's standard output, and sent to the session whose kernel it was.
+"""Printf capture: kernel output, gathered from the standard output of the process, and sent to the session of the
+kernel.
 
-Standard output is one for the whole process, so text is a session's for certain only where no other has launched a
-kernel that prints since the last time all of it was collected; other text goes to the log, with the sessions that it
-may be from. It is collected before an answer to a session whose printing kernels have ended, so that what a sync waited
-for is there when it returns. Only sessions that launch such kernels pay for any of this.
+Standard output is shared by the whole process, so text is attributed to a session only where no other has launched a
+kernel that prints since the last complete collection; other text goes to the log, with the sessions that it may be
+from. It is collected before an answer to a session whose printing kernels have ended, so that the output of a kernel
+arrives before the sync that waits for it returns. Only sessions that launch such kernels pay for it.
 
-A thread empties the pipe behind standard output: CUDA's driver writes to it inside of calls that the device-handle
-thread makes, and must never find it full.
+A thread empties the pipe behind standard output: CUDA's driver writes to it inside calls of the device-handle thread,
+and must never find it full.
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ KEPT_BYTES = 1 << 20
 """Text kept between two collections, as much as CUDA's own buffer holds by default; what comes beyond is counted."""
 
 LOGGED_BYTES = 16 << 10
-"""Of it, at most so much in one line of the log."""
+"""Limit of the output in one line of the log, in bytes."""
 
 PIPE_BYTES = 1 << 20
 STDOUT = 1
 
 _PRINTERS = (b"vprintf", b"printf\0", b"puts\0", b"putchar\0", b"printf_chk\0", b"fwrite\0", b"__tsan_init")
-"""What code that prints refers to: PTX and CUBIN to `vprintf`, a shared object to what the compiler made of it. The
-last is of kernels that are checked for races, which are reported among their output."""
+"""Symbols that code with output refers to: PTX and CUBIN to `vprintf`, a shared object to the compiler's substitutes.
+The last one is that of kernels that are checked for races, which are reported among their output."""
 
 _FATBIN = b"\x50\xed\x55\xba"
 """Magic number of a fatbin; its code may be compressed, so that nothing can be read off it."""
 
 
 def prints(code: bytes) -> bool:
-    """Whether kernels of this code may print. A yes too many costs their sessions a little at every answer."""
+    """True if kernels of this code may print. A false positive costs its session a little at every answer."""
     return code.startswith(_FATBIN) or any(name in code for name in _PRINTERS)
 
 
@@ -113,7 +114,7 @@ class PrintfCapture:
             self._collect([*self._ended(), *mine])
 
     def last_words(self) -> None:
-        """The process ends: what is there goes out as far as it can be told whose it is."""
+        """Sends the remaining output at the end of the process, as far as it can be attributed."""
         self._send()
 
     def _ended(self) -> list[tuple[int, int]]:
@@ -123,7 +124,7 @@ class PrintfCapture:
     def _collect(self, ended: list[tuple[int, int]]) -> None:
         try:
             self._flush()
-        except Refusal as refusal:  # it comes with the next one; nobody's answer is lost for it
+        except Refusal as refusal:  # the output comes with the next flush; no answer is lost
             self._journal.warning("kernel_output_not_flushed", why=refusal.message)
         self._send()
         for suspect in ended:
@@ -153,7 +154,7 @@ class PrintfCapture:
         self._outbox.put(Kind.RESPONSE, response.SerializeToString(), channel=channels.pop())
 
     def _stray(self) -> None:
-        """Text has come. With nobody known to print it has nobody to wait for."""
+        """Handles text that has come. Without a session that may have printed it, it does not wait for an answer."""
         self._told = False
         if not self.suspects:
             self._send()
@@ -161,7 +162,7 @@ class PrintfCapture:
     # ---- the pipe ----
 
     def _take(self) -> tuple[bytes, int]:
-        """All that has been written so far, and how many bytes more there were."""
+        """Returns all output so far, and the number of bytes that were dropped."""
         with self._lock:
             while self._read():
                 pass
@@ -171,9 +172,9 @@ class PrintfCapture:
         return data, dropped
 
     def _read(self) -> bool:
-        """One read, with the lock held; whether there was anything."""
+        """Reads once, with the lock held; True if there was any data."""
         if self._pipe < 0:
-            return False  # nothing is captured: standard output is somebody else's
+            return False  # nothing is captured: this process does not own standard output
         try:
             data = os.read(self._pipe, PIPE_BYTES)
         except BlockingIOError:
@@ -184,7 +185,7 @@ class PrintfCapture:
         return bool(data)
 
     def _empty(self) -> None:
-        """The thread: it is never long before the pipe has room again."""
+        """Empties the pipe, on a separate thread: the pipe has room again within a short time."""
         poll = select.poll()
         poll.register(self._pipe, select.POLLIN)
         while True:
@@ -192,5 +193,5 @@ class PrintfCapture:
             with self._lock:
                 came = self._read()
             if came and not self.suspects and not self._told:
-                self._told = True  # a lost race costs one more look, never a text
+                self._told = True  # a lost race costs one more read, never a text
                 self._post(self._stray)

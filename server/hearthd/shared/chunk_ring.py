@@ -18,13 +18,14 @@ MOST = 16
 """Slots: two transfers with all the chunks that they may have under way."""
 
 MOST_BYTES = 16 << 20
-"""Of all slots together: as much as is page-locked in one call, so that any slot is good for one copy of the device."""
+"""Limit of all slots together, in bytes: as much as is page-locked in one call, so that any slot serves one copy of the
+device."""
 
 _PAGE = 4 << 10
 
 
 class Layout(NamedTuple):
-    """So many slots of so many bytes, one behind the other."""
+    """A number of slots of equal size, in bytes, one behind the other."""
 
     slots: int
     slot_bytes: int
@@ -34,7 +35,7 @@ class Layout(NamedTuple):
         return self.slots * self.slot_bytes
 
     def start(self, slot: int) -> int:
-        """Where a slot begins."""
+        """Returns the start of a slot."""
         return slot * self.slot_bytes
 
 
@@ -42,7 +43,7 @@ NONE = Layout(0, 0)
 
 
 def layout(chunk_bytes: int) -> Layout:
-    """For chunks of up to so many bytes; no slots where those are not worth it, or none fits."""
+    """Returns the layout for chunks of up to `chunk_bytes`; no slots where they are not worth it, or none fits."""
     if chunk_bytes < SMALLEST:
         return NONE
     size = -(-chunk_bytes // _PAGE) * _PAGE
@@ -50,7 +51,7 @@ def layout(chunk_bytes: int) -> Layout:
 
 
 def to_message(what: Layout) -> dict[str, Any]:
-    """What stands beside the file."""
+    """Returns the message that goes with the file."""
     return what._asdict()
 
 

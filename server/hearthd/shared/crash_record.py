@@ -1,8 +1,9 @@
-"""A small memory in which a device process of the CPU backend keeps what its kernels are doing, for who looks after it
-has died of one: the front makes it, the runtime writes it (`device/cpu/runtime/record.h` has the same layout).
+"""Crash record: a small memory in which a device process of the CPU backend records the state of its kernels, for the
+front to read after a crash. The front creates it, the runtime writes it (`device/cpu/runtime/record.h` has the same
+layout).
 
-Neutral ground: the front imports nothing of `device/`, and `device/` nothing of `front/`. What is in it was written by
-a process that runs anybody's kernels, and is read as such: every bit of it may be anything.
+Neutral ground: the front imports nothing of `device/`, and `device/` nothing of `front/`. The record is written by a
+process that runs code of any tenant: its contents are not trusted.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ FILE = "crash_record"
 """The kind of the message that hands it to a device process."""
 
 SLOTS = 512
-"""Threads that launch kernels, each with a line of its own; what more there are goes unnamed."""
+"""Limit of threads that launch kernels, each with a separate line; further ones are not recorded."""
 
 _HEAD = struct.Struct("=IiiIQIiIIIII")
 """State, signal, si_code, slot, address, whether there is one, sender, block (x, y, z), slot of the message, unused."""
 _HEAD_BYTES = 512
 _MESSAGE_BYTES = 448
 _SLOT = struct.Struct("=II56s192s")
-"""Whether it is taken, whether a kernel runs, the session's id, the kernel's name."""
+"""A line: 1 if it is in use, 1 if a kernel runs, the session's id, the kernel's name."""
 
 SIZE = _HEAD_BYTES + SLOTS * _SLOT.size
 
@@ -38,7 +39,7 @@ class RunningKernel:
 
     kernel: str
     session: str
-    """Whose it was, by id; empty: nobody knows."""
+    """Id of the session; empty: unknown."""
 
 
 @dataclass(frozen=True)
@@ -49,36 +50,36 @@ class Crash:
     culprit: RunningKernel | None
     """The kernel that did it; None: it happened outside of all kernels."""
     address: int | None = None
-    """What it tried to use; None where the signal or the processor does not say."""
+    """Address of the fault; None where the signal or the processor does not report it."""
     block: tuple[int, int, int] = (0, 0, 0)
-    """Of the culprit's grid."""
+    """Block of the grid that faulted."""
     message: str = ""
-    """What it said itself: a failed assertion, a trap."""
+    """Message of the kernel: a failed assertion, a trap."""
     sender: int = 0
-    """The process that sent the signal, where that was another one."""
+    """Process that sent the signal, where that was another one."""
 
 
 @dataclass(frozen=True)
 class CrashRecord:
-    """What the process was doing."""
+    """Last state of the process."""
 
     running: tuple[RunningKernel, ...] = ()
     crash: Crash | None = None
-    """None: it ended in a way that it could not see coming, or not by a signal."""
+    """The crash; None: the process ended in a way that it could not record, or not by a signal."""
 
 
 def make() -> int:
-    """An open file of `SIZE` bytes that nobody can make shorter. Raises OSError."""
+    """Returns an open file of `SIZE` bytes that no process can shorten. Raises OSError."""
     return sealed_memory.make("hearth-crash-record", SIZE)
 
 
 def read(file: int) -> CrashRecord:
-    """What the record says. Raises nothing for what is in it, OSError where it cannot be read."""
+    """Reads the record. Raises OSError where the file cannot be read, nothing for its contents."""
     return parse(os.pread(file, SIZE, 0))
 
 
 def parse(data: bytes) -> CrashRecord:
-    """Whatever the bytes are; fewer than `SIZE` say nothing."""
+    """Decodes any bytes; fewer than `SIZE` give an empty record."""
     if len(data) < SIZE:
         return CrashRecord()
     slots = [_slot(data, number) for number in range(SLOTS)]
@@ -107,6 +108,6 @@ def _crash(data: bytes, slots: list[RunningKernel | None]) -> Crash | None:
 
 
 def _text(raw: bytes) -> str:
-    """Up to the first zero, fit to be shown to people."""
+    """Returns the text up to the first zero, with printable characters only."""
     text = raw.partition(b"\0")[0].decode(errors="replace")
     return "".join(character if character.isprintable() else "\ufffd" for character in text)

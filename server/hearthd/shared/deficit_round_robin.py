@@ -1,11 +1,11 @@
-"""Deficit round robin: whose turn it is on something that is shared, by weights. Pure.
+"""Deficit round robin: selects the next user of a shared resource, by weights. Pure.
 
 Neutral ground, as `hearthd.shared.device_spec`: sessions share a device process by it, device processes a device.
 
-What a turn costs is known only when it is over, so costs are charged afterwards and credit may go below zero ("surplus
-round robin"): who has credit left goes on; when nobody who wants has any, a round begins and all get theirs. Flows are
-in groups and groups in classes: a tenant's weight is shared out among its sessions, and a more urgent class goes before
-all others, which keep a small part.
+The cost of a turn is known only at its end, so costs are charged afterwards and credit may go below zero ("surplus
+round robin"). A flow with credit left continues; when no waiting flow has any, a round begins and credits all. Flows
+are in groups and groups in classes: a tenant's weight is divided among its sessions, and a more urgent class goes
+before all others, which keep a small part.
 
 M. Shreedhar, G. Varghese: Efficient Fair Queuing using Deficit Round Robin, 1995. Costs, credit and quantum are in one
 unit, of the caller's choice.
@@ -51,7 +51,7 @@ class DeficitRoundRobin(Generic[K]):
         return key in self._wanting
 
     def enter(self, key: K, weight: float = 1.0) -> None:
-        """It wants from now on."""
+        """Queues the flow for a turn."""
         entry = self._entries.get(key)
         if entry is None:
             entry = self._entries[key] = _Entry(weight)
@@ -65,13 +65,13 @@ class DeficitRoundRobin(Generic[K]):
             self._order.append(key)
 
     def leave(self, key: K) -> None:
-        """It wants nothing for now."""
+        """Removes the flow from the queue for now."""
         if key in self._wanting:
             self._wanting.discard(key)
             self._order.remove(key)
 
     def forget(self, key: K) -> None:
-        """It will not come back."""
+        """Removes the flow for good."""
         self.leave(key)
         entry = self._entries.pop(key, None)
         if entry is not None:
@@ -80,20 +80,21 @@ class DeficitRoundRobin(Generic[K]):
                 self._weights = 0.0
 
     def credit(self, key: K) -> float:
-        """What it has left; infinite where it has not been heard of, or nobody else wants."""
+        """Returns the credit of the flow; infinite for an unknown flow, or where no other flow waits."""
         entry = self._entries.get(key)
         if entry is None or not self._wanting or self._wanting == {key}:
             return float("inf")
         return entry.credit
 
     def charge(self, key: K, cost: float) -> None:
-        """It has used so much."""
+        """Charges the flow with `cost`."""
         entry = self._entries.get(key)
         if entry is not None:
             entry.credit -= cost
 
     def turn(self) -> K | None:
-        """Whose turn it is; None where nobody wants. The same until it has used its credit up, or leaves."""
+        """Returns the flow with the turn; None where none waits. The same one until its credit is used up, or it
+        leaves."""
         if not self._order:
             return None
         for _ in range(len(self._order)):
@@ -107,7 +108,7 @@ class DeficitRoundRobin(Generic[K]):
         return self._order[0]
 
     def _replenish(self) -> None:
-        """As many rounds as it takes until somebody who wants has credit."""
+        """Credits all flows with as many rounds as it takes until a waiting flow has credit."""
         wanting = [self._entries[key] for key in self._order]
         rounds = min(1 + -entry.credit // self._share(entry) for entry in wanting)
         rested = []
@@ -146,7 +147,7 @@ class HierarchicalRoundRobin(Generic[K]):
         self._places: dict[K, tuple[int, str]] = {}
 
     def __len__(self) -> int:
-        """How many want a turn."""
+        """Returns the number of flows that wait for a turn."""
         return len(self._wanting)
 
     def __contains__(self, key: K) -> bool:
@@ -164,7 +165,7 @@ class HierarchicalRoundRobin(Generic[K]):
         of.rings.setdefault(group, DeficitRoundRobin(self._quantum)).enter(key)
 
     def leave(self, key: K) -> None:
-        """It wants none for now; what it used still counts when it comes back soon."""
+        """Removes the flow from the queue for now; its past use still counts when it returns soon."""
         place = self._places.get(key)
         if place is None:
             return
@@ -178,7 +179,7 @@ class HierarchicalRoundRobin(Generic[K]):
             of.owed = min(of.owed, 0.0)
 
     def forget(self, key: K) -> None:
-        """It will not come back."""
+        """Removes the flow for good."""
         self.leave(key)
         place = self._places.pop(key, None)
         if place is not None:
@@ -187,7 +188,7 @@ class HierarchicalRoundRobin(Generic[K]):
                 del self._classes[place[0]].rings[place[1]]  # its debt, if any, is the group's, and stays
 
     def charge(self, key: K, cost: float) -> None:
-        """It has used so much, wanting or not."""
+        """Charges the flow with `cost`, whether or not it waits."""
         place = self._places.get(key)
         if place is None:
             return
@@ -203,15 +204,15 @@ class HierarchicalRoundRobin(Generic[K]):
                 of.owed -= cost
 
     def turn(self) -> K | None:
-        """Whose turn it is; None where nobody wants one."""
+        """Returns the flow with the turn; None where none waits."""
         of = self._class()
         group = of.groups.turn() if of is not None else None
         return of.rings[group].turn() if of is not None and group is not None else None
 
     def credit(self, key: K) -> float:
-        """What it may use before others have to be let go first; infinite where none of them wants anything.
+        """Returns the credit that the flow may use before others have a turn; infinite where no other flow waits.
 
-        Nothing where a more urgent class wants; a newcomer has some.
+        Nothing where a flow of a more urgent class waits; a newcomer has some.
         """
         place = self._places.get(key)
         if place is None:

@@ -1,4 +1,4 @@
-"""What the front tells a device process when it starts it.
+"""Device spec: the parameters of a device process, from the front.
 
 Neutral ground: the front imports nothing of `device/`, and `device/` nothing of `front/`.
 """
@@ -11,13 +11,13 @@ from typing import Literal
 Backend = Literal["cuda", "cpu"]
 
 Confinement = Literal["off", "available", "required", "process"]
-"""On the CPU backend: as far as the kernel can ("available"), or wholly ("required"). On CUDA: not at all ("off"), by
-seccomp and attributes ("process")."""
+"""Level of confinement. CPU backend: as far as the kernel can ("available"), or wholly ("required"). CUDA: none
+("off"), or seccomp and attributes ("process")."""
 
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """One device process. Sizes in bytes, times in seconds."""
+    """Parameters of one device process. Sizes in bytes, times in seconds."""
 
     ordinal: int
     """The device's number on the node, as clients see it."""
@@ -27,33 +27,33 @@ class DeviceSpec:
     generation: int = 1
     """Counts the processes that have served this device; buffers of an older one are gone."""
     cache_dir: str = ""
-    """Where compiled modules are kept; empty: nowhere."""
+    """Directory of compiled modules; empty: none."""
     cache_bytes: int = 1 << 30
     cache_key: str = ""
     """File with the key that authenticates what is in there; empty: there is none."""
     cache_divided: bool = False
-    """Each tenant has compiled modules of its own."""
+    """Each tenant has separate compiled modules."""
     confinement: Confinement = "available"
-    """How the process is confined before it serves anybody."""
+    """Confinement of the process before it serves any session."""
     memory_limit: int = 0
-    """The most that all sessions together may hold; 0: what the device has (CPU: a share of the host's memory)."""
+    """Limit of all sessions together; 0: the device's memory (CPU: a share of the host's memory)."""
     memory_granted: int | None = None
-    """What of it the process may hold from its start, until it is told otherwise; None: all of it."""
+    """Part of the limit that the process may hold from its start, until the front grants another; None: all of it."""
     scrub: bool = False
-    """Memory is cleared before it is handed to anybody: there are tenants."""
+    """Memory is cleared before it is handed out, as there are tenants."""
     launch_timeout: float = 0.0
     """A kernel that runs longer ends the device process; 0: none."""
     load_timeout: float = 60.0
-    """So long a module may wait to be loaded for kernels to end, where the backend has it wait; 0: for ever."""
+    """Time limit for which a module may wait to be loaded until kernels end, where the backend has it wait; 0: none."""
     collective_timeout: float = 30.0
     max_handles: int = 131_072
     """The most handles of one session; 0: no limit."""
     max_streams: int = 128
     linger: float = 500e-6
-    """So long the process looks for the next request without a sleep, once it has done something, where there are cores
-    enough; 0: not at all."""
+    """Time for which the process polls for the next request without a sleep, after it has done work, where there are
+    cores enough; 0: none."""
     staging_bytes: int = 256 << 20
-    """The most host memory held for copies under way."""
+    """Limit of the host memory for copies under way."""
     max_inline_bytes: int = 1 << 20
     chunk_bytes: int = 1 << 20
     compile_timeout: float = 120.0

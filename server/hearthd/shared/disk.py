@@ -1,7 +1,7 @@
-"""Full disks: what says that one is full, and what clients are told, with its path and what to do.
+"""Full disks: their detection, and the message for clients, with the path and a fix.
 
-A full disk is nobody's mistake in what was asked: it is never reported as a source that does not compile, and what
-needs no disk goes on.
+A full disk is not caused by a request: it is never reported as a source that does not compile, and work without disk
+access continues.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ RETRY_S = 5.0
 _NUMBERS = (errno.ENOSPC, errno.EDQUOT)
 _PHRASES = (*(os.strerror(number).lower() for number in _NUMBERS), "error: nospaceleft")
 _QUOTED = ("#error", "#warning", "static assertion")
-"""What quotes a source may say anything."""
+"""Marks of lines that quote a source, which may contain any text."""
 _LEAST_BYTES = 1 << 20
-"""With less room a compiler that maps its files crashes."""
+"""With less room, a compiler that maps its files crashes."""
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether the error says that a disk, or its user's share of it, is full."""
+    """True if the error reports a full disk, or a user's exhausted quota on it."""
     return isinstance(error, OSError) and error.errno in _NUMBERS
 
 
 def says_full(text: str) -> bool:
-    """Whether a compiler's words say so: the system's, in the C locale, or zig's name for it."""
+    """True if a compiler's output reports a full disk: the system's text in the C locale, or zig's name for it."""
     lines = (line.lower() for line in text.splitlines())
     return any(phrase in line for line in lines if not any(mark in line for mark in _QUOTED) for phrase in _PHRASES)
 
 
 def without_room(path: str) -> bool:
-    """Whether there is hardly any room at `path`."""
+    """True if there is hardly any room at `path`."""
     try:
         status = os.statvfs(path)
     except OSError:
@@ -55,7 +55,7 @@ def refusal(path: str, purpose: str, setting: str) -> Refusal:
 
 
 def of_error(error: OSError, cache: str) -> Refusal:
-    """For an error of a compile, whose files lie in the `cache` directory or are temporary."""
+    """Returns the refusal for an error of a compile, whose files lie in the `cache` directory or are temporary."""
     path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
     if cache and (not path or path.startswith(cache)):
         return refusal(path or cache, "what is compiled", "cache.dir")
@@ -63,5 +63,5 @@ def of_error(error: OSError, cache: str) -> Refusal:
 
 
 def temporary(path: str = "") -> Refusal:
-    """For a compiler's temporary files."""
+    """Returns the refusal for a compiler's temporary files."""
     return refusal(path or tempfile.gettempdir(), "a compiler's temporary files", "TMPDIR")

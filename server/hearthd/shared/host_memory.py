@@ -1,4 +1,4 @@
-"""How much memory this host has, as far as the daemon may use it."""
+"""Memory of this host that the daemon may use."""
 
 from __future__ import annotations
 

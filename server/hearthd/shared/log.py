@@ -13,7 +13,7 @@ import structlog
 
 _LEVELS = {name.lower(): number for name, number in logging.getLevelNamesMapping().items()}
 _processors: list[Any] = []
-"""Of every logger, those that were made before included: changed in place."""
+"""Processors of every logger, also of existing ones: changed in place."""
 _threshold = logging.INFO
 
 THROTTLE_S = 60.0
@@ -96,7 +96,7 @@ class LogThrottle:
     def __init__(self, period: float = THROTTLE_S) -> None:
         self._period = period
         self._last: dict[Hashable, tuple[float, int]] = {}
-        """By kind: the time of its last line, and how often it happened since."""
+        """Time of the last line of each kind, and the number of events since."""
 
     def due(self, kind: Hashable, now: float) -> bool:
         """Returns True if a line of this kind is due, and counts it as written."""

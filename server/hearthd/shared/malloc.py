@@ -10,13 +10,13 @@ import ctypes
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # malloc.h
 LARGEST_MMAP_THRESHOLD = 32 << 20
-"""What glibc takes at most on 64-bit machines (mallopt(3))."""
+"""Largest value that glibc accepts on 64-bit machines, in bytes (mallopt(3))."""
 
 
 def keep_freed_memory(keep_bytes: int, arenas: int = 0) -> None:
-    """Up to `keep_bytes` of free memory stay mapped, in each of at most `arenas` heaps that threads share; 0: as many
-    as the C library likes, which is eight a core. Before there are threads. Does nothing where the C library has no
-    mallopt."""
+    """Keeps up to `keep_bytes` of free memory mapped, in each of at most `arenas` heaps that threads share; 0: the C
+    library's default, which is eight a core. To be called before there are threads. Has no effect where the C library
+    has no mallopt."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, LARGEST_MMAP_THRESHOLD)

@@ -1,6 +1,5 @@
-"""Imports structlog without rich, which it would load for tracebacks in colours: a process takes twice as long over it
-then, and some megabytes, in the front and in every device process, for what nobody sees in a log file.
-"""
+"""Imports structlog without rich, which it would load for tracebacks in colours. That doubles the start-up time of a
+process, and takes some megabytes, in the front and in every device process, for no use in a log file."""
 
 from __future__ import annotations
 

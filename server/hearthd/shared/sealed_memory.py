@@ -8,13 +8,13 @@ import fcntl
 import os
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-"""Nobody can take pages away from under the others, which would end them by SIGBUS."""
+"""Seals: no process can take pages away from under the others, which would end them by SIGBUS."""
 
 
 def make(name: str, size: int) -> int:
-    """An open file of `size` bytes for ever, all zero, close-on-exec; `name` is for who looks at the process's files.
+    """Returns an open file of `size` bytes, all zero, close-on-exec; `name` shows among the process's files.
 
-    Nobody can make it shorter, which would end by SIGBUS who reads it where it was. Raises OSError.
+    No process can shorten it, which would end its readers by SIGBUS. Raises OSError.
     """
     if not hasattr(os, "memfd_create"):
         raise OSError(errno.ENOSYS, "the system has no memfd")

@@ -16,7 +16,7 @@ class Hangup:
 
     def __init__(self) -> None:
         self.asked = False
-        """Whether the signal has come before anybody could act on it."""
+        """True if the signal came before a handler could act on it."""
         self._outlives = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
         self._terminal = _has_terminal()
 
@@ -26,12 +26,12 @@ class Hangup:
 
     @property
     def is_the_end(self) -> bool:
-        """Whether the signal came because the terminal was closed."""
+        """True if the signal came because the terminal was closed."""
         return self._terminal and not self._outlives and not _has_terminal()
 
 
 def begin() -> Hangup:
-    """From here on the signal ends nothing."""
+    """Makes the signal harmless from here on."""
     hangup = Hangup()
     signal.signal(signal.SIGHUP, hangup.note)
     return hangup

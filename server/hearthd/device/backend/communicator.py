@@ -1,4 +1,4 @@
-"""Communicators: how ranks exchange data between their devices, which CUDA and CPU implement."""
+"""Communicators: the exchange of data between the devices of ranks, which CUDA and CPU implement."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hearthd.device.backend.resources import Stream
 
 @dataclass(frozen=True, slots=True)
 class CollectiveExchange:
-    """One operation of a collective, as a backend gets it. Counts are NCCL's: what one rank gives to another."""
+    """An operation of a collective for a backend. Counts are NCCL's: the elements that one rank gives to another."""
 
     kind: str
     """`all_reduce`, `reduce`, `broadcast`, `all_gather`, `reduce_scatter`, `all_to_all`, `gather`, `scatter`, `send`,
@@ -22,7 +22,7 @@ class CollectiveExchange:
     count: int = 0
     """Elements, at least one but for `barrier`."""
     dtype: str = "uint8"
-    """Of what does not reduce: `uint8`, and `count` is in bytes."""
+    """Type of the elements. For operations that do not reduce: `uint8`, with `count` in bytes."""
     op: str = ""
     """`sum`, `mean`, `min`, `max`, `prod`; empty where nothing is reduced."""
     root: int = 0
@@ -30,29 +30,30 @@ class CollectiveExchange:
 
 
 class RankCommunicator(Protocol):
-    """One rank of a group."""
+    """Communicator of one rank of a group."""
 
     def enqueue(self, operations: Sequence[CollectiveExchange], stream: Stream) -> None:
-        """All of them as one (ncclGroupStart, ncclGroupEnd). Device-handle thread; never waits for a peer. Raises
-        Refusal(COMMUNICATOR_FAILED)."""
+        """Enqueues all operations as one (ncclGroupStart, ncclGroupEnd). Device-handle thread; never waits for a peer.
+        Raises Refusal(COMMUNICATOR_FAILED)."""
         ...
 
     def failed(self) -> str:
-        """Why the communicator is no longer usable, or an empty string. Device-handle thread; never waits."""
+        """Returns the reason why the communicator is no longer usable, or an empty string. Device-handle thread; never
+        waits."""
         ...
 
     @property
     def stops(self) -> bool:
-        """Whether it can be stopped before it is aborted."""
+        """True if it can be stopped before it is aborted."""
         ...
 
     def stop(self) -> None:
-        """Ends what is under way, also when a peer is gone, and frees nothing. Any thread; takes as long as what stands
+        """Ends operations under way, also when a peer is gone, and frees nothing. Any thread; takes as long as the work
         before it on the device."""
         ...
 
     def abort(self) -> None:
-        """Ends what is under way, also when a peer is gone, and frees what it has. Any thread; may block."""
+        """Ends operations under way, also when a peer is gone, and frees the communicator. Any thread; may block."""
         ...
 
 
@@ -62,11 +63,11 @@ class CommunicatorFactory(Protocol):
         ...
 
     def unique_id(self, ranks: int) -> bytes:
-        """What the ranks of one new group find each other by."""
+        """Returns the id by which the ranks of one new group find each other."""
         ...
 
     def forget(self, unique_id: bytes) -> None:
-        """No rank will join by it any more. Device-handle thread."""
+        """Drops an id with which no further rank will join. Device-handle thread."""
         ...
 
     def join(self, unique_id: bytes, rank: int, ranks: int) -> RankCommunicator: ...

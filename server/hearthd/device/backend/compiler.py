@@ -1,4 +1,4 @@
-"""Compiler: what makes source and PTX into code for a device, as CUDA and CPU implement it; what goes in and out."""
+"""Compiler: makes code for a device from source and PTX, as CUDA and CPU implement it; its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias
 class Image:
     """Compiled code: CUBIN or PTX for CUDA, a shared object for the CPU.
 
-    `names` maps each name expression to the name it is known by in the code; `log` is what the compiler said.
+    `names` maps each name expression to its name in the code; `log` is the output of the compiler.
     """
 
     code: bytes
@@ -31,59 +31,64 @@ class Source:
 
 @dataclass(frozen=True)
 class Assembly:
-    """PTX, or a fatbin of which only the PTX will do: still to be made into code for the device."""
+    """PTX, or a fatbin of which only the PTX fits: still to be assembled for the device."""
 
     code: bytes
 
 
 Job: TypeAlias = Source | Assembly
-"""What a compile worker is given."""
+"""Input of a compile worker."""
 
 
 class Compiler(Protocol):
-    """A backend's compiler. All but `assembly` may block: it is used in compile workers and on compile threads."""
+    """A backend's compiler. All methods but `assembly` may block: they run in compile workers and on compile
+    threads."""
 
     @property
     def light(self) -> bool:
-        """Whether `identity` may be asked for in a device process, too: it loads no large library there."""
+        """True if `identity` may be called in a device process, too: it loads no large library there."""
         ...
 
     def recipe(self) -> Mapping[str, Any]:
-        """What a compile worker needs to make the same compiler, as JSON can carry it. A worker of another recipe is
-        of no use any more."""
+        """Returns the parameters with which a compile worker makes the same compiler, as JSON can carry them. A worker
+        with another recipe is replaced."""
         ...
 
     def prepare(self, source: Source) -> None:
-        """Makes, outside of the workers' sandbox, what a compile of the source needs from disk. Raises Refusal."""
+        """Makes, outside of the workers' sandbox, the files that a compile of the source needs. Raises Refusal."""
         ...
 
     def load(self) -> None:
-        """Takes from disk, before a worker's sandbox closes, what every compile needs."""
+        """Reads from disk, before a worker's sandbox closes, the files that every compile needs."""
         ...
 
     def places(self) -> tuple[Sequence[str], Sequence[str]]:
-        """Files and directories that the compiler reads, and those that it writes to beside its scratch directory."""
+        """Returns the files and directories that the compiler reads, and those that it writes to beside its scratch
+        directory."""
         ...
 
     def identity(self) -> bytes:
-        """What besides the source decides the result: compiler, version, architecture."""
+        """Returns everything except the source that affects the result: compiler, version, architecture."""
         ...
 
     def compile(self, source: Source) -> Image:
-        """Raises Refusal(COMPILE_FAILED) with `details["log"]`, Refusal(UNSUPPORTED), Refusal(NO_COMPILER)."""
+        """Compiles the source. Raises Refusal(COMPILE_FAILED) with `details["log"]`, Refusal(UNSUPPORTED),
+        Refusal(NO_COMPILER)."""
         ...
 
     def assembly(self, code: bytes) -> Assembly | None:
-        """What has to be assembled before `code` can be loaded; None where it can be loaded as it is.
+        """Returns the input of `assemble` for `code` that has to be assembled before it can be loaded; None where it
+        can be loaded as it is.
 
-        Device-handle thread. Raises Refusal(MODULE_INVALID) for what this device cannot run.
+        Device-handle thread. Raises Refusal(MODULE_INVALID) for code that this device cannot run.
         """
         ...
 
     def assembler(self) -> bytes:
-        """As `identity`, of what assembles. Raises Refusal(NO_COMPILER) where there is nothing that could."""
+        """Returns the identity of the assembler. Raises Refusal(NO_COMPILER) where there is none."""
         ...
 
     def assemble(self, assembly: Assembly) -> Image:
-        """Raises Refusal(MODULE_INVALID) with `details["log"]`, Refusal(NO_COMPILER) where the driver has to do it."""
+        """Assembles PTX. Raises Refusal(MODULE_INVALID) with `details["log"]`, Refusal(NO_COMPILER) where the driver
+        has to do it."""
         ...

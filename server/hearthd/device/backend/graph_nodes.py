@@ -1,7 +1,7 @@
-"""Nodes of a graph, the attributes of a launch, and how both backends make a graph of nodes.
+"""Nodes of a graph, the attributes of a launch, and the construction of a graph by both backends.
 
-They give the nodes to a stream, one behind the other. A stream that is being captured (CUDA), or one that only keeps
-what it is given (CPU), makes a graph of the very calls that would otherwise have run.
+A backend enqueues the nodes on a stream, one behind the other. A stream in capture (CUDA), or a recorder in place of a
+stream (CPU), makes a graph of the same calls that would otherwise run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Dim = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class LaunchAttributes:
-    """As cuLaunchKernelEx takes them. `cluster`: blocks; None: no clusters."""
+    """Attributes of a launch, for cuLaunchKernelEx. `cluster` is in blocks; None: no clusters."""
 
     cooperative: bool = False
     cluster: Dim | None = None
@@ -35,7 +35,7 @@ class KernelNode:
 
 @dataclass(frozen=True)
 class CopyNode:
-    """A copy within the device: `rows` rows of `width` bytes. Pitches count only where there are several."""
+    """A copy within the device: `rows` rows of `width` bytes. Pitches apply only to several rows."""
 
     destination: int
     source: int
@@ -47,7 +47,7 @@ class CopyNode:
 
 @dataclass(frozen=True)
 class FillNode:
-    """`pattern` (1, 2, 4, 8 or 16 bytes) over `size` bytes."""
+    """A fill of `size` bytes with `pattern` (1, 2, 4, 8 or 16 bytes)."""
 
     address: int
     pattern: bytes
@@ -58,7 +58,7 @@ GraphNode: TypeAlias = KernelNode | CopyNode | FillNode
 
 
 class Enqueues(Protocol):
-    """The part of `ComputeServer` that nodes are made with."""
+    """The methods of `ComputeServer` that enqueue nodes."""
 
     def launch(
         self,

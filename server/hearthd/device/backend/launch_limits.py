@@ -27,20 +27,20 @@ class LaunchLimits:
     multiprocessors: int = 0
     max_threads_per_multiprocessor: int = 0
     max_blocks_per_multiprocessor: int = 0
-    """0: the device does not say."""
+    """Limit of blocks; 0: unknown."""
     features: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
 class KernelLimits:
-    """What the loaded function adds: static shared memory and its own bound on threads (registers, launch bounds)."""
+    """Limits of the loaded function: static shared memory, and threads of a block (registers, launch bounds)."""
 
     max_threads_per_block: int
     static_shared_bytes: int
 
 
 def check(limits: LaunchLimits, kernel: KernelLimits, grid: Dim, block: Dim, shared_mem: int) -> list[str]:
-    """What is wrong, one sentence each; empty when the launch fits."""
+    """Returns the violated limits, one sentence each; an empty list if the launch fits."""
     wrong: list[str] = []
     for what, dim in (("grid", grid), ("block", block)):
         wrong += [
@@ -70,7 +70,7 @@ def check(limits: LaunchLimits, kernel: KernelLimits, grid: Dim, block: Dim, sha
 
 
 def check_parameters(given: Sequence[Place], real: Sequence[tuple[int, int]]) -> list[str]:
-    """What is wrong with the arguments' count and sizes; offsets may differ, the daemon moves them."""
+    """Returns the faults of the arguments' count and sizes; offsets may differ, as the daemon moves the arguments."""
     if len(given) != len(real):
         arguments = "1 argument is" if len(given) == 1 else f"{len(given)} arguments are"
         return [f"{arguments} given; the kernel has {len(real)} parameter{'' if len(real) == 1 else 's'}"]
@@ -90,7 +90,7 @@ def _kind(place: Place) -> str:
 def refuse(
     kernel: str, wrong: list[str], grid: Dim, block: Dim, shared_mem: int, reason: Reason = Reason.LAUNCH_INVALID
 ) -> Refusal:
-    """The refusal of one launch, with everything that is wrong with it."""
+    """Returns the refusal of one launch, with all its faults."""
     return Refusal(
         reason,
         f"launch of {kernel} with grid {grid}, block {block}, {shared_mem} bytes of dynamic shared memory: "

@@ -1,8 +1,8 @@
-"""How many blocks and clusters a device holds at once: what cooperative and cluster launches are checked against.
+"""Residency: the blocks and clusters that a device holds at once, as a bound of cooperative and cluster launches.
 
-A cooperative launch whose grid does not fit whole would wait for itself for ever. Two bounds apply: the threads of a
-multiprocessor, known before any code is loaded, and the occupancy of the loaded function, which its registers and
-shared memory may lower further.
+A cooperative launch whose grid does not fit whole would deadlock. Two bounds apply: the threads of a multiprocessor,
+known before any code is loaded, and the occupancy of the loaded function, which its registers and shared memory may
+lower further.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def product(dim: Dim) -> int:
 
 
 def thread_bound(limits: LaunchLimits, threads: int) -> int:
-    """Blocks of so many threads that the device holds by its threads alone: floor(threads of a multiprocessor / threads
-    of a block), at most the blocks of a multiprocessor where that is known, times multiprocessors; 0 where nothing is
-    known."""
+    """Returns the blocks of `threads` threads that the device holds by its threads alone: floor(threads of a
+    multiprocessor / threads of a block), at most the blocks of a multiprocessor where that is known, times
+    multiprocessors; 0 where the limits are unknown."""
     if threads < 1:
         return 0
     blocks = limits.max_threads_per_multiprocessor // threads
@@ -34,8 +34,8 @@ def thread_bound(limits: LaunchLimits, threads: int) -> int:
 
 
 def check_cooperative(limits: LaunchLimits, grid: Dim, block: Dim, occupancy: int | None) -> list[str]:
-    """What keeps the grid from being resident whole. `occupancy`: blocks of the loaded function that fit one
-    multiprocessor; None: not asked yet."""
+    """Returns the reasons why the grid cannot be resident whole. `occupancy` is the number of blocks of the loaded
+    function that fit one multiprocessor; None: not known yet."""
     if "cooperative_launch" not in limits.features:
         return ["the device has no cooperative launches"]
     blocks = product(grid)
@@ -56,7 +56,7 @@ def _too_many(blocks: int, bound: int, why: str, limits: LaunchLimits) -> str:
 
 
 def check_cluster(limits: LaunchLimits, grid: Dim, cluster: Dim) -> list[str]:
-    """What is wrong with the cluster's dimensions."""
+    """Returns the faults of the cluster's dimensions."""
     if "clusters" not in limits.features:
         return ["the device has no thread block clusters"]
     wrong = [f"cluster.{axis} is 0; every dimension is at least 1" for axis, n in _axes(cluster) if not n]

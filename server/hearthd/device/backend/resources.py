@@ -1,4 +1,4 @@
-"""What a backend makes and hands out: memory, streams, events, graphs, modules; and what it says of them."""
+"""Resources of a backend: memory, streams, events, graphs, modules, and their descriptions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class SharedMemory(Memory, Protocol):
 
     @property
     def protected(self) -> bool:
-        """Whether a kernel of this process that writes to it faults."""
+        """True if a write by a kernel of this process faults."""
         ...
 
 
@@ -67,7 +67,7 @@ class HostInfo:
 
 @dataclass(frozen=True)
 class FunctionAttributes:
-    """As cuFuncGetAttribute reports them; 0 where the backend has no such thing."""
+    """Attributes of a function, from cuFuncGetAttribute; 0 where the backend has no such attribute."""
 
     registers: int = 0
     static_shared_bytes: int = 0

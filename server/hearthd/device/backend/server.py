@@ -1,9 +1,9 @@
-"""ComputeServer: what CUDA and CPU implement; everything above it is shared.
+"""ComputeServer: the interface of a device, which CUDA and CPU implement; everything above it is shared.
 
 All methods are called on the device-handle thread only, return without waiting for the device, and raise
 
-- `hearth_proto.reasons.Refusal` for what fails without harm to the device (out of memory, a bad image, ...),
-- `DeviceFault` for what the device process cannot survive (a sticky CUDA error).
+- `hearth_proto.reasons.Refusal` for a failure that does not harm the device (out of memory, a bad image, ...),
+- `DeviceFault` for a failure that the device process cannot survive (a sticky CUDA error).
 
 `Compiler.compile`, `CommunicatorFactory.unique_id`, `CommunicatorFactory.join`, `RankCommunicator.abort`,
 `register_host` and `unregister_host` are the exceptions: they may block and are called on helper threads.
@@ -42,23 +42,24 @@ class DeviceFault(Exception):
 
 @runtime_checkable
 class KeepsCrashRecord(Protocol):
-    """A backend whose kernels can take the process with them, and that writes down what they do."""
+    """A backend whose kernels can crash the process, and that keeps a record of their launches."""
 
     def keep_crash_record(self, file: int) -> None:
-        """In this file (`hearthd.shared.crash_record`), which it owns from now on. Raises OSError, ValueError."""
+        """Keeps the record in this file (`hearthd.shared.crash_record`), which the backend owns from now on. Raises
+        OSError, ValueError."""
         ...
 
     def output_pipes(self) -> tuple[int, int]:
-        """Two pipe ends, asked for once.
+        """Returns two pipe ends, once.
 
-        A byte comes on the first before a kernel's fault ends the process: what kernels have printed is in standard
-        output by then. The process ends when a byte is written to the second, or a moment later.
+        A byte comes on the first before a kernel's fault ends the process: the output of kernels is in standard output
+        by then. The process ends when a byte is written to the second, or a moment later.
         """
         ...
 
     def note_launches(self, stream: Stream, launched: Sequence[tuple[int, str, str]]) -> None:
-        """`launched` has (position, kernel, session) of what the stream is given: each launch is the last one in it
-        while it is handed over."""
+        """Passes the launches of the stream, each (position, kernel, session): each launch is the last one in
+        `launched` while it is handed over."""
         ...
 
 
@@ -67,14 +68,14 @@ class ChecksRaces(Protocol):
     """A backend that can find races in a kernel's shared memory (the CPU's, with HEARTH_CPU_RACECHECK)."""
 
     def race_refusal(self, stream: Stream) -> Callable[[], Refusal | None]:
-        """The error of the launch that `stream` was given last, to be called once the stream has come to it: DATA_RACE,
-        or None where no race was found or the kernel is not checked."""
+        """Returns a function that gives the error of the last launch on `stream`, to be called once the stream has
+        completed it: DATA_RACE, or None where no race was found or the kernel is not checked."""
         ...
 
 
 @runtime_checkable
 class ComputeServer(Protocol):
-    """One device. Made, used and closed on the device-handle thread."""
+    """A device. Created, used and closed on the device-handle thread."""
 
     @property
     def properties(self) -> node_pb2.DeviceProperties: ...
@@ -86,106 +87,112 @@ class ComputeServer(Protocol):
     def close(self) -> None: ...
 
     def on_progress(self, wake: Callable[[], None] | None) -> bool:
-        """Asks for `wake` to be called (from any thread) when an event completes; False: poll `done` instead."""
+        """Registers `wake`, which is called (from any thread) when an event completes; False: poll `done` instead."""
         ...
 
     # memory
     def allocate(self, size: int, stream: Stream) -> Memory:
-        """At least `size` bytes, usable by `stream` at once; Refusal(OUT_OF_MEMORY) with requested, free, reserved."""
+        """Allocates at least `size` bytes, usable by `stream` at once. Raises Refusal(OUT_OF_MEMORY) with requested,
+        free, reserved."""
         ...
 
     def free(self, memory: Any, stream: Stream) -> None:
-        """Reusable after what `stream` (the one it was allocated on) has been given so far."""
+        """Frees memory behind the work that `stream` (the one it was allocated on) has been given so far."""
         ...
 
     def memory_info(self) -> MemoryInfo: ...
     def memory_held(self) -> tuple[int, int]:
-        """What this process's pool holds of the device, and what of that is in use; cheaper than `memory_info`."""
+        """Returns the bytes that this process's pool holds of the device, and those in use; cheaper than
+        `memory_info`."""
         ...
 
     @property
     def memory_grain(self) -> int:
-        """The pool takes multiples of this of the device."""
+        """The pool grows by multiples of this, in bytes."""
         ...
 
     def trim(self) -> None:
-        """Gives what the pool holds unused back to the device."""
+        """Returns the pool's unused memory to the device."""
         ...
 
     # memory that other processes map
     def create_shared(self, size: int, *, writable: bool = False) -> SharedMemory:
-        """At least `size` bytes, not 0, that `export_shared` can hand on. What they held before is whatever it was.
-        `writable`: to who may write there as well; else others are kept from it where the backend can.
+        """Allocates at least `size` bytes, not 0, that `export_shared` can export. Their contents are undefined.
+        `writable`: other processes may write there as well; otherwise the backend prevents that where it can.
 
-        Refusal(OUT_OF_MEMORY), Refusal(UNSUPPORTED).
+        Raises Refusal(OUT_OF_MEMORY), Refusal(UNSUPPORTED).
         """
         ...
 
     def export_shared(self, memory: Any) -> int:
-        """An open file, the caller's, by which another process gets at the memory, which outlives this one then."""
+        """Returns an open file, the caller's, with which another process maps the memory. The memory then outlives this
+        process."""
         ...
 
     def import_shared(self, file: int, size: int) -> SharedMemory:
-        """`size` bytes that another process exported, to be read; the file stays the caller's. Refusal, as above."""
+        """Maps `size` bytes that another process exported, for reading; the file stays the caller's. Raises as
+        `create_shared`."""
         ...
 
     def own_shared(self, memory: Any) -> None:
-        """It counts as memory of this process from now on, as what it has created does."""
+        """Counts imported memory as memory of this process from now on."""
         ...
 
     def release_shared(self, memory: Any) -> None:
-        """The caller has seen its last use end."""
+        """Unmaps the memory. The caller has seen its last use end."""
         ...
 
     def allocate_host(self, size: int) -> HostBuffer | None:
-        """None: none is at hand, and waiting for it would block; ask again when `host_grown` or something is freed."""
+        """Returns host memory for copies; None: none is free, and a wait would block. Try again when `host_grown` is
+        true or host memory is freed."""
         ...
 
     def host_grown(self) -> bool:
-        """Whether more host memory is at hand, or known not to come, than when this was asked last."""
+        """True if more host memory is free, or known not to come, since the last call."""
         ...
 
     def host_refusal(self, size: int) -> Refusal | None:
-        """Why the host locks no more for now, so that copies had better do without; None: wait for `host_grown`."""
+        """Returns the reason why the host locks no more memory for now, so that copies should do without; None: wait
+        for `host_grown`."""
         ...
 
     def host_info(self) -> HostInfo: ...
 
     def free_host(self, buffer: Any) -> None:
-        """The copies through it are done."""
+        """Frees host memory whose copies are done."""
         ...
 
     def register_host(self, address: int, size: int) -> None:
-        """Page-locks memory that is mapped here: copies may go from it and to it as with a `HostBuffer`, each within
-        what one call has locked. May block; any thread. Raises where the system refuses."""
+        """Page-locks memory that is mapped here: it can be copied from and to like a `HostBuffer`, each copy within the
+        range of one call. May block; any thread. Raises where the system refuses."""
         ...
 
     def unregister_host(self, address: int, size: int) -> None:
-        """The end of that, of exactly what was locked: the caller has seen the last copy end. May block until no kernel
-        runs (`loading_waits`); any thread."""
+        """Unlocks exactly the range of one `register_host`; the caller has seen the last copy end. May block until no
+        kernel runs (`loading_waits`); any thread."""
         ...
 
     def signal_address(self, address: int) -> int:
-        """What `signal` knows page-locked memory by that lies there; 0: this device writes none."""
+        """Returns the address for `signal` of page-locked memory; 0: this device writes no signals."""
         ...
 
     # streams and events
     def create_stream(self, priority: int = 0) -> Stream: ...
     def destroy_stream(self, stream: Stream) -> None:
-        """What it has been given still runs."""
+        """Destroys the stream. Submitted work still runs."""
         ...
 
     def record(self, stream: Stream, *, timing: bool = False) -> Event: ...
     def wait(self, stream: Stream, event: Event) -> None:
-        """Later work on `stream` waits, on the device, for `event`."""
+        """Makes later work on `stream` wait, on the device, for `event`."""
         ...
 
     def done(self, event: Event) -> bool:
-        """Never waits. Raises DeviceFault where the device failed."""
+        """True once the event has completed. Never waits. Raises DeviceFault where the device failed."""
         ...
 
     def elapsed_ns(self, start: Event, end: Event) -> int:
-        """Between two done events recorded with timing."""
+        """Returns the time between two completed events that were recorded with timing."""
         ...
 
     def release_event(self, event: Event) -> None: ...
@@ -197,7 +204,7 @@ class ComputeServer(Protocol):
     def upload_rows(
         self, destination: int, pitch: int, source: Any, offset: int, width: int, rows: int, stream: Stream
     ) -> None:
-        """`rows` rows of `width` bytes, dense in the host buffer, `pitch` bytes apart on the device."""
+        """Copies `rows` rows of `width` bytes, dense in the host buffer, `pitch` bytes apart on the device."""
         ...
 
     def download_rows(
@@ -214,41 +221,44 @@ class ComputeServer(Protocol):
         stream: Stream,
     ) -> None: ...
     def write_now(self, destination: int, pitch: int, data: memoryview, width: int, rows: int) -> None:
-        """Ordinary host memory to a device that nothing else uses there, done on return: some microseconds per 100 KiB.
+        """Copies from ordinary host memory to device memory without other users, and returns when that is done: some
+        microseconds per 100 KiB.
 
-        For where no page-locked memory is to be had. Rows as in `upload_rows`.
+        Serves where there is no page-locked memory. Rows as in `upload_rows`.
         """
         ...
 
     def read_now(self, into: memoryview, source: int, pitch: int, width: int, rows: int) -> None:
-        """The other way, under the same conditions; `into` is writable."""
+        """Copies from the device to ordinary, writable host memory, as `write_now` does."""
         ...
 
     def fill(self, address: int, pattern: bytes, size: int, stream: Stream) -> None:
-        """`pattern` is 1, 2, 4, 8 or 16 bytes; `size` and `address` are multiples of its length."""
+        """Fills `size` bytes with `pattern` (1, 2, 4, 8 or 16 bytes); `size` and `address` are multiples of its
+        length."""
         ...
 
     def signal(self, address: int, value: int, stream: Stream) -> None:
-        """Has the device write 8 bytes of host memory (`signal_address`) when all is done that the stream has been
-        given before, and seen by the host. Raises DeviceFault."""
+        """Has the device write 8 bytes of host memory (`signal_address`) when all earlier work of the stream is done
+        and visible to the host. Raises DeviceFault."""
         ...
 
     # code
     @property
     def loading_waits(self) -> bool:
-        """Whether `load` and `unload` wait for every kernel that runs; see `hearthd.device.resources.idle_work`."""
+        """True if `load` and `unload` wait for every kernel that runs; see `hearthd.device.resources.idle_work`."""
         ...
 
     def first_launch_waits(self, function: Any, prints: bool) -> bool:
-        """Whether launching it for the first time would wait for every kernel that runs. `prints`: it may print."""
+        """True if the first launch of the function would wait for every kernel that runs. `prints`: it may print."""
         ...
 
     def first_launch_made(self, function: Any, prints: bool) -> None:
-        """It is about to be launched, while no kernel runs: what that launch brings about is there from now on."""
+        """Takes note that the function is about to be launched, while no kernel runs: later first launches may rely on
+        its allocations."""
         ...
 
     def load(self, image: Image) -> Module:
-        """Refusal(MODULE_INVALID) for code that this device cannot load."""
+        """Loads a module. Raises Refusal(MODULE_INVALID) for code that this device cannot load."""
         ...
 
     def unload(self, module: Any) -> None: ...
@@ -263,47 +273,50 @@ class ComputeServer(Protocol):
         params: bytearray,
         attributes: LaunchAttributes | None = None,
     ) -> None:
-        """`params` is the parameter block with addresses filled in; it may be reused when the call returns."""
+        """Launches a kernel. `params` is the parameter block with addresses filled in; it may be reused when the call
+        returns."""
         ...
 
     def repeated(
         self, function: Any, grid: Dim, block: Dim, shared_mem: int, stream: Stream, params: bytearray
     ) -> Callable[[], object]:
-        """What does again, each time that it is called, what `launch` did with these; soonest. It raises Refusal or
-        RuntimeError where it did not: `launch` says why."""
+        """Returns a function that makes the same launch again at each call, with the least overhead. It raises Refusal
+        or RuntimeError where the launch fails: `launch` gives the reason."""
         ...
 
     def flush_output(self) -> None:
-        """What kernels that have ended printed is in the process's standard output when this returns."""
+        """Writes the output of kernels that have ended to the process's standard output."""
         ...
 
     def blocks_per_multiprocessor(self, function: Any, threads: int, shared_mem: int) -> int:
-        """How many blocks of so many threads fit one multiprocessor (cuOccupancyMaxActiveBlocksPerMultiprocessor)."""
+        """Returns how many blocks of `threads` threads fit one multiprocessor
+        (cuOccupancyMaxActiveBlocksPerMultiprocessor)."""
         ...
 
     def max_clusters(self, function: Any, cluster: Dim, block: Dim, shared_mem: int) -> int:
-        """How many clusters fit the device at once (cuOccupancyMaxActiveClusters); Refusal(UNSUPPORTED)."""
+        """Returns how many clusters fit the device at once (cuOccupancyMaxActiveClusters). Raises
+        Refusal(UNSUPPORTED)."""
         ...
 
     def suggested_block(self, function: Any, shared_mem: int) -> int:
-        """Threads of a block that gives the most occupancy (cuOccupancyMaxPotentialBlockSize)."""
+        """Returns the threads of a block that gives the most occupancy (cuOccupancyMaxPotentialBlockSize)."""
         ...
 
     def encode_tensor_map(self, spec: TensorMapSpec, address: int) -> bytes:
-        """The CUtensorMap (128 bytes) of a checked `spec` at `address`. Refusal(TENSOR_MAP_INVALID) where the driver
-        refuses it all the same; Refusal(UNSUPPORTED) where "tensor_maps" is not among the features."""
+        """Returns the CUtensorMap (128 bytes) of a checked `spec` at `address`. Raises Refusal(TENSOR_MAP_INVALID)
+        where the driver refuses it all the same, Refusal(UNSUPPORTED) where "tensor_maps" is not among the features."""
         ...
 
     # graphs
     def create_graph(self, nodes: Sequence[GraphNode]) -> Graph:
-        """Instantiated, uploaded, each node behind the one before it."""
+        """Creates a graph, instantiated and uploaded, in which each node runs behind the one before it."""
         ...
 
     def launch_graph(self, graph: Graph, stream: Stream, times: int = 1) -> None: ...
     def update_graph(self, graph: Graph, index: int, node: KernelNode) -> None:
-        """Other parameters for the kernel node `index`, from its next launch on."""
+        """Changes the parameters of the kernel node `index`, from its next launch on."""
         ...
 
     def destroy_graph(self, graph: Graph) -> None:
-        """The caller has seen its last launch end."""
+        """Destroys the graph. The caller has seen its last launch end."""
         ...

@@ -1,6 +1,6 @@
-"""Tensor maps: what the tensor memory accelerator (TMA) can be told of a region, checked before the driver sees it.
+"""Tensor maps: descriptions of a region for the tensor memory accelerator (TMA), checked before the driver sees them.
 
-The driver answers every mistake with "invalid value"; here each has its own sentence, all of them in one refusal.
+The driver answers every mistake with "invalid value"; here each has a separate sentence, all of them in one refusal.
 Limits are those of cuTensorMapEncodeTiled and cuTensorMapEncodeIm2col (cuda.h, CUDA 13.0). Sizes are in elements,
 strides in bytes, innermost dimension first; sums and products are Python integers and cannot wrap.
 """
@@ -20,10 +20,10 @@ MAX_BOX = 256
 MAX_CHANNELS = 256
 MAX_PIXELS = 1024
 ALIGNMENT = 16
-"""Of the address, of strides, and of the box's innermost dimension, bytes."""
+"""Alignment of the address, of strides, and of the box's innermost dimension, in bytes."""
 
 CORNERS: Mapping[int, tuple[int, int]] = {3: (-32768, 32767), 4: (-128, 127), 5: (-16, 15)}
-"""What an offset of an im2col corner may be, by rank."""
+"""Range of an offset of an im2col corner, by rank."""
 
 SWIZZLES: Mapping[str, int] = {
     "none": 0, "32b": 32, "64b": 64, "128b": 128, "128b_atom_32b": 128, "128b_atom_32b_flip_8b": 128,
@@ -62,9 +62,10 @@ _AS_UINT8 = ("int8", "float8_", "float6_", "float4_", "int4", "uint4", "int2", "
 
 
 def element_of(dtype: str) -> Element | None:
-    """What `dtype`, by the driver's, NumPy's or ml_dtypes' name, is copied as; None where TMA has nothing for it.
+    """Returns the element as which `dtype`, by the driver's, NumPy's or ml_dtypes' name, is copied; None where TMA has
+    none.
 
-    The accelerator moves bits: an int8 is a uint8 to it, and so is a float8 of any kind.
+    The accelerator copies bits: it treats an int8 as a uint8, and likewise a float8 of any kind.
     """
     found = _ELEMENTS.get(dtype)
     if found is None and dtype.startswith(_AS_UINT8):
@@ -91,7 +92,7 @@ class Im2col:
 
 @dataclass(frozen=True)
 class TensorMapSpec:
-    """What a tensor map is made from, but for the address. `strides` of every dimension but the innermost."""
+    """Description of a tensor map, without the address. `strides` has every dimension but the innermost."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -110,7 +111,7 @@ class TensorMapSpec:
     def extent(self) -> int | None:
         """Bytes from the first to behind the last that it describes; None where the fields do not say.
 
-        With interleaved channels at least so many: the driver's documentation leaves open how slices follow each other.
+        With interleaved channels, a lower bound: the driver's documentation leaves open how slices follow each other.
         """
         element = element_of(self.dtype)
         if element is None or not self.shape or len(self.strides) != self.rank - 1:
@@ -121,7 +122,8 @@ class TensorMapSpec:
 
 
 def check(spec: TensorMapSpec, address: int, offset: int, buffer_size: int) -> list[str]:
-    """What is wrong, one sentence each; empty when the driver will take it. `address`: of the buffer's first byte."""
+    """Returns the faults of a spec, one sentence each; an empty list if the driver will take it. `address` is that of
+    the buffer's first byte."""
     element = element_of(spec.dtype)
     wrong = [_no_element(spec.dtype)] if element is None else []
     wrong += _check_names(spec)

@@ -62,11 +62,11 @@ class Broker:
         self._jobs: dict[int, Job] = {}
         self._reads = False
         self._lost = False
-        """Whether the broker has ended, and the next one is not there yet."""
+        """True while the broker has ended, and the next one has not started."""
         self._over = False
-        """Whether there is no keeper any more."""
+        """True once there is no keeper."""
         self._brokers = 1
-        """How many there were so far."""
+        """Number of brokers so far."""
         self._recipe: dict[str, Any] | None = None
         self._tenant: str | None = None
         self._kept: dict[bytes, int] = {}
@@ -122,12 +122,12 @@ class Broker:
         self._send({"ask": "recipe", "recipe": dict(recipe)})
 
     def library(self, name: str) -> bytes:
-        """One of the backend's own libraries, compiled where it is not there yet. Raises Refusal."""
+        """Returns one of the backend's libraries, compiled if necessary. Raises Refusal."""
         _, parts = self._ask({"ask": "library", "name": name})
         return parts[0]
 
     def keep(self, nonce: bytes, file: int) -> None:
-        """As `hearthd.device.platform.segment_exchange.SegmentExchange`."""
+        """Keeps a segment for exchange; see `hearthd.device.platform.segment_exchange.SegmentExchange`."""
         self._ask_files({"ask": "keep", "nonce": nonce.hex()}, [file])
         with self._changed:
             self._kept[nonce] = file

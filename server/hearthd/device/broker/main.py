@@ -1,7 +1,7 @@
-"""Main of a broker process: compiles, loads from the cache, and hands segments over, as its device process asks.
+"""Main of a broker process: compiles, loads from the cache, and hands segments over, for its device process.
 
 A keeper process stands between the two: forked before the device process is confined, it forks the broker and, where
-that ends without having been asked to, another one, and hands the device process the sockets that lead there.
+that ends unexpectedly, another one, and hands the device process the sockets that lead there.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _MAX_REQUEST = 64 << 20
 """Bytes; a client's message, which the front has bounded, is smaller."""
 
 _MAX_REQUESTS = 64
-"""Requests at once beside compiles. A device process asks for less, unless a kernel speaks for it: then no more is
-read, and no more compiles run at once than the device process itself would run."""
+"""Limit of concurrent requests beside compiles. A device process sends fewer, unless a kernel forges them: then no more
+are read, and no more compiles run at once than the device process itself would run."""
 
 
 def start_broker(spec: DeviceSpec) -> Broker:
@@ -113,7 +113,7 @@ class _Keeper:
                 descriptors.send(self._renewals, {}, (ours.fileno(), our_files.fileno()))
 
     def _broker(self, link: socket.socket, files: socket.socket) -> bool:
-        """In the broker, once it is no more than that."""
+        """Runs the broker, in a process that is nothing else."""
         return _Main(self._spec, link, files).run()
 
     @staticmethod
@@ -125,7 +125,7 @@ class _Keeper:
                 return os.waitstatus_to_exitcode(status)
 
     def _alone(self, seconds: float) -> bool:
-        """Whether the device process is gone, or goes within some seconds."""
+        """True if the device process is gone, or goes within `seconds`."""
         poll = select.poll()
         poll.register(self._renewals, 0)
         return bool(poll.poll(1000 * seconds))
@@ -139,7 +139,7 @@ def _die_with(parent: int) -> None:
 
 
 class _Main:
-    """The loop over requests; each that may take its time has a thread of its own."""
+    """The loop over requests; each that may block has a separate thread."""
 
     def __init__(self, spec: DeviceSpec, link: socket.socket, files: socket.socket) -> None:
         adopt_orphans()
@@ -169,7 +169,7 @@ class _Main:
         self._known.set()
 
     def run(self) -> bool:
-        """Returns when the device process asks for it, or is gone; whether it was asked for."""
+        """Serves requests until the device process ends the broker, or is gone; True if it ended the broker."""
         threading.Thread(target=self._hand_over, name="segments", daemon=True).start()
         try:
             with contextlib.suppress(protocol.WorkerConnectionClosed):
@@ -276,7 +276,7 @@ class _Main:
 
 
 def _cache(spec: DeviceSpec, journal: ProcessLog) -> CompileCache:
-    """None of its entries can be told from another's without a key: without one, nothing is kept."""
+    """Returns the compile cache. Without a key, its entries cannot be authenticated: it keeps nothing then."""
     try:
         secret = secret_file.read(spec.cache_key) if spec.cache_key else b""
     except OSError as error:

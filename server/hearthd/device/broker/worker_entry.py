@@ -37,4 +37,4 @@ def _cuda_compiler() -> type[Any]:
 
 
 WORKERS: Mapping[str, Main] = {"cpu": cpu_worker, "cuda": cuda_worker}
-"""By the name of the backend."""
+"""Entry points by the name of the backend."""

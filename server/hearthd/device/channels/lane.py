@@ -1,4 +1,4 @@
-"""One lane: a socket from a client into the device process for its batches and their answers."""
+"""Lane: a socket from a client into the device process, for its batches and their answers."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ ANSWER = struct.Struct(HEADER.format + HEADER.format[1:])
 
 RECEIVE_BYTES = 64 << 10
 LONG_RECEIVE_BYTES = 1 << 20
-"""While a frame is under way that is longer than what has come of it."""
+"""Size of a receive while a frame is under way that is longer than its received part."""
 
 FRAMING = 64
-"""What a frame may be longer than a batch."""
+"""Bytes by which a frame may exceed a batch."""
 
 MAX_RECEIVED = 256 << 10
-"""The longest message of what a client has received: it is passed on, so the front has to have room for it."""
+"""Largest report of a client on what it has received, in bytes: the front must have room for it."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class LaneLimits:
 
     @classmethod
     def parse(cls, body: dict[str, Any]) -> LaneLimits:
-        """Of what the front says. Raises ValueError."""
+        """Returns the limits in a message of the front. Raises ValueError."""
         values = [body.get(name) for name in cls.__dataclass_fields__]
         if not all(isinstance(value, int) and value > 0 for value in values):
             raise ValueError(f"the limits of a lane are no positive numbers: {values}")
@@ -58,9 +58,10 @@ class LaneConnection:
     """The device process's end of a lane. Device-handle thread only. It takes no frames before `begin`, nor beyond the
     client's window.
 
-    `take` is handed the frames of the channel; before it, `inline_path` may take a batch that comes while nothing waits
-    here, see `hearthd.device.fast_path.inline_path`. `crowded` says whether the front has too much to hear; `over` is
-    told once that the client has gone (an empty string) or what it has done.
+    `take` receives the frames of the channel; before it, `inline_path` may take a batch that arrives while no other
+    waits here, see `hearthd.device.fast_path.inline_path`. `crowded` returns True if the front has too many frames to
+    read. `over` is called once, when the client has gone (with an empty string) or has broken the protocol (with the
+    reason).
     """
 
     def __init__(
@@ -89,22 +90,22 @@ class LaneConnection:
         self._most = limits.max_batch_bytes + FRAMING
         self._reader = FrameReader(self._most)
         self._partly = False
-        """Whether a part of a frame has come."""
+        """True if a part of a frame has arrived."""
         self._open = True
         self._begun = self._reading = self._writing = False
         self._why = ""
-        """What the client has been told that it has done: the lane ends behind that."""
+        """Error of the client that has been reported to it; the lane ends behind the report."""
         self._out = Vectors()
         self._unread = 0
-        """Bytes that wait to be written."""
+        """Bytes that wait to be sent."""
         self._acked = self._told = 0
-        """The last batch that has been executed, as far as is known here and as far as the client is told."""
+        """The last batch that has been executed, and the last one that the client has been notified of."""
         self._last = self._first = 0
-        """The number of the last batch that has come, and of the last one that came before this lane."""
+        """Number of the last batch that has arrived, and of the last one before this lane."""
         self._sizes: deque[int] = deque()
-        """Of the batches that have come and are not acknowledged: those up to the last one."""
+        """Sizes of the batches that have arrived and are not acknowledged, up to the last one."""
         self._repeated: deque[int] = deque()
-        """Of those that have come again and have not been looked at."""
+        """Sizes of the repeated batches that have not been handled."""
         self._unacked = 0
         """Bytes of both."""
         end.setblocking(False)
@@ -113,7 +114,7 @@ class LaneConnection:
         self.put(Kind.LIVE)
 
     def begin(self, last: int) -> None:
-        """All that came before has been looked at: the next batch is the one behind `last`."""
+        """Starts to read: earlier frames have been handled, and the next batch is the one behind `last`."""
         if self._open:
             self._last = self._first = last
             self._begun = True
@@ -121,22 +122,22 @@ class LaneConnection:
 
     @property
     def used(self) -> bool:
-        """Whether a batch has come over it."""
+        """True if a batch has come over it."""
         return self._last > self._first
 
     def close(self) -> None:
-        """Writes what goes at once; nothing more is taken. A second call does nothing."""
+        """Sends as much as the socket takes, and takes no more frames. A second call has no effect."""
         if self._open:
             self._open = False
-            with contextlib.suppress(OSError):  # nobody reads
+            with contextlib.suppress(OSError):  # the client has closed
                 self._out.send(self._end)
             self._loop.remove_reader(self._fd)
-            self._loop.post(self._end.close)  # its number may not be another's while events of this turn are looked at
+            self._loop.post(self._end.close)  # its number must not be reused while events of this turn are handled
 
     # ---- to the client ----
 
     def put(self, kind: int, payload: bytes = b"") -> None:
-        """A frame for the client, behind the ack of what has been executed."""
+        """Queues a frame for the client, behind the ack of executed batches."""
         head = HEADER.pack(len(payload), kind, 0, 0, 0)
         if self._told != self._acked:
             head = self._ack() + head
@@ -144,8 +145,9 @@ class LaneConnection:
         self._unread += len(head) + len(payload)
 
     def acknowledge(self, seq: int) -> bool:
-        """Every batch up to this one has been executed. The client is told with what it is told next, unless an eighth
-        of its window waits for that. Whether there is something to `settle`: that, or room for more."""
+        """Takes note that every batch up to this one has been executed. The ack is sent with the next frame, unless
+        an eighth of the client's window waits for it. True if there is something to `settle`: the ack, or room for
+        more."""
         self._acked = seq
         sizes = self._sizes
         for _ in range(len(sizes) - max(self._last - seq, 0)):
@@ -156,8 +158,8 @@ class LaneConnection:
         return not self._reading
 
     def answer(self, seq: int, payload: bytes) -> bool:
-        """A response with the ack of the last batch that has come, now. False, with nothing done, where something is to
-        go before it."""
+        """Sends a response now, with the ack of the last batch that has arrived. False, with no effect, where other
+        frames go first."""
         if self._unread or self._why or not self._open:
             return False
         self._acked = self._told = seq
@@ -168,11 +170,12 @@ class LaneConnection:
 
     @property
     def clear(self) -> bool:
-        """Whether the client has been sent all that it is to be told by now."""
+        """True if all frames that the client should have by now were sent to it."""
         return not self._unread and self._open
 
     def respond(self, payload: bytes) -> bool:
-        """A response, now, behind the ack of what has been executed. False, with nothing done, where it has to wait."""
+        """Sends a response now, behind the ack of executed batches. False, with no effect, where other frames go
+        first."""
         if self._unread or self._why or not self._open:
             return False
         head = HEADER.pack(len(payload), RESPONSE, 0, 0, 0)
@@ -182,7 +185,7 @@ class LaneConnection:
         return True
 
     def _write(self, data: bytes) -> None:
-        """Sends it, where nothing else waits to be; what does not go waits."""
+        """Sends data, where no other data wait; the rest waits."""
         try:
             sent = self._end.send(data)
         except BlockingIOError:
@@ -197,21 +200,21 @@ class LaneConnection:
             self._watch()
 
     def put_ack(self) -> None:
-        """Tells the client what has been executed."""
+        """Queues the ack of executed batches."""
         ack = self._ack()
         if ack:
             self._out.put(ack, b"")
             self._unread += len(ack)
 
     def _ack(self) -> bytes:
-        """The frame that says it; empty where the client has been told."""
+        """Returns the frame of the ack; empty where the client has had it."""
         if self._told == self._acked:
             return b""
         self._told = self._acked
         return HEADER.pack(0, ACK, 0, 0, self._acked)
 
     def settle(self) -> None:
-        """The turn is over: writes what goes, and looks whether more may be taken."""
+        """Ends a turn: sends as much as the socket takes, and resumes reading if there is room."""
         if not self._open:
             return
         if self._unread:
@@ -228,18 +231,18 @@ class LaneConnection:
             self._watch()
 
     def repeated(self) -> None:
-        """One that had come again was looked at."""
+        """Takes note that a repeated batch was handled."""
         if self._repeated:
             self._unacked -= self._repeated.popleft()
 
     def refused(self, why: str) -> None:
-        """The client has been told that what it sent was no batch."""
+        """Takes note that the client has been notified of an invalid batch."""
         self._why = self._why or why
 
     # ---- from the client ----
 
     def _room(self) -> bool:
-        """Whether more may be taken."""
+        """True if more frames may be taken."""
         limits = self._limits
         return (
             len(self._sizes) + len(self._repeated) <= limits.max_batches
@@ -249,7 +252,7 @@ class LaneConnection:
         )
 
     def _watch(self) -> None:
-        """Listens for what can be done something about, and only for that."""
+        """Registers for the events that can be handled, and only for those."""
         self._reading = self._begun and self._room()
         self._writing = bool(self._unread)
         self._loop.watch(self._fd, reads=self._reading, writes=self._writing)
@@ -259,7 +262,7 @@ class LaneConnection:
             if not (self._sizes or self._unread or self._repeated or self._crowded()) or self._room():
                 self._receive()
             else:
-                self._watch()  # until `settle` finds room: who makes any stirs the lane
+                self._watch()  # until `settle` finds room: code that makes room stirs the lane
         elif events & (EPOLLHUP | EPOLLERR):
             self._ended("")
         if events & EPOLLOUT:
@@ -286,7 +289,8 @@ class LaneConnection:
             self._ended(str(error))
 
     def _whole(self, data: bytes) -> int:
-        """Takes the frames that came whole, one or a few where somebody waits; up to where that was."""
+        """Takes the frames that arrived whole, which are one or a few where a client waits; returns the end of the last
+        one."""
         at, size = 0, len(data)
         while size - at >= HEAD:
             length, kind, flags, channel, seq = HEADER.unpack_from(data, at)
@@ -326,7 +330,7 @@ class LaneConnection:
         self._take(Frame(BATCH, 0, self.channel, seq, payload))
 
     def came(self, seq: int, size: int) -> None:
-        """The next batch has been taken; it has so many bytes."""
+        """Counts the next batch, of `size` bytes, as taken."""
         self._last = seq
         self._sizes.append(size)
         self._unacked += size

@@ -1,7 +1,7 @@
 """Lanes of the sessions: sockets that the front hands over, and their end.
 
-A lane that breaks is dropped: what it brought goes on, and its answers go to the front alone, which keeps them until
-the client is back and the front has asked for the lane's end (LANE_END).
+A lane that breaks is dropped: its batches still run, and their answers go to the front alone, which keeps them until
+the client is back and the front has ended the lane (LANE_END).
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ from hearthd.device.scheduler.fair_share import FairShare
 from hearthd.device.session.session import DeviceSession
 
 PATIENCE_S = 5.0
-"""How long a socket is kept for a channel of which the link has not told yet: the two keep no order between them."""
+"""Seconds for which a socket is kept whose channel is not open yet: the link and the descriptors socket are not
+ordered."""
 
 LANE = "lane"
 """The kind of message on the descriptors socket that brings one."""
 
 
 class LaneExecutor(Protocol):
-    """The executor (`hearthd.device.process.executor.Executor`): runs what comes over lanes."""
+    """The executor (`hearthd.device.process.executor.Executor`), which runs the batches of lanes."""
 
     in_order: dict[int, Callable[[DeviceSession, Frame], None]]
-    """By kind: takes a frame when all that came before it for its session was looked at."""
+    """Handlers by kind, for frames that are handled after all earlier ones of the session."""
     inline_path: InlinePath
     sharing: FairShare
 
@@ -63,20 +64,20 @@ class LaneConnections:
         self._descriptors = descriptors
         self._patience = patience
         self._waiting: dict[int, tuple[socket.socket, LaneLimits, float]] = {}
-        """Those whose channel has not been opened, and until when they are kept."""
+        """Lanes whose channel has not been opened, and the time until which they are kept."""
         self._numbers = itertools.count(1)
         executor.in_order[Kind.LIVE] = self._begin
         if descriptors is not None:
             descriptors.on(LANE, self._arrived)
 
     def opened(self, channel: int) -> None:
-        """The session is there."""
+        """Begins the lane that waits for this session, if any."""
         waiting = self._waiting.pop(channel, None)
         if waiting is not None:
             self._adopt(channel, *waiting[:2])
 
     def sleep(self, asleep: float | None) -> float | None:
-        """How long the loop may sleep, where it would otherwise so long; gives up what has waited for too long."""
+        """Returns how long the loop may sleep, at most `asleep`; drops lanes that have waited for too long."""
         if not self._waiting:
             return asleep
         now = time.monotonic()
@@ -87,7 +88,7 @@ class LaneConnections:
         return sooner(max(0.0, min((each[2] for each in self._waiting.values()), default=now) - now), asleep)
 
     def close(self) -> None:
-        """Closes all of them: the process ends."""
+        """Closes all lanes: the process ends."""
         for channel in (*self._waiting, *self._outbox.lanes):
             self.drop(channel)
 
@@ -121,7 +122,7 @@ class LaneConnections:
         lane = LaneConnection(end, channel, number, limits, self._loop, self._take, crowded, self._over, inline_path)
         self._outbox.lanes[channel] = lane
         self._outbox.stir(lane)
-        # Batches of an earlier attachment may still wait to be looked at: which is the next one, they decide.
+        # Batches of an earlier attachment may still wait: the number of the next batch depends on them.
         self._executor.frame(Frame(Kind.LIVE, 0, channel, number, b""))
 
     def _begin(self, session: DeviceSession, frame: Frame) -> None:
@@ -140,10 +141,10 @@ class LaneConnections:
     # ---- the end ----
 
     def _over(self, lane: LaneConnection, why: str) -> None:
-        """Its client has gone, or broken it."""
+        """Drops a lane whose client has gone, or has broken it."""
         if self._outbox.lanes.get(lane.channel) is lane:
             del self._outbox.lanes[lane.channel]
-            if not lane.used:  # its client may have gone back to its stream: the front has to know that nothing comes
+            if not lane.used:  # its client may use its stream again: the front must know that no batch comes
                 body = json.dumps({"unused": True, "why": why}).encode()
                 self._outbox.put(Kind.LANE_ENDED, body, channel=lane.channel)
         if why:
@@ -152,8 +153,7 @@ class LaneConnections:
             self._journal.warning("lane", channel=lane.channel, session=who, error=f"closed: {why}")
 
     def end(self, frame: Frame) -> None:
-        """The front asks for the end of a channel's lane, if it still has one. Its copies are on the link before the
-        answer."""
+        """Ends a channel's lane for the front, if it has one. Its copies are on the link before the answer."""
         self.drop(frame.channel)
         session = self._executor.session(frame.channel)
         last = self._executor.sharing.last_batch(session) if session is not None else 0
@@ -162,7 +162,7 @@ class LaneConnections:
     def drop(self, channel: int) -> None:
         """Closes the channel's lane, if it has one."""
         if self._descriptors is not None:
-            self._descriptors.receive()  # what the front sent before is there, whichever socket the loop saw first
+            self._descriptors.receive()  # take earlier messages of the front, whichever socket the loop saw first
         waiting = self._waiting.pop(channel, None)
         if waiting is not None:
             waiting[0].close()

@@ -1,9 +1,9 @@
-"""A client's own socket into the device process where it shares memory: SEGMENT and RELEASE come, SEGMENT and ABORT go;
-and UPLOAD and DOWNLOAD come, and go back, which say where the bytes of transfers are.
+"""Segment channel: a client's socket into the device process for shared memory. SEGMENT and RELEASE arrive, SEGMENT and
+ABORT are sent; UPLOAD and DOWNLOAD, which give the place of a transfer's bytes, go both ways.
 
-Descriptors come beside the bytes: the system hands one over with the first byte of what was sent with it, and never
-reads on beyond that. So the first that has come and was not taken belongs to the first SEGMENT that has come and has
-none; a client that keeps to the protocol sends each with a SEGMENT frame's first byte.
+Descriptors come beside the bytes: the system delivers one with the first byte of the data that it was sent with, and
+never reads on beyond that. So the oldest descriptor that was not taken belongs to the oldest SEGMENT without one; a
+client that keeps to the protocol sends each with a SEGMENT frame's first byte.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from hearthd.device.transfers.transfers import Transfers
 RECEIVE_BYTES = 64 << 10
 MAX_FRAME = 1 << 10
 DESCRIPTORS = 8
-"""Room for so many at once; the system closes further ones."""
+"""Largest number of descriptors in one receive; the system closes further ones."""
 
 MAX_UNREAD = 1 << 20
-"""Bytes of answers that wait to be read; beyond, the connection ends."""
+"""Limit of answers that wait to be sent, in bytes; beyond it, the connection ends."""
 
 MAX_STRANGE = 64
-"""Descriptors that are being closed; beyond, the connection ends."""
+"""Limit of descriptors that are being closed; beyond it, the connection ends."""
 
 
 class DescriptorCloser:
-    """Closes descriptors that are no memfd: of such a file, who closes it may have to wait for somebody else."""
+    """Closes descriptors that are no memfd, on a separate thread: the close of such a file may block."""
 
     def __init__(self) -> None:
         self._files: SimpleQueue[int] = SimpleQueue()
         self._given = self._closed = 0
 
     def __len__(self) -> int:
-        """How many are not closed yet."""
+        """Returns the number of descriptors that are not closed yet."""
         return self._given - self._closed
 
     def close(self, files: Iterable[int]) -> None:
@@ -69,8 +69,8 @@ class DescriptorCloser:
 
 
 class SegmentConnection:
-    """Belongs to the device-handle thread. `over` is told once that the client has gone (an empty string) or what it
-    has done."""
+    """The device process's end of the socket. Device-handle thread only. `over` is called once, when the client has
+    gone (with an empty string) or has broken the protocol (with the reason)."""
 
     def __init__(
         self,
@@ -94,27 +94,27 @@ class SegmentConnection:
         self._over = over
         self._reader = FrameReader(MAX_FRAME)
         self._files: deque[int] = deque()
-        """Descriptors that have come, in order."""
+        """Descriptors that have arrived, in order."""
         self._own: dict[int, Segment] = {}
-        """Those that came here and are named."""
+        """Segments that came over this connection and are named."""
         self._out = bytearray()
         self._open = True
         end.setblocking(False)
         loop.add_reader(self._fd, self._ready)
 
     def begin(self) -> None:
-        """Tells the client that segments may come."""
+        """Notifies the client that it may send segments."""
         self._put(Kind.LIVE)
 
     def close(self) -> None:
-        """Its segments are named no more. A second call does nothing."""
+        """Releases the segments of the connection. A second call has no effect."""
         if not self._open:
             return
         self._open = False
-        with contextlib.suppress(OSError):  # nobody reads
+        with contextlib.suppress(OSError):  # the client has closed
             self._end.send(self._out)
         self._loop.remove_reader(self._fd)
-        self._loop.post(self._end.close)  # its number may not be another's while events of this turn are looked at
+        self._loop.post(self._end.close)  # its number must not be reused while events of this turn are handled
         self._closer.close(self._files)
         self._files.clear()
         for segment in self._own.values():
@@ -165,7 +165,7 @@ class SegmentConnection:
             self._segment(frame)
         elif frame.kind == Kind.RELEASE and not (frame.channel or frame.flags or frame.payload):
             segment = self._own.pop(frame.id, None)
-            if segment is not None:  # else it was refused
+            if segment is not None:  # otherwise it was refused
                 self._segments.release(segment)
         elif frame.kind in (Kind.UPLOAD, Kind.DOWNLOAD) and not (frame.channel or frame.flags):
             self._place(frame)
@@ -192,7 +192,7 @@ class SegmentConnection:
             self._refuse(ident, refusal)
 
     def _place(self, frame: Frame) -> None:
-        """Where the bytes of a transfer lie, or go. Raises ValueError for what says nothing about that."""
+        """Sets the place of a transfer's bytes. Raises ValueError for a frame without a place."""
         try:
             ident, start, size = PLACE.unpack(frame.payload)
         except struct.error as error:
@@ -250,7 +250,7 @@ class SegmentConnection:
 
 
 def _descriptors(beside: Iterable[tuple[int, int, bytes]]) -> list[int]:
-    """Those among what came beside the bytes."""
+    """Returns the descriptors in the ancillary data."""
     found = array.array("i")
     for level, kind, data in beside:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -259,7 +259,8 @@ def _descriptors(beside: Iterable[tuple[int, int, bytes]]) -> list[int]:
 
 
 def _read(payload: bytes) -> tuple[object, bool]:
-    """What a SEGMENT frame says: its size, and whether it is for signals. Raises Refusal(MALFORMED_MESSAGE)."""
+    """Returns the size in a SEGMENT frame, and True if the segment is for signals. Raises
+    Refusal(MALFORMED_MESSAGE)."""
     try:
         body: Any = json.loads(payload)
         return body["size"], body.get("signals") is True

@@ -1,4 +1,4 @@
-"""Connections where clients share memory: sockets that the front hands over, by their channels, and their end."""
+"""Segment channels of the sessions: sockets that the front hands over, and their end."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ SEGMENTS = "segments"
 """The kind of message on the descriptors socket that brings one."""
 
 MOST = 4
-"""Connections of one session. One is enough; another may come before it is known that the last one broke."""
+"""Limit of connections of one session. One is enough; another may come before the end of the last one is noticed."""
 
 WAITING = 64
 PATIENCE_S = 5.0
-"""How many sockets are kept, and for how long, of channels of which the link has not told yet: the two keep no order
-between them."""
+"""Number of sockets that are kept whose channel is not open yet, and for how many seconds: the link and the descriptors
+socket are not ordered."""
 
 
 class SegmentConnections:
-    """Belongs to the device-handle thread."""
+    """Connections by session. Device-handle thread only."""
 
     def __init__(
         self,
@@ -49,13 +49,13 @@ class SegmentConnections:
         self._open: dict[DeviceSession, list[SegmentConnection]] = {}
         self._waiting: list[tuple[socket.socket, int, int, float]] = []
         self._latest = 0
-        """The last channel that was opened: they are numbered in order."""
+        """The channel that was opened last: channels are numbered in order."""
         segments.journal = journal
         if descriptors is not None:
             descriptors.on(SEGMENTS, self._arrived)
 
     def opened(self, channel: int) -> None:
-        """The session is there."""
+        """Begins the connections that wait for this session."""
         self._latest = max(self._latest, channel)
         if self._waiting:
             now = time.monotonic()
@@ -69,7 +69,7 @@ class SegmentConnections:
                     self._waiting.append((end, whose, most, deadline))
 
     def close(self, session: DeviceSession) -> None:
-        """The session ends."""
+        """Closes the connections and segments of a session that ends."""
         for connection in self._open.pop(session, ()):
             connection.close()
         self._segments.close(session)

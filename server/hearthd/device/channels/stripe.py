@@ -1,7 +1,7 @@
-"""One stripe: a client's own connection into the device process, for nothing but the bytes of transfers.
+"""Stripe: a client's connection into the device process, for the bytes of transfers only.
 
-Two threads of its own move them, between the socket and memory that the device-handle thread has lent: one receives,
-one sends. They touch nothing else. What happens here, the device-handle thread is told by `post`.
+Two separate threads move them between the socket and memory that the device-handle thread has lent: one receives, one
+sends. They access no other state. `post` passes events to the device-handle thread.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from hearthd.device.backend.resources import HostBuffer
 from hearthd.device.channels.stripe_tls import Guard
 
 PATIENCE_S = 5.0
-"""What the handshake may take, and how long a stripe waits for its channel to be opened."""
+"""Seconds for the handshake, and for which a stripe waits for its channel to be opened."""
 
 AHEAD = 64
-"""Frames that have come and that the device-handle thread has not looked at; more are not read."""
+"""Limit of frames that the device-handle thread has not handled; more are not read."""
 
 UNREAD = 4096
-"""Frames that wait to be sent; who asks for more without reading is hung up on."""
+"""Limit of frames that wait to be sent; a client that requests more without reading is disconnected."""
 
 REMEMBERED = 256
-"""Transfers that have ended with chunks of them on the way."""
+"""Ended transfers with chunks under way that are remembered."""
 
 _KINDS = frozenset({Kind.UPLOAD, Kind.DOWNLOAD, Kind.STRIPE, Kind.TAKEN})
 _SCRATCH = 256 << 10
@@ -41,7 +41,7 @@ _GATHERED = 32
 
 
 class OutgoingChunk(NamedTuple):
-    """One on its way out."""
+    """A chunk to be sent."""
 
     transfer: int
     offset: int
@@ -51,7 +51,7 @@ class OutgoingChunk(NamedTuple):
 
 
 class StripeOwner(Protocol):
-    """What hears of a stripe, on the device-handle thread."""
+    """Receiver of the stripe's events, on the device-handle thread."""
 
     def ready(self, stripe: Stripe) -> None: ...
     def announced(self, stripe: Stripe, kind: int, transfer: int, chunk: int) -> None: ...
@@ -64,7 +64,7 @@ class StripeOwner(Protocol):
 
 
 class Stripe:
-    """`grant`, `revoke`, `put`, `put_chunk` and `begin` belong to the device-handle thread."""
+    """A stripe. `grant`, `revoke`, `put`, `put_chunk` and `begin` are for the device-handle thread."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Stripe:
         self._ahead = threading.Semaphore(AHEAD)
         self._closed = threading.Event()
         self._left: list[HostBuffer] = []
-        """Memory that a thread had in hand when the connection broke."""
+        """Memory that a thread was using when the connection broke."""
         self._sender: threading.Thread | None = None
         self._scratch: memoryview | None = None
         threading.Thread(target=self._main, name="stripe-in", daemon=True).start()
@@ -99,19 +99,20 @@ class Stripe:
     # ---- the device-handle thread's ----
 
     def begin(self) -> None:
-        """The channel is there: the client may use it."""
+        """Notifies the client that it may use the stripe: the channel is open."""
         self.begun = True
         self.put(encode(Kind.LIVE))
 
     def grant(self, transfer: int, host: HostBuffer) -> None:
-        """One more chunk of the transfer may come, into this memory."""
+        """Lends memory for one more chunk of the transfer."""
         with self._lock:
             self._granted.setdefault(transfer, deque()).append((host, time.monotonic()))
             self._credits += 1
         self._out.put(credit(transfer, 1))
 
     def revoke(self, transfer: int) -> list[HostBuffer]:
-        """The memory that was lent to it and is not in use. What is on the way is thrown away when it comes."""
+        """Returns the memory that was lent to the transfer and is not in use. Chunks under way are dropped when they
+        arrive."""
         with self._lock:
             granted = self._granted.pop(transfer, None)
             if not granted:
@@ -123,18 +124,18 @@ class Stripe:
             return [host for host, _ in granted]
 
     def put(self, frame: bytes) -> None:
-        """Sends a small frame; to a client that reads none of them, no more."""
+        """Sends a small frame; ends the stripe if the client does not read them."""
         if self._out.qsize() < UNREAD:
             self._out.put(frame)
         else:
             self.close()
 
     def put_chunk(self, transfer: int, offset: int, host: HostBuffer, size: int) -> None:
-        """Sends `size` bytes of lent memory; it comes back by `sent`, or by `over`."""
+        """Sends `size` bytes of lent memory; `sent` or `over` returns the memory."""
         self._out.put(OutgoingChunk(transfer, offset, host, size, time.monotonic()))
 
     def close(self) -> None:
-        """Ends it; `over` follows. A second call does nothing."""
+        """Ends the stripe; `over` follows. A second call has no effect."""
         self._closed.set()
         self._ahead.release()
         with contextlib.suppress(OSError):  # it has ended
@@ -152,7 +153,7 @@ class Stripe:
             pass
         except (OSError, FrameError, ValueError) as error:
             why = str(error)
-        except Exception as error:  # a stripe's own trouble is nobody else's
+        except Exception as error:  # an internal error ends this stripe only
             why = f"an error inside the daemon: {type(error).__name__}: {error}"
         self.close()
         self._out.put(None)
@@ -162,7 +163,7 @@ class Stripe:
         self._post(lambda: self._finish(why))
 
     def _finish(self, why: str) -> None:
-        """On the device-handle thread, which has lent all that is left."""
+        """Returns all memory that is left. Device-handle thread, which has lent it."""
         left = [host for granted in self._granted.values() for host, _ in granted] + self._left
         self._granted.clear()
         while not self._out.empty():
@@ -195,7 +196,7 @@ class Stripe:
         self._post(told)
 
     def _idle(self) -> bool:
-        """Whether nothing is expected of the client."""
+        """True if no chunk of the client is expected."""
         return not self._credits
 
     def _frame(self) -> None:
@@ -234,7 +235,8 @@ class Stripe:
         self._tell(partial(self._owner.arrived, self, frame.id, offset, size, host, time.monotonic() - granted))
 
     def _claim(self, transfer: int) -> tuple[HostBuffer, float] | None:
-        """The memory for a chunk; None: it is not wanted any more. Raises `FrameError` where it never was."""
+        """Returns the memory for a chunk; None: the chunk is no longer wanted. Raises `FrameError` where it never
+        was."""
         with self._lock:
             granted = self._granted.get(transfer)
             if granted:

@@ -1,6 +1,6 @@
-"""TLS on a stripe: this process's certificate, made for it alone by the front, and the client's proof inside.
+"""TLS on a stripe: a certificate that the front makes for this process alone, and the client's proof inside.
 
-The node's own key stays with the front: kernels of tenants run in this process.
+The node's key stays with the front: kernels of tenants run in this process.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from hearth_proto.stripes import TICKET_BYTES, TICKET_NAME
 
 
 class Guard:
-    """What a connection has to go through before it is a stripe."""
+    """Handshake of a connection that becomes a stripe."""
 
     def __init__(self, context: ssl.SSLContext, secret: bytes) -> None:
         self._context = context
         self._secret = secret
 
     def open(self, end: socket.socket, deadline: float) -> ssl.SSLSocket:
-        """The same connection, within TLS. Raises OSError, or FrameError for who does not know the ticket."""
+        """Returns the same connection, within TLS. Raises OSError, or FrameError for a client without the ticket."""
         end.settimeout(max(0.001, deadline - time.monotonic()))
         inside = self._context.wrap_socket(end, server_side=True, do_handshake_on_connect=False)
         inside.do_handshake()
@@ -40,14 +40,14 @@ class Guard:
 
 
 class Guards:
-    """Makes them; the certificate is the same for all. Belongs to the device-handle thread."""
+    """Makes guards, which share one certificate. Device-handle thread only."""
 
     def __init__(self) -> None:
         self._context: ssl.SSLContext | None = None
         self._certificate = ""
 
     def make(self, body: Any) -> Guard | None:
-        """Of what the front says: None for no TLS. Raises ValueError, ssl.SSLError, OSError."""
+        """Returns the guard for a message of the front; None: no TLS. Raises ValueError, ssl.SSLError, OSError."""
         if body is None:
             return None
         try:
@@ -64,8 +64,8 @@ class Guards:
 def _context(certificate: str, key: str) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.num_tickets = 0  # nobody resumes a session here
-    file = os.memfd_create("stripe-certificate")  # OpenSSL's loader knows files only, and no disk is to have the key
+    context.num_tickets = 0  # no session is resumed here
+    file = os.memfd_create("stripe-certificate")  # OpenSSL's loader takes files only, and the key must not be on a disk
     try:
         os.write(file, f"{key}\n{certificate}\n".encode())
         context.load_cert_chain(f"/proc/self/fd/{file}")

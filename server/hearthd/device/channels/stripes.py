@@ -1,4 +1,4 @@
-"""The stripes of a device process: connections that the front hands over, whose they are, and what comes over them."""
+"""Stripes of the sessions: connections that the front hands over, and their events."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ STRIPE = "stripe"
 """The kind of message on the descriptors socket that brings one."""
 
 MOST = 32
-"""Stripes of one session."""
+"""Limit of stripes of one session."""
 
 MOST_CHUNK = 16 << 20
 
 
 class Stripes:
-    """Belongs to the device-handle thread."""
+    """Stripes by channel. Device-handle thread only."""
 
     def __init__(
         self,
@@ -48,21 +48,21 @@ class Stripes:
         self._guards = Guards()
         self._of: dict[int, set[Stripe]] = {}
         self._waiting: dict[Stripe, float] = {}
-        """Those whose channel has not been opened, and until when they are kept: the link and the descriptors socket
-        keep no order between them."""
+        """Stripes whose channel has not been opened, and the time until which they are kept: the link and the
+        descriptors socket are not ordered."""
         transfers.on_close = self._closed
         transfers.stripes = lambda: sum(map(len, self._of.values()))
         if descriptors is not None:
             descriptors.on(STRIPE, self._handed_over)
 
     def opened(self, channel: int) -> None:
-        """The session is there."""
+        """Begins the stripes that wait for this session."""
         for stripe in [each for each in self._waiting if each.channel == channel]:
             del self._waiting[stripe]
             stripe.begin()
 
     def sleep(self, asleep: float | None) -> float | None:
-        """How long the loop may sleep, where it would otherwise so long; gives up what has waited for too long."""
+        """Returns how long the loop may sleep, at most `asleep`; closes stripes that have waited for too long."""
         if not self._waiting:
             return asleep
         now = time.monotonic()
@@ -74,7 +74,7 @@ class Stripes:
         return sooner(max(0.0, min(self._waiting.values(), default=now) - now), asleep)
 
     def close(self) -> None:
-        """Closes all of them: the process ends."""
+        """Closes all stripes: the process ends."""
         for stripes in self._of.values():
             for stripe in stripes:
                 stripe.close()
@@ -106,7 +106,7 @@ class Stripes:
             return
         stripes.add(Stripe(end, channel, most, guard, self, self._loop.post))
 
-    # ---- what a stripe says; see `hearthd.device.channels.stripe.StripeOwner` ----
+    # ---- events of a stripe; see `hearthd.device.channels.stripe.StripeOwner` ----
 
     def ready(self, stripe: Stripe) -> None:
         if self._sessions(stripe.channel) is not None:

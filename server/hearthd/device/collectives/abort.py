@@ -21,7 +21,7 @@ from hearthd.device.context import DeviceContext
 from hearthd.device.streams.stream_pool import PooledStream
 
 ABORT_S = 5.0
-"""What takes longer will not come to an end."""
+"""Time limit of an abort, in seconds: a longer one will not end."""
 
 RETIRED = 4
 """Communicators that wait to be freed for as long as the device is busy; NCCL's have some hundred MiB each."""
@@ -38,13 +38,13 @@ class AbortedCommunicator:
         self.comm = comm
         self.communicator = communicator
         self.track = track
-        """That of its operations; None: it never had any."""
+        """The track of its operations; None: it never had any."""
         self.own = own
-        """Whether the track is given back with it."""
+        """True if the track is released with it."""
         self.stopping = False
-        """Whether it is being stopped, which takes as long as what stands before it on the device."""
+        """True while it is being stopped, which takes as long as the work before it on the device."""
         self.deadline = math.inf
-        """By when the helper thread has to be done with it."""
+        """Time by which the helper thread has to be done with it."""
 
 
 class CommunicatorAborts:
@@ -57,9 +57,9 @@ class CommunicatorAborts:
         self._post = post
         self._send = send
         self._helped: dict[AbortedCommunicator, None] = {}
-        """Those that helper threads work on."""
+        """Communicators that helper threads work on."""
         self._retired = 0
-        """How many wait for the device to rest."""
+        """Number of communicators that wait for the device to become idle."""
 
     def end(self, given_up: AbortedCommunicator, *, under_way: bool) -> None:
         """Gives one up. `under_way`: it has operations that may never end by themselves."""
@@ -72,7 +72,7 @@ class CommunicatorAborts:
 
     @property
     def watching(self) -> bool:
-        """Whether something may become overdue."""
+        """True if the work of a helper thread may become overdue."""
         return any(each.deadline < math.inf for each in self._helped)
 
     def check(self, now: float) -> None:
@@ -145,7 +145,7 @@ class CommunicatorAborts:
             tracks.after_all([track], partial(tracks.release, track))
 
     def _help(self, given_up: AbortedCommunicator, work: Callable[[], Callable[[], None]]) -> None:
-        """`work` on a thread of its own; what it returns on this one."""
+        """Runs `work` on a separate thread, and the function that it returns on this one."""
         self._helped[given_up] = None
         self._expect(given_up)
         threading.Thread(target=lambda: self._post(work()), name="communicator", daemon=True).start()

@@ -38,7 +38,7 @@ class SubmittedCollective(NamedTuple):
     origin: Origin
     pending: PendingCollective
     sources: tuple[Buffer, ...]
-    """Those that are not among the destinations."""
+    """Buffers that are not among the destinations."""
     destinations: tuple[Buffer, ...]
 
 
@@ -200,8 +200,8 @@ class CollectiveCommands:
     # ---- the front's messages ----
 
     def message(self, payload: bytes, session_of: SessionOf) -> None:
-        """One COLLECTIVE frame; see hearthd/front/collectives/matcher.py for the conversation. Some come from other
-        daemons: what makes no sense is passed over."""
+        """Handles one COLLECTIVE frame; see hearthd/front/collectives/matcher.py for the protocol. Some come from other
+        daemons: invalid ones are ignored."""
         try:
             message = json.loads(payload)
             what = message["op"]
@@ -225,7 +225,7 @@ class CollectiveCommands:
         self._say(message)
 
     def flush(self) -> None:
-        """To be called before the outbox is emptied."""
+        """Settles the messages to the front. To be called before the outbox is emptied."""
         self._negotiation.settle()
 
     def _say(self, message: dict[str, Any]) -> None:
@@ -240,10 +240,10 @@ class CollectiveCommands:
         self._negotiation.close(session)
 
     def check(self) -> None:
-        """Looks for what is overdue. Cheap to call often: it looks now and then."""
+        """Checks for overdue operations. Cheap to call often: it checks at intervals."""
         self._members.check()
         self._negotiation.check()
 
     def sleep(self, asleep: float | None) -> float | None:
-        """How long the loop may sleep, where it would otherwise so long."""
+        """Returns how long the loop may sleep, at most `asleep`."""
         return self._negotiation.sleep(self._members.sleep(asleep))

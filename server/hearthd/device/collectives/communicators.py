@@ -28,10 +28,10 @@ from hearthd.device.platform.spin_policy import sooner
 from hearthd.device.streams.stream_pool import PooledStream
 
 CHECK_S = 0.05
-"""How often communicators are asked whether they have failed."""
+"""Interval at which communicators are checked for failures, in seconds."""
 
 VERDICT_S = 0.5
-"""How long the front may take to say what becomes of a communicator that was reported to it."""
+"""Seconds in which the front has to decide on a communicator that was reported to it."""
 
 KEPT = 256
 """Communicators that are over, and why: operations may still wait for their turn on them."""
@@ -48,7 +48,7 @@ class Memberships:
         self._send = send
         self._live: dict[str, Membership] = {}
         self._busy: dict[Membership, None] = {}
-        """Those of them that have to be looked at though nothing else happens."""
+        """Memberships that have to be checked without another event."""
         self._gone: OrderedDict[str, Refusal] = OrderedDict()
         self._ids: dict[str, bytes] = {}
         """Made here, for communicators that this rank has not joined yet."""
@@ -67,7 +67,7 @@ class Memberships:
         return self._live.get(comm)
 
     def why_gone(self, comm: str) -> Refusal:
-        """What an operation gets whose communicator is not there any more."""
+        """Returns the refusal of an operation whose communicator is gone."""
         return self._gone.get(comm) or Refusal(
             Reason.COMMUNICATOR_FAILED,
             "the communicator was given up before the operation could start",
@@ -102,7 +102,7 @@ class Memberships:
         member.flights.finish(flight)
         flight.succeed()
 
-    # ---- what the front asks ----
+    # ---- messages of the front ----
 
     def _on_create_id(self, message: dict[str, Any]) -> None:
         comm, ranks = str(message["comm"]), int(message["ranks"])
@@ -123,7 +123,7 @@ class Memberships:
         comm = str(message["comm"])
         if self._making.get(comm):
             # Nothing ends the wait for the others from outside. The thread is left alone, and what it may bring is
-            # given back when it comes.
+            # released when it comes.
             self._making[comm] = False
             self._device.telemetry.joins_abandoned += 1
             return
@@ -199,7 +199,8 @@ class Memberships:
     # ---- failing ----
 
     def broken(self, member: Membership, reason: str, sequence: int = 0, *, timed_out: bool = False) -> None:
-        """Tells the front that this rank cannot go on in it, for the reason of the operation of this number."""
+        """Reports to the front that this rank cannot continue in the communicator, because of the operation of this
+        number."""
         if member.failing:
             return
         member.refusal = partial(given_up, reason, sequence if timed_out else 0)
@@ -214,7 +215,8 @@ class Memberships:
     def _end(
         self, member: Membership, refusal: Callable[[InFlightCollective], Refusal], gone: Refusal | None = None
     ) -> None:
-        """Gives it up: what was under way has failed, and is told so before the abort lets it go on."""
+        """Gives up a communicator: its operations under way have failed, which is recorded before the abort releases
+        them."""
         del self._live[member.comm]
         self._busy.pop(member, None)
         if gone is not None:
@@ -232,8 +234,8 @@ class Memberships:
     # ---- the loop ----
 
     def check(self) -> None:
-        """Looks for what has failed or is overdue, and says how far all have come. Cheap to call often: it looks now
-        and then."""
+        """Checks for failures and overdue operations, and reports the progress. Cheap to call often: it checks at
+        intervals."""
         now = time.monotonic()
         if now < self._next_check or not (self._live or self._aborts.watching):
             return
@@ -264,7 +266,7 @@ class Memberships:
             self.broken(member, f"{overdue.what} was not done in time", overdue.sequence, timed_out=True)
 
     def sleep(self, asleep: float | None) -> float | None:
-        """How long the loop may sleep, where it would otherwise so long."""
+        """Returns how long the loop may sleep, at most `asleep`."""
         if not (self._busy or self._aborts.watching):
             return asleep
         left = max(self._next_check - time.monotonic(), 0.0)

@@ -1,6 +1,6 @@
 """Operations launched on one communicator and not known to be done: in order, each with its deadline.
 
-Every rank is told to launch in the same order, under numbers that count from 1. An operation that is launched ahead of
+Every rank receives the same order of launches, under numbers that count from 1. An operation that is launched ahead of
 its turn would meet another one on its peers, so numbers are kept here, too.
 """
 
@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 PROGRESS_S = 0.05
-"""How often others are told, at most, how far it has come."""
+"""Shortest interval between two reports of progress, in seconds."""
 
 
 class InFlightQueue(Generic[T]):
@@ -26,7 +26,7 @@ class InFlightQueue(Generic[T]):
         self.launched = 0
         self.done = 0
         self._deadlines: dict[T, float] = {}
-        """In the order of their launch."""
+        """Deadlines in the order of launch."""
         self._told = 0
         self._told_at = -math.inf
 
@@ -41,22 +41,22 @@ class InFlightQueue(Generic[T]):
         return True
 
     def next(self, number: int) -> bool:
-        """Whether all before the one of this number have been launched."""
+        """True if all operations before this number have been launched."""
         return number <= self.launched + 1
 
     def launch(self, operation: T, deadline: float) -> None:
-        """It is under way; `deadline` is when it has to be done."""
+        """Adds an operation under way, which has to be done by `deadline`."""
         self.launched += 1
         self._deadlines[operation] = deadline
 
     def finish(self, operation: T) -> None:
-        """It is done; one that is not under way any more is not counted."""
+        """Counts an operation as done, if it is under way."""
         if self._deadlines.pop(operation, None) is not None:
             self.done += 1
 
     @property
     def deadline(self) -> float:
-        """When the first of them has to be done; infinity where nothing is under way."""
+        """Returns the earliest deadline; infinity where no operation is under way."""
         return min(self._deadlines.values(), default=math.inf)
 
     def overdue(self, now: float) -> T | None:
@@ -64,18 +64,19 @@ class InFlightQueue(Generic[T]):
         return next((each for each, deadline in self._deadlines.items() if deadline <= now), None)
 
     def give_up(self) -> list[T]:
-        """All that are under way, in the order of their launch. None is any more."""
+        """Removes and returns all operations under way, in the order of their launch."""
         left = list(self._deadlines)
         self._deadlines.clear()
         return left
 
     def progress(self, now: float, *, at_once: bool = False) -> int | None:
-        """How many are done, where that is to be told now; `at_once`: however short it is since it was told."""
+        """Returns the number of operations that are done, if a report is due; `at_once`: whatever the time since the
+        last report."""
         if self.done == self._told or (now < self._told_at + PROGRESS_S and not at_once):
             return None
         self._told, self._told_at = self.done, now
         return self.done
 
     def progress_at(self) -> float:
-        """When `progress` has something to tell; infinity where nothing has changed."""
+        """Returns the time of the next report; infinity where nothing has changed."""
         return self._told_at + PROGRESS_S if self.done != self._told else math.inf

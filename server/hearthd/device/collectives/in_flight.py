@@ -40,11 +40,11 @@ class InFlightCollective:
         self.origin = origin
         self._key = key
         self.row = flights
-        """Those of its communicator: it is the next of them."""
+        """Operations in flight of its communicator; this one is the next."""
         self.place = flights.launched
         self.over = False
         self.failure: StreamFailure | None = None
-        """Why it came to nothing."""
+        """Reason of its failure."""
         self._destinations = destinations
         self._tracks = tracks
         self._behind: list[Callable[[], None]] = []
@@ -68,12 +68,12 @@ class InFlightCollective:
             self._behind.append(callback)
 
     def succeed(self) -> None:
-        """It is done."""
+        """Ends the operation with success."""
         self._end()
 
     def fail(self, refusal: Refusal) -> None:
-        """It came to nothing: an error on its stream. What it wrote is worth nothing, and neither is what has been made
-        of that since."""
+        """Ends the operation with an error on its stream. Its results, and all contents that depend on them, are
+        invalid."""
         if self.over:
             return
         spoiled = dict.fromkeys(self._destinations)

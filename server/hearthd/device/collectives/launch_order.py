@@ -12,8 +12,8 @@ from typing import Generic, Protocol, TypeVar
 
 MOST_LAUNCHED = 256
 """Operations, those of a batch counted one by one, that are launched on a track and not known to be done. The driver
-makes who gives a few tracks a thousand or so wait until some are done, and nobody may wait here for what waits for
-peers. What goes beyond waits here: its peers come to it in the same order, so that the first can always be done."""
+blocks a thread that submits about a thousand to a few tracks until some are done, and this thread must not wait for
+peers. Further operations wait here: all ranks launch in the same order, so that the first can always be done."""
 
 
 class WeightedOperation(Protocol):
@@ -36,7 +36,7 @@ class LaunchOrder(Generic[P]):
         self._weight = 0
 
     def told(self, operation: P) -> None:
-        """It may go, behind those that were told before."""
+        """Queues an operation that may be launched, behind earlier ones."""
         self._line.append(operation)
 
     @property
@@ -54,10 +54,10 @@ class LaunchOrder(Generic[P]):
         self._weight += operation.weight
 
     def done(self, operation: P) -> None:
-        """One that was launched is over, well or not."""
+        """Ends an operation that was launched, with success or not."""
         self._weight -= operation.weight
 
     def drop(self, operation: P) -> None:
-        """It will not be launched."""
+        """Removes an operation that will not be launched."""
         if operation in self._line:
             self._line.remove(operation)

@@ -1,4 +1,4 @@
-"""This rank of one communicator, and what is said of operations that it took down with it."""
+"""Membership: this rank of one communicator, and the refusals of operations that failed with it."""
 
 from __future__ import annotations
 
@@ -28,28 +28,29 @@ class Membership:
         self.lane = lane
         """The order on the track."""
         self.group = group
-        """Whether it is one over several daemons, and has the track to itself."""
+        """True for a communicator over several daemons, which has the track to itself."""
         self.flights: InFlightQueue[InFlightCollective] = InFlightQueue()
         self.reported = math.inf
-        """When the front was told that it has failed."""
+        """Time at which its failure was reported to the front."""
         self.refusal: Callable[[InFlightCollective], Refusal] | None = None
-        """Why, for an operation that was under way."""
+        """Returns the refusal of an operation that was under way."""
         self.gone: Refusal | None = None
-        """Why, for one that was told to go, and could not start."""
+        """Refusal of an operation that could not start."""
 
     @property
     def failing(self) -> bool:
-        """Whether it has been reported to the front, which has not said what becomes of it."""
+        """True if its failure has been reported to the front, which has not decided on it."""
         return self.refusal is not None
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way on it, and nothing is to be told of it."""
+        """True if no operation is under way on it, and no report is due."""
         return not (len(self.flights) or self.failing or self.flights.progress_at() < math.inf)
 
 
 def given_up(why: str, late: int, flight: InFlightCollective) -> Refusal:
-    """For an operation that was under way when its communicator failed; `late`: the one that was not done in time."""
+    """Returns the refusal of an operation that was under way when its communicator failed; `late` is the number of the
+    one that was not done in time."""
     if late and flight.sequence == late:
         return Refusal(
             Reason.COLLECTIVE_TIMEOUT,
@@ -66,8 +67,8 @@ def given_up(why: str, late: int, flight: InFlightCollective) -> Refusal:
 
 
 def not_started(why: str, timed_out: bool) -> Refusal:
-    """For an operation that had been told to go on a communicator that failed before it could start; `timed_out`: that
-    is why it failed, of this operation or of one that it waits for."""
+    """Returns the refusal of an operation that could not start on a communicator that failed; `timed_out`: by a timeout
+    of this operation or of one that it waits for."""
     return Refusal(
         Reason.COLLECTIVE_TIMEOUT if timed_out else Reason.COMMUNICATOR_FAILED,
         f"the communicator was given up before the operation could start: {why}",
@@ -76,7 +77,7 @@ def not_started(why: str, timed_out: bool) -> Refusal:
 
 
 def verdict(encoded: object) -> Refusal:
-    """What the front says of an operation."""
+    """Decodes the front's decision on an operation."""
     try:
         return from_text(encoded or "?")
     except ValueError:

@@ -20,14 +20,14 @@ from hearthd.device.session.session import DeviceSession
 
 MOST_PRESENTED = 512
 """Operations of a session, those of a batch counted one by one, that are presented and not known to be done; beyond
-these an operation is presented only when its turn has come. An operation has so many seconds from then on, and those
-before it are to be done by then."""
+these an operation is presented only when its turn has come. Its time limit begins then, and includes the operations
+before it."""
 
 MOST_AT_ALL = 4096
-"""The same, those included whose turn has come: of so many streams at once."""
+"""The same limit, including operations whose turn has come, of many streams at once."""
 
 REFILL = 64
-"""So much room there is before more of a row is presented: as one message, and not one for each that is done."""
+"""Room for which more of a queue is presented: as one message, and not one for each that is done."""
 
 REMEMBERED = 1024
 """Operations that were launched lately: the same number again is refused."""
@@ -47,14 +47,14 @@ class Negotiation:
         self._rows = OutgoingOperations(say, self._unanswered)
         self._pending: dict[OperationKey, PendingCollective] = {}
         self._going: dict[PendingCollective, None] = {}
-        """Those of them that have been told to go."""
+        """Operations that may be launched."""
         self._launched: OrderedDict[OperationKey, None] = OrderedDict()
         self._weights: dict[DeviceSession, int] = {}
-        """Of what each session has presented and is not known to be done."""
+        """Weight of the operations that each session has presented and that are not known to be done."""
         self._standing: dict[DeviceSession, deque[PendingCollective]] = {}
-        """What waits for room, in order."""
+        """Operations that wait for room, in order."""
         self._failing: set[DeviceSession] = set()
-        """Whose operations have failed while others before them are under way."""
+        """Sessions whose operations have failed while others before them are under way."""
         self._next_check = 0.0
 
     def add(
@@ -76,8 +76,8 @@ class Negotiation:
     def ask(self, pending: PendingCollective, ahead: list[PendingCollective]) -> None:
         """Presents it, or lines it up, behind those ahead of it, which have been. Raises as `locate`."""
         group = pending.key.group
-        # A group over daemons has an order and a track of its own, and may stand behind anything. One of this daemon's
-        # devices that were told to go while it stands behind such a group would hold up all others on their track.
+        # A group over daemons has a separate order and track, and may wait for anything. A group of this daemon's
+        # devices that may be launched while it waits for such a group would hold up all others on their track.
         if not group and any(other.key.group for other in ahead):
             return
         locate(pending.parts)
@@ -92,7 +92,7 @@ class Negotiation:
             self._present(pending)
 
     def present(self, pending: PendingCollective) -> bool:
-        """Its turn has come: nothing stands before it. False: there is no room even so."""
+        """Presents an operation whose turn has come: no earlier one is left. False: there is no room even so."""
         if self._crowded(pending, MOST_AT_ALL):
             return False
         pending.behind = []
@@ -104,7 +104,7 @@ class Negotiation:
         return weight > 0 and weight + pending.weight > most
 
     def _present(self, pending: PendingCollective) -> None:
-        """Tells the front that this rank is there; it has so many seconds to be done."""
+        """Reports to the front that this rank has reached the operation, and starts its time limit."""
         pending.made = pending.stands = True
         pending.deadline = time.monotonic() + pending.seconds
         weight = self._weights.get(pending.session, 0)
@@ -120,11 +120,11 @@ class Negotiation:
         self._rows.flush()
 
     def settle(self) -> None:
-        """The same, but for what is better sent with more."""
+        """Sends the messages that need not wait for more."""
         self._rows.settle()
 
     def _make_room(self, session: DeviceSession, weight: int) -> None:
-        """So much less of the session's is presented."""
+        """Subtracts `weight` from the session's presented operations."""
         left = self._weights.get(session, 0) - weight
         if left > 0:
             self._weights[session] = left
@@ -147,10 +147,10 @@ class Negotiation:
         other = self._pending.get(key)
         return other is not None and other.comm is None and other.error is None
 
-    # ---- how it goes on ----
+    # ---- launch and end ----
 
     def next(self, pending: PendingCollective) -> bool:
-        """Whether it is the next of its track, whose order all ranks keep."""
+        """True if it is the next of its track, whose order all ranks keep."""
         lane = pending.lane
         if lane is None:
             return True
@@ -160,7 +160,7 @@ class Negotiation:
         return head is pending
 
     def launched(self, pending: PendingCollective) -> None:
-        """It is on the device; `settled` is to be called when it is known how it ended."""
+        """Takes note that it is on the device; `settled` is to be called when its outcome is known."""
         del self._pending[pending.key]
         self._going.pop(pending, None)
         lane = pending.lane
@@ -172,7 +172,7 @@ class Negotiation:
             self._launched.popitem(last=False)
 
     def settled(self, pending: PendingCollective) -> None:
-        """It is known how it ended."""
+        """Takes note that its outcome is known."""
         lane = pending.lane
         if lane is not None:
             full = lane.head is None
@@ -185,11 +185,11 @@ class Negotiation:
             self._device.kick(pending.session)
 
     def wait_for_others(self, pending: PendingCollective) -> None:
-        """It has failed, and is to be looked at again when more is known of those before it."""
+        """Keeps a failed operation until more is known of those before it."""
         self._failing.add(pending.session)
 
     def failed(self, pending: PendingCollective, refusal: Refusal) -> None:
-        """It will not be launched: refused, skipped, given up."""
+        """Ends an operation that will not be launched: it was refused, skipped or given up."""
         if self._pending.get(pending.key) is not pending:
             return
         del self._pending[pending.key]
@@ -219,7 +219,7 @@ class Negotiation:
             self._device.kick(head.session)
 
     def _missed(self, key: OperationKey, comm: str | None, why: str) -> None:
-        """The others were told to go on, and would wait for this rank."""
+        """Reports a missed operation: the other ranks continue, and would wait for this rank."""
         member = self._members.get(comm) if comm is not None else None
         if member is not None:
             reason = f"device {self._device.spec.ordinal} has no part in {key}: {why}"
@@ -241,7 +241,7 @@ class Negotiation:
             if pending is not None and pending.comm is None and pending.error is None:
                 pending.error = verdict(message.get("status"))
         if self._rows.settle():
-            self._device.outbox.send()  # the front looks at the next while these are launched
+            self._device.outbox.send()  # the front handles the next ones while these are launched
         self._kick(session_of(channel))
 
     def _go(self, key: OperationKey, pending: PendingCollective | None, comm: str, index: int) -> None:
@@ -289,7 +289,7 @@ class Negotiation:
     # ---- the loop ----
 
     def check(self) -> None:
-        """Reports what was told to go, and could not start in time: its peers wait for it."""
+        """Reports operations that could not start in time: their peers wait for them."""
         now = time.monotonic()
         if now < self._next_check or not self._going:
             return
@@ -301,7 +301,7 @@ class Negotiation:
                 self._members.broken(member, why, pending.key.sequence, timed_out=True)
 
     def sleep(self, asleep: float | None) -> float | None:
-        """How long the loop may sleep, where it would otherwise so long."""
+        """Returns how long the loop may sleep, at most `asleep`."""
         asleep = self._rows.sleep(asleep)
         if self._going:
             return sooner(CHECK_S, asleep)

@@ -21,10 +21,10 @@ UNANSWERED = 2
 time."""
 
 KEEP_S = 10e-3
-"""How long an operation is kept at most."""
+"""Longest time for which an operation is kept, in seconds."""
 
 MOST_KEPT = 64
-"""Operations that are kept at most: the front has others to serve while it looks at a message."""
+"""Limit of operations that are kept: the front serves no others while it handles a message."""
 
 Say = Callable[[dict[str, Any]], None]
 
@@ -40,13 +40,13 @@ class OutgoingOperations:
         self._unanswered = unanswered
         self._clock = clock
         self._rows: list[OperationRun] = []
-        """Those that have not been sent, in order."""
+        """Runs that have not been sent, in order."""
         self._count = 0
         """Operations in them."""
         self._line = False
-        """Whether each stands behind the one before, and the first behind what was sent last."""
+        """True if each waits for the one before, and the first for the last one sent."""
         self._since = 0.0
-        """When the first of them came."""
+        """Time at which the first of them came."""
         self._sent: list[OperationKey] = []
         """The last operation of each of the messages of one line that were sent last, oldest first."""
 
@@ -55,7 +55,7 @@ class OutgoingOperations:
         return self._count
 
     def add(self, pending: PendingCollective, signature: list[dict[str, Any]]) -> None:
-        """One more is presented."""
+        """Adds an operation that is presented."""
         rows = self._rows
         if rows and rows[-1].goes_on(pending, signature):
             rows[-1].last = pending.key
@@ -104,7 +104,7 @@ class OutgoingOperations:
         )  # fmt: skip
 
     def sleep(self, asleep: float | None) -> float | None:
-        """How long the loop may sleep, where it would otherwise so long."""
+        """Returns how long the loop may sleep, at most `asleep`."""
         if not self._rows:
             return asleep
         return sooner(max(self._since + KEEP_S - self._clock(), 0.0), asleep)

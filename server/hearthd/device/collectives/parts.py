@@ -1,4 +1,4 @@
-"""One rank's part in a collective, and its place in memory."""
+"""Part of one rank in a collective, and its place in memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class BufferRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CollectivePart:
-    """One operation of one rank. Fields that its kind does not use are empty and need not match."""
+    """An operation of one rank. Fields that its kind does not use are empty and need not match."""
 
     kind: str
     count: int
@@ -33,12 +33,12 @@ class CollectivePart:
     peer: int
     rank: int
     source: BufferRange | None
-    """None: this rank gives nothing."""
+    """Range of the source; None: this rank gives nothing."""
     destination: BufferRange | None
 
     @property
     def signature(self) -> dict[str, Any]:
-        """What the front matches with the other ranks'."""
+        """Returns the fields that the front matches with those of the other ranks."""
         return {
             "kind": self.kind,
             "count": self.count,
@@ -103,7 +103,7 @@ class CollectivePart:
         )
 
     def in_place(self, since: int, to: int) -> bool:
-        """Whether source and destination lie to each other as NCCL's in-place operations have it."""
+        """True if source and destination are placed as in NCCL's in-place operations."""
         if self.kind in SAME:
             return since == to
         before = self.rank * self.count * ITEM_SIZES.get(self.dtype, 0)
@@ -112,7 +112,7 @@ class CollectivePart:
         return self.kind in SCATTERING and to == since + before
 
     def exchange(self, since: int, to: int) -> CollectiveExchange | None:
-        """What the backend is given; None: nothing has to be moved. What does not reduce goes as bytes."""
+        """Returns the backend's operation; None: nothing has to be moved. Operations that do not reduce move bytes."""
         if self.kind == "barrier":
             return CollectiveExchange("barrier")
         if not self.count:

@@ -33,7 +33,7 @@ class OperationKey(NamedTuple):
         return f"operation {self.sequence} of group {self.group or list(self.devices)}"
 
     def address(self) -> dict[str, Any]:
-        """As frames have it."""
+        """Returns the key in the form of frames."""
         return {
             "channel": self.channel, "group": self.group, "devices": list(self.devices), "sequence": self.sequence
         }  # fmt: skip
@@ -73,27 +73,27 @@ class PendingCollective:
         self.parts = parts
         self.weight = len(parts) or 1
         self.seconds = seconds
-        """How long it may take, from when it is presented to when it is done."""
+        """Time limit from its presentation to its end, in seconds."""
         self.deadline = math.inf
         self.made = False
-        """Whether it has been presented."""
+        """True once it has been presented."""
         self.stands = False
-        """Whether it has, or will be behind others of its kind as soon as there is room."""
+        """True if it has been presented, or will be behind others of its kind as soon as there is room."""
         self.behind: list[OperationKey] = []
-        """Those that it stands behind here, and that had not been told to go when it was presented."""
+        """Earlier operations that it waits for, and that could not be launched when it was presented."""
         self.comm: str | None = None
         """The communicator on which it may go."""
         self.lane: LaunchOrder[PendingCollective] | None = None
         self.index = 0
-        """Its number there; 0: the front has given it none."""
+        """Number on that communicator; 0: the front has given it none."""
         self.error: Refusal | None = None
 
     def ask(self, ahead: Iterable[object]) -> None:
-        """Presents it ahead of its turn: behind other collectives that have been presented, so that matching does not
-        cost a round trip to the front for each of a row. Behind anything else that would not be safe: the ranks could
-        then be told to go in an order in which one of them cannot."""
+        """Presents it ahead of its turn, behind other collectives that have been presented, so that matching does not
+        cost a round trip to the front for each of a series. Behind any other command that would not be safe: the front
+        could then order the ranks to launch in an order that one of them cannot keep."""
         others = [other for other in ahead if isinstance(other, PendingCollective)]
-        with suppress(Refusal):  # it will be met again, and answered, when its turn comes
+        with suppress(Refusal):  # the error occurs again, and is answered, when its turn comes
             self._registry.ask(self, others)
 
 
@@ -109,7 +109,7 @@ class OperationRun:
         self.count = 1
 
     def goes_on(self, pending: PendingCollective, signature: list[dict[str, Any]]) -> bool:
-        """Whether it is the next. Groups over daemons have a message for each."""
+        """True if the operation continues the run. Groups over daemons have a message for each."""
         key, last = pending.key, self.last
         return (
             key.sequence == last.sequence + 1

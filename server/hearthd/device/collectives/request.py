@@ -1,4 +1,4 @@
-"""The operations of a Collective, checked as far as one rank can before anything of it is looked at in memory."""
+"""Operations of a Collective: the checks that one rank can make before any of them is resolved to memory."""
 
 from __future__ import annotations
 

@@ -49,13 +49,13 @@ def key(job: Job, identity: bytes) -> str:
 
 
 class CompileCache:
-    """One directory, `<first two hex digits>/<name>`. Threads and processes may use it at once.
+    """A directory, `<first two hex digits>/<name>`. Threads and processes may use it at once.
 
     Args:
-        directory: Where the entries are; empty: nowhere.
-        max_bytes: Size of all entries; the bound drops those that were not used for longest.
+        directory: Place of the entries; empty: none.
+        max_bytes: Size of all entries; the bound drops the least recently used.
         secret: Key of the entries' authentication.
-        divided: Whether each tenant has entries of its own: `pin` then says whose they are.
+        divided: True if each tenant has separate entries: `pin` then names the tenant.
     """
 
     def __init__(self, directory: str, max_bytes: int, secret: bytes = b"", divided: bool = False) -> None:
@@ -66,11 +66,11 @@ class CompileCache:
         self._tenant: str | None = None
         self._told = float("-inf")
         self.report: Callable[[str], None] = lambda _what: None
-        """Told now and then, by any thread, that the disk is full: what is compiled is compiled again another time."""
+        """Called from time to time, on any thread, while the disk is full: code is not cached then."""
 
     @property
     def directory(self) -> str:
-        """Where it lies; empty: nowhere."""
+        """Path of the cache; empty: none."""
         return str(self._directory or "")
 
     def pin(self, tenant: str) -> None:
@@ -119,7 +119,7 @@ class CompileCache:
 
     @contextlib.contextmanager
     def single_flight(self, name: str) -> Iterator[None]:
-        """Only one process of the node compiles `name` at a time; the others then find it in the cache."""
+        """Ensures that only one process of the node compiles `name` at a time; the others then find it in the cache."""
         path = self._path(name)
         descriptor = -1
         try:
@@ -183,7 +183,7 @@ class CompileCache:
 
 
 def cache_directory(configured: str) -> str:
-    """Where compiled modules go: the configured directory, never one that others can write to."""
+    """Returns the directory for compiled modules: the configured one, unless others can write to it."""
     if not configured:
         return ""
     try:

@@ -20,7 +20,7 @@ Capability = tuple[int, int]
 ELF_MAGIC = b"\x7fELF"
 FATBIN_MAGIC = b"\x50\xed\x55\xba"
 FATBIN_WRAPPER_MAGIC = b"\xb1\x43\x62\x46"
-"""What nvcc puts into a program: it holds the address of a fatbin, which means nothing elsewhere."""
+"""Magic of the wrapper that nvcc puts into a program: it holds the address of a fatbin, which is valid there only."""
 
 EM_CUDA = 190
 _ELF_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
@@ -69,8 +69,8 @@ class Ptx(NamedTuple):
 
 
 def check(code: bytes, capability: Capability) -> bool:
-    """Whether `code` has to be assembled before it can run on a device of `capability`: PTX, or a fatbin in which only
-    PTX will do. Raises Refusal(MODULE_INVALID)."""
+    """True if `code` has to be assembled before it can run on a device of `capability`: PTX, or a fatbin in which only
+    the PTX fits. Raises Refusal(MODULE_INVALID)."""
     if not code:
         raise _invalid("There is no code in it.")
     if code.startswith(ELF_MAGIC):
@@ -168,7 +168,7 @@ def _check_cubin(cubin: Cubin, capability: Capability) -> None:
 
 
 def runs(architecture: int, capability: Capability) -> bool:
-    """Whether machine code for sm_`architecture` runs there: the same major number, and no later a minor one."""
+    """True if machine code for sm_`architecture` runs there: the same major number, and no later minor one."""
     major, minor = divmod(architecture, 10)
     return major == capability[0] and minor <= capability[1]
 

@@ -17,7 +17,7 @@ class Runner(Protocol):
         ...
 
     def identity(self, job: Job) -> bytes:
-        """What besides the job decides the result. Raises Refusal."""
+        """Returns everything except the job that affects the result. Raises Refusal."""
         ...
 
     def run(self, job: Job) -> Image:
@@ -29,14 +29,14 @@ class Runner(Protocol):
         ...
 
     def cancel(self, job: Job) -> None:
-        """Nobody waits for the job any more. Does not block."""
+        """Cancels a job that has no waiter left. Does not block."""
         ...
 
     def close(self) -> None: ...
 
 
 class ImageSource(Protocol):
-    """Where a device process gets images: `CachedImages` in its own process, or a broker."""
+    """Source of images for a device process: `CachedImages` in the process itself, or a broker."""
 
     def ready(self) -> None: ...
 
@@ -49,7 +49,7 @@ class ImageSource(Protocol):
     def cancel(self, job: Job) -> None: ...
 
     def pin(self, tenant: str) -> None:
-        """All jobs to come are the tenant's. The first call counts."""
+        """Attributes all later jobs to the tenant. The first call counts."""
         ...
 
     def close(self) -> None: ...

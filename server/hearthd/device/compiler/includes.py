@@ -21,7 +21,7 @@ from typing import NamedTuple
 from hearth_proto.reasons import Reason, Refusal
 
 SOURCE = "kernel.cu"
-"""What compilers here call the source itself."""
+"""Name of the source in compiles."""
 
 MAX_NAME = 1024
 
@@ -51,7 +51,7 @@ _NAME = re.compile(r'"([^"\n]*)"|<([^>\n]*)>')
 _BLANK = re.compile(r"[ \t\v\f\r]*")
 
 _LONGEST_COMMENT = 4096
-"""Between the words of a directive: nobody writes a longer one there, and looking further would take for ever."""
+"""Longest comment between the words of a directive: a limit for the search."""
 
 
 class IncludeFinding(NamedTuple):
@@ -98,7 +98,7 @@ def check(
 
 
 def hint(refusal: Refusal) -> Refusal:
-    """The same refusal, with how to send headers where the compiler missed one."""
+    """Returns the refusal, with the way to send headers added where the compiler missed one."""
     if refusal.reason is Reason.COMPILE_FAILED and _MISSED.search(refusal.details.get("log", "")):
         refusal.fix = f"{FIX}; {refusal.fix}" if refusal.fix else FIX
     return refusal
@@ -116,12 +116,12 @@ def check_name(name: str) -> None:
 
 
 def foreign(name: str) -> bool:
-    """Whether an include of that name could be a file that was not sent along."""
+    """True if an include of that name could be a file that was not sent along."""
     return name.strip().startswith("/") or "\\" in name or ".." in name.split("/")
 
 
 class _Reading(NamedTuple):
-    """A source with its spliced lines joined; `cuts` are where, so that lines can be told."""
+    """A source with its spliced lines joined; `cuts` are the places of the joins, from which lines are counted."""
 
     text: str
     cuts: list[int]
@@ -203,7 +203,7 @@ def _queries(file: str, reading: _Reading, at: int, line: str, defined: set[str]
 def _named(
     file: str, reading: _Reading, what: str, start: int, position: int, defined: set[str]
 ) -> Iterator[IncludeFinding]:
-    """What follows an include: a name, or a macro that makes one."""
+    """Returns the operand of an include: a name, or a macro that makes one."""
     text = reading.text
     position = _skip(text, position)
     literal = _NAME.match(text, position)
@@ -234,7 +234,7 @@ def _renamed(file: str, reading: _Reading, match: re.Match[str]) -> Iterator[Inc
 
 
 def _skip(text: str, position: int) -> int:
-    """Past blanks and comments; a directive may go on behind a comment of several lines."""
+    """Skips blanks and comments; a directive may continue behind a comment of several lines."""
     while True:
         blank = _BLANK.match(text, position)
         assert blank is not None

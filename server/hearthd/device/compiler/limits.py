@@ -1,4 +1,4 @@
-"""How much a compile may take, and what is said of one that took more, or whose compiler crashed."""
+"""Limits of a compile, and the refusals of one that exceeded them, or whose compiler crashed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class CompilerEnded(Exception):
 
 @dataclass(frozen=True)
 class CompileLimits:
-    """Of one compile: wall-clock seconds, bytes of address space, bytes of the largest file it writes."""
+    """Limits of one compile: wall-clock seconds, bytes of address space, bytes of the largest file it writes."""
 
     seconds: float
     memory: int
@@ -43,7 +43,7 @@ class CompileLimits:
         )
 
     def ended(self, number: int, said: str = "") -> Refusal:
-        """For a compiler that the signal `number` ended; `said` is the last that it wrote."""
+        """Returns the refusal of a compile whose compiler the signal `number` ended; `said` is its last output."""
         if number == signal.SIGXCPU:
             return self.out_of_time()
         if number == signal.SIGXFSZ:

@@ -17,7 +17,7 @@ from hearth_proto.reasons import Reason, Refusal
 
 
 class Effect(enum.Enum):
-    """Where an option that is accepted changes something."""
+    """Scope in which an accepted option has an effect."""
 
     EVERYWHERE = enum.auto()
     GPU = enum.auto()  # in NVRTC's code for a GPU, or in its messages
@@ -182,7 +182,7 @@ class CompileOptions:
         return found
 
     def for_nvrtc(self) -> list[str]:
-        """The options that NVRTC is given, each in one string of its own form."""
+        """Returns the options for NVRTC, each in one string of NVRTC's form."""
         return [_spelled(each) for each in self.given if each.option.effect is not Effect.NOWHERE]
 
     def without_effect(self, on_gpu: bool) -> list[str]:
@@ -215,7 +215,7 @@ def parse_options(options: Sequence[str]) -> CompileOptions:
 
 
 def _split(options: Sequence[str]) -> Iterator[tuple[str, str, str | None]]:
-    """Each option in its author's words, its name without dashes, and its value."""
+    """Divides the options; yields each in its author's words, its name without dashes, and its value."""
     pending = [option.strip() for option in options]
     pending.reverse()
     while pending:

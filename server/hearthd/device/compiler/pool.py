@@ -31,7 +31,8 @@ _NEAR = 0.75
 """A compiler that crashed with this part of its memory in use is taken to have run out of it."""
 
 _TRIES = 4
-"""One that was idle may have died, by the system's hand for one, or be of an older recipe."""
+"""Attempts to find a worker: an idle one may have died, by the out-of-memory killer for example, or have an older
+recipe."""
 
 _OUT_OF_MEMORY = ("out of memory", "bad_alloc", "memory exhausted", "allocate memory")
 
@@ -55,12 +56,13 @@ class CompileWorkers:
         self._identity: bytes | None = None
         self._assembler: bytes | Refusal | None = None
         self.confined: str | None = None
-        """What keeps the workers from the files of the host; empty where nothing does, None until one has started."""
+        """Confinement of the workers from the host's files; empty: none; None: no worker has started yet."""
         self.report: Callable[[str], None] = lambda _what: None
-        """Told, on a compile thread and once each, what the machine lacks."""
+        """Called, on a compile thread and once each, with the restrictions that the machine lacks."""
 
     def warm(self, start: Start = fresh) -> None:
-        """Starts a worker ahead of its first job. Never raises: a worker that cannot be started is told of then."""
+        """Starts a worker ahead of its first job. Never raises: the first job reports a worker that cannot be
+        started."""
         with contextlib.suppress(OSError), self._lock:
             if not self._closed:
                 self._idle.append(self._start(start))
@@ -134,7 +136,7 @@ class CompileWorkers:
             scratch.close()
 
     def pids(self) -> list[int]:
-        """Of the workers that are there."""
+        """Returns the process ids of the workers."""
         with self._lock:
             return [worker.pid for worker in (*self._idle, *self._busy)]
 
@@ -204,7 +206,7 @@ class CompileWorkers:
         )
 
     def _spent(self, worker: CompileWorker, answer: dict[str, Any]) -> bool:
-        """Whether the worker is better replaced: it has reached a limit, or holds on to much memory."""
+        """True if the worker should be replaced: it has reached a limit, or holds much memory."""
         if answer.get("reason") in (Reason.COMPILE_LIMIT, Reason.INTERNAL):
             return True
         began = worker.greeted()["address_space"]
@@ -234,7 +236,7 @@ class CompileWorkers:
             wanted = not self._idle and not self._closed
         if wanted:
             self.warm()
-            with contextlib.suppress(Exception):  # told when a job needs it
+            with contextlib.suppress(Exception):  # the next job meets the error again
                 self.ready()
 
     def _taken(self, job: Job | None) -> CompileWorker:

@@ -131,7 +131,7 @@ def unpack_image(head: dict[str, Any], parts: Sequence[bytes]) -> Image:
 
 
 def unpack_refusal(head: dict[str, Any]) -> Refusal:
-    """Of reasons that a compile can have; another one would be the worker's invention."""
+    """Decodes a refusal with one of the reasons of a compile; a worker may send no other."""
     reason = Reason.INTERNAL
     if head.get("reason") in _REASONS:
         reason = Reason(head["reason"])

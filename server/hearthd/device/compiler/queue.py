@@ -1,7 +1,7 @@
-"""Which compile is next: in turn among those who ask, so that nobody's flood keeps others waiting.
+"""Compile queue: selects the next compile in turn among the owners, so that a flood of one does not delay the others.
 
-`slots` compiles run at once, whoever asked for them. Whoever has none running may have one more beyond those, up to
-twice as many in all: a few sources that take for ever do not stand in the way of another session's.
+`slots` compiles run at once, of any owner. An owner without a running compile may have one more beyond those, up to
+twice as many in all: endless compiles of one session do not delay another session's.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ T = TypeVar("T")
 
 
 class CompileQueue(Generic[T]):
-    """Not safe for threads: its user has a lock."""
+    """Compiles that wait and run, by owner. Not thread-safe: its user has a lock."""
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
         self._waiting: OrderedDict[Hashable, deque[T]] = OrderedDict()
-        """By owner; the first is whose turn it is."""
+        """Waiting compiles by owner; the first owner has the next turn."""
         self._running: dict[Hashable, int] = {}
         self._total = 0
 
@@ -28,7 +28,7 @@ class CompileQueue(Generic[T]):
 
     @property
     def most(self) -> int:
-        """How many may ever run at once."""
+        """Largest number of compiles that may run at once."""
         return 2 * self._slots
 
     def put(self, owner: Hashable, item: T) -> None:

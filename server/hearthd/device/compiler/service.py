@@ -16,12 +16,12 @@ from hearthd.device.compiler.images import ImageSource
 from hearthd.device.compiler.queue import CompileQueue
 
 REST_S = 30.0
-"""After so long without a job a compile thread lets spare workers go."""
+"""Seconds without a job after which a compile thread ends spare workers."""
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """How a compile ended: an image or a refusal, whether a cache had it, and how long it took."""
+    """Result of a compile: an image or a refusal, True if a cache had it, and its time."""
 
     image: Image | None
     error: Refusal | None
@@ -33,7 +33,7 @@ Callback = Callable[[Compiled], None]
 
 
 class _Flight:
-    """A job under way, and who waits for it."""
+    """A job under way, and the callbacks of its waiters."""
 
     __slots__ = ("callbacks", "job", "running")
 
@@ -83,7 +83,7 @@ class CompileService:
             self._changed.notify()
 
     def abandon(self, job: Job, callback: Callback) -> None:
-        """The callback is not wanted any more; a job that nobody waits for is taken out, or stopped."""
+        """Removes a callback; cancels or stops a job without callbacks."""
         flight = self._flights.get(job)
         if flight is None or callback not in flight.callbacks:
             return
@@ -97,7 +97,7 @@ class CompileService:
             self._source.cancel(flight.job)
 
     def pin(self, tenant: str) -> None:
-        """All that this process compiles is the tenant's; the first call counts."""
+        """Attributes all compiles of this process to the tenant; the first call counts."""
         self._source.pin(tenant)
 
     def close(self) -> None:
@@ -147,7 +147,7 @@ class CompileService:
 
     @staticmethod
     def _guarded(action: Callable[[], None]) -> None:
-        """What goes wrong in it will go wrong again in a job, and be told there."""
+        """Runs the action and ignores its errors: a job meets them again, and reports them."""
         try:
             action()
         except Exception:

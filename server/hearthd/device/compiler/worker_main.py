@@ -33,7 +33,7 @@ Main = Callable[[int, int], None]
 
 OPEN_FILES = 512
 _LOOK_S = 0.05
-"""How often it looks whether an orphan has ended, while there is one and nothing to do."""
+"""Interval at which an idle worker checks whether orphans have ended, in seconds."""
 
 _SYSTEM_READS = (
     "/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64", "/etc/ld.so.cache", "/dev/urandom",
@@ -118,7 +118,7 @@ def _answer(
         protocol.send(link, protocol.pack_refusal(limits.out_of_memory()))
     except protocol.WorkerConnectionClosed:
         raise
-    except Exception as error:  # ours, or the binding's: the source's author is told, and the log has the rest
+    except Exception as error:  # an internal error: the client receives the message, and the log the rest
         failure = disk.temporary()
         if not disk.is_full(error):
             traceback.print_exc()
@@ -134,7 +134,8 @@ def _run(compiler: Compiler, job: Job) -> Image:
 
 
 def _reap_until_asked(link: socket.socket) -> None:
-    """Between two jobs all its children are orphans: what a compiler's driver had started and did not wait for."""
+    """Reaps the worker's children until the next job comes. Between two jobs they are all orphans: processes that a
+    compiler's driver started and left."""
     while _orphans_run() and not select.select([link], [], [], _LOOK_S)[0]:
         pass
 

@@ -26,7 +26,7 @@ Start = Callable[[Main, int, int, int], int]
 """Starts a worker: its entry point, then descriptors: its link, its lifeline, its log; returns its number."""
 
 START_S = 60.0
-"""For a worker to start and to load its compiler."""
+"""Seconds for a worker to start and to load its compiler."""
 
 _BOOT = """import sys
 sys.path[:] = {path!r}
@@ -74,7 +74,7 @@ def forked(main: Main, link: int, life: int, said: int) -> int:
     pid = os.fork()
     if pid:
         with contextlib.suppress(OSError):
-            os.setpgid(pid, pid)  # whoever is first: it may have to be stopped before it has run
+            os.setpgid(pid, pid)  # in parent and child: it may have to be stopped before it has run
         return pid
     status = 1
     try:
@@ -88,8 +88,8 @@ def forked(main: Main, link: int, life: int, said: int) -> int:
 
 
 def _leave(link: int, life: int, said: int) -> None:
-    """In the copy: keeps the two descriptors, as 3 and 4, and nothing else of the process that it was."""
-    with contextlib.suppress(PermissionError):  # it leads its group already, and so cannot have a session of its own
+    """Closes all descriptors of the copied process but two, which become 3 and 4."""
+    with contextlib.suppress(PermissionError):  # a group leader cannot start a new session
         os.setsid()
     faulthandler.unregister(signal.SIGUSR1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
@@ -134,13 +134,14 @@ class CompileWorker:
             os.close(life)
 
     def alive(self) -> bool:
-        """Whether it would take a job."""
+        """True if it would take a job."""
         return self._ended is None and self._process_runs()
 
     def ask(
         self, head: dict[str, Any], parts: list[bytes], deadline: float, max_bytes: int
     ) -> tuple[dict[str, Any], list[bytes]]:
-        """Its answer. Raises TimeoutError, Died, and NeverBegan where it was gone before it had the job."""
+        """Sends a job and returns the answer. Raises TimeoutError, Died, and NeverBegan where the worker was gone
+        before it had the job."""
         os.ftruncate(self._said, 0)
         try:
             self.link.settimeout(max(0.001, deadline - time.monotonic()))
@@ -166,7 +167,7 @@ class CompileWorker:
                 protocol.send(self.link, setup)
 
     def greeted(self) -> dict[str, Any]:
-        """What it said when it was ready. Raises TimeoutError, Died."""
+        """Returns the worker's first message. Raises TimeoutError, Died."""
         if self.hello is None:
             try:
                 self.hello, _ = protocol.receive(self.link, deadline=time.monotonic() + START_S, max_bytes=1 << 20)
@@ -175,7 +176,7 @@ class CompileWorker:
         return self.hello
 
     def kill(self) -> None:
-        """At once, with all that it has started; `end` is still to be called."""
+        """Kills the worker and its children at once; `end` is still to be called."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if not self._reaped:
                 os.killpg(self.pid, signal.SIGKILL)
@@ -184,7 +185,7 @@ class CompileWorker:
         """Sees it end, and clears up after it."""
         with self._ending:
             if self._ended is None:
-                # A worker that has closed its socket is on its way out by itself: its own end is to be told, not this.
+                # A worker that has closed its socket is about to exit: report its exit status, not that of the kill.
                 self._wait(1.0)
                 self.kill()
                 status, resident = self._reap()
@@ -210,7 +211,7 @@ class CompileWorker:
         return os.waitstatus_to_exitcode(status), usage.ru_maxrss << 10
 
     def _reap_orphans(self) -> None:
-        """What the worker had started is this process's child now, where it has said that it takes orphans in."""
+        """Waits for the worker's children, which are this process's children now, where it adopts orphans."""
         deadline = time.monotonic() + 1.0
         with contextlib.suppress(ChildProcessError):
             while time.monotonic() < deadline:

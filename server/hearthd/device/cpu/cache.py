@@ -48,12 +48,12 @@ def private_dir(path: Path) -> Path:
 def build_once(parent: Path, name: str, build: Callable[[Path], None]) -> Path:
     """The directory `parent/name`, made by `build` in a scratch directory and put in place in one step.
 
-    One process of the node builds it, others wait for it; where that one dies, the next goes on in its place.
+    One process of the node builds it, others wait for it; where that one dies, the next one builds it.
     """
     final = parent / name
     if final.is_dir():
         with contextlib.suppress(OSError):
-            os.utime(final)  # in use: not what `_prune` looks for
+            os.utime(final)  # in use: `_prune` keeps it
         return final
     with _lock:
         ours = _building.setdefault(final, threading.Lock())
@@ -84,12 +84,13 @@ def _alone(path: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
-        path.unlink(missing_ok=True)  # who waits for it finds the thing made, or makes it
+        path.unlink(missing_ok=True)  # a waiting process finds the result, or builds it
         os.close(descriptor)
 
 
 def _prune(parent: Path) -> None:
-    """Removes what no process has asked for in a month: it was built for a compiler or a version that is gone."""
+    """Removes entries that no process has used for a month: they were built for a compiler or a version that is
+    gone."""
     before = time.time() - UNUSED_S
     for entry in parent.iterdir():
         with contextlib.suppress(OSError):

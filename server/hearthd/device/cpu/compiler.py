@@ -70,7 +70,7 @@ class CpuCompiler:
 
     @classmethod
     def made_from(cls, recipe: Mapping[str, Any]) -> CpuCompiler:
-        """The same compiler, in another process."""
+        """Returns the same compiler, in another process."""
         return cls(toolchain=Toolchain.made_from(recipe))
 
     def toolchain(self) -> Toolchain:
@@ -83,8 +83,8 @@ class CpuCompiler:
         return find_toolchain(place)
 
     def recipe(self) -> Mapping[str, Any]:
-        """Another one each time that somebody has cleared the directory of preludes away: a worker's sandbox is open to
-        the directory that was there when it started."""
+        """Returns the recipe of the compiler. It changes when the directory of preludes has been deleted: a worker's
+        sandbox is open to the directory that existed when it started."""
         toolchain = self.toolchain()
         with self._renewing:
             path = toolchain.preludes()
@@ -117,7 +117,7 @@ class CpuCompiler:
         return compile_image(self.toolchain(), source.code, source.options, source.name_expressions, headers)
 
     def assembly(self, code: bytes) -> Assembly | None:
-        return None  # an image of its own, or what the loader refuses
+        return None  # an image of this backend, or code that the loader refuses
 
     def assembler(self) -> bytes:
         raise Refusal(Reason.NO_COMPILER, "The CPU backend assembles no PTX.")
@@ -226,7 +226,7 @@ def _linked(toolchain: Toolchain, room: Path, timeout_s: float | None) -> bytes:
 
 
 def _without_include(prelude: Sequence[str], own: Sequence[str]) -> list[str]:
-    """For gcc's second step: the preprocessed text names the precompiled prelude itself."""
+    """Returns the options for gcc's second step: the preprocessed text names the precompiled prelude itself."""
     kept = list(prelude)
     at = kept.index("-include")
     del kept[at : at + 2]
@@ -300,7 +300,7 @@ __all__ = ["FILE", "CpuCompiler", "Toolchain", "compile_image", "compile_source"
 
 
 def check_crash(done: Completed) -> None:
-    """Raises MemoryError or CompilerEnded for a C++ compiler that a limit or a fault of its own ended."""
+    """Raises MemoryError or CompilerEnded for a C++ compiler that a limit or an internal fault ended."""
     if _EXHAUSTED.search(done.log):
         raise MemoryError
     named = [_SIGNALS[match[1]] for match in _ENDED.finditer(done.log) if match[1] in _SIGNALS]

@@ -10,7 +10,7 @@ from hearthd.shared import crash_record
 
 
 class CrashKeeping:
-    """Of one process. Without a record, or before a kernel is loaded, nothing is written down."""
+    """Crash record of one process. Without a file, or before a kernel is loaded, it records nothing."""
 
     def __init__(self) -> None:
         self._memory: mmap.mmap | None = None
@@ -62,7 +62,7 @@ class CrashKeeping:
 
 
 def _address(memory: mmap.mmap) -> int:
-    """Of a mapping that stays for the life of the process: threads write there to their very end, which is after that
-    of every Python object."""
+    """Returns the address of a mapping that stays for the life of the process: threads write there to their end, which
+    is after that of every Python object."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))

@@ -22,7 +22,7 @@ from hearthd.device.cpu.streams import CpuStream
 _STDOUT = 1
 _log = logging.getLogger("hearthd.racecheck")
 _OWN_SYMBOL = b"\0hearth_module\0"
-"""In the symbol names of each image that the CPU backend's compiler makes."""
+"""Symbol in each image that the CPU backend's compiler makes."""
 
 
 class LoadedFunction:
@@ -60,7 +60,7 @@ class LoadedModule:
 
     @property
     def runtime(self) -> ctypes.CDLL:
-        """What launches its kernels."""
+        """Library that launches the kernels of the module."""
         return self._module.runtime
 
     def global_(self, name: str) -> tuple[int, int]:
@@ -132,7 +132,8 @@ class CpuLauncher:
         return occupancy.suggested_block(attributes.max_threads_per_block, attributes.static_shared_bytes + shared_mem)
 
     def _check_resident(self, function: Function, grid: Dim, block: Dim, shared_mem: int) -> None:
-        """What CUDA's driver checks as well (cudaErrorCooperativeLaunchTooLarge), whatever was checked before."""
+        """Raises Refusal for a grid that is not resident whole, as CUDA's driver does
+        (cudaErrorCooperativeLaunchTooLarge), whatever was checked before."""
         blocks = grid[0] * grid[1] * grid[2]
         held = self.blocks_per_multiprocessor(function, block[0] * block[1] * block[2], shared_mem)
         limit = held * self._multiprocessors

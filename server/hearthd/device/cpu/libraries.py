@@ -1,7 +1,7 @@
-"""The backend's own libraries: each is compiled when it is first asked for, once for a machine.
+"""Libraries of the backend: each is compiled at its first use, once for a machine.
 
-They are apart from each other because somebody waits for each: a kernel for the runtime, a group for what exchanges
-bytes, a reduction for the arithmetic of its dtype.
+They are separate because different clients wait for each: a kernel for the runtime, a group for the exchange of bytes,
+a reduction for the arithmetic of its dtype.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class LibraryMaker(Protocol):
 
 
 def named(name: str, maker: LibraryMaker) -> Path:
-    """The library that `runtime`, `exchange` or `reduction` asks its maker for by `name`. Raises Refusal."""
+    """Returns the library that `runtime`, `exchange` or `reduction` requests from its maker by `name`. Raises
+    Refusal."""
     dtype = name.removeprefix("reduce-")
     if name == "runtime":
         return runtime(maker)
@@ -60,7 +61,7 @@ def named(name: str, maker: LibraryMaker) -> Path:
 
 
 def runtime(toolchain: LibraryMaker) -> Path:
-    """What launches kernels."""
+    """Builds the library that launches kernels."""
     sources = sorted(path.name for path in RUNTIME.glob("*.cpp"))
     # fiber.h pushes onto the stack in the midst of functions.
     more = ["-mno-red-zone"] if platform.machine() == "x86_64" else []
@@ -68,7 +69,7 @@ def runtime(toolchain: LibraryMaker) -> Path:
 
 
 def exchange(toolchain: LibraryMaker | None = None) -> ctypes.CDLL:
-    """What moves bytes between the ranks of a group."""
+    """Loads the library that moves bytes between the ranks of a group."""
     return _load(_exchange(toolchain or find_toolchain()))
 
 

@@ -25,7 +25,7 @@ _libc.free.restype = None
 
 @dataclass(eq=False)
 class CpuMemory:
-    """One allocation; address 0 where it has no bytes."""
+    """An allocation; address 0 where it has no bytes."""
 
     address: int
     size: int
@@ -97,8 +97,8 @@ class CpuHostPool:
         return self._kept + self.in_use
 
     def take(self, size: int) -> CpuHostBuffer:
-        """At least `size` bytes. A class is a power of two, above 1 MiB an eighth of one: half of the memory would
-        otherwise be padding."""
+        """Returns at least `size` bytes. A class is a power of two, above 1 MiB an eighth of one: half of the memory
+        would otherwise be padding."""
         size = max(SMALLEST_HOST, size)
         step = 1 << (size - 1).bit_length()
         if step > COARSE:
@@ -112,7 +112,7 @@ class CpuHostPool:
         return free.pop()
 
     def give(self, buffer: CpuHostBuffer) -> None:
-        """Of a buffer that is on loan, once."""
+        """Takes back a buffer that is on loan, once."""
         self.in_use -= buffer.size
         if self._kept + buffer.size <= self._keep:
             self._kept += buffer.size

@@ -53,14 +53,14 @@ class _Module(ctypes.Structure):
 
 MAX_GRID = (2**31 - 1, 65535, 65535)
 MAX_BLOCK = (1024, 1024, 64)
-"""Those of every GPU since compute capability 3.0 (CUDA C++ Programming Guide, 20.2)."""
+"""Limits of every GPU since compute capability 3.0 (CUDA C++ Programming Guide, 20.2)."""
 
 _Dim3 = ctypes.c_uint32 * 3
 _serial = itertools.count(1)
 _runtime_lock = threading.Lock()
 _runtimes: dict[str, ctypes.CDLL] = {}
-"""At most one, by the name of its build, which has a digest of all that decides it: a copy in another cache is the
-same."""
+"""Loaded runtimes, at most one, by the name of the build, which has a digest of all that determines it: a copy in
+another cache is the same."""
 
 
 def load_runtime(toolchain: LibraryMaker | None = None) -> ctypes.CDLL:
@@ -85,7 +85,7 @@ def load_runtime(toolchain: LibraryMaker | None = None) -> ctypes.CDLL:
 
 
 class _Code:
-    """A library that is loaded as long as somebody holds this: functions do, and launches that are queued."""
+    """A library that stays loaded while this object is referenced: by functions, and by queued launches."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library: ctypes.CDLL | None = library
@@ -131,7 +131,7 @@ class CpuFunction:
     ) -> Sequence[Race]:
         """Run the kernel and return when all its blocks have ended. Any number of threads may do so at once.
 
-        A `cooperative` launch has all its blocks running at once, each on a thread of its own, so that they may wait
+        A `cooperative` launch has all its blocks running at once, each on a separate thread, so that they may wait
         for each other (`grid.sync()`); the caller keeps their number within what `occupancy` allows.
         `params` is the parameter block, laid out by C's rules (`self.params`). Raises `Refusal` as `check` does; what
         the kernel itself does wrong ends the process.
@@ -150,8 +150,8 @@ class CpuFunction:
     def check(
         self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int, params: bytes | bytearray
     ) -> None:
-        """Raises `Refusal` (LAUNCH_INVALID) for a geometry or a block of parameters that cannot be, as CUDA's driver
-        does also where nobody has looked before."""
+        """Raises `Refusal` (LAUNCH_INVALID) for an invalid geometry or parameter block, as CUDA's driver does also
+        without an earlier check."""
         threads = block[0] * block[1] * block[2]
         fits = all(1 <= axis <= most for axis, most in zip((*grid, *block), (*MAX_GRID, *MAX_BLOCK), strict=True))
         if not fits or threads > self.max_threads_per_block:

@@ -1,6 +1,6 @@
-"""How many blocks a virtual device holds at once.
+"""Occupancy: the number of blocks that a virtual device holds at once.
 
-A core of the CPU stands for a multiprocessor. What one holds is modelled on an H100 (CUDA C++ Programming Guide,
+A core of the CPU stands for a multiprocessor. Its limits are modelled on an H100 (CUDA C++ Programming Guide,
 "Technical Specifications per Compute Capability"), with fewer blocks: in a cooperative launch each is a thread of the
 operating system. Launches of other kinds are not bound by any of it, their blocks run one after the other.
 """
@@ -23,8 +23,9 @@ MAX_BLOCK = 1024
 
 
 def blocks_per_multiprocessor(threads: int, max_threads: int, shared_bytes: int) -> int:
-    """How many blocks of `threads` threads, `shared_bytes` of static and dynamic shared memory, one multiprocessor
-    holds; 0 where the block is larger than `max_threads`, the kernel's own limit. Threads count in whole warps."""
+    """Returns how many blocks of `threads` threads, with `shared_bytes` of static and dynamic shared memory, one
+    multiprocessor holds; 0 where the block is larger than `max_threads`, the kernel's limit. Threads count in whole
+    warps."""
     if not 0 < threads <= max_threads:
         return 0
     warps = -(-threads // WARP_SIZE)

@@ -21,7 +21,7 @@ _MACROS = {
 
 @dataclass
 class CpuOptions:
-    """What goes before the source, and how it is compiled."""
+    """Options of a compile: the text before the source, and the compiler's arguments."""
 
     standard: str = "gnu++17"
     prologue: list[str] = field(default_factory=list)  # #define and #undef lines, in order

@@ -31,7 +31,7 @@ _SHT_SYMTAB = 2
 _SHT_NOBITS = 8
 _STT_TLS = 6
 _GUARD = ""
-"""In the place of the name of a variable's guard: whether its constructor, which does nothing, has run."""
+"""Name that stands for the guard of a variable, which records that its (empty) constructor has run."""
 
 _PLAIN_NAME = re.compile(r"\d+")
 
@@ -53,7 +53,7 @@ class _Report(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two accesses of a race."""
+    """An access of a race."""
 
     thread: tuple[int, int, int]
     kind: int
@@ -80,7 +80,7 @@ class Race:
     """Pairs of accesses from the same two lines."""
 
     one_warp: bool
-    """Whether all of them are of two lanes of one warp."""
+    """True if all of them are of two lanes of one warp."""
 
     @property
     def fix(self) -> str:

@@ -9,13 +9,12 @@ import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import cast
 
 from hearth_proto.reasons import Refusal
 from hearth_proto.v1 import node_pb2
 from hearthd.device.backend import tensor_map
 from hearthd.device.backend.compiler import Image
-from hearthd.device.backend.graph_nodes import Dim, Enqueues, GraphNode, KernelNode, LaunchAttributes
+from hearthd.device.backend.graph_nodes import Dim, GraphNode, KernelNode, LaunchAttributes
 from hearthd.device.backend.resources import Function, HostInfo, MemoryInfo, Module
 from hearthd.device.backend.server import DeviceFault
 from hearthd.device.cpu import occupancy, racecheck
@@ -39,11 +38,11 @@ SHARED_MEM_OPTIN = 227 << 10
 """Static and opt-in shared memory of a block: an H100's, so that a kernel that fits here fits there."""
 
 COMPUTE_CAPABILITY = (7, 0)
-"""That of `__CUDA_ARCH__` in kernels compiled here: programs then take their paths without inline PTX."""
+"""Compute capability of `__CUDA_ARCH__` in kernels compiled here: programs then take their paths without inline PTX."""
 
 
 class CpuServer:
-    """One virtual device. Streams are threads; events wake the device-handle thread."""
+    """A virtual device. Streams are threads; events wake the device-handle thread."""
 
     def __init__(self, spec: DeviceSpec, libraries: LibraryMaker | None = None) -> None:
         """`libraries` makes the backend's own; None: this process's toolchain."""
@@ -80,7 +79,7 @@ class CpuServer:
         return True
 
     def _progress(self) -> None:
-        self._wake()  # looked up each time: streams may be older than whoever asks to be woken
+        self._wake()  # looked up at each call: `on_progress` replaces it
 
     # ---- memory ----
 
@@ -298,7 +297,7 @@ class CpuServer:
     # ---- graphs ----
 
     def create_graph(self, nodes: Sequence[GraphNode]) -> CpuGraph:
-        return CpuGraph([steps(cast(Enqueues, self), node) for node in nodes])
+        return CpuGraph([steps(self, node) for node in nodes])
 
     def launch_graph(self, graph: CpuGraph, stream: CpuStream, times: int = 1) -> None:
         work = graph.work()
@@ -312,7 +311,7 @@ class CpuServer:
             stream.submit(run)
 
     def update_graph(self, graph: CpuGraph, index: int, node: KernelNode) -> None:
-        graph.replace(index, steps(cast(Enqueues, self), node))
+        graph.replace(index, steps(self, node))
 
     def destroy_graph(self, graph: CpuGraph) -> None:
         pass  # the last reference is enough

@@ -1,6 +1,6 @@
 """Memory of the CPU device that other processes map: memfd segments, which disappear with their last user.
 
-Who attaches maps its segment read-only, and the seals see to it that it cannot be made writable again: a kernel that
+Sessions that attach map the segment read-only, and the seals ensure that it cannot be made writable: a kernel that
 writes all the same gets a SIGSEGV, in its own process.
 """
 
@@ -20,8 +20,8 @@ F_ADD_SEALS = 1033
 F_GET_SEALS = 1034
 F_SEAL_FUTURE_WRITE = 0x10
 SEALS = 0x1 | 0x2 | 0x4 | F_SEAL_FUTURE_WRITE
-"""F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW and F_SEAL_FUTURE_WRITE (Linux 5.1): who has it mapped to write keeps that,
-nobody else can get it."""
+"""F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW and F_SEAL_FUTURE_WRITE (Linux 5.1): existing writable mappings remain, and
+no new ones are possible."""
 
 _FAILED = ctypes.c_void_p(-1).value
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -42,7 +42,7 @@ class CpuSharedMemory:
         self.file = file
         self.protected = protected
         self.counted = False
-        """Whether it counts as memory of this process."""
+        """True while it counts as memory of this process."""
 
 
 class SharedMemorySegments:
@@ -77,7 +77,7 @@ class SharedMemorySegments:
     def map(self, file: int, size: int) -> CpuSharedMemory:
         reserved = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         try:
-            # Else whoever made it could cut it short, and reading would end this process.
+            # Otherwise its creator could truncate it, and a read would end this process.
             sealed = fcntl.fcntl(file, F_GET_SEALS) & SEALS == SEALS
             if not sealed or os.fstat(file).st_size < reserved:
                 raise OSError(errno.EINVAL, "it is no sealed segment of that size")

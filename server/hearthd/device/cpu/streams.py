@@ -33,7 +33,7 @@ class CpuEvent:
 
 
 class CpuStream:
-    """One thread that runs submitted work in order. The first exception is kept: the device has failed."""
+    """A thread that runs submitted work in order. The first exception is kept: the device has failed."""
 
     def __init__(self, name: str, on_progress: Callable[[], None]) -> None:
         self._queue: SimpleQueue[Work | None] = SimpleQueue()
@@ -42,7 +42,7 @@ class CpuStream:
         self.launched: Sequence[tuple[int, str, str]] = ()
         """(position, kernel, session) of the latest launches, that which is being handed over last."""
         self.session = ""
-        """Whose launches it runs, by id, as far as it has been given work."""
+        """Id of the session whose launches were submitted last."""
         self.races: Sequence[Race] = ()
         """Races of the latest launch that was checked for them. The stream's thread."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)

@@ -30,7 +30,7 @@ EXCHANGE = Path(__file__).parent / "exchange"
 PRELUDE = "hearth_prelude.h"
 NAMES = "names.json"
 PRELUDES = "preludes"
-"""Where they lie in the cache directory, apart from what others have compiled."""
+"""Subdirectory of the preludes in the cache directory, apart from compiled code."""
 
 # Precompiled headers are only valid for the options they were made with, so every step uses the same ones.
 # Signed overflow wraps and pointers may be cast freely, as programs for GPUs expect; multiply and add are fused, as a
@@ -41,11 +41,12 @@ _OPTIONS = (
     "-fstack-clash-protection", "-UNDEBUG", "-g0", "-w",
 )  # fmt: skip
 _PARTS = ("bin", "include", "lib", "lib32", "lib64", "libexec")
-"""Of an installation: where a compiler, its headers and its libraries are. Not all of it: a prefix may be a home."""
+"""Directories of an installation with a compiler, its headers and its libraries. Not all of it: a prefix may be a home
+directory."""
 
 _F_SETSIG = 10
 _REAP_S = 1.0
-"""For what the compiler's driver has left to end."""
+"""Seconds for the remaining processes of the compiler's driver to end."""
 _GCC_OPTIONS = ("-fno-gnu-unique",)  # symbols that are unique in a process would tie modules together
 RACECHECK = "HEARTH_CPU_RACECHECK"
 """Environment variable: kernels are compiled with checks for races in shared memory (runtime/racecheck.h)."""
@@ -60,7 +61,7 @@ _RACECHECK_LINK = ("-g1", "-Wl,--wrap=memcpy", "-Wl,--wrap=memmove", "-Wl,--wrap
 
 @dataclass(frozen=True)
 class Completed:
-    """What a compiler run left behind."""
+    """Result of a compiler run."""
 
     status: int
     output: bytes
@@ -94,7 +95,8 @@ class Toolchain:
         }
 
     def places(self) -> tuple[Sequence[str], Sequence[str]]:
-        """What a compile reads: the compiler with its headers and libraries, and the preludes; and what it writes."""
+        """Returns the paths that a compile reads (the compiler with its headers and libraries, and the preludes), and
+        those that it writes."""
         program = Path(self.command[0]).resolve()
         prefixes = {Path("/usr"), Path("/usr/local"), program.parent.parent}
         reads = [str(INCLUDE), str(self.cache_dir / PRELUDES), str(program)]
@@ -216,7 +218,7 @@ class Toolchain:
         own_session = timeout_s is not None or life >= 0
         if self._is_zig:
             environment |= {"ZIG_GLOBAL_CACHE_DIR": str(self._zig_cache), "ZIG_LOCAL_CACHE_DIR": str(self._zig_cache)}
-        # With a time limit, a session of its own: the driver's children must go with it when it is stopped. Without
+        # With a time limit, a separate session: the driver's children must be stopped with it. Without
         # one it stays in its caller's group, with which it is stopped.
         process = subprocess.Popen(
             [*self.command, *arguments],
@@ -248,7 +250,7 @@ class Toolchain:
                 for pipe in (process.stdin, process.stdout, process.stderr):
                     if pipe is not None:
                         with contextlib.suppress(OSError):
-                            pipe.close()  # what is left of it has nobody to write to
+                            pipe.close()  # the remaining processes have no reader
                 process.wait()
             if own_session:
                 _reap(process.pid)
@@ -256,7 +258,8 @@ class Toolchain:
 
 
 def _reap(group: int) -> None:
-    """What the driver had started and did not wait for, where this process takes orphans in (ziglang's leaves some)."""
+    """Waits for processes that the driver started and left, where this process adopts orphans (ziglang's driver leaves
+    some)."""
     deadline = time.monotonic() + _REAP_S
     with contextlib.suppress(ChildProcessError):
         while time.monotonic() < deadline:
@@ -334,7 +337,7 @@ def _own_files() -> bytes:
 
 @functools.cache
 def _processor() -> str:
-    """What `-march=native` depends on: the processor's model and features."""
+    """Returns the processor's model and features, which `-march=native` depends on."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -26,7 +26,7 @@ _EXHAUSTED = re.compile(r"out of memory|memory allocation failure", re.IGNORECAS
 
 
 class _Tool(NamedTuple):
-    """What assembles: its name, its version, and how; it raises _Refused."""
+    """Tool that assembles: its name, its version, and its function, which raises _Refused."""
 
     name: str
     version: tuple[int, int]
@@ -39,7 +39,8 @@ class _Refused(Exception):
 
 
 class PtxAssembler:
-    """For one device. `driver` is the CUDA version of the driver, which may know newer PTX than the tool."""
+    """Assembles PTX for one device. `driver` is the CUDA version of the driver, which may know newer PTX than the
+    tool."""
 
     def __init__(self, compute_capability: tuple[int, int], driver: tuple[int, int]) -> None:
         major, minor = compute_capability
@@ -99,7 +100,7 @@ class PtxAssembler:
 
 @functools.cache
 def _tool() -> _Tool | None:
-    """The one to use; nvJitLink first, because it needs no file of its own for each job."""
+    """Returns the tool to use: nvJitLink first, because it needs no file for a job."""
     try:
         from cuda.bindings import nvjitlink
 

@@ -12,7 +12,7 @@ from hearthd.device.cuda.errors import checked
 
 
 def driver_attributes(attributes: LaunchAttributes) -> list[driver.CUlaunchAttribute]:
-    """As cuLaunchKernelEx and kernel nodes take them."""
+    """Returns the attributes for cuLaunchKernelEx and kernel nodes."""
     out: list[driver.CUlaunchAttribute] = []
     if attributes.cooperative:
         cooperative = driver.CUlaunchAttribute()

@@ -33,7 +33,7 @@ class CudaCompiler:
 
     @classmethod
     def made_from(cls, recipe: Mapping[str, Any]) -> CudaCompiler:
-        """The same compiler, in another process."""
+        """Returns the same compiler, in another process."""
         major, minor = recipe["compute_capability"]
         driver_major, driver_minor = recipe["driver"]
         return cls((major, minor), (driver_major, driver_minor), tuple(recipe["includes"]))
@@ -49,7 +49,7 @@ class CudaCompiler:
         pass  # NVRTC brings all that it needs
 
     def load(self) -> None:
-        with suppress(Refusal):  # said again to whoever sends the first source
+        with suppress(Refusal):  # the first compile meets the error again, and reports it
             # The first compile takes longest, and loads the rest of the library.
             self._nvrtc.compile(Source("__global__ void warm() {}"))
 
@@ -77,7 +77,7 @@ class CudaCompiler:
 
 
 def _library_folders() -> list[str]:
-    """Where the CUDA libraries that this process has loaded lie."""
+    """Returns the folders of the CUDA libraries that this process has loaded."""
     with open("/proc/self/maps") as maps:  # noqa: PTH123 - read line by line
         paths = {line.split(None, 5)[5].strip() for line in maps if "/" in line}
     return sorted({os.path.dirname(path) for path in paths if Path(path).name.startswith("libnv")})  # noqa: PTH120

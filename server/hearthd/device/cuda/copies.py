@@ -1,7 +1,11 @@
-"""Copies between host and device, and within the device: ranges, and rows at a pitch.
+"""Copies and fills: between host and device, and within the device; ranges, and rows at a pitch.
 
 Rows go to the driver as one 2-D copy, unless they are dense (then it is a range), farther apart than the device's
-greatest pitch (then each is a copy of its own: there cannot be many), or very many (then it is several 2-D copies).
+greatest pitch (then each is a separate copy: there cannot be many), or very many (then it is several 2-D copies).
+
+The driver fills with 1, 2 and 4-byte values. A longer pattern is written as interleaved 4-byte columns (a 2-D set one
+value wide, with the pattern's length as pitch) over a first piece, which is then copied onto the bytes behind it, twice
+as much each time, at the speed of a copy. No kernel has to be compiled for it.
 """
 
 from __future__ import annotations
@@ -11,77 +15,29 @@ from typing import Any
 from cuda.bindings import driver
 from cupy_backends.cuda.api import runtime
 
-from hearth_proto.reasons import Refusal
-from hearthd.device.backend.resources import HostInfo
 from hearthd.device.cuda.errors import CudaError, checked, translate
-from hearthd.device.cuda.fill import fill
-from hearthd.device.cuda.host import CudaHostPool, PinnedBuffer
 from hearthd.device.cuda.streams import Stream
+from hearthd.device.resources.host_pool import PinnedBuffer
 
 MAX_ROWS = 1 << 20
 """Rows of one 2-D copy. The driver refuses very tall ones without documenting where it begins to."""
 
-PORTABLE = 1
-"""cudaHostRegisterPortable."""
-
-_SIGNALS = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
+FIRST_PIECE = 32 << 10
+"""Bytes of a long pattern that are set rather than copied."""
 
 TO_DEVICE = runtime.memcpyHostToDevice
 TO_HOST = runtime.memcpyDeviceToHost
 WITHIN = runtime.memcpyDeviceToDevice
 
 
-class CudaCopyOperations:
-    """The part of CudaServer that moves bytes."""
+class CudaCopies:
+    """Enqueues copies and fills on streams, and copies ordinary host memory at once."""
 
-    host: CudaHostPool
-    _index: int
-    _max_pitch = 0
-    _signals: bool | None = None
-    """Whether streams write 64-bit values; None: nobody has asked."""
-    _side = 0
-
-    def allocate_host(self, size: int) -> PinnedBuffer | None:
-        return self.host.take(size)
-
-    def host_grown(self) -> bool:
-        return self.host.grown()
-
-    def host_refusal(self, size: int) -> Refusal | None:
-        return self.host.refusal(size)
-
-    def host_info(self) -> HostInfo:
-        return self.host.info()
-
-    def free_host(self, buffer: PinnedBuffer) -> None:
-        self.host.give(buffer)
-
-    def register_host(self, address: int, size: int) -> None:
-        runtime.setDevice(self._index)  # a thread of its own would have a context made on device 0
-        runtime.hostRegister(address, size, PORTABLE)
-
-    def unregister_host(self, address: int, size: int) -> None:
-        runtime.setDevice(self._index)
-        runtime.hostUnregister(address)
-
-    def signal_address(self, address: int) -> int:
-        try:
-            if self._signals is None:
-                (device,) = checked(driver.cuCtxGetDevice())
-                (able,) = checked(driver.cuDeviceGetAttribute(_SIGNALS, device))
-                self._signals = bool(able)
-            if not self._signals:
-                return 0
-            pointer: Any = checked(driver.cuMemHostGetDevicePointer(address, 0))[0]
-        except CudaError as error:
-            raise translate(error, "looking for the address of signals") from error
-        return int(pointer)
-
-    def signal(self, address: int, value: int, stream: Stream) -> None:
-        try:
-            checked(driver.cuStreamWriteValue64(stream.pointer, address, value, 0))  # 0: behind a memory barrier
-        except CudaError as error:
-            raise translate(error, "writing a signal") from error
+    def __init__(self) -> None:
+        self._max_pitch = 0
+        """Bytes; 0 before the first query."""
+        self._side = 0
+        """The stream of `write_now` and `read_now`; 0 before the first."""
 
     def upload(self, destination: int, source: PinnedBuffer, offset: int, size: int, stream: Stream) -> None:
         _copy(destination, source.address + offset, size, TO_DEVICE, stream.pointer)
@@ -117,7 +73,7 @@ class CudaCopyOperations:
         self._rows(destination, destination_pitch, source, source_pitch, width, rows, WITHIN, stream.pointer)
 
     def write_now(self, destination: int, pitch: int, data: memoryview, width: int, rows: int) -> None:
-        """On a stream of its own, which nothing else uses: what other streams are doing is not waited for."""
+        """Copies on a separate stream, which has no other work, and does not wait for other streams."""
         self._rows(destination, pitch, _address(data), width, width, rows, TO_DEVICE, self._own_stream())
         self._settle()
 
@@ -127,7 +83,7 @@ class CudaCopyOperations:
 
     def fill(self, address: int, pattern: bytes, size: int, stream: Stream) -> None:
         try:
-            fill(address, pattern, size, stream.pointer)
+            _fill(address, pattern, size, stream.pointer)
         except CudaError as error:
             raise translate(error, f"filling {size} bytes") from error
 
@@ -157,7 +113,7 @@ class CudaCopyOperations:
             ) from error
 
     def _own_stream(self) -> int:
-        """Made when it is first needed; it goes with the process."""
+        """Returns the separate stream; creates it at the first use. It lives as long as the process."""
         if not self._side:
             try:
                 self._side = runtime.streamCreateWithFlags(runtime.streamNonBlocking)
@@ -166,7 +122,7 @@ class CudaCopyOperations:
         return self._side
 
     def _settle(self) -> None:
-        """The end of a copy by way of the driver's own page-locked memory; for a chunk, some 0.1 ms."""
+        """Waits for the copy, which goes through page-locked memory of the driver: about 0.1 ms a chunk."""
         try:
             runtime.streamSynchronize(self._side)
         except CudaError as error:
@@ -182,8 +138,39 @@ def _copy(destination: int, source: int, size: int, kind: int, stream: int) -> N
 
 
 def _address(memory: memoryview) -> int:
-    """Where the bytes lie, also those of an immutable object."""
-    import numpy as np  # CuPy's own; only where ordinary memory has to do
+    """Returns the address of the bytes, also those of an immutable object."""
+    import numpy as np  # only copies of ordinary memory need it
 
     data: Any = np.frombuffer(memory, np.uint8)
     return int(data.ctypes.data)
+
+
+def _shortest(pattern: bytes) -> bytes:
+    """Returns the shortest pattern of 1, 2, 4, ... bytes whose repetition is `pattern`."""
+    while len(pattern) > 1 and pattern[: len(pattern) // 2] == pattern[len(pattern) // 2 :]:
+        pattern = pattern[: len(pattern) // 2]
+    return pattern
+
+
+def _fill(address: int, pattern: bytes, size: int, stream: int) -> None:
+    """Enqueues a fill. `size` and `address` are multiples of the pattern's length. Raises CudaError."""
+    if not size:
+        return
+    unit = _shortest(pattern)
+    width = len(unit)
+    value = int.from_bytes(unit[:4], "little")
+    if width == 1:
+        runtime.memsetAsync(address, value, size, stream)
+    elif width == 2:
+        checked(driver.cuMemsetD16Async(address, value, size // 2, stream))
+    elif width == 4:
+        checked(driver.cuMemsetD32Async(address, value, size // 4, stream))
+    else:
+        done = min(size, FIRST_PIECE)
+        for column in range(0, width, 4):
+            value = int.from_bytes(unit[column : column + 4], "little")
+            checked(driver.cuMemsetD2D32Async(address + column, width, value, 1, done // width, stream))
+        while done < size:
+            piece = min(done, size - done)
+            runtime.memcpyAsync(address + done, address, piece, WITHIN, stream)
+            done += piece

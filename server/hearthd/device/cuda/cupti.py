@@ -2,7 +2,7 @@
 
 Collected while a trace runs, and not at all otherwise. Each command's number is pushed as an external correlation id
 while the command is given to the driver; CUPTI's records tie it to the launches made meanwhile (all kernels of a graph
-to the launch of the graph), and these to their kernels. What has no number belongs to commands that nobody traces.
+to the launch of the graph), and these to their kernels. Records without a number belong to commands without a trace.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from hearthd.device.profiling.annotations import KernelTiming
 
 BUFFER_BYTES = 8 << 20
-"""Of one buffer of records, as in NVIDIA's samples; CUPTI asks for more when it has filled one."""
+"""Size of one buffer of records, as in NVIDIA's samples; CUPTI requests another when it has filled one."""
 
 FORCED = 1
 """CUPTI_ACTIVITY_FLAG_FLUSH_FORCED: buffers with records of what still runs come as well."""
@@ -26,7 +26,7 @@ MAX_KERNELS = 1_000_000
 
 
 class KernelActivity:
-    """`hearthd.device.profiling.annotations.KernelActivitySource` by CUPTI. CUPTI calls back on a thread of its own."""
+    """`hearthd.device.profiling.annotations.KernelActivitySource` by CUPTI. CUPTI calls back on a separate thread."""
 
     def __init__(self, cupti: Any, warn: Callable[[str], None]) -> None:
         self._cupti = cupti
@@ -122,7 +122,7 @@ class KernelActivity:
                         self._external[activity.correlation_id] = activity.external_id
                     elif activity.kind == self._kinds[0] and activity.end and len(self._kernels) < MAX_KERNELS:
                         self._kernels.append((activity.correlation_id, self._kernel(activity)))
-        except Exception as error:  # on CUPTI's thread nobody would hear of it
+        except Exception as error:  # CUPTI's thread has no handler
             self._warn(f"a record of CUPTI could not be read: {type(error).__name__}: {error}")
 
     def _kernel(self, activity: Any) -> KernelTiming:

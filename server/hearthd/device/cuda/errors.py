@@ -16,7 +16,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.server import DeviceFault
 
 CudaError: tuple[type[RuntimeError], ...] = (runtime.CUDARuntimeError, cu.CUDADriverError)
-"""What CuPy raises where a call fails; both have `status`, the code."""
+"""Exceptions of CuPy for failed calls; both have `status`, the code."""
 
 INVALID_VALUE = 1
 OUT_OF_MEMORY = 2
@@ -49,7 +49,7 @@ FATAL: Mapping[int, str] = {
 
 
 def is_fatal(status: int) -> bool:
-    """Whether the device process cannot survive the code."""
+    """True if the device process cannot survive the code."""
     return status in FATAL
 
 
@@ -61,10 +61,10 @@ def translate(
     fix: str = "",
     details: Mapping[str, object] | None = None,
 ) -> Exception:
-    """What to raise for `error`, which CuPy raised while `doing` ("allocating 4096 bytes").
+    """Returns the exception for `error`, which CuPy raised while `doing` ("allocating 4096 bytes").
 
-    A fatal code makes a `DeviceFault`, everything else a `Refusal`: `OUT_OF_MEMORY` where the device ran out of it,
-    else `reason`.
+    A fatal code makes a `DeviceFault`, any other a `Refusal`: `OUT_OF_MEMORY` where the device ran out of it, else
+    `reason`.
     """
     status = int(getattr(error, "status", 0))
     if status in FATAL:
@@ -91,7 +91,7 @@ def raise_status(status: int, doing: str, reason: Reason = Reason.INTERNAL) -> N
 
 
 def checked(result: tuple[object, ...]) -> tuple[object, ...]:
-    """What a function of `cuda.bindings` returned, without its status; raises as CuPy's functions do."""
+    """Returns the results of a function of `cuda.bindings`, without its status; raises as CuPy's functions do."""
     status = int(result[0])  # type: ignore[call-overload]
     if status:
         cu.check_status(status)

@@ -1,9 +1,9 @@
-"""CUDA graphs: the calls that would have run, captured on a stream of their own.
+"""CUDA graphs, captured from the calls that would run outside a graph.
 
 Capturing makes nodes of the same calls that run outside graphs, with the same checks, attributes and limits; there is
-no second description of a copy or a fill. The whole of it happens within one call, on a stream that nobody else has, so
-that no other stream's work and no other call can break it. The graph that was captured is kept beside what was
-instantiated from it: its nodes are the names under which kernel parameters are changed.
+no second description of a copy or a fill. One call captures the whole graph, on a stream that only captures use: no
+other stream's work and no other call can invalidate the capture. The captured graph is kept beside the executable that
+was instantiated from it: an update of kernel parameters names the node of the captured graph.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from cuda.bindings import driver
 from cupy_backends.cuda.api import runtime
@@ -20,11 +20,11 @@ from cupy_backends.cuda.api.runtime import graphLaunch
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.graph_nodes import Enqueues, GraphNode, KernelNode, replay
 from hearthd.device.cuda.errors import CudaError, checked, translate
-from hearthd.device.cuda.streams import Stream
+from hearthd.device.cuda.streams import CudaStreams, Stream
 
 
 class Graph:
-    """A captured graph and what was instantiated from it; pointers are 0 once they are destroyed."""
+    """A captured graph and its executable; both pointers are 0 once they are destroyed."""
 
     __slots__ = ("captured", "executable", "kernels", "nodes")
 
@@ -32,33 +32,30 @@ class Graph:
         self.captured = captured
         self.executable = executable
         self.nodes = [isinstance(node, KernelNode) for node in nodes]
-        """Which of the nodes it was made of are kernels."""
+        """True for each node, in order, that launches a kernel."""
         self.kernels: list[Any] | None = None
         """The driver's kernel nodes, in order; looked up at the first update."""
 
 
-class _Captures(Enqueues, Protocol):
-    """What of CudaServer a capture needs besides."""
+class CudaGraphs:
+    """Creates graphs, updates and launches them. `enqueues` makes the calls that a capture records."""
 
-    def create_stream(self, priority: int = 0) -> Stream: ...
+    def __init__(self, enqueues: Enqueues, streams: CudaStreams) -> None:
+        self._enqueues = enqueues
+        self._streams = streams
+        self._recorder: Stream | None = None
+        """The stream that is captured; None before the first graph."""
 
-
-class CudaGraphOperations:
-    """The part of CudaServer that makes graphs and launches them."""
-
-    _recorder: Stream | None = None
-
-    def create_graph(self, nodes: Sequence[GraphNode]) -> Graph:
-        """Captured in relaxed mode: other threads of the process (compiles, page locks) go on meanwhile."""
-        server = cast(_Captures, self)
+    def create(self, nodes: Sequence[GraphNode]) -> Graph:
+        """Captures in relaxed mode: other threads of the process (compiles, page locks) may call CUDA meanwhile."""
         if self._recorder is None:
-            self._recorder = server.create_stream()
+            self._recorder = self._streams.create()
         stream = self._recorder
         captured = executable = 0
         try:
             runtime.streamBeginCapture(stream.pointer, runtime.streamCaptureModeRelaxed)
             try:
-                replay(server, nodes, stream)
+                replay(self._enqueues, nodes, stream)
             except BaseException:
                 with suppress(*CudaError):  # the stream leaves the capture also where that was spoiled
                     captured = runtime.streamEndCapture(stream.pointer)
@@ -79,8 +76,8 @@ class CudaGraphOperations:
             raise
         return Graph(nodes, captured, executable)
 
-    def launch_graph(self, graph: Graph, stream: Stream, times: int = 1) -> None:
-        """The driver orders it behind the graph's own launches before."""
+    def launch(self, graph: Graph, stream: Stream, times: int = 1) -> None:
+        """The driver orders it behind earlier launches of the same graph."""
         executable, pointer = graph.executable, stream.pointer
         try:
             for _ in range(times):
@@ -88,8 +85,8 @@ class CudaGraphOperations:
         except CudaError as error:
             raise translate(error, "launching a graph", Reason.LAUNCH_FAILED) from error
 
-    def update_graph(self, graph: Graph, index: int, node: KernelNode) -> None:
-        """Launches that were made before keep what they had (cuGraphExecKernelNodeSetParams)."""
+    def update(self, graph: Graph, index: int, node: KernelNode) -> None:
+        """Earlier launches keep their parameters (cuGraphExecKernelNodeSetParams)."""
         function = node.function
         if node.shared_mem > function.dynamic_limit:
             function.allow_shared(node.shared_mem)
@@ -119,8 +116,8 @@ class CudaGraphOperations:
                 details={"node": index, "kernel": function.name, "grid": node.grid, "block": node.block},
             ) from error
 
-    def destroy_graph(self, graph: Graph) -> None:
-        """A second time does nothing. A graph that still runs is freed by the driver when it is done."""
+    def destroy(self, graph: Graph) -> None:
+        """The driver frees a graph that still runs once it is done. A second call has no effect."""
         captured, executable = graph.captured, graph.executable
         graph.captured = graph.executable = 0
         graph.kernels = None

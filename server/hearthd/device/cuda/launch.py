@@ -1,4 +1,4 @@
-"""Modules, their functions, and launching them with a packed parameter block."""
+"""Modules, their functions, and launches with a packed parameter block."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from hearthd.device.cuda.streams import Stream
 
 _LOG_BYTES = 16 << 10
 _LISTED = 16
-"""How many names a refusal lists."""
+"""Names that a refusal lists."""
 
 _LOADED_AT_ONCE = 1024
-"""How many kernels of a module are loaded with it; of a larger library those that are used, when they are."""
+"""Kernels of a module that are loaded with it; a further kernel of a larger library is loaded at its first use."""
 
 # cuda.h: how cuLaunchKernel's `extra` says where the parameter block is
 _PARAM_END, _PARAM_POINTER, _PARAM_SIZE = 0, 1, 2
 
 
 _DEFAULT_STACK = 1 << 10
-"""Local memory of a thread that a new context has room for, bytes (cudaLimitStackSize)."""
+"""Local memory of a thread for which a new context has room, in bytes (cudaLimitStackSize)."""
 
 DEFAULT_SHARED = 48 << 10
-"""Shared memory of a block without opting in to more, bytes (CUDA C++ Programming Guide, "Shared Memory")."""
+"""Shared memory of a block without opting in to more, in bytes (CUDA C++ Programming Guide, "Shared Memory")."""
 
 
 class CudaFunction:
-    """A kernel. Making one loads its code, so that the first launch does not have to."""
+    """A kernel. Its construction loads its code, so that the first launch does not have to."""
 
     __slots__ = ("attributes", "dynamic_limit", "module", "name", "parameters", "pointer")
 
@@ -57,10 +57,11 @@ class CudaFunction:
             max_threads_per_block=_attribute(cu.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, pointer),
         )
         self.dynamic_limit = DEFAULT_SHARED - self.attributes.static_shared_bytes
-        """Dynamic shared memory that a launch may ask for as things stand, bytes."""
+        """Dynamic shared memory that a launch may use without a further opt-in, in bytes."""
 
     def allow_shared(self, size: int) -> None:
-        """Above 48 KiB a function has to opt in (CUDA C++ Programming Guide, "Shared Memory"); once for the largest."""
+        """Opts in to `size` bytes, which a function has to do above 48 KiB (CUDA C++ Programming Guide, "Shared
+        Memory"); once for the largest."""
         try:
             cu.funcSetAttribute(self.pointer, cu.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, size)
         except CudaError as error:
@@ -114,7 +115,7 @@ class CudaModule:
 
     @property
     def functions(self) -> tuple[str, ...]:
-        """What `function` can find, name expressions in the place of what they were compiled to."""
+        """Functions that `function` can find, with name expressions in place of their compiled names."""
         if self._listed is None:
             expressions = {lowered: expression for expression, lowered in self._names.items()}
             try:
@@ -126,7 +127,7 @@ class CudaModule:
         return self._listed
 
     def load_functions(self) -> None:
-        """Brings the kernels' code to the device now. Raises CudaError."""
+        """Loads the kernels' code to the device now. Raises CudaError."""
         for handle in self._handles()[:_LOADED_AT_ONCE]:
             checked(driver.cuFuncLoad(handle))
 
@@ -139,7 +140,7 @@ class CudaModule:
 
     @property
     def globals(self) -> tuple[str, ...]:
-        """Those asked for by name expression: the driver does not list a module's variables."""
+        """Variables that were requested by name expression: the driver does not list a module's variables."""
         return tuple(sorted(name[1:] for name in self._names if name.startswith("&")))
 
     def _missing(self, reason: Reason, kind: str, name: str, names: tuple[str, ...]) -> Refusal:
@@ -152,12 +153,11 @@ class CudaModule:
         )
 
 
-class CudaLaunchOperations:
-    """The part of CudaServer that loads code and runs it. `capability` is the device's compute capability."""
+class CudaLauncher:
+    """Loads modules and launches their functions. `capability` is the device's compute capability."""
 
-    capability: tuple[int, int]
-
-    def __init__(self) -> None:
+    def __init__(self, capability: tuple[int, int]) -> None:
+        self._capability = capability
         # cuLaunchKernel copies the parameters before it returns, so that one block at a fixed address serves all.
         block = (ctypes.c_ubyte * MAX_PARAMETER_BYTES)()
         self._block = memoryview(block).cast("B")
@@ -171,11 +171,10 @@ class CudaLaunchOperations:
         self._extra = ctypes.addressof(extra)
         self._keep = (block, extra)
 
-    loading_waits = True
-
     def first_launch_waits(self, function: CudaFunction, prints: bool) -> bool:
-        """The driver waits for all kernels when it makes room for more local memory a thread than any kernel before
-        had, and when it makes the buffer that kernels print to (measured with CUDA 13 on an H200)."""
+        """True if the first launch waits for all kernels: the driver does so when it makes room for more local memory a
+        thread than any kernel before had, and when it makes the buffer that kernels print to (measured with CUDA 13 on
+        an H200)."""
         return function.attributes.local_bytes > self._local_bytes or (prints and not self._printed)
 
     def first_launch_made(self, function: CudaFunction, prints: bool) -> None:
@@ -183,10 +182,10 @@ class CudaLaunchOperations:
         self._printed = self._printed or prints
 
     def load(self, image: Image) -> CudaModule:
-        """With all its kernels: the driver would put off each until it is first asked for, and wait then for whatever
-        is running (CUDA Programming Guide, "Lazy Loading": concurrent execution), where the caller of this has seen to
-        it that nothing is. Not by CUDA_MODULE_LOADING=EAGER, which would load every kernel of NCCL, too."""
-        image_headers.check(image.code, self.capability)
+        """Loads a module with all its kernels. The driver would load each kernel at its first use, and wait then for
+        running work (CUDA Programming Guide, "Lazy Loading": concurrent execution); the caller of this method has made
+        sure that there is none. CUDA_MODULE_LOADING=EAGER would load every kernel of NCCL, too."""
+        image_headers.check(image.code, self._capability)
         pointer = 0
         try:
             pointer = cu.moduleLoadData(bytes(image.code))
@@ -212,7 +211,7 @@ class CudaLaunchOperations:
             ) from error
 
     def unload(self, module: CudaModule) -> None:
-        """The caller has seen the last launch from it end. A second time does nothing."""
+        """Unloads a module whose last launch has ended. A second call has no effect."""
         pointer, module.pointer = module.pointer, 0
         if pointer:
             try:
@@ -229,7 +228,7 @@ class CudaLaunchOperations:
         stream: Stream,
         params: bytearray,
     ) -> Callable[[], object]:
-        # A block of its own, so that nothing is copied into place, and no Python runs but the call itself.
+        # A separate block: nothing is copied into place, and no Python code runs but the call itself.
         size = len(params)
         block_of_parameters = (ctypes.c_ubyte * size).from_buffer_copy(params)
         block_size = ctypes.c_size_t(size)
@@ -297,7 +296,7 @@ def _attribute(attribute: int, pointer: int) -> int:
 
 
 def _parameters(pointer: int) -> tuple[tuple[int, int], ...]:
-    """(offset, size) of each; the driver answers "invalid value" for the first that is not there."""
+    """Returns the (offset, size) of each parameter; the driver answers "invalid value" for the first index beyond."""
     found: list[tuple[int, int]] = []
     while True:
         status, offset, size = driver.cuFuncGetParamInfo(pointer, len(found))
@@ -308,7 +307,7 @@ def _parameters(pointer: int) -> tuple[tuple[int, int], ...]:
 
 
 def _load_log(code: bytes) -> str:
-    """What the driver's compiler says about `code` (PTX); empty where it says nothing. Compiles once more."""
+    """Returns the log of the driver's compiler for `code` (PTX); empty where it has none. Compiles once more."""
     log = bytearray(_LOG_BYTES)
     options = [
         driver.CUjit_option.CU_JIT_ERROR_LOG_BUFFER,

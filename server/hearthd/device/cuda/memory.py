@@ -17,7 +17,6 @@ from cupy_backends.cuda.api import runtime
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.resources import MemoryInfo
-from hearthd.device.cuda.copies import CudaCopyOperations
 from hearthd.device.cuda.errors import OUT_OF_MEMORY, CudaError, translate
 from hearthd.device.cuda.streams import Stream
 from hearthd.device.resources.budget import out_of_memory, rounded
@@ -39,7 +38,7 @@ class CudaMemory:
 
 
 class Pool(ABC):
-    """What the two pools share: the limit, the retry when memory runs out, and the numbers in that refusal."""
+    """Base of the two pools: the limit, the retry when memory runs out, and the numbers in that refusal."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -49,34 +48,46 @@ class Pool(ABC):
 
     @abstractmethod
     def _take(self, size: int, stream: Stream) -> tuple[int, Any]:
-        """Address and owner of `size` bytes, which are `rounded`. Raises CudaError or MemoryError."""
+        """Returns the address and the owner of `size` bytes, which are `rounded`. Raises CudaError or MemoryError."""
 
     @abstractmethod
     def _give(self, memory: CudaMemory, stream: Stream) -> None: ...
 
     @abstractmethod
     def reserved(self) -> int:
-        """Bytes that the pool holds of the device, used or not."""
+        """Returns the bytes that the pool holds of the device, used or not."""
 
     @abstractmethod
-    def trim(self) -> None: ...
+    def release_unused(self) -> None:
+        """Returns unused memory to the device. Raises CudaError."""
+
+    def trim(self) -> None:
+        """Returns unused memory to the device. Raises Refusal, DeviceFault."""
+        try:
+            self.release_unused()
+        except CudaError as error:
+            raise translate(error, "giving unused memory back to the device") from error
 
     def held(self) -> tuple[int, int]:
-        """Bytes held of the device, used or not, and in use."""
-        return self.reserved() + self._outside, self._held
+        """Returns the bytes that the pool holds of the device, used or not, and the bytes in use."""
+        try:
+            return self.reserved() + self._outside, self._held
+        except CudaError as error:
+            raise translate(error, "asking for what the pool holds") from error
 
     def check(self, size: int, reserved: int) -> None:
-        """Raises Refusal(OUT_OF_MEMORY) where the limit leaves no room for so much memory beside the pool's."""
+        """Raises Refusal(OUT_OF_MEMORY) where the limit leaves no room for `reserved` bytes beside the pool's."""
         if self._limit and self._held + reserved > self._limit:
             raise out_of_memory(size, self.info(), self._limit)
 
     def count(self, more: int) -> None:
-        """So many bytes more, or less, are held outside of the pool, and count with what it holds."""
+        """Counts `more` further bytes, or fewer, as held outside of the pool."""
         self._held += more
         self._outside += more
 
     def allocate(self, size: int, stream: Stream) -> CudaMemory:
-        """Raises Refusal(OUT_OF_MEMORY) after one trim and one more attempt, Refusal(INVALID_ARGUMENT) below 0."""
+        """Allocates memory. Raises Refusal(OUT_OF_MEMORY) after one trim and one more attempt,
+        Refusal(INVALID_ARGUMENT) below 0."""
         if size <= 0:
             if size < 0:
                 raise Refusal(Reason.INVALID_ARGUMENT, f"An allocation of {size} bytes was asked for; 0 is the least.")
@@ -96,7 +107,7 @@ class Pool(ABC):
         return memory
 
     def free(self, memory: CudaMemory, stream: Stream) -> None:
-        """A second free of the same memory does nothing."""
+        """Frees memory in the stream's order. A second free of the same memory has no effect."""
         if self._live.get(memory.address) is not memory:
             return
         del self._live[memory.address]
@@ -115,7 +126,7 @@ class Pool(ABC):
             raise translate(error, "asking for the device's free memory") from error
 
     def close(self) -> None:
-        """Frees what is still allocated. Never raises."""
+        """Frees all memory that is still allocated. Never raises."""
         for memory in self._live.values():
             with suppress(Exception):
                 self._release(memory)
@@ -124,14 +135,14 @@ class Pool(ABC):
 
     @abstractmethod
     def _release(self, memory: CudaMemory) -> None:
-        """Frees outside any stream."""
+        """Frees memory outside any stream."""
 
     def _again(self, error: RuntimeError | MemoryError, size: int, reserved: int, stream: Stream) -> tuple[int, Any]:
-        """The second attempt, after `error` ended the first."""
+        """Tries the allocation again after `error`."""
         if isinstance(error, RuntimeError) and getattr(error, "status", 0) != OUT_OF_MEMORY:
             raise translate(error, f"allocating {size} bytes") from error
         try:
-            self.trim()
+            self.release_unused()
             return self._take(reserved, stream)
         except CudaError as second:
             if getattr(second, "status", 0) != OUT_OF_MEMORY:
@@ -155,7 +166,7 @@ class StreamOrderedPool(Pool):
             )
         )
         self._freed_on: set[Stream] = set()
-        # By default a pool gives back what is unused whenever anything is synchronized; kept, it costs no driver call.
+        # By default a pool returns unused memory at each synchronization; kept memory costs no driver call.
         keep = limit or (1 << 64) - 1
         runtime.memPoolSetAttribute(self._pool, runtime.cudaMemPoolAttrReleaseThreshold, keep)
 
@@ -172,7 +183,7 @@ class StreamOrderedPool(Pool):
     def reserved(self) -> int:
         return int(runtime.memPoolGetAttribute(self._pool, runtime.cudaMemPoolAttrReservedMemCurrent))
 
-    def trim(self) -> None:
+    def release_unused(self) -> None:
         # The driver counts a free as done only once something has been synchronized with it, a query is not enough.
         # Synchronizing a stream that is idle does not wait.
         for stream in list(self._freed_on):
@@ -192,7 +203,7 @@ class StreamOrderedPool(Pool):
 
 
 class ArenaPool(Pool):
-    """CuPy's pool of `cudaMalloc` memory with an arena per stream; `trim` waits for the device (see above)."""
+    """CuPy's pool of `cudaMalloc` memory, an arena per stream. `release_unused` waits for the device (see above)."""
 
     def __init__(self, limit: int = 0) -> None:
         super().__init__(limit)
@@ -206,7 +217,7 @@ class ArenaPool(Pool):
         return pointer.ptr, pointer
 
     def _give(self, memory: CudaMemory, stream: Stream) -> None:
-        memory.owner = None  # the chunk goes back to the arena of the stream that it was allocated on
+        memory.owner = None  # the chunk returns to the arena of the stream that it was allocated on
 
     def _release(self, memory: CudaMemory) -> None:
         memory.owner = None
@@ -214,41 +225,10 @@ class ArenaPool(Pool):
     def reserved(self) -> int:
         return int(self._pool.total_bytes())
 
-    def trim(self) -> None:
+    def release_unused(self) -> None:
         self._pool.free_all_blocks()
 
     def close(self) -> None:
         super().close()
         with suppress(Exception):
             self._pool.free_all_blocks()
-
-
-class MemoryOperations(CudaCopyOperations):
-    """The part of CudaServer that allocates and copies."""
-
-    pool: Pool
-
-    def allocate(self, size: int, stream: Stream) -> CudaMemory:
-        return self.pool.allocate(size, stream)
-
-    def free(self, memory: CudaMemory, stream: Stream) -> None:
-        self.pool.free(memory, stream)
-
-    def memory_info(self) -> MemoryInfo:
-        return self.pool.info()
-
-    def memory_held(self) -> tuple[int, int]:
-        try:
-            return self.pool.held()
-        except CudaError as error:
-            raise translate(error, "asking for what the pool holds") from error
-
-    @property
-    def memory_grain(self) -> int:
-        return GRAIN
-
-    def trim(self) -> None:
-        try:
-            self.pool.trim()
-        except CudaError as error:
-            raise translate(error, "giving unused memory back to the device") from error

@@ -26,18 +26,18 @@ _IN_PROGRESS = 7
 _CLOSE_SECONDS = 5.0
 
 _CONNECT_SECONDS = 60.0
-"""How long the first exchange with every other rank may take on the device, behind whatever else runs there."""
+"""Seconds for the first exchange with every other rank on the device, behind other work there."""
 _CONNECT_CHECK_SECONDS = 0.001
 
 _SCRATCH_BYTES = 512
 _SENT, _RECEIVED = 128, 256
-"""Where in the scratch memory connecting has its bytes; barriers have theirs at its beginning."""
+"""Offsets of the bytes for connecting in the scratch memory; those of barriers are at its beginning."""
 
 _SETTINGS = {
     # NCCL connects ranks when a collective first needs it, inside the call: that would make the device-handle thread
     # wait for a peer. With 0 it connects what collectives use in `join`, on a helper thread.
     "NCCL_RUNTIME_CONNECT": "0",
-    # What a large group asks of the kernels goes through a ring buffer, and the call waits for the device where that is
+    # Work of a large group reaches the kernels through a ring buffer, and the call waits for the device where that is
     # full. 1,024 operations (hearthd.device.collectives.request) of about 100 bytes for each of 100 ranks fit 16 MiB.
     "NCCL_WORK_FIFO_BYTES": str(16 << 20),
     # NVLink multicast: programs that use it have put GPUs out of service that others share. Who owns the machine may
@@ -47,14 +47,14 @@ _SETTINGS = {
 """Variables that NCCL reads when it is first used; what the daemon's environment says stays."""
 
 _FAILURES: tuple[type[Exception], ...] = (nccl.NcclError, KeyError) if nccl.available else (KeyError,)
-"""What CuPy raises where NCCL fails: a KeyError for the codes that it has no text for."""
+"""Exceptions of CuPy for failures of NCCL: a KeyError for the codes that it has no text for."""
 
 _REFUSED: tuple[type[Exception], ...] = (*_FAILURES, ValueError, TypeError, AssertionError)
-"""The same, and what it raises for an id that is none."""
+"""The same exceptions, and those for an invalid id."""
 
 
 class NcclCommunicator:
-    """One rank. Once `abort` is under way nothing else touches the communicator: NCCL frees it there."""
+    """Communicator of one rank. Once `abort` is under way, no other call uses the communicator: NCCL frees it there."""
 
     def __init__(self, communicator: Any, device: int, rank: int, ranks: int, scratch: int) -> None:
         self._communicator = communicator
@@ -144,7 +144,7 @@ class NcclCommunicator:
             runtime.streamDestroy(stream)
 
     def _wait(self, stream: int) -> None:
-        """Looks again and again: CUDA's own wait would not end where a peer is gone."""
+        """Polls the stream: CUDA's wait would not end where a peer is gone."""
         deadline = time.monotonic() + _CONNECT_SECONDS
         while (status := runtime.streamQuery(stream)) == NOT_READY:
             failure = self.failed()
@@ -193,7 +193,7 @@ class NcclCommunicators:
         return unique if isinstance(unique, bytes) else bytes(number & 0xFF for number in unique)
 
     def forget(self, unique_id: bytes) -> None:
-        """NCCL has nothing to give back."""
+        """Does nothing: NCCL keeps no state for an id."""
 
     def join(self, unique_id: bytes, rank: int, ranks: int) -> NcclCommunicator:
         """Returns when all ranks have joined and are connected, each with each; NCCL gives no way to end the wait for
@@ -219,7 +219,7 @@ class NcclCommunicators:
         except CudaError as error:
             raise translate(error, f"joining as rank {rank} of {ranks}", Reason.COMMUNICATOR_FAILED) from error
         with self._lock:
-            # Kept for `close`: CuPy ends an object that nobody has with ncclCommDestroy, which may wait for peers.
+            # Kept for `close`: CuPy destroys an unreferenced object with ncclCommDestroy, which may wait for peers.
             self._joined = [each for each in self._joined if not each.aborted]
             self._joined.append(joined)
         return joined
@@ -229,12 +229,12 @@ class NcclCommunicators:
         try:
             joined.connect()
         except BaseException:
-            joined.abort()  # nobody else knows of it, and to be collected it would be destroyed
+            joined.abort()  # otherwise the collection of the object would destroy it
             raise
 
     def _scratch_memory(self) -> int:
-        """What barriers reduce and connecting exchanges: one block for all communicators of the process, of which
-        nobody reads what several of them write at once. It is never freed: that would wait for the device."""
+        """Returns the memory of barriers and of connecting: one block for all communicators of the process, whose
+        contents are never read. It is never freed: that would wait for the device."""
         with self._lock:
             if not self._scratch:
                 self._scratch = runtime.malloc(_SCRATCH_BYTES)

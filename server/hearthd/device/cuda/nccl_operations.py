@@ -1,4 +1,4 @@
-"""What a collective is in NCCL's own calls. Pure: it imports neither CuPy nor CUDA."""
+"""NCCL calls of a collective. Pure: it imports neither CuPy nor CUDA."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def calls(operations: Sequence[CollectiveExchange], rank: int, ranks: int, scrat
     More than one of them belong between ncclGroupStart and ncclGroupEnd. NCCL pairs the sends and receives of two ranks
     in the order of their calls. Ranks agree on the order of the operations, but for sends and receives, which they may
     have anywhere among them: those come first, so that none meets a part of an all_to_all, a gather or a scatter.
-    `scratch`: memory for four bytes that nobody reads.
+    `scratch`: memory for four bytes, which are never read.
     """
     made: list[Call] = []
     for each in operations:
@@ -65,7 +65,7 @@ def calls(operations: Sequence[CollectiveExchange], rank: int, ranks: int, scrat
 
 
 def named(operations: Sequence[CollectiveExchange]) -> str:
-    """For messages: "all_reduce", "a batch of 3 (all_gather, recv, send)"."""
+    """Returns names for messages: "all_reduce", "a batch of 3 (all_gather, recv, send)"."""
     if len(operations) == 1:
         return operations[0].kind
     return f"a batch of {len(operations)} ({', '.join(sorted({each.kind for each in operations}))})"
@@ -101,7 +101,7 @@ def _recv(it: CollectiveExchange, rank: int, ranks: int, scratch: int) -> Iterat
 
 
 # A rank's part to itself goes by a send and a receive, too, which NCCL copies in the kernel that moves the other parts:
-# at the same time as they move, and in one launch. A copy of its own would come before them.
+# at the same time as they move, and in one launch. A separate copy would come before them.
 
 
 def _all_to_all(it: CollectiveExchange, rank: int, ranks: int, scratch: int) -> Iterator[Call]:

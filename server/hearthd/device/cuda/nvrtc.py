@@ -31,7 +31,7 @@ class NvrtcError(Exception):
 
 
 class NvrtcCompiler:
-    """For one device. `compute_capability` is (major, minor); `includes` are the folders of CUDA's own headers.
+    """NVRTC for one device. `compute_capability` is (major, minor); `includes` are the folders of CUDA's headers.
 
     The library is loaded at the first use.
     """
@@ -114,10 +114,10 @@ class NvrtcCompiler:
 
 
 def architecture(compute_capability: tuple[int, int], supported: tuple[int, ...]) -> tuple[str, bool]:
-    """What to compile for, and whether that gives CUBIN.
+    """Returns the architecture to compile for, and True if its code is CUBIN.
 
-    From 9.0 on the architecture-specific variant ("sm_90a"), with all that the device can do: what is compiled here
-    runs on this device only. A device newer than NVRTC gets PTX for the newest that both know.
+    From 9.0 on the architecture-specific variant ("sm_90a"), with all features of the device: the code runs on this
+    device only. A device newer than NVRTC gets PTX for the newest architecture that both know.
     """
     major, minor = compute_capability
     number = 10 * major + minor
@@ -129,10 +129,10 @@ def architecture(compute_capability: tuple[int, int], supported: tuple[int, ...]
 
 @functools.cache
 def include_folders() -> tuple[str, ...]:
-    """Where cuda_fp16.h, cooperative_groups.h and libcu++ are; empty where there are none.
+    """Returns the folders of cuda_fp16.h, cooperative_groups.h and libcu++; empty where there are none.
 
-    The headers that go with NVRTC first (cuda-pathfinder looks in site-packages, Conda, then the toolkit), else
-    CuPy's copy of the half-precision headers; libcu++ and CUB from beside them, else from CuPy.
+    NVRTC's headers come first (cuda-pathfinder searches site-packages, Conda, then the toolkit), else CuPy's copy of
+    the half-precision headers; libcu++ and CUB from beside them, else from CuPy.
     """
     cupy = _package("cupy")
     bundle = cupy / "_core" / "include" / "cupy" if cupy else None
@@ -175,7 +175,7 @@ def _package(name: str) -> Path | None:
 
 
 def _call(function: Callable[..., tuple[Any, ...]], *arguments: Any) -> Any:
-    """What a call gives besides its status. Raises NvrtcError."""
+    """Returns the values of a call without its status. Raises NvrtcError."""
     status, *values = function(*arguments)
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         raise NvrtcError(status)

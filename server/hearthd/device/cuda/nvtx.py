@@ -1,6 +1,6 @@
 """NVTX ranges around commands, as Nsight Systems shows them: by the `nvtx` package, or by CuPy's own binding.
 
-Without either, or where nobody listens, the device process works the same.
+Without either, or without a tool that listens, the device process works the same.
 """
 
 from __future__ import annotations

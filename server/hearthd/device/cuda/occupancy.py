@@ -1,4 +1,7 @@
-"""How many blocks and clusters of a function the device holds."""
+"""Occupancy: the blocks and clusters of a function that the device holds at once.
+
+The driver computes it on the host and waits for no work.
+"""
 
 from __future__ import annotations
 
@@ -13,42 +16,39 @@ from hearthd.device.cuda.launch import CudaFunction
 INVALID_CLUSTER_SIZE = 912  # CUDA_ERROR_INVALID_CLUSTER_SIZE
 
 
-class OccupancyOperations:
-    """The part of CudaServer that says what fits. Host computations of the driver: they wait for nothing."""
+def blocks_per_multiprocessor(function: CudaFunction, threads: int, shared_mem: int) -> int:
+    try:
+        if shared_mem > function.dynamic_limit:
+            function.allow_shared(shared_mem)
+        (blocks,) = checked(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function.pointer, threads, shared_mem))
+        count: int = int(blocks)  # type: ignore[call-overload]
+        return max(0, count)
+    except CudaError as error:
+        raise translate(error, f"asking for the occupancy of {function.name}", Reason.LAUNCH_INVALID) from error
 
-    def blocks_per_multiprocessor(self, function: CudaFunction, threads: int, shared_mem: int) -> int:
-        try:
-            if shared_mem > function.dynamic_limit:
-                function.allow_shared(shared_mem)
-            (blocks,) = checked(
-                driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function.pointer, threads, shared_mem)
-            )
-            count: int = int(blocks)  # type: ignore[call-overload]
-            return max(0, count)
-        except CudaError as error:
-            raise translate(error, f"asking for the occupancy of {function.name}", Reason.LAUNCH_INVALID) from error
 
-    def max_clusters(self, function: CudaFunction, cluster: Dim, block: Dim, shared_mem: int) -> int:
-        try:
-            if shared_mem > function.dynamic_limit:
-                function.allow_shared(shared_mem)
-            allow_cluster(function.pointer, cluster)
-            attributes = driver_attributes(LaunchAttributes(cluster=cluster))
-            config = launch_config(cluster, block, shared_mem, 0, attributes)
-            (clusters,) = checked(driver.cuOccupancyMaxActiveClusters(function.pointer, config))
-            count: int = int(clusters)  # type: ignore[call-overload]
-            return max(0, count)
-        except CudaError as error:
-            if getattr(error, "status", 0) == INVALID_CLUSTER_SIZE:
-                return 0
-            raise translate(error, f"asking how many clusters of {function.name} fit", Reason.LAUNCH_INVALID) from error
+def max_clusters(function: CudaFunction, cluster: Dim, block: Dim, shared_mem: int) -> int:
+    try:
+        if shared_mem > function.dynamic_limit:
+            function.allow_shared(shared_mem)
+        allow_cluster(function.pointer, cluster)
+        attributes = driver_attributes(LaunchAttributes(cluster=cluster))
+        config = launch_config(cluster, block, shared_mem, 0, attributes)
+        (clusters,) = checked(driver.cuOccupancyMaxActiveClusters(function.pointer, config))
+        count: int = int(clusters)  # type: ignore[call-overload]
+        return max(0, count)
+    except CudaError as error:
+        if getattr(error, "status", 0) == INVALID_CLUSTER_SIZE:
+            return 0
+        raise translate(error, f"asking how many clusters of {function.name} fit", Reason.LAUNCH_INVALID) from error
 
-    def suggested_block(self, function: CudaFunction, shared_mem: int) -> int:
-        try:
-            _, threads = checked(
-                driver.cuOccupancyMaxPotentialBlockSize(function.pointer, driver.CUoccupancyB2DSize(0), shared_mem, 0)
-            )
-            count: int = int(threads)  # type: ignore[call-overload]
-            return count
-        except CudaError as error:
-            raise translate(error, f"asking for the best block of {function.name}", Reason.LAUNCH_INVALID) from error
+
+def suggested_block(function: CudaFunction, shared_mem: int) -> int:
+    try:
+        _, threads = checked(
+            driver.cuOccupancyMaxPotentialBlockSize(function.pointer, driver.CUoccupancyB2DSize(0), shared_mem, 0)
+        )
+        count: int = int(threads)  # type: ignore[call-overload]
+        return count
+    except CudaError as error:
+        raise translate(error, f"asking for the best block of {function.name}", Reason.LAUNCH_INVALID) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 
 import cupy
@@ -10,17 +11,20 @@ from cupy_backends.cuda.api import runtime
 
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import node_pb2
+from hearthd.device.cuda import occupancy
 from hearthd.device.cuda.compiler import CudaCompiler
+from hearthd.device.cuda.copies import CudaCopies
 from hearthd.device.cuda.errors import INVALID_DEVICE, NO_DEVICE, CudaError, checked, translate
-from hearthd.device.cuda.graphs import CudaGraphOperations
-from hearthd.device.cuda.host import CudaHostPool
-from hearthd.device.cuda.launch import CudaLaunchOperations
-from hearthd.device.cuda.memory import ArenaPool, MemoryOperations, Pool, StreamOrderedPool
+from hearthd.device.cuda.graphs import CudaGraphs
+from hearthd.device.cuda.kernel_output import KernelOutput
+from hearthd.device.cuda.launch import CudaLauncher
+from hearthd.device.cuda.memory import GRAIN, ArenaPool, Pool, StreamOrderedPool
 from hearthd.device.cuda.nccl import NcclCommunicators
-from hearthd.device.cuda.occupancy import OccupancyOperations
-from hearthd.device.cuda.shared_memory import CudaSharedMemoryOperations
-from hearthd.device.cuda.streams import StreamOperations
-from hearthd.device.cuda.tensor_maps import TensorMapOperations
+from hearthd.device.cuda.page_locks import PageLocks
+from hearthd.device.cuda.shared_memory import SharedAllocations
+from hearthd.device.cuda.streams import CudaStreams, HostSignals
+from hearthd.device.cuda.tensor_maps import TensorMapEncoder
+from hearthd.device.resources.host_pool import HostPool
 from hearthd.shared.device_spec import DeviceSpec
 
 _OLDEST_DRIVER = 12040
@@ -30,23 +34,27 @@ MEMORY_ALIGNMENT = 256
 """Bytes, of every address that the driver allocates (CUDA C++ Programming Guide, "Device Memory Accesses")."""
 
 
-class CudaServer(
-    MemoryOperations,
-    CudaSharedMemoryOperations,
-    StreamOperations,
-    CudaLaunchOperations,
-    OccupancyOperations,
-    TensorMapOperations,
-    CudaGraphOperations,
-):
-    """Implements `ComputeServer`. The device's primary context becomes current on the calling thread, which stays the
-    only one to call anything but `compiler` and the blocking half of `communicators`."""
+class CudaServer:
+    """An NVIDIA GPU. Implements `ComputeServer`: each operation is the bound method of the part that serves it, so that
+    a launch or a copy is one call.
 
-    def __init__(self, spec: DeviceSpec) -> None:
-        """Raises Refusal(DEVICE_NOT_FOUND), Refusal(DEVICE_UNAVAILABLE), DeviceFault."""
-        StreamOperations.__init__(self)
-        CudaLaunchOperations.__init__(self)
-        self._index = index = spec.index
+    The device's primary context becomes current on the calling thread. Only that thread may call the server, except for
+    `compiler`, `register_host`, `unregister_host` and the blocking half of `communicators`.
+    """
+
+    loading_waits = True
+    memory_grain = GRAIN
+
+    def __init__(
+        self, spec: DeviceSpec, host_pool: Callable[[int, Callable[[], None]], HostPool] | None = None
+    ) -> None:
+        """Opens device `spec.index`. `host_pool` makes the pool of host memory for copies from its cap and its
+        `on_grown`; by default its memory is page-locked.
+
+        Raises Refusal(DEVICE_NOT_FOUND), Refusal(DEVICE_UNAVAILABLE), DeviceFault.
+        """
+        index = spec.index
+        self._wake: Callable[[], None] = lambda: None
         try:
             count = runtime.getDeviceCount()
             if not 0 <= index < count:
@@ -60,21 +68,91 @@ class CudaServer(
                     details={"requested": _version(_OLDEST_DRIVER), "driver_version": _version(version)},
                 )
             cupy.cuda.Device(index).use()
-            runtime.free(0)  # makes the context now rather than at the first command
+            runtime.free(0)  # creates the context now rather than at the first command
             self._properties = _properties(index)
             pooled = runtime.deviceGetAttribute(runtime.cudaDevAttrMemoryPoolsSupported, index)
-            self.pool: Pool = StreamOrderedPool(index, spec.memory_limit) if pooled else ArenaPool(spec.memory_limit)
+            pool: Pool = StreamOrderedPool(index, spec.memory_limit) if pooled else ArenaPool(spec.memory_limit)
         except CudaError as error:
             if getattr(error, "status", 0) in (NO_DEVICE, INVALID_DEVICE):
                 raise _not_found(index, str(error)) from error
             raise translate(error, f"opening CUDA device {index}", Reason.DEVICE_UNAVAILABLE) from error
-        self.host = CudaHostPool(spec.staging_bytes, on_grown=self.wake)
+        self._pool = pool
+        page_locks = PageLocks(index)
+        make_host_pool = host_pool or (lambda cap, grown: HostPool(cap, lock=page_locks.allocate, on_grown=grown))
+        self._host = make_host_pool(spec.staging_bytes, self._progress)
         capability = (self._properties.compute_capability_major, self._properties.compute_capability_minor)
-        self.capability = capability
         self._compiler = CudaCompiler(capability, (version // 1000, version % 1000 // 10))
         self._communicators = NcclCommunicators(index, capability)
         if self._communicators.available:
             self._properties.features.append("nccl")
+        self._streams = CudaStreams()
+        self._bind_memory(SharedAllocations(index, pool), page_locks)
+        self._bind_streams(CudaCopies(), HostSignals())
+        self._bind_code(CudaLauncher(capability))
+        self._bind_graphs(CudaGraphs(self, self._streams))
+
+    def _bind_memory(self, shared: SharedAllocations, page_locks: PageLocks) -> None:
+        pool, host = self._pool, self._host
+        self.allocate = pool.allocate
+        self.free = pool.free
+        self.memory_info = pool.info
+        self.memory_held = pool.held
+        self.trim = pool.trim
+
+        self.create_shared = shared.create
+        self.export_shared = shared.export
+        self.import_shared = shared.map
+        self.own_shared = shared.own
+        self.release_shared = shared.release
+
+        self.allocate_host = host.take
+        self.host_grown = host.grown
+        self.host_refusal = host.refusal
+        self.host_info = host.info
+        self.free_host = host.give
+        self.register_host = page_locks.register
+        self.unregister_host = page_locks.unregister
+
+    def _bind_streams(self, copies: CudaCopies, signals: HostSignals) -> None:
+        streams = self._streams
+        self.create_stream = streams.create
+        self.destroy_stream = streams.destroy
+        self.record = streams.record
+        self.wait = streams.wait
+        self.done = streams.done
+        self.elapsed_ns = streams.elapsed_ns
+        self.release_event = streams.release_event
+
+        self.upload = copies.upload
+        self.download = copies.download
+        self.copy = copies.copy
+        self.upload_rows = copies.upload_rows
+        self.download_rows = copies.download_rows
+        self.copy_rows = copies.copy_rows
+        self.write_now = copies.write_now
+        self.read_now = copies.read_now
+        self.fill = copies.fill
+        self.signal_address = signals.address
+        self.signal = signals.write
+
+    def _bind_code(self, launcher: CudaLauncher) -> None:
+        self.load = launcher.load
+        self.unload = launcher.unload
+        self.launch = launcher.launch
+        self.repeated = launcher.repeated
+        self.first_launch_waits = launcher.first_launch_waits
+        self.first_launch_made = launcher.first_launch_made
+        self.flush_output = KernelOutput().flush
+        self.blocks_per_multiprocessor = occupancy.blocks_per_multiprocessor
+        self.max_clusters = occupancy.max_clusters
+        self.suggested_block = occupancy.suggested_block
+        self.encode_tensor_map = TensorMapEncoder(self._properties).encode
+
+    def _bind_graphs(self, graphs: CudaGraphs) -> None:
+        self.create_graph = graphs.create
+        self.launch_graph = graphs.launch
+        self.update_graph = graphs.update
+        self.destroy_graph = graphs.destroy
 
     @property
     def properties(self) -> node_pb2.DeviceProperties:
@@ -88,11 +166,21 @@ class CudaServer(
     def communicators(self) -> NcclCommunicators:
         return self._communicators
 
+    def on_progress(self, wake: Callable[[], None] | None) -> bool:
+        """Events are polled: CUDA reports one only to a thread that waits, or to a host function, which holds the
+        stream up. `wake` is called when host memory for copies arrives."""
+        self._wake = wake if wake is not None else lambda: None
+        return False
+
     def close(self) -> None:
-        """Frees what can be freed and never raises. The context goes with the process: others may hold it."""
-        for end in (self._communicators.close, self.close_streams, self.pool.close, self.host.close):
+        """Frees what can be freed and never raises. The context lives as long as the process: others may hold it."""
+        for end in (self._communicators.close, self._streams.close, self._pool.close, self._host.close):
             with suppress(Exception):
                 end()
+
+    def _progress(self) -> None:
+        """Wakes the device-handle thread. Any thread."""
+        self._wake()  # looked up at each call: `on_progress` replaces it
 
 
 def _properties(index: int) -> node_pb2.DeviceProperties:
@@ -130,7 +218,8 @@ def _properties(index: int) -> node_pb2.DeviceProperties:
 
 
 def _uuid(index: int) -> str:
-    """As nvidia-smi and NVML write it. CuPy's property ends at the first zero byte, so the driver is asked."""
+    """Returns the UUID in the form of nvidia-smi and NVML. CuPy's property ends at the first zero byte, so this calls
+    the driver."""
     ask = getattr(driver, "cuDeviceGetUuid_v2", driver.cuDeviceGetUuid)
     (device,) = checked(driver.cuDeviceGet(index))
     (uuid,) = checked(ask(device))

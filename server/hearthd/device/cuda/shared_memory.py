@@ -1,8 +1,8 @@
 """Memory that other processes map: CUDA's virtual memory management, its handles passed as open files.
 
 Legacy CUDA IPC (`cudaIpcGetMemHandle`) takes `cudaMalloc` memory alone and dies with the process that exported it;
-physical memory of `cuMemCreate` lives as long as any process maps it, and each maps it with access of its own: who
-attaches may only read, so that a kernel that writes all the same faults, in its own process.
+physical memory of `cuMemCreate` lives as long as any process maps it, and each chooses its access: sessions that
+attach may only read, so that a kernel that writes all the same faults, in its own process.
 
 None of these calls is documented to wait for work on the device. They do take the driver's lock and edit page tables:
 some hundreds of microseconds for each GiB, on the device-handle thread.
@@ -27,7 +27,7 @@ _SUPPORTED = (
 
 
 class CudaSharedMemory:
-    """A mapped allocation. `handle` is None where another process made it: the mapping alone keeps it."""
+    """A mapped allocation. `handle` is None where another process created it: the mapping alone keeps it alive."""
 
     __slots__ = ("address", "counted", "handle", "protected", "reserved", "size")
 
@@ -38,35 +38,37 @@ class CudaSharedMemory:
         self.handle = handle
         self.protected = protected
         self.counted = False
-        """Whether it counts as memory of this process."""
+        """True while it counts as memory of this process."""
 
 
-class CudaSharedMemoryOperations:
-    """The part of CudaServer that shares memory with other processes."""
+class SharedAllocations:
+    """Allocations of one device that other processes map, accounted for in its pool."""
 
-    pool: Pool
-    _index: int
+    def __init__(self, device: int, pool: Pool) -> None:
+        self._device = device
+        self._pool = pool
 
-    def create_shared(self, size: int, *, writable: bool = False) -> CudaSharedMemory:
-        index = self._index  # who maps it chooses the access: `writable` changes nothing
-        self._check_shared()
+    def create(self, size: int, *, writable: bool = False) -> CudaSharedMemory:
+        """`writable` has no effect: each process that maps the memory chooses its own access."""
+        device = self._device
+        self._check_supported()
         try:
-            properties = _properties(index)
+            properties = _properties(device)
             reserved = _padded(size, properties)
-            self.pool.check(size, reserved)
+            self._pool.check(size, reserved)
             try:
                 (handle,) = checked(driver.cuMemCreate(reserved, properties, 0))
             except CudaError as error:
                 if is_fatal(int(getattr(error, "status", 0))):
                     raise
-                self.pool.trim()  # what the pool keeps unused is the device's that is missing
+                self._pool.release_unused()  # the device may lack what the pool keeps unused
                 (handle,) = checked(driver.cuMemCreate(reserved, properties, 0))
         except CudaError as error:
             raise translate(error, f"creating {size} bytes to be shared", details={"requested": size}) from error
         try:
             address = _map(handle, reserved)
             try:
-                _allow(address, reserved, index, write=True)
+                _allow(address, reserved, device, write=True)
             except CudaError:
                 _unmap(address, reserved)
                 raise
@@ -75,21 +77,21 @@ class CudaSharedMemoryOperations:
                 checked(driver.cuMemRelease(handle))
             raise translate(error, f"mapping {size} bytes to be shared") from error
         memory = CudaSharedMemory(address, size, reserved, handle, protected=False)
-        self.own_shared(memory)
+        self.own(memory)
         return memory
 
-    def export_shared(self, memory: CudaSharedMemory) -> int:
+    def export(self, memory: CudaSharedMemory) -> int:
         try:
             (file,) = checked(driver.cuMemExportToShareableHandle(memory.handle, _POSIX, 0))
         except CudaError as error:
             raise translate(error, f"exporting {memory.size} bytes") from error
         return int(file)  # type: ignore[call-overload, no-any-return]
 
-    def import_shared(self, file: int, size: int) -> CudaSharedMemory:
-        index = self._index
-        self._check_shared()
+    def map(self, file: int, size: int) -> CudaSharedMemory:
+        device = self._device
+        self._check_supported()
         try:
-            reserved = _padded(size, _properties(index))
+            reserved = _padded(size, _properties(device))
             (handle,) = checked(driver.cuMemImportFromShareableHandle(file, _POSIX))
             try:
                 address = _map(handle, reserved)
@@ -98,19 +100,19 @@ class CudaSharedMemoryOperations:
         except CudaError as error:
             raise translate(error, f"mapping {size} bytes of another process") from error
         try:
-            protected = _protect(address, reserved, index)
+            protected = _protect(address, reserved, device)
         except CudaError as error:
             with suppress(*CudaError):
                 _unmap(address, reserved)
             raise translate(error, f"making {size} bytes of another process accessible") from error
         return CudaSharedMemory(address, size, reserved, None, protected)
 
-    def own_shared(self, memory: CudaSharedMemory) -> None:
+    def own(self, memory: CudaSharedMemory) -> None:
         if not memory.counted:
             memory.counted = True
-            self.pool.count(memory.reserved)
+            self._pool.count(memory.reserved)
 
-    def release_shared(self, memory: CudaSharedMemory) -> None:
+    def release(self, memory: CudaSharedMemory) -> None:
         try:
             _unmap(memory.address, memory.reserved)
             if memory.handle is not None:
@@ -120,17 +122,17 @@ class CudaSharedMemoryOperations:
         finally:
             if memory.counted:
                 memory.counted = False
-                self.pool.count(-memory.reserved)
+                self._pool.count(-memory.reserved)
 
-    def _check_shared(self) -> None:
-        """Raises Refusal(UNSUPPORTED) where the device has no memory that can be shared like this."""
+    def _check_supported(self) -> None:
+        """Raises Refusal(UNSUPPORTED) where the device lacks virtual memory management or shareable handles."""
         for attribute in _SUPPORTED:
-            (device,) = checked(driver.cuDeviceGet(self._index))
+            (device,) = checked(driver.cuDeviceGet(self._device))
             (has,) = checked(driver.cuDeviceGetAttribute(attribute, device))
             if not has:
                 raise Refusal(
                     Reason.UNSUPPORTED,
-                    f"CUDA device {self._index} cannot share memory between processes ({attribute.name} is 0)",
+                    f"CUDA device {self._device} cannot share memory between processes ({attribute.name} is 0)",
                     fix='use sessions of one process: isolation="shared", or no dedicated sessions',
                 )
 

@@ -1,21 +1,22 @@
-"""CUDA streams and events. Events are pooled: creating one costs several times what recording it does."""
+"""CUDA streams, events, and signals to the host. Events are pooled: creating one costs several times what recording it
+does."""
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
+from cuda.bindings import driver
 from cupy_backends.cuda.api import runtime
 from cupy_backends.cuda.api.runtime import eventQuery, eventRecord, streamWaitEvent
 
-from hearthd.device.cuda.errors import NOT_READY, CudaError, raise_status, translate
+from hearthd.device.cuda.errors import NOT_READY, CudaError, checked, raise_status, translate
 
-_LIBC = ctypes.CDLL(None)
+_SIGNALS = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
 
 
 class Stream:
-    """A non-blocking CUDA stream. `pointer` goes with it: a use after `destroy_stream` is an AttributeError rather than
+    """A non-blocking CUDA stream. `CudaStreams.destroy` deletes `pointer`: a later use is an AttributeError rather than
     work on the legacy default stream."""
 
     __slots__ = ("pointer",)
@@ -34,27 +35,18 @@ class Event:
         self.timing = timing
 
 
-class StreamOperations:
-    """The part of CudaServer that orders work. `record`, `wait` and `done` are on every client's path."""
+class CudaStreams:
+    """Creates the streams of the device, and records events on them. Each client operation calls `record`, `wait` and
+    `done`."""
 
     def __init__(self) -> None:
-        self._wake: Callable[[], None] = lambda: None
         self._streams: set[Stream] = set()
-        self._events: list[int] = []  # free ones without timing
-        self._timers: list[int] = []  # free ones with timing
-        self._flush_stream = 0
-        self._flush_event = 0
+        self._events: list[int] = []
+        """Unused events without timing."""
+        self._timers: list[int] = []
+        """Unused events with timing."""
 
-    def on_progress(self, wake: Callable[[], None] | None) -> bool:
-        """CUDA tells of an event only to a thread that waits, or by a host function that holds the stream up."""
-        self._wake = wake if wake is not None else lambda: None
-        return False
-
-    def wake(self) -> None:
-        """Makes the device-handle thread look again. Any thread."""
-        self._wake()
-
-    def create_stream(self, priority: int = 0) -> Stream:
+    def create(self, priority: int = 0) -> Stream:
         """The driver clamps `priority` to what the device has; lower is more urgent."""
         try:
             stream = Stream(runtime.streamCreateWithPriority(runtime.streamNonBlocking, priority))
@@ -63,8 +55,8 @@ class StreamOperations:
         self._streams.add(stream)
         return stream
 
-    def destroy_stream(self, stream: Stream) -> None:
-        """The driver keeps the stream until what it has been given is done. A second time does nothing."""
+    def destroy(self, stream: Stream) -> None:
+        """The driver completes submitted work before it frees the stream. A second call has no effect."""
         if stream not in self._streams:
             return
         self._streams.discard(stream)
@@ -111,38 +103,49 @@ class StreamOperations:
         return round(milliseconds * 1e6)
 
     def release_event(self, event: Event) -> None:
-        """The event may still be pending, and streams may still wait for it: a new record does not change what they
-        wait for. A second time does nothing."""
+        """Returns the event to the pool. It may still be pending, and streams may still wait for it: a new record does
+        not change what they wait for. A second call has no effect."""
         if event.pointer:
             (self._timers if event.timing else self._events).append(event.pointer)
             event.pointer = 0
 
-    def flush_output(self) -> None:
-        """The driver writes what kernels printed to `stdout` when it is asked to synchronise with something, not when
-        an event is queried (CUDA C++ Programming Guide, "Formatted Output"). What it is asked to wait for here has been
-        done for long: it writes, and does not wait.
-        """
-        try:
-            if not self._flush_event:
-                self._flush_stream = runtime.streamCreateWithFlags(runtime.streamNonBlocking)
-                self._flush_event = runtime.eventCreateWithFlags(runtime.eventDisableTiming)
-                eventRecord(self._flush_event, self._flush_stream)
-            if eventQuery(self._flush_event) != 0:
-                return  # it is recorded on an idle stream: the next time it is done
-            runtime.eventSynchronize(self._flush_event)
-            runtime.streamSynchronize(self._flush_stream)
-        except CudaError as error:
-            raise translate(error, "collecting what kernels printed") from error
-        _LIBC.fflush(None)  # it is a pipe, so that the C library keeps what is written to it
-
-    def close_streams(self) -> None:
-        """Destroys all streams and the events at hand. Never raises."""
+    def close(self) -> None:
+        """Destroys all streams and the unused events. Never raises."""
         for stream in list(self._streams):
             with suppress(Exception):
-                self.destroy_stream(stream)
+                self.destroy(stream)
         for pointer in (*self._events, *self._timers):
             with suppress(Exception):
                 runtime.eventDestroy(pointer)
         self._streams.clear()
         self._events.clear()
         self._timers.clear()
+
+
+class HostSignals:
+    """Writes signals: 8-byte values in page-locked host memory, behind the work of a stream."""
+
+    def __init__(self) -> None:
+        self._supported: bool | None = None
+        """True if streams of the device can write 64-bit values; None before the first query."""
+
+    def address(self, address: int) -> int:
+        """Returns the device address of page-locked host memory; 0 where the device cannot write signals."""
+        try:
+            if self._supported is None:
+                (device,) = checked(driver.cuCtxGetDevice())
+                (supported,) = checked(driver.cuDeviceGetAttribute(_SIGNALS, device))
+                self._supported = bool(supported)
+            if not self._supported:
+                return 0
+            pointer: Any = checked(driver.cuMemHostGetDevicePointer(address, 0))[0]
+        except CudaError as error:
+            raise translate(error, "looking for the address of signals") from error
+        return int(pointer)
+
+    def write(self, address: int, value: int, stream: Stream) -> None:
+        """Enqueues the write of 8 bytes at `address`, which `address()` returned."""
+        try:
+            checked(driver.cuStreamWriteValue64(stream.pointer, address, value, 0))  # 0: behind a memory barrier
+        except CudaError as error:
+            raise translate(error, "writing a signal") from error

@@ -25,16 +25,15 @@ _REGION = (_POINTER, _INT, _U32, _POINTER, _POINTER, _POINTER)  # the result, ty
 _FORM = (_POINTER, _INT, _INT, _INT, _INT)  # element strides, interleave, swizzle, L2 promotion, fill
 
 
-class TensorMapOperations:
-    """The part of CudaServer that makes tensor maps. Encoding is the host's work alone: some microseconds."""
+class TensorMapEncoder:
+    """Encodes tensor maps for a device of these properties. Encoding runs on the host: some microseconds."""
 
-    @property
-    def properties(self) -> node_pb2.DeviceProperties:
-        raise NotImplementedError
+    def __init__(self, properties: node_pb2.DeviceProperties) -> None:
+        self._properties = properties
 
-    def encode_tensor_map(self, spec: TensorMapSpec, address: int) -> bytes:
-        if "tensor_maps" not in self.properties.features:
-            raise tensor_map.not_served(self.properties.name)
+    def encode(self, spec: TensorMapSpec, address: int) -> bytes:
+        if "tensor_maps" not in self._properties.features:
+            raise tensor_map.not_served(self._properties.name)
         element = tensor_map.element_of(spec.dtype)
         access = spec.access
         assert element is not None and access is not None, "checked before"
@@ -56,19 +55,19 @@ class TensorMapOperations:
         else:
             corners = _array(_INT, access.lower_corner), _array(_INT, access.upper_corner)
             status = im2col(*region, *corners, access.channels_per_pixel, access.pixels_per_column, *form)
-        self._check(status, spec, address)
+        _check(status, spec, address)
         return room.raw[start : start + TENSOR_MAP_BYTES]
 
-    @staticmethod
-    def _check(status: int, spec: TensorMapSpec, address: int) -> None:
-        try:
-            checked((status,))
-        except CudaError as error:
-            if is_fatal(status):
-                raise translate(error, "making a tensor map") from error
-            raise tensor_map.refuse(
-                spec, [f"the driver refuses it: {error}"], "tensor map", cuda_status=status, address=f"{address:#x}"
-            ) from error
+
+def _check(status: int, spec: TensorMapSpec, address: int) -> None:
+    try:
+        checked((status,))
+    except CudaError as error:
+        if is_fatal(status):
+            raise translate(error, "making a tensor map") from error
+        raise tensor_map.refuse(
+            spec, [f"the driver refuses it: {error}"], "tensor map", cuda_status=status, address=f"{address:#x}"
+        ) from error
 
 
 @functools.cache

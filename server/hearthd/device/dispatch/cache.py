@@ -1,7 +1,7 @@
-"""Dispatches that come again with other inputs: what the first of them was read as serves the others.
+"""Dispatch cache: the plan of the first dispatch serves later ones that differ only in their inputs and values.
 
-Whoever calls a kernel again and again changes the bytes of its inputs, and perhaps values among its parameters; the
-rest of the command is the same, and is not read, checked and packed anew.
+A client that calls a kernel repeatedly changes the bytes of its inputs, and perhaps values among its parameters; the
+rest of the command is the same, and is not decoded, checked and packed again.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from hearthd.device.launch.arguments import dim, pack_arguments
 from hearthd.device.session.launch_plan import plan_key
 
 MOST = 256
-"""Dispatches that are known."""
+"""Dispatches in the cache."""
 
 LONGEST = 2 << 10
-"""Bytes of one, its inputs left out."""
+"""Largest command in the cache, in bytes without its inputs."""
 
 Likeness = tuple[bytes, tuple[int, ...]]
-"""Its bytes without those of inputs and values; the inputs' sizes."""
+"""Cache key: the command's bytes without inputs and values, and the sizes of the inputs."""
 
 
 class KnownDispatch(NamedTuple):
-    """What a dispatch was read as, of whoever's session: it names things by their handles alone."""
+    """Plan of a dispatch. It refers to objects by their handles alone, and so serves every session."""
 
     plan: DispatchPlan
     first: Record
-    """The launch, as it came first."""
+    """Launch record of the first dispatch."""
     key: bytes
-    """Under which the launch's plan is known."""
+    """Key of the launch's plan."""
     read_only: tuple[bool, ...]
-    """Which of the kernel's pointers it only reads through."""
+    """True for each of the kernel's pointers that it only reads through."""
     values: tuple[tuple[int, int, int], ...]
-    """Of values that come as bytes: the binding, the place in the parameter block, and the size."""
+    """For each value that comes as bytes: the binding, the place in the parameter block, and the size."""
 
     def record(self, command: commands_pb2.Dispatch, stream: int) -> Record:
-        """The launch of a command that is like the first."""
+        """Returns the launch record of a command with the same likeness."""
         params = bytearray(self.first.params)
         for binding, at, size in self.values:
             params[at : at + size] = command.bindings[binding].value.raw
@@ -47,18 +47,18 @@ class KnownDispatch(NamedTuple):
 
 
 class KnownDispatches:
-    """Belongs to the device-handle thread."""
+    """The cache. Device-handle thread only."""
 
     def __init__(self) -> None:
         self._known: dict[Likeness, KnownDispatch] = {}
 
     def find(self, command: commands_pb2.Dispatch, inputs: Sequence[bytes]) -> tuple[Likeness, KnownDispatch | None]:
-        """What one that is like it was read as, and its likeness, to learn it by."""
+        """Returns the likeness of the command, to learn it by, and the known dispatch with that likeness."""
         likeness = _likeness(command, inputs)
         return likeness, self._known.get(likeness)
 
     def learn(self, likeness: Likeness, command: commands_pb2.Dispatch, plan: DispatchPlan) -> KnownDispatch:
-        """One that nothing is wrong with in itself. Raises Refusal(LAUNCH_INVALID) where its parameters take too many
+        """Adds a command without faults to the cache. Raises Refusal(LAUNCH_INVALID) where its parameters take too many
         bytes."""
         layout, handles, params = pack_arguments(plan.arguments)
         record = Record(
@@ -75,7 +75,7 @@ class KnownDispatches:
         )
         places = unpack_layout(layout)
         known = KnownDispatch(
-            plan._replace(arguments=[]),  # which keep the whole command in memory
+            plan._replace(arguments=[]),  # the arguments keep the whole command in memory
             record,
             plan_key(pack(record), record),
             tuple(place.read_only for place in places if place.pointer),
@@ -85,7 +85,7 @@ class KnownDispatches:
                 if argument.HasField("raw")
             ),
         )
-        if len(likeness[0]) <= LONGEST and not plan.transfers:  # those have another number each time
+        if len(likeness[0]) <= LONGEST and not plan.transfers:  # transfers have a new number each time
             if len(self._known) >= MOST:
                 self._known.clear()
             self._known[likeness] = known

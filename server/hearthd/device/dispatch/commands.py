@@ -1,4 +1,4 @@
-"""Dispatch: from host inputs to host outputs in one command. Here it is checked; `dispatch.run` carries it out."""
+"""Dispatch: from host inputs to host outputs in one command. Covers the checks; `dispatch.run` executes it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hearthd.device.session.session import DeviceSession
 
 
 class DispatchCommands:
-    """Belongs to the device-handle thread."""
+    """Checks the dispatches of all sessions. Device-handle thread only."""
 
     def __init__(self, means: DispatchResources) -> None:
         self._means = means
         self._known = KnownDispatches()
 
     def dispatch(self, origin: Origin, command: commands_pb2.Dispatch) -> Operation:
-        """Refuses at once what can be seen to be wrong without the kernel, all of it in one message."""
+        """Returns the operation. Raises one Refusal for all faults that show without the kernel."""
         try:
             return self._operation(origin, command)
         except Refusal as refusal:
@@ -79,7 +79,8 @@ class DispatchCommands:
         return operation
 
     def _give_up(self, session: DeviceSession, transfers: Sequence[int], refusal: Refusal) -> None:
-        """Tells whoever is at the other ends that nothing comes of these; those of another command are left to it."""
+        """Ends the transfers that the refused command names, and notifies their other ends; leaves those that another
+        command has claimed."""
         for number in transfers:
             flow = session.uploads.get(number) or session.downloads.get(number)
             if number not in session.over and (flow is None or not flow.claimed):
@@ -92,7 +93,7 @@ def _pointers(
     slots: dict[int, TransientSlot],
     failures: list[BindingFailure],
 ) -> list[Pointer]:
-    """What the kernel's pointers point to, in order; handles that nothing is behind are added to the failures."""
+    """Returns the targets of the kernel's pointers, in order; adds unknown handles to the failures."""
     pointers: list[Pointer] = []
     for binding, handle, tensor_map in pointed:
         if binding in slots:

@@ -38,10 +38,10 @@ class TransientBuffer(NamedTuple):
     """A buffer that lives as long as the dispatch. Sizes and offsets in bytes; a transfer of 0: inline."""
 
     binding: int
-    """Its number."""
+    """Index of the binding."""
     size: int
     brings: bool
-    """Whether it is filled from the host; else it is cleared."""
+    """True if the buffer is filled from the host; otherwise it is cleared."""
     upload: int
     returns: bool
     offset: int
@@ -54,7 +54,7 @@ class PointerTarget(NamedTuple):
 
     binding: int
     handle: int
-    """Of a buffer or a tensor map; 0: it is the binding's transient buffer."""
+    """Handle of a buffer or a tensor map; 0: the binding's transient buffer."""
     tensor_map: bool = False
 
 
@@ -64,20 +64,20 @@ class DispatchPlan(NamedTuple):
     arguments: list[commands_pb2.Argument]
     transients: list[TransientBuffer]
     pointed: list[PointerTarget]
-    """In the order of the parameters."""
+    """Targets in the order of the parameters."""
     iterations: int
 
     @property
     def transfers(self) -> list[int]:
-        """Every transfer that it names."""
+        """Numbers of the transfers that it names."""
         return [number for slot in self.transients for number in (slot.upload, slot.download) if number]
 
 
 def read_bindings(
     command: commands_pb2.Dispatch, inputs: Sequence[bytes], max_inline_bytes: int
 ) -> tuple[DispatchPlan, list[BindingFailure]]:
-    """The plan, and what is wrong with the command in itself; with failures the plan is not to be run. `inputs`: the
-    `data` of each binding, of which each look at the message makes a copy."""
+    """Returns the plan, and the faults of the command; a plan with faults must not run. `inputs` has the `data` of each
+    binding: each access to the message would copy it."""
     failures: list[BindingFailure] = []
     arguments: list[commands_pb2.Argument] = []
     transients: list[TransientBuffer] = []
@@ -121,12 +121,12 @@ def read_bindings(
 
 
 def named_transfers(command: commands_pb2.Dispatch) -> list[int]:
-    """Every transfer that a command names, also one that makes no sense: somebody may be waiting at its other end."""
+    """Returns every transfer that a command names, also invalid ones: a client may wait at the other end."""
     return [number for binding in command.bindings for number in (binding.upload, binding.download) if number]
 
 
 def refuse(kernel: str, failures: Sequence[BindingFailure], details: dict[str, object] | None = None) -> Refusal:
-    """The refusal of one dispatch: the first failure decides the reason, all are told."""
+    """Returns the refusal of one dispatch: the first failure decides the reason, the message names all."""
     return Refusal(
         failures[0].reason,
         f"dispatch of {kernel}: " + "; ".join(failure.text for failure in failures),
@@ -136,7 +136,7 @@ def refuse(kernel: str, failures: Sequence[BindingFailure], details: dict[str, o
 
 
 def _plain(binding: Binding, data: bytes) -> bool:
-    """Whether nothing is wrong with it, as far as that is seen at a glance: it is by far what comes most often."""
+    """True if a quick check finds no fault in the binding, which is by far the most frequent case."""
     role, ranged = binding.role, binding.range_offset or binding.HasField("range_size")
     if role == Binding.ROLE_VALUE:
         surplus = ranged or data or binding.size or binding.upload or binding.download
@@ -204,7 +204,7 @@ _AN = {"INPUT": "an", "OUTPUT": "an", "INPUT_OUTPUT": "an"}
 
 
 def _given(binding: Binding, data: bytes) -> set[str]:
-    """The fields that are set, by name; the two of a range as one."""
+    """Returns the names of the fields that are set; the two of a range as one."""
     given = {"value"} if binding.HasField("value") else set()
     if binding.range_offset or binding.HasField("range_size"):
         given.add("range")

@@ -1,14 +1,14 @@
 """A dispatch under way, with its transient memory.
 
-It is one operation, which holds its place in its stream until all of it has been given to the device:
+It is one operation, which holds its place in its stream until all of it has been submitted to the device:
 
     prepare   the module is there; every check; all transient buffers, or none
     upload    outputs cleared, inline inputs copied, chunks of the others as they arrive
     launch    as often as asked for, back to back
     download  inline outputs copied, chunks of the others as the client takes them
 
-Transient buffers are in no table. They go back to the pool, in the stream's order, behind their last use; whatever goes
-wrong, they do, and so do the transfers. A failure is answered to the caller and leaves nothing on the stream.
+Transient buffers are in no table. They are freed in the stream's order, behind their last use. Errors free them as
+well, and end the transfers. A failure is answered to the caller and leaves nothing on the stream.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from hearthd.device.transfers.transfers import Transfers
 CLEAR = b"\0"
 
 ASK_FROM = 16 << 20
-"""Bytes from which on the device is asked what it has, before it is asked for memory: below, that costs more than it
-can save, for one reservation is refused as a whole."""
+"""Size from which the free memory of the device is checked before an allocation, in bytes: for a smaller one, the check
+costs more than it can save, as the pool refuses a reservation as a whole."""
 
 
 class TransientSlot:
     """A transient buffer: its binding, its memory, and the paths of its bytes.
 
-    `into` and `out_of` are for want of page-locked memory.
+    `into` and `out_of` serve where there is no page-locked memory.
     """
 
     __slots__ = ("buffer", "data", "download", "into", "out_of", "output", "upload", "what")
@@ -60,7 +60,7 @@ class TransientSlot:
     def __init__(self, device: DeviceContext, origin: Origin, what: TransientBuffer, data: bytes) -> None:
         self.what = what
         self.data = data
-        """Its input, where that came inside the message."""
+        """The input, if it came inside the message."""
         self.buffer = Buffer(0, what.size)
         self.upload: UploadFlow | None = None
         self.download: DownloadFlow | None = None
@@ -69,7 +69,7 @@ class TransientSlot:
         self.out_of = DirectCopies(device, origin, self.buffer, RowLayout(what.offset, what.length))
 
     def place(self, reservation: Reservation, offset: int) -> None:
-        """There is memory behind it now."""
+        """Places the buffer in its reservation."""
         self.buffer.reservation = reservation
         self.buffer.address = self.into.address = reservation.memory.address + offset
         self.out_of.address = self.buffer.address + self.what.offset
@@ -86,7 +86,7 @@ class DispatchResources(NamedTuple):
 
 
 class DispatchRun:
-    """One dispatch under way. A stage that cannot go on answers False and is called again."""
+    """A dispatch under way. A stage that cannot continue returns False and is called again."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class DispatchRun:
         self._incoming = slots
         self._outgoing = [slot for slot in slots if slot.what.returns]
         self._fetched: list[tuple[TransientSlot, HostBuffer]] = []
-        """Outputs on their way to the host, which nobody is told the end of yet."""
+        """Outputs on their way to the host, for whose end no callback is registered yet."""
         self._allocation: DeferredAllocation | None = DeferredAllocation(
             device, means.memory.reservations, origin.session, self._reserve
         )
@@ -127,7 +127,7 @@ class DispatchRun:
         self._handed_ns = 0
 
     def claim_transfers(self) -> None:
-        """All transfers that it names are its own from now on, or none."""
+        """Claims all transfers that the dispatch names, or none."""
         session, transfers = self._origin.session, self._means.transfers
         try:
             for slot in self._slots:
@@ -147,7 +147,8 @@ class DispatchRun:
         return True
 
     def let_go(self, refusal: Refusal) -> None:
-        """It will not go on: gives back all that it holds, and ends the transfers that are still open."""
+        """Ends a dispatch that will not continue: frees all that it holds, and ends the transfers that are still
+        open."""
         self._stages.clear()
         self._allocation = None
         self._keep_soon()
@@ -162,7 +163,7 @@ class DispatchRun:
     # ---- the stages ----
 
     def _prepare(self) -> bool:
-        """Ends with memory behind every buffer, or raises with none."""
+        """Allocates every buffer, or raises without any."""
         if self._entry.module.pending or self._track.full:
             return False
         plan = self._means.binder.check(self._entry, self._record, self._pointers, self._key)  # before there is memory
@@ -185,7 +186,7 @@ class DispatchRun:
         return True
 
     def _reserve(self) -> None:
-        """One reservation for all buffers, so that they are had together or not at all."""
+        """Takes one reservation for all buffers: they are allocated together or not at all."""
         if not self._slots:
             return
         device = self._device
@@ -207,7 +208,7 @@ class DispatchRun:
         return not self._incoming
 
     def _bring(self, slot: TransientSlot) -> bool:
-        """Gives the buffer what it begins with; whether that was all of it."""
+        """Fills the buffer; True once all of it is filled."""
         what = slot.what
         if slot.upload is not None:
             put = partial(self._put, slot)
@@ -239,7 +240,7 @@ class DispatchRun:
         device.telemetry.fills += 1
 
     def _host(self, size: int, direct: DirectCopies) -> HostBuffer | None:
-        """Page-locked memory for a copy, or None: wait, or do without it."""
+        """Returns page-locked memory for a copy; None: wait, or copy without it."""
         return None if direct.asked else self._device.staging.find(size, self._origin.session)
 
     def _without(self, size: int, direct: DirectCopies) -> bool:
@@ -279,18 +280,18 @@ class DispatchRun:
         finally:
             self._down.stop()
         if self._outgoing:
-            self._keep_soon()  # their memory may be what the others wait for
+            self._keep_soon()  # the other outputs may wait for their memory
             return False
         self._handed_ns = time.perf_counter_ns()
         pending_outcomes = self._device.tracks.pending_outcomes
         outcomes = [each for slot in self._slots for each in pending_outcomes.about(slot.buffer.usage)]
         if outcomes:
-            self._keep_soon()  # they may take their time
+            self._keep_soon()  # the outcomes may take long
         self._device.tracks.on_complete(self._track, both(outcomes, partial(self._answer, outcomes)))
         return True
 
     def _fetch(self, slot: TransientSlot) -> bool:
-        """Gives the output's way to the host to the device; whether that was all of it."""
+        """Enqueues the copy of an output to the host; True once all of it is enqueued."""
         what = slot.what
         if slot.download is not None:
             take = partial(self._take, slot)
@@ -319,8 +320,7 @@ class DispatchRun:
         self._means.copies.download(self._origin, slot.buffer, address, host, size)
 
     def _keep_soon(self) -> None:
-        """Takes outputs out of the memory that they are copied to once they are there, which may be before the
-        answer."""
+        """Copies outputs out of page-locked memory once they are there, which may be before the answer."""
         fetched, self._fetched = self._fetched, []
         if fetched:
             self._device.tracks.on_complete(self._track, partial(self._keep, fetched))
@@ -336,7 +336,7 @@ class DispatchRun:
         self._means.memory.release(self._origin.session, slot.buffer)
 
     def _answer(self, outcomes: Sequence[PendingOutcome]) -> None:
-        """`outcomes`: of collectives that its kernel used the results of."""
+        """Answers the dispatch. `outcomes` are those of collectives whose results its kernel used."""
         self._keep(self._fetched)
         failure = next((each.failure for each in outcomes if each.failure is not None), None)
         if failure is not None:

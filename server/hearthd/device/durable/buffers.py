@@ -1,4 +1,4 @@
-"""A durable buffer as its device process knows it, and what is said of those that are none."""
+"""Durable buffer: the state of a buffer with copies in the host's memory, and refusals of buffers without."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ class DurableBuffer:
         self.buffer = buffer
         self.areas: SnapshotAreas | None = None
         self.refusal: Refusal | None = None
-        """Why the front has not."""
+        """Reason why the front has refused the areas."""
         self.line: deque[object] = deque()
         """Its snapshots (`hearthd.device.durable.snapshot.Snapshot`) in the order of their points: the first is under
         way."""
         self.writes = 0
-        """Of its copies, on their way to the file."""
+        """Number of writes of its copies that are under way to the file."""
         self.ended = False
         self._on_end = on_end
 
     def end(self) -> None:
-        """It is durable no more: freed, or no longer wanted. A second call does nothing."""
+        """Ends the durability of the buffer, which is freed, or no longer to be durable. A second call has no
+        effect."""
         if not self.ended:
             self.ended = True
             self._on_end(self)

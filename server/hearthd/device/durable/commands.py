@@ -26,17 +26,18 @@ from hearthd.device.session.session import DeviceSession
 from hearthd.device.streams.stream_pool import PooledStream
 
 AHEAD = 4
-"""Snapshots whose copies the device may be given before it has come to them; each needs a track of its own."""
+"""Limit of snapshots whose copies are submitted before the stream has reached their points; each needs a separate
+track."""
 
 GENERATIONS = 32
 """Keys of copies are numbers of this process above its generation, so that no two processes' are the same."""
 
 Answer = Callable[[dict[str, Any], Refusal | None], None]
-"""Told what the front says, or why it refuses."""
+"""Called with the front's answer, or its refusal."""
 
 
 class SnapshotCommands:
-    """Belongs to the device-handle thread."""
+    """Executes the commands of durable buffers. Device-handle thread only."""
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class SnapshotCommands:
         self._keys = itertools.count((device.spec.generation << GENERATIONS) + 1)
         self._ids = itertools.count(1)
         self._answers: dict[DeviceSession, dict[int, Answer]] = {}
-        """What waits for the front, by the number of the question."""
+        """Callbacks for answers of the front, by the number of the request."""
         self._file_of = SessionFiles(self._files, lambda: device.kick(None))
         self._shared: PooledStream | None = None
         self._spare: list[PooledStream] = []
@@ -174,7 +175,7 @@ class SnapshotCommands:
             origin.reply()
             return True
 
-        # Behind the snapshots that were asked for before, as far as they have not begun.
+        # Behind earlier snapshots that have not begun.
         operation = Operation(origin, run, writes=(origin.stream, *buffers))
         operation.on_failure = end
         return operation
@@ -288,5 +289,5 @@ class SnapshotCommands:
             if snapshot.track is not None:
                 session.touch(snapshot.track)  # the session is over when the last of its copies is
             snapshot.give_up(gone)
-        self._answers.pop(session, None)  # its frames are not looked at any more
+        self._answers.pop(session, None)  # its frames are not handled any more
         self._file_of.close(session.channel)

@@ -28,7 +28,7 @@ class FileThread:
         self._started = False
 
     def write(self, file: int, data: memoryview, offset: int, done: Done) -> None:
-        """All of `data`, from `offset` on."""
+        """Writes all of `data` to the file, from `offset` on."""
 
         def work() -> None:
             self._tell(done, lambda: _write(file, data, offset))
@@ -44,7 +44,7 @@ class FileThread:
         self._put(work)
 
     def close(self, file: int) -> None:
-        """Closes the file behind all that was asked for before."""
+        """Closes the file behind all earlier requests."""
         self._put(lambda: os.close(file))
 
     def _tell(self, done: Done, move: Callable[[], None]) -> None:
@@ -67,7 +67,8 @@ class FileThread:
 
 
 class SessionFiles:
-    """The file of each session, by its channel: they come by a way of their own, before or after what asks for them."""
+    """The file of each session, by its channel: files come over a separate socket, before or after the commands that
+    need them."""
 
     def __init__(self, thread: FileThread, on_file: Callable[[], None]) -> None:
         self._thread = thread

@@ -1,5 +1,5 @@
-"""Durable buffers brought back: memory under the handles they had, filled from the session's file, before anybody else
-uses the process."""
+"""Restore of durable buffers: memory under their former handles, filled from the session's file, before any other work
+of the process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class RestoreResources(NamedTuple):
 
 
 class Restore:
-    """All durable buffers of one session. `done` is told, once all is there, of those that are not, and why: by key."""
+    """Restore of all durable buffers of one session. `done` is called at the end with the buffers that could not be
+    restored, and the reasons, by key."""
 
     def __init__(self, means: RestoreResources, origin: Origin, done: Callable[[dict[int, str]], None]) -> None:
         self._means = means
@@ -60,7 +61,7 @@ class Restore:
 
 
 class RestoreChunk(NamedTuple):
-    """Bytes from `at` on that have been read into `host`, or into `data` where no page-locked memory is to be had."""
+    """Bytes from `at` on that have been read into `host`, or into `data` where there is no page-locked memory."""
 
     at: int
     size: int

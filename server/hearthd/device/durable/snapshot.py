@@ -1,9 +1,9 @@
-"""One snapshot: durable buffers copied to the host at one point of a stream, all of them or none.
+"""Snapshot: durable buffers copied to the host at one point of a stream, all of them or none.
 
-Two operations carry it. The first holds its place in the stream for a moment, to note the point. The second reads the
-buffers, so that only their later writers wait, until the last of their bytes has been given to the device; the stream
-goes on meanwhile. The copies run on a track of their own, chunk by chunk through the staging memory into the session's
-file (see `hearthd.device.durable.file_io`), and count when the front has said so.
+Two operations carry it. The first holds its place in the stream for a moment, to record the point. The second reads the
+buffers, so that only their later writers wait, until the last of their bytes has been submitted to the device; the
+stream continues meanwhile. The copies run on a separate track, chunk by chunk through the staging memory into the
+session's file (see `hearthd.device.durable.file_io`), and are valid when the front has confirmed them.
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ class SnapshotStore(Protocol):
     """The front's side of a snapshot; see `hearthd.device.durable.commands`."""
 
     def file(self, session: DeviceSession) -> int | None:
-        """The session's file; None: it is on its way."""
+        """Returns the session's file; None: it has not arrived."""
         ...
 
     def lend(self) -> PooledStream | None:
-        """A track for copies that are given to it ahead of their point; None: they have to wait for it."""
+        """Returns a track for copies that are submitted ahead of their point; None: they have to wait for it."""
         ...
 
     def give_back(self, track: PooledStream) -> None: ...
     def track(self) -> PooledStream:
-        """The track for copies that wait for nothing any more: all snapshots share it."""
+        """Returns the track for copies that wait for no other work: all snapshots share it."""
         ...
 
     def commit(self, snapshot: Snapshot, copies: Iterable[tuple[int, Which]]) -> None:
-        """Tells the front that these copies are complete, and the snapshot what it says."""
+        """Reports these copies to the front as complete, and passes its answer to the snapshot."""
         ...
 
     def written(self, durable: DurableBuffer) -> None:
-        """A write of one of its copies is over."""
+        """Takes note that a write of one of its copies has ended."""
         ...
 
     def over(self, snapshot: Snapshot, behind: Sequence[Callable[[], None]]) -> None:
-        """Calls back those that wait for it, once its failure, if that is its end, has been noted."""
+        """Runs the callbacks of a snapshot that has ended, after its failure, if any, has been recorded."""
         ...
 
 
 class BufferSnapshot:
-    """The copy of one buffer; `given` bytes of it have been issued."""
+    """Copy of one buffer; `given` bytes of it have been submitted."""
 
     __slots__ = ("areas", "direct", "durable", "given", "which")
 
@@ -92,20 +92,21 @@ class Snapshot:
         self._durables = durables
         self._track: PooledStream | None = None
         self._lent: PooledStream | None = None
-        """The track, where the copies may be given to it before the point is reached."""
+        """The track, where the copies may be submitted before the point is reached."""
         self._reached = False
         self._parts: list[BufferSnapshot] | None = None
         self._sent: list[BufferSnapshot] = []
-        """Whose areas are the front's to decide on."""
+        """Parts whose areas wait for the front's decision."""
         self._verdicts: dict[PendingOutcome, None] = {}
-        """Of collectives on which the buffers' contents hung."""
+        """Outcomes of collectives that the buffers' contents depend on."""
         self._given = False
         self._under_way = 0
-        """Chunks that the device or the file has not got done with."""
+        """Chunks that the device or the file has not completed."""
         self._behind: list[Callable[[], None]] = []
 
     def operations(self, first: Origin) -> tuple[Operation, Operation]:
-        """`first`: in the stream's own order, and part of its batch; the snapshot's origin belongs to the second."""
+        """Returns both operations. `first` is in the stream's order, and part of its batch; the snapshot's origin
+        belongs to the second."""
         buffers = tuple(durable.buffer for durable in self._durables)
         point = Operation(first, self._note, writes=(self.stream, self), reads=buffers, needs=buffers)
         copy = Operation(self._origin, self._copy, reads=(self, *buffers))
@@ -114,11 +115,11 @@ class Snapshot:
 
     @property
     def track(self) -> PooledStream | None:
-        """That of its copies; None: it has not begun."""
+        """The track of its copies; None: it has not begun."""
         return self._track
 
     def then(self, callback: Callable[[], None]) -> None:
-        """`callback` when it is over, one way or the other."""
+        """Calls `callback` when the snapshot has succeeded or failed."""
         if self.over:
             callback()
         else:
@@ -157,7 +158,7 @@ class Snapshot:
     # ---- the copies ----
 
     def _copy(self) -> bool:
-        """Gives the device what it may have by now; whether it has it all."""
+        """Submits the copies that the device may have by now; True if all are submitted."""
         if self.over:
             return True
         if self._parts is None and not self._begin():
@@ -175,7 +176,7 @@ class Snapshot:
         return True
 
     def _begin(self) -> bool:
-        """Takes the areas for its copies, once those before it are done with them."""
+        """Takes the areas for its copies, once the copies before are done with them."""
         if self._track is None and not self._reached:
             return False
         live = [durable for durable in self._durables if not durable.ended]
@@ -224,7 +225,7 @@ class Snapshot:
         return True
 
     def _chunk_directly(self, file: int, part: BufferSnapshot, size: int) -> bool:
-        """Without page-locked memory: see `DirectCopies`."""
+        """Copies a chunk without page-locked memory: see `DirectCopies`."""
         data = part.direct.read(part.given, size)
         if data is None:
             return False
@@ -243,7 +244,7 @@ class Snapshot:
         telemetry.checkpointed_bytes += size
 
     def _arrived(self, file: int, part: BufferSnapshot, host: HostBuffer, size: int, place: int, ahead: bool) -> None:
-        """The device has put a chunk into the host's memory."""
+        """Writes a chunk that the device has copied to the host's memory."""
         if self.over or part.durable.ended:
             self._done(host, size, ahead)
         else:
@@ -260,7 +261,7 @@ class Snapshot:
         self._done(host, size, ahead)
 
     def _done(self, host: HostBuffer | None, size: int, ahead: bool) -> None:
-        """With a chunk."""
+        """Ends a chunk."""
         if host is not None:
             self._device.staging.release(host)
             self._give_back(size, ahead)
@@ -274,7 +275,7 @@ class Snapshot:
     # ---- the end ----
 
     def _settle(self) -> None:
-        """Has the front count on the copies, once they are complete."""
+        """Has the front confirm the copies, once they are complete."""
         if self.over or not self._given or self._under_way:
             return
         self._given = False  # once
@@ -293,7 +294,7 @@ class Snapshot:
             self.committed(None)
 
     def committed(self, refusal: Refusal | None) -> None:
-        """The front counts on it, or will not."""
+        """Takes the front's confirmation, or its refusal."""
         for part in self._sent:
             if refusal is None:
                 part.areas.commit()
@@ -307,13 +308,13 @@ class Snapshot:
             self._origin.reply()
 
     def fail(self, refusal: Refusal) -> None:
-        """It came to nothing; the copies of before stand."""
+        """Fails the snapshot; the earlier copies stay valid."""
         if not self.over:
             self.give_up(refusal)
             self._origin.fail(refusal)
 
     def give_up(self, _refusal: Refusal) -> None:
-        """As `fail`, where somebody else says so."""
+        """Ends a snapshot whose failure is answered by the caller."""
         if not self.over:
             for part in self._parts or ():
                 part.areas.fail()

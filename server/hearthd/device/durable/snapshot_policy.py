@@ -34,11 +34,11 @@ class SnapshotAreas:
 
     @property
     def idle(self) -> bool:
-        """Whether the next copy may begin."""
+        """True if the next copy may begin."""
         return self._writing is None
 
     def at(self, which: Which) -> int:
-        """Where an area begins."""
+        """Returns the start of an area."""
         return self.offset + which * self.span
 
     def begin(self) -> Which:
@@ -48,25 +48,25 @@ class SnapshotAreas:
         return self._writing
 
     def send(self) -> None:
-        """The copy is whole, and the front is being told."""
+        """Marks the copy as complete, and reported to the front."""
         assert self._writing is not None, "there is no copy"
         self._sent = True
 
     def commit(self) -> None:
-        """The front counts on the copy now: the area of the one before is free."""
+        """Marks the copy as confirmed by the front: the area of the one before is free."""
         assert self._sent, "the front was not told"
         self._committed, self._writing, self._sent = self._writing, None, False
 
     def fail(self) -> None:
-        """The copy came to nothing; the one before stands."""
+        """Ends a copy that failed; the one before stays valid."""
         self._writing, self._sent = None, False
 
 
 class StagingAllowance:
-    """How much of the host memory for copies (`cap` bytes) snapshots may hold together.
+    """Limit of the host memory for copies (`cap` bytes) that snapshots may hold together.
 
-    A quarter, so that the transfers of others always have most of it; and a sixteenth of the whole for copies whose
-    point in the stream has not been reached: what they hold, they hold for as long as the work before them takes.
+    A quarter, so that other transfers always have most of it; and a sixteenth of the whole for copies whose point in
+    the stream has not been reached: they hold it for as long as the work before them takes.
     """
 
     def __init__(self, cap: int) -> None:
@@ -75,15 +75,16 @@ class StagingAllowance:
         self._ahead = 0
         self.held = 0
         self.denied = False
-        """Whether somebody waits for what is given back."""
+        """True if a copy waits for memory to be returned."""
 
     def chunk(self, pinned: int = 0) -> int:
-        """Bytes of one copy, where a session may hold `pinned` of host memory (0: no limit)."""
+        """Returns the size of one copy, where a session may hold `pinned` of host memory (0: no limit)."""
         size = max(min(CHUNK, self._most), 1)
         return max(min(size, pinned // 2), 1) if pinned else size
 
     def take(self, size: int, ahead: bool) -> bool:
-        """Whether a copy may have `size` bytes now; one may always go alone, once its point is reached."""
+        """Takes `size` bytes for a copy, if it may have them now; one may always go alone, once its point is
+        reached."""
         fits = not self.held or self.held + size <= self._most
         if not fits or (ahead and self._ahead + size > self._most_ahead):
             self.denied = True
@@ -94,7 +95,7 @@ class StagingAllowance:
         return True
 
     def give(self, size: int, ahead: bool) -> bool:
-        """The end of one `take`; whether somebody has been waiting for it."""
+        """Ends one `take`; True if a copy has been waiting for it."""
         self.held -= size
         if ahead:
             self._ahead -= size

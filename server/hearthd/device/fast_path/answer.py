@@ -19,7 +19,7 @@ class InlineAnswer:
     __slots__ = ("_batch", "_device", "_replies", "_request", "_stream", "_then", "_told", "over", "refusal", "size")
 
     name = ""
-    """What failures of it say that it is."""
+    """Name of the command in failures."""
 
     def __init__(
         self,
@@ -30,24 +30,24 @@ class InlineAnswer:
         request: bytes,
         size: int,
     ) -> None:
-        """`request`: the number under which it is answered, as it is written."""
+        """`request` is the number under which the command is answered, in its encoded form."""
         self._device = device
         self._replies = replies
         self._batch = batch
         self._stream = stream
         self._request = request
         self._told = False
-        """Whether the ack has gone before."""
+        """True once the ack has been sent."""
         self._then: Callback | None = None
-        """Told of its end: who waits for nothing behind it."""
+        """Callback for the end of the command, of a command that waits for nothing else."""
         self.over = False
         self.size = size
         """Bytes that are copied."""
         self.refusal: Refusal | None = None
-        """Why the driver has not taken all of it."""
+        """The error for which the driver has not taken all of the copy."""
 
     def _release(self) -> None:
-        """The device is done with it."""
+        """Releases the host memory of the command. The device must be done with it."""
         raise NotImplementedError
 
     @property
@@ -55,8 +55,8 @@ class InlineAnswer:
         return self._stream.track
 
     def follow(self, then: Callback) -> bool:
-        """Has it called as soon as this is answered, so that both answers go in one message; False where somebody else
-        follows, or it is over."""
+        """Calls `then` as soon as this command is answered, so that both answers go in one message. Returns False where
+        it has another follower, or is over."""
         if self.over or self._then is not None:
             return False
         self._then = then
@@ -75,12 +75,13 @@ class InlineAnswer:
             self._then()
 
     def take_its_time(self) -> None:
-        """Others may come between from here on: its batch has been executed, as far as these are concerned."""
+        """Acknowledges the batch, which has been executed, ahead of the answer: other frames may be sent between
+        them."""
         self._told = True
         self._batch.acknowledge(self._device.outbox)
 
     def fail(self, refusal: Refusal) -> None:
-        """It has been refused, or some of it; what the driver took of it is under way."""
+        """Answers with a refusal. The driver may have taken a part of the copy, which is still under way."""
         self.over = True
         self._device.tracks.on_complete(self._stream.track, self._release)
         self._batch.origin(self._replies, self._stream, self.name, self._request).fail(refusal)
@@ -88,15 +89,17 @@ class InlineAnswer:
 
 
 def latest(track: PooledStream, position: int) -> InlineAnswer | None:
-    """The one at whose end all is done that the track has been given; `position`: that of the last command."""
-    if not track.pending or track.pending[-1][0] != position:  # more has been given to it since
+    """Returns the inline command whose end is the end of all work on the track; `position` is that of the last
+    command."""
+    if not track.pending or track.pending[-1][0] != position:  # the track has later work
         return None
     found = getattr(track.pending[-1][2], "__self__", None)
     return found if isinstance(found, InlineAnswer) else None
 
 
 def untroubled(device: DeviceContext, stream: LogicalStream, buffer: Buffer, offset: int, size: int) -> bool:
-    """Whether nobody is told of a copy of these bytes of the buffer but who asked, and it need not wait for a turn."""
+    """True if a copy of these bytes of the buffer has no effect on other commands' errors, and need not wait for a
+    turn."""
     return not (
         stream.starting
         or buffer.failure is not None

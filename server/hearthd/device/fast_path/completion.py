@@ -30,7 +30,7 @@ class InlineSync:
         plain: PlainBatch,
         index: int,
     ) -> None:
-        """`index`: where in the batch it stands."""
+        """`index` is the command's place in the batch."""
         self._device = device
         self._replies = replies
         self._batch = batch
@@ -42,20 +42,20 @@ class InlineSync:
         self._began = time.perf_counter_ns()
         self.over = False
         self.signalled: Segment | None = None
-        """Where the device says that what it waited for is done."""
+        """The segment in which the device signals the end of the work."""
 
     @property
     def stream(self) -> LogicalStream:
-        """Whose; with all streams, any."""
+        """The stream that is waited for; with all streams, any of them."""
         return self._stream
 
     @property
     def request(self) -> bytes:
-        """The number under which it is answered, as it is written."""
+        """Number under which the command is answered, in its encoded form."""
         return self._plain.request
 
     def end(self) -> None:
-        """What it waited for is done."""
+        """Answers the command: the work that it waited for is done."""
         self.over = True
         device, stream, session = self._device, self._stream, self._batch.session
         failed: Iterable[LogicalStream] = ()
@@ -77,6 +77,6 @@ class InlineSync:
             self.signalled.drop()
 
     def take_its_time(self) -> None:
-        """The long way from here on: others may come between."""
+        """Switches to the queued path: other frames may be sent before the answer."""
         self._batch.acknowledge(self._device.outbox)
         self._origin = self._batch.origin(self._replies, self._stream, "sync", self._plain.request, self._index)

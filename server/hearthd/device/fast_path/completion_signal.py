@@ -1,9 +1,9 @@
-"""What the device writes into memory that a client shares, as soon as a copy is done: the number of the request that
-waits for that. The client has it before this process has seen that the device is done, let alone said so.
+"""Completion signal: the device writes the number of the waiting request into memory that the client shares, as soon as
+a copy is done. The client reads it before this process has seen that the device is done.
 
-It says that all went well, and cannot be taken back: so it is written only for who waits for one track, of a session of
-which nothing else is under way, where nothing could fail any more but the device itself, which writes nothing then. The
-answer follows it as ever.
+A signal reports success, and cannot be revoked. So it is written only for a request that waits for one track, of a
+session without other work under way, where no error but that of the device itself is possible, which then writes
+nothing. The answer follows the signal as usual.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from hearthd.device.session.stream import LogicalStream
 
 
 def signal(device: DeviceContext, batch: InlineBatch, stream: LogicalStream, request: bytes) -> Segment | None:
-    """Has the device say that what the stream has been given so far is done, to who waits for that under `request`,
-    as it is written. None: it will not. Else where: to be dropped when the track has come to its end, which is to be
-    asked for behind it."""
+    """Has the device signal that all work of the stream so far is done, under `request` in its encoded form. Returns
+    None where it will not; otherwise the segment, to be dropped when the track has completed the work before a callback
+    registered after this call."""
     session, lane = batch.session, batch.lane
     signals = session.signals
     if (
@@ -35,7 +35,7 @@ def signal(device: DeviceContext, batch: InlineBatch, stream: LogicalStream, req
     segment = signals.segment
     try:
         device.server.signal(signals.address, plain_batch.number(request), stream.track.stream)
-    except Refusal:  # the driver will not: the answer does
+    except Refusal:  # the driver cannot write it: the answer suffices
         session.signals = None
         return None
     segment.hold()

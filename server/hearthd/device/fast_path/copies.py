@@ -33,7 +33,7 @@ MOST = 512
 """Commands that are known by their bytes."""
 
 LONGEST = 128
-"""Bytes of one: there are no data in it."""
+"""Largest known command, in bytes: it carries no data."""
 
 
 class SegmentOperands(NamedTuple):
@@ -46,11 +46,11 @@ class SegmentOperands(NamedTuple):
     size: int
     segment: int
     start: int
-    """Where in the segment."""
+    """Place of the bytes in the segment."""
     parts: int
-    """In how many copies it goes to the device."""
+    """Number of driver calls for the copy."""
     answer: bytes
-    """The fields of its Result, but for its number."""
+    """The fields of its Result, except for its number."""
 
 
 class InlineCopies:
@@ -62,16 +62,17 @@ class InlineCopies:
         self._replies = replies
         self._known: dict[bytes, SegmentOperands] = {}
         self._began = 0.0
-        """When the device was given the first byte of the latest."""
+        """Time at which the latest copy was submitted."""
         self._alone = False
-        """Whether its stream had come to its end before."""
+        """True if its stream was idle before."""
 
     def known(self, found: LoneCopy) -> SegmentOperands | None:
-        """What a command names that has come before."""
+        """Returns the operands of a command that has come before."""
         return self._known.get(found.rest) if found.request else None
 
     def learn(self, found: LoneCopy, command: commands_pb2.Command) -> SegmentOperands | None:
-        """What it names, where it is a plain copy from or to shared memory; `command`: what it was read as."""
+        """Returns the operands of a plain copy from or to shared memory, and remembers them; None for other commands.
+        `command` is the decoded command."""
         copy = command.write if found.kind == "write" else command.read
         if not found.request or len(found.rest) > LONGEST or not copy.HasField("shared"):
             return None
@@ -83,8 +84,8 @@ class InlineCopies:
         return named
 
     def give(self, batch: InlineBatch, request: bytes, named: SegmentOperands) -> InlineCopy | None:
-        """Gives it to the device, where nothing else of the session waits; None, with nothing done, where it takes
-        more than a look."""
+        """Submits the copy, where no other command of the session waits; None, with no effect, where it takes more than
+        the plain case."""
         session = batch.session
         stream = session.streams.items.get(named.stream)
         buffer = session.buffers.items.get(named.buffer)
@@ -111,7 +112,7 @@ class InlineCopies:
         return copy
 
     def _give(self, buffer: Buffer, segment: Segment, track: PooledStream, named: SegmentOperands) -> Refusal | None:
-        """Why the driver has not taken all of it, if so."""
+        """Submits the copy; returns the error for which the driver has not taken all of it."""
         tracks, server, stream = self._device.tracks, self._device.server, track.stream
         writes, reads = ((buffer.usage,), ()) if named.writes else ((), (buffer.usage,))
         at, left, address = named.start, named.size, buffer.address + named.offset
@@ -135,7 +136,7 @@ class InlineCopies:
         return None
 
     def _note(self, copy: InlineCopy, named: SegmentOperands) -> None:
-        """The device is at it."""
+        """Counts a copy that has been submitted."""
         telemetry, size = self._device.telemetry, named.size
         if self._alone:
             way = UP if named.writes else DOWN
@@ -147,7 +148,7 @@ class InlineCopies:
             telemetry.download_shared_memory_bytes += size
 
     def _count(self, named: SegmentOperands, size: int) -> None:
-        """The device has been given so many bytes of it."""
+        """Counts `size` bytes of the copy as submitted."""
         telemetry, parts = self._device.telemetry, _parts(named.start, size)
         if named.writes:
             telemetry.host_to_device_bytes += size
@@ -158,7 +159,7 @@ class InlineCopies:
 
 
 class InlineCopy(InlineAnswer):
-    """A copy that the device has been given."""
+    """A copy that has been submitted."""
 
     __slots__ = ("_answer", "_began", "_segment", "foreseen", "name", "signalled")
 
@@ -180,11 +181,11 @@ class InlineCopy(InlineAnswer):
         self.name = _kind(named)
         self.foreseen: CopyForecast | None = None
         self.signalled: Segment | None = None
-        """Where the device says that it is done."""
+        """The segment in which the device signals the end of the copy."""
         segment.hold()
 
     def end(self) -> None:
-        """It is done."""
+        """Answers the copy, which is done."""
         now = time.perf_counter()
         self.over = True
         self._send(self._answer)
@@ -200,7 +201,7 @@ class InlineCopy(InlineAnswer):
 
 
 def _parts(start: int, size: int) -> int:
-    """In how many copies so many bytes of a segment go to the device."""
+    """Returns the number of driver calls for `size` bytes of a segment."""
     return (start + size - 1) // PART - start // PART + 1 if size else 0
 
 
@@ -209,7 +210,7 @@ def _kind(named: SegmentOperands) -> str:
 
 
 def _named(command: commands_pb2.Command) -> SegmentOperands | None:
-    """None where it is anything else."""
+    """Returns the operands of a plain copy from or to shared memory; None for other commands."""
     kind = command.WhichOneof("kind")
     if command.request or kind not in ("write", "read"):
         return None

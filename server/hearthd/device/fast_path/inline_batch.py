@@ -17,34 +17,35 @@ class InlineBatch(NamedTuple):
 
     session: DeviceSession
     backlog: Backlog
-    """The session's row."""
+    """The session's backlog."""
     lane: LaneSink | None
-    """The way that it came; None: the front passed it on."""
+    """The lane that it came over; None: the front passed it on."""
     seq: int
     size: int
-    """Bytes."""
+    """Size in bytes."""
     began: int
-    """When it was taken up, in nanoseconds of `time.perf_counter_ns`."""
+    """Time at which it was taken, in nanoseconds of `time.perf_counter_ns`."""
 
     def came(self) -> None:
-        """It is taken: from here on it is the session's latest."""
+        """Takes the batch: from here on it is the session's latest."""
         self.session.last_seq = self.seq
         if self.lane is not None:
             self.lane.came(self.seq, self.size)
 
     def answer(self, outbox: Outbox, answer: bytes) -> None:
-        """Sends it with the ack, the way that it came."""
+        """Sends an answer with the ack, over the channel that the batch came over."""
         if self.lane is not None:
             outbox.inline(self.lane, self.seq, answer)
         else:
             outbox.straight_linked(self.session.channel, self.seq, answer)
 
     def acknowledge(self, outbox: Outbox) -> None:
-        """Others may come between from here on."""
+        """Queues the ack: other frames may be sent before the answer."""
         outbox.put(ACK, channel=self.session.channel, id=self.seq)
 
     def origin(self, replies: ReplySink, stream: LogicalStream, name: str, request: bytes, index: int = 0) -> Origin:
-        """Of the command that is answered under `request`, which is as it is written, for the long way."""
+        """Returns the origin of the command that is answered under `request`, in its encoded form, for the queued
+        path."""
         return Origin(
             replies,
             self.session,

@@ -39,10 +39,11 @@ from hearthd.device.streams.stream_pool import PooledStream
 from hearthd.device.transfers.segments import Segments
 
 HERE_S = 2e-5
-"""How long the end of the work is asked for without a look at the sockets: no longer than a turn of the loop takes."""
+"""Seconds for which the end of the work is polled without a check of the sockets: no longer than a turn of the loop
+takes."""
 
 SOON = 512 << 10
-"""Bytes of a copy that may be done by then."""
+"""Largest copy that may be done within that time, in bytes."""
 
 
 class BatchExecutor(CommandRunner, ReplySink, Protocol):
@@ -51,7 +52,7 @@ class BatchExecutor(CommandRunner, ReplySink, Protocol):
     def session(self, channel: int) -> DeviceSession | None: ...
     @property
     def held_up(self) -> bool:
-        """Whether something that was put off is to be tried first."""
+        """True if a deferred command has to be tried first."""
         ...
 
 
@@ -67,7 +68,7 @@ class InlinePath:
         segments: Segments,
         at_once: Mapping[str, AtOnce],
     ) -> None:
-        """`at_once`: who is asked first for commands of these kinds."""
+        """`at_once` maps a kind of command to the function that is tried first."""
         self._device = device
         self._executor = executor
         self._launches = launches
@@ -76,7 +77,7 @@ class InlinePath:
         self._copies = InlineCopies(device, segments, executor)
         self._reads = InlineReads(device, executor)
         self.answered = False
-        """Whether somebody was answered in the turn in which it asked, since somebody looked."""
+        """True if a command was answered in the turn in which it arrived, since the last reset."""
 
     def take(self, lane: LaneSink, seq: int, payload: bytes) -> bool:
         """Executes a batch from a lane without a backlog. Returns False, with nothing done, for the queued path."""
@@ -84,9 +85,9 @@ class InlinePath:
         return session is not None and seq == session.last_seq + 1 and self._take(session, lane, payload)
 
     def take_linked(self, channel: int, payload: bytes) -> bool:
-        """As `take`, for a batch from the front without another frame beside it."""
+        """Executes a batch from the front without another frame beside it, as `take` does."""
         session = self._executor.session(channel)
-        if session is None or channel in self._device.outbox.lanes:  # else what has come over the lane goes before it
+        if session is None or channel in self._device.outbox.lanes:  # else batches from the lane may go before it
             return False
         return self._take(session, None, payload)
 
@@ -104,7 +105,7 @@ class InlinePath:
             found = plain_batch.lone_copy(payload, seq)
             if found is not None:
                 return self._copy(batch, found)
-            if plain_batch.only_launches(payload, seq):  # for which somebody waits later
+            if plain_batch.only_launches(payload, seq):  # the client waits for them later
                 return False
         mixed = mixed_batch.read(payload, seq)
         if mixed is not None:
@@ -112,7 +113,7 @@ class InlinePath:
         return mixed is not None
 
     def _alone(self, session: DeviceSession) -> Backlog | None:
-        """The session's row, where nothing else is going on."""
+        """Returns the session's backlog, if the session has no other work."""
         if (
             session.batches
             or session.deferred
@@ -145,7 +146,7 @@ class InlinePath:
         return True
 
     def _wait(self, batch: InlineBatch, wait: InlineSync, busy: list[PooledStream], launches: int) -> None:
-        """For the end of one track, if any."""
+        """Waits for the end of one track, if any."""
         device = self._device
         device.telemetry.sync_points += 1
         if not busy:
@@ -162,7 +163,7 @@ class InlinePath:
             if wait.signalled is None and copy is not None and copy.follow(wait.end):
                 tracks.expect()
             else:
-                tracks.on_complete(track, wait.end)  # before all else, for the device may come to its end any moment
+                tracks.on_complete(track, wait.end)  # first of all: the device may be done any moment
             self._given(batch, wait, track, launches, launches, not tracks.notified)
         device.telemetry.count("sync")
 
@@ -175,8 +176,8 @@ class InlinePath:
         launches: int,
         soon: bool,
     ) -> None:
-        """The device has been given so many commands, so many of them launches. `soon`: it may be done any moment with
-        what somebody waits for, so that this is looked for first."""
+        """Accounts for submitted commands, some of them launches. `soon`: the awaited work may be done any moment, and
+        is polled first."""
         tracks, sharing, since = self._device.tracks, self._sharing, time.perf_counter()
         lone = not sharing.active
         if soon:
@@ -192,7 +193,7 @@ class InlinePath:
         self._ran(batch, launches)
 
     def _issue(self, session: DeviceSession, records: bytes) -> tuple[int, BatchEntry | None]:
-        """How many launches there were; the batch, where they were not all the same as before."""
+        """Returns the number of launches, and the batch entry where they were not all in the replay cache."""
         if self._launches.again(session, records):
             return 1, None
         entry = BatchEntry(session.last_seq)
@@ -200,7 +201,7 @@ class InlinePath:
         return self._launches.run_records(session, records, entry, 0)[0], entry
 
     def _ran(self, batch: InlineBatch, launches: int) -> None:
-        """It has run, and what it has given to the device is noted."""
+        """Counts a batch that has run."""
         telemetry = self._device.telemetry
         if launches:
             telemetry.count("launch", launches)
@@ -208,21 +209,21 @@ class InlinePath:
         telemetry.batch_execution.observe(time.perf_counter_ns() - batch.began)
 
     def _went(self, batch: InlineBatch, launches: int) -> None:
-        """It has run, and what it has given to the device is under way."""
+        """Counts a batch that has run, with work under way on the device."""
         self._sharing.went(batch.backlog)
         self._ran(batch, launches)
 
     # ---- copies, and more than launches ----
 
     def _copy(self, batch: InlineBatch, found: LoneCopy) -> bool:
-        """A Write or a Read alone: it does not wait for its turn, for there is nobody else's."""
+        """Executes a single Write or Read. No turn is needed: no other session has work."""
         named, command = self._copies.known(found), None
         if named is None:
             try:
                 command = commands_pb2.Command.FromString(found.data)
             except DecodeError:
                 return False
-            if command.WhichOneof("kind") != found.kind:  # there are more fields behind it
+            if command.WhichOneof("kind") != found.kind:  # there are more fields
                 return False
             named = self._copies.learn(found, command)
         if named is not None:
@@ -263,8 +264,8 @@ class InlinePath:
         self._went(batch, launches)
 
     def _before(self, session: DeviceSession, mixed: MixedBatch, entry: BatchEntry) -> tuple[int, int]:
-        """Runs what is not answered, or puts it off; how many commands there were, each launch counted, and how many
-        of them were launches."""
+        """Runs the commands without an answer, or defers them; returns their number, each launch counted, and the
+        number of launches."""
         index = launches = 0
         for kind, command in mixed.before:
             if kind == "launches":
@@ -279,7 +280,7 @@ class InlinePath:
         return index, launches
 
     def _copied(self, batch: InlineBatch, copy: InlineAnswer, launches: int) -> None:
-        """A copy has been given to the device, or what the driver took of it."""
+        """Handles a copy that has been submitted, in whole or in part."""
         self._device.telemetry.count(copy.name)
         if copy.refusal is not None:
             self._went(batch, launches)
@@ -291,7 +292,7 @@ class InlinePath:
     # ---- both ----
 
     def _busy(self, session: DeviceSession, stream: LogicalStream, all_streams: bool) -> list[PooledStream] | None:
-        """The track to wait for, if any; None: there is more to wait for than one."""
+        """Returns the track to wait for, if any; None: there are several."""
         tracks, track = self._device.tracks, stream.track
         if not all_streams:
             return [] if tracks.idle(track) else [track]
@@ -302,8 +303,8 @@ class InlinePath:
     def _go_on(
         self, session: DeviceSession, last: commands_pb2.Command, kind: str, entry: BatchEntry | None, index: int
     ) -> None:
-        """The long way from the last command on, if there is one: what is before it has to wait, or it waits for more
-        than that."""
+        """Executes the last command, if there is one, on the queued path: earlier commands have to wait, or it waits
+        for more than them."""
         if entry is None:
             entry = BatchEntry(session.last_seq)
             session.batches.append(entry)
@@ -315,7 +316,7 @@ class InlinePath:
 
 
 def _free(session: DeviceSession, handle: int) -> LogicalStream | None:
-    """The stream, where nothing of it is out of the ordinary."""
+    """Returns the stream, if the inline path can use it."""
     stream = session.streams.items.get(handle)
     return None if stream is None or stream.capture is not None or stream.flights else stream
 

@@ -1,5 +1,4 @@
-"""The batch of who works step by step and does more than to launch: a few commands that nobody waits for, and perhaps a
-Sync or a Read that somebody does. Pure."""
+"""Mixed batch: a few commands without an answer, and perhaps a Sync or a Read that the client waits for. Pure."""
 
 from __future__ import annotations
 
@@ -10,31 +9,31 @@ from google.protobuf.message import DecodeError
 from hearth_proto.v1 import commands_pb2, device_pb2
 
 MOST = 16
-"""Commands of one."""
+"""Largest number of commands."""
 
 LONGEST = 16 << 10
-"""Bytes of one: what is longer takes its time anyway."""
+"""Largest batch, in bytes: a longer one takes its time anyway."""
 
 _BEFORE = frozenset(("launches", "allocate", "free", "fill", "write"))
 
 
 class MixedBatch(NamedTuple):
-    """What was read."""
+    """A decoded mixed batch."""
 
     before: tuple[tuple[str, commands_pb2.Command], ...]
-    """What is not answered, by kind."""
+    """The commands without an answer, by kind."""
     kind: str
-    """Of the last one: "sync" or "read"; empty: there is none."""
+    """Kind of the last command: "sync" or "read"; empty: there is none."""
     last: commands_pb2.Command
-    """It is answered. A Read's bytes come with that."""
+    """The command with an answer, which carries the bytes of a Read."""
 
 
 _NONE = commands_pb2.Command()
 
 
 def read(data: bytes, seq: int) -> MixedBatch | None:
-    """The ExecuteRequest in `data`, where it is such a batch with this number, and somebody waits for its end; None: it
-    may be anything."""
+    """Returns the batch in `data`, an ExecuteRequest, if it is a mixed batch with this number whose last command has an
+    answer; None: it may be any message."""
     if len(data) > LONGEST:
         return None
     try:
@@ -58,12 +57,12 @@ def read(data: bytes, seq: int) -> MixedBatch | None:
 
 
 def alone(kind: str, command: commands_pb2.Command) -> MixedBatch:
-    """One command as a batch of its own."""
+    """Returns a batch of one command."""
     if kind == "read" and command.request and _inside(command.read):
         return MixedBatch((), kind, command)
     return MixedBatch(((kind, command),), "", _NONE)
 
 
 def _inside(read: commands_pb2.Read) -> bool:
-    """Whether its bytes come with the answer, one behind the other."""
+    """True if the bytes of the read come with the answer, in one range."""
     return not (read.transfer or read.HasField("shared") or read.HasField("rows"))

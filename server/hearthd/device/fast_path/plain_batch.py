@@ -1,9 +1,9 @@
-"""The batch that whoever works step by step sends again and again: launches and a Sync, a Sync alone, or one copy.
-Pure.
+"""Plain batch, the most frequent one of a client that launches and waits in a loop: launches and a Sync, a Sync alone,
+or one copy. Pure.
 
-Read and answered without message objects, which would take longer than the launch. The encoding is protobuf's own
-(https://protobuf.dev/programming-guides/encoding/); the tests compare both ways with the generated classes. What is
-written in any other way, though it may mean the same, is left to those.
+Decoded and answered without message objects, which would take longer than the launch. The encoding is protobuf's
+(https://protobuf.dev/programming-guides/encoding/); the tests compare both directions with the generated classes. Other
+encodings of the same message are left to those.
 """
 
 from __future__ import annotations
@@ -17,50 +17,52 @@ _SEQ = _REQUEST = 0x08  # Batch.seq and Command.request, varints
 _STREAM = 0x10  # Command.stream, varint
 _LAUNCHES = 0x1A  # Command.launches, length-delimited
 _SYNCS = {b"\xc2\x01\x00": False, b"\xc2\x01\x02\x08\x01": True}
-"""Command.sync, and whether that is of all streams."""
+"""Command.sync; True: of all streams."""
 
 _COPIES = {0x32: "write", 0x3A: "read"}
 """Command.write and Command.read, length-delimited."""
 
 ENDS = tuple(_SYNCS)
-"""What every plain batch ends with."""
+"""Possible ends of a plain batch."""
 
 _DONE = b"\x1a\x00"  # Result.done
 _RESULTS = tuple(bytes((0x1A, size + 3, 0x08)) for size in range(11))
 """ExecuteResponse.result up to the number in Result.request, by the bytes that this has."""
 
 _SHORT = 0x80
-"""What is shorter has a length of one byte."""
+"""A length below this has one byte."""
 
 _MOST = 9
-"""Bytes of a number: a longer one is not read here."""
+"""Longest number that is decoded here, in bytes."""
 
 
 class LoneCopy(NamedTuple):
-    """What was found; the bytes of the Command are in `data`."""
+    """A Write or a Read that is the only command of its batch; the bytes of the Command are in `data`."""
 
     kind: str
-    """Which one it looks like: there may be more fields behind it."""
+    """Kind of the command, by its first field: more fields may follow."""
     data: bytes
     request: bytes
-    """The number under which it is answered, as it is written; empty: there is none, or it is for others to read."""
+    """Number under which it is answered, in its encoded form; empty: there is none, or it is too long to decode
+    here."""
     rest: bytes
     """The Command without that number."""
 
 
 class PlainBatch(NamedTuple):
-    """What was read."""
+    """A decoded plain batch."""
 
     records: bytes
     """Packed launches, at least one; empty: there are none."""
     request: bytes
-    """The number under which the Sync is answered, as it is written."""
+    """Number under which the Sync is answered, in its encoded form."""
     stream: int
     all_streams: bool
 
 
 def read(data: bytes, seq: int) -> PlainBatch | None:
-    """The ExecuteRequest in `data`, where it is a plain batch with this number; None: it may be anything."""
+    """Returns the batch in `data`, an ExecuteRequest, if it is a plain batch with this number; None: it may be any
+    message."""
     try:
         at = _commands(data, seq)
         records = b""
@@ -79,13 +81,13 @@ def read(data: bytes, seq: int) -> PlainBatch | None:
         if data[at] != _REQUEST or at + size != len(data):
             return None
         return _sync(data, at + 1, records)
-    except IndexError:  # also where it was no such thing from the beginning
+    except IndexError:  # also where the data are no such message at all
         return None
 
 
 def lone_copy(data: bytes, seq: int) -> LoneCopy | None:
-    """The only Command of the ExecuteRequest in `data`, where that is a batch with this number and the command a Write
-    or a Read; None: it may be anything."""
+    """Returns the only Command of the batch in `data`, an ExecuteRequest, if the batch has this number and the command
+    is a Write or a Read; None: it may be any message."""
     try:
         start = rest = at = _only(data, seq)
         request = b""
@@ -108,7 +110,8 @@ def lone_copy(data: bytes, seq: int) -> LoneCopy | None:
 
 
 def _only(data: bytes, seq: int) -> int:
-    """Where the only command is. Raises IndexError where this is no batch with the number, or there are more."""
+    """Returns the place of the only command. Raises IndexError if the data are no batch with this number, or have more
+    commands."""
     at = _commands(data, seq)
     size, at = data[at], at + 1
     if size >= 0x80:
@@ -119,8 +122,8 @@ def _only(data: bytes, seq: int) -> int:
 
 
 def _commands(data: bytes, seq: int) -> int:
-    """Where the length of the first command is. Raises IndexError where this is no batch with the number."""
-    # Lengths have one byte or two here: what is longer is no short work.
+    """Returns the place of the first command's length. Raises IndexError if the data are no batch with this number."""
+    # Lengths have one byte or two here: longer batches are not decoded here.
     size, at = data[1], 2
     if size >= 0x80:
         size, at = size & 0x7F | data[2] << 7, 3
@@ -141,11 +144,11 @@ def _commands(data: bytes, seq: int) -> int:
 
 
 def _sync(data: bytes, start: int, records: bytes) -> PlainBatch | None:
-    """What follows to the end is a Sync, from its number on. Raises IndexError where it ends in that."""
+    """Decodes the Sync that ends the data, from its number on. Raises IndexError where the data end inside of it."""
     at = start
     while data[at] >= 0x80:
         at += 1
-    if at - start >= _MOST or not data[at]:  # 0 asks for nothing
+    if at - start >= _MOST or not data[at]:  # 0: no answer
         return None
     at += 1
     request = data[start:at]
@@ -160,7 +163,7 @@ def _sync(data: bytes, start: int, records: bytes) -> PlainBatch | None:
 
 
 def number(request: bytes) -> int:
-    """The number that is written so."""
+    """Returns the number in its decoded form."""
     value = 0
     for place, byte in enumerate(request):
         value |= (byte & 0x7F) << 7 * place
@@ -168,17 +171,18 @@ def number(request: bytes) -> int:
 
 
 def only_sync(request: bytes, stream: int, all_streams: bool) -> PlainBatch:
-    """A batch of nothing else."""
+    """Returns a batch of a Sync alone."""
     return PlainBatch(b"", request, stream, all_streams)
 
 
 def done(request: bytes) -> bytes:
-    """The ExecuteResponse that says that it is done."""
+    """Returns the ExecuteResponse with a Done result of this number."""
     return _RESULTS[len(request)] + request + _DONE
 
 
 def answered(request: bytes, rest: bytes) -> bytes:
-    """The ExecuteResponse with the Result that has this number, as it is written, before the `rest` of its fields."""
+    """Returns the ExecuteResponse with the Result of this number, in its encoded form, before the `rest` of its
+    fields."""
     size = len(request) + len(rest) + 1
     if size >= _SHORT:
         raise ValueError(f"a result of {size} bytes; the most is {_SHORT - 1}")
@@ -186,8 +190,8 @@ def answered(request: bytes, rest: bytes) -> bytes:
 
 
 def read_answer(request: bytes, data: bytes | memoryview) -> bytes:
-    """The ExecuteResponse with the Result that has this number, as it is written, and the bytes of a Read, at least
-    one."""
+    """Returns the ExecuteResponse with the Result of this number, in its encoded form, and the bytes of a Read, at
+    least one."""
     size = varint(len(data))
     inner = 2 + 2 * len(size) + len(data)
     read = varint(inner)
@@ -196,8 +200,8 @@ def read_answer(request: bytes, data: bytes | memoryview) -> bytes:
 
 
 def only_launches(data: bytes, seq: int) -> bool:
-    """Whether the ExecuteRequest in `data` is seen to be a batch with this number of packed launches alone. What is
-    longer than 16 KiB is not looked at."""
+    """True if the ExecuteRequest in `data` is a batch with this number of packed launches alone. Data longer than 16
+    KiB are not decoded."""
     try:
         return data[_only(data, seq)] == _LAUNCHES
     except IndexError:

@@ -17,7 +17,7 @@ from hearthd.device.operation import ReplySink, internal_error
 from hearthd.device.session.stream import LogicalStream
 
 LARGEST = 64 << 10
-"""Bytes of one: with more, the steps that are saved are no longer what takes the time."""
+"""Largest inline read, in bytes: for more, the copy outweighs the steps that are saved."""
 
 
 class InlineReads:
@@ -31,8 +31,8 @@ class InlineReads:
     def give(
         self, batch: InlineBatch, stream: LogicalStream, request: bytes, read: commands_pb2.Read
     ) -> InlineRead | None:
-        """Gives a Read that `mixed_batch` has looked at to the device, as the last of its batch, where nothing
-        else of the session waits; None, with nothing done, where it takes more than a look."""
+        """Submits a Read that `mixed_batch` has decoded, as the last command of its batch, where no other command of
+        the session waits; None, with no effect, where it takes more than the plain case."""
         device, track = self._device, stream.track
         size, offset = read.size, read.offset
         session = batch.session
@@ -66,7 +66,7 @@ class InlineReads:
 
 
 class InlineRead(InlineAnswer):
-    """A read that the device has been given."""
+    """A read that has been submitted."""
 
     __slots__ = ("_host",)
 
@@ -86,7 +86,7 @@ class InlineRead(InlineAnswer):
         self._host = host
 
     def end(self) -> None:
-        """It is done."""
+        """Answers the read, which is done."""
         self.over = True
         self._send(plain_batch.read_answer(self._request, self._host.view[: self.size]))
         self._release()

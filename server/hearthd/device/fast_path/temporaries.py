@@ -1,9 +1,9 @@
-"""Memory that a program takes and gives back all the time: at once, where nothing else of its session is going on.
+"""Temporaries: allocations, fills, writes and frees of buffers at once, where nothing else of the session is going on.
 
-A command that may have to wait, is traced or answered takes an origin and an operation, which cost more than to take
-memory of the pool. What has none of that goes without: it leaves behind what the long way
-(`hearthd.device.memory.commands`, `hearthd.device.transfers.copy_commands`) would have left, or nothing at all, and
-then takes that.
+A command that may have to wait, is traced or answered takes an origin and an operation, which cost more than an
+allocation from the pool. A command without any of these needs neither: its effects are those of the queued path
+(`hearthd.device.memory.commands`, `hearthd.device.transfers.copy_commands`), or none at all, and then the queued path
+executes it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hearthd.device.transfers.copy_commands import PATTERN_SIZES
 
 
 class Temporaries:
-    """Belongs to the device-handle thread."""
+    """Executes plain commands at once. Device-handle thread only."""
 
     def __init__(self, device: DeviceContext, memory: MemoryCommands, replies: ReplySink) -> None:
         self._device = device
@@ -39,10 +39,10 @@ class Temporaries:
             "fill": (self.fill, 1),
             "write": (self.write, 1),
         }
-        """By the name of the command's field."""
+        """Handlers by the name of the command's field."""
 
     def allocate(self, session: DeviceSession, command: commands_pb2.Command, _batch: BatchEntry, _index: int) -> bool:
-        """One buffer, which is new and not empty."""
+        """Allocates one buffer, which is new and not empty."""
         stream = _plain(session, command, "allocate")
         if stream is None:
             return False
@@ -60,11 +60,11 @@ class Temporaries:
         return True
 
     def free(self, session: DeviceSession, command: commands_pb2.Command, batch: BatchEntry, index: int) -> bool:
-        """A few, each of which has its memory to itself and is nobody else's."""
+        """Frees a few buffers, each of which is alone in its reservation and has no other holder."""
         stream = _plain(session, command, "free")
         if stream is None:
             return False
-        handles = command.free.buffers[:]  # a list of its own: to walk through the field takes twice as long
+        handles = command.free.buffers[:]  # a list: iteration over the field takes twice as long
         items = session.buffers.items
         found = list(map(items.get, handles))
         if not 0 < len(found) <= FEW or (len(found) > 1 and len(set(handles)) < len(found)):
@@ -86,14 +86,14 @@ class Temporaries:
                 give(session, buffer)
             except DeviceFault:
                 raise
-            except Exception as error:  # the others are given back all the same
+            except Exception as error:  # the others are freed all the same
                 failure = failure or (error if isinstance(error, Refusal) else internal_error("free", error))
         if failure is not None:
             Origin(self._replies, session, stream, "free", batch=batch, index=index).fail(failure)
         return True
 
     def fill(self, session: DeviceSession, command: commands_pb2.Command, _batch: BatchEntry, _index: int) -> bool:
-        """Of some of a buffer with which nothing is wrong."""
+        """Fills a range of a buffer without failures."""
         stream = _plain(session, command, "fill")
         if stream is None:
             return False
@@ -112,7 +112,7 @@ class Temporaries:
         except DeviceFault:
             raise
         except Exception:
-            return False  # the long way meets it again, and knows whom to tell
+            return False  # the queued path meets the error again, and reports it
         telemetry = device.telemetry
         telemetry.fills += 1
         telemetry.filled_bytes += size
@@ -120,7 +120,7 @@ class Temporaries:
         return True
 
     def write(self, session: DeviceSession, command: commands_pb2.Command, _batch: BatchEntry, _index: int) -> bool:
-        """Of bytes that came with the command, into one range of a buffer with which nothing is wrong."""
+        """Writes bytes that came with the command into one range of a buffer without failures."""
         stream = _plain(session, command, "write")
         if stream is None:
             return False
@@ -156,7 +156,7 @@ class Temporaries:
 
 
 def _plain(session: DeviceSession, command: commands_pb2.Command, kind: str) -> LogicalStream | None:
-    """The command's stream, where nobody waits for the command's end and it has nothing to wait for either."""
+    """Returns the command's stream, if the command has no answer and nothing to wait for."""
     if command.request or session.deferred or session.trace is not None:
         return None
     permissions = session.permissions
@@ -167,7 +167,7 @@ def _plain(session: DeviceSession, command: commands_pb2.Command, kind: str) -> 
 
 
 def _writable(session: DeviceSession, stream: LogicalStream, handle: int, offset: int, size: int) -> Buffer | None:
-    """The buffer, where the stream takes something that writes these bytes of it, and nobody is told of that."""
+    """Returns the buffer, if the stream takes a command that writes these bytes of it, and no failure is involved."""
     if not size or stream.starting or stream.track.full:
         return None
     buffer = session.buffers.items.get(handle)
@@ -183,7 +183,8 @@ def _writable(session: DeviceSession, stream: LogicalStream, handle: int, offset
 
 
 def _given(tracks: StreamPool, track: PooledStream, usage: Usage) -> None:
-    """The track is given what writes to a buffer: as `before`, which finds most often that nobody else has used it."""
+    """Orders a write to a buffer on the track, as `before` does; short for the most frequent case, in which no other
+    track has used the buffer."""
     if usage.track == track.index and usage.reads is None and not tracks.pending_outcomes.open:
         usage.position = tracks.step(track)
     else:

@@ -25,7 +25,7 @@ class SessionRef(Protocol):
 class Segment:
     """`size` bytes. Copies go from and to it as with a `HostBuffer`: `address` and `view` are good while it is mapped.
 
-    It is let go of when its client names it no more and nobody uses it: `retire` is then called, once.
+    `retire` is called once, when its client names it no longer and its last use has ended.
     """
 
     __slots__ = ("_retire", "_users", "address", "ident", "locked", "over", "ready", "session", "signals", "size",
@@ -38,26 +38,26 @@ class Segment:
         self.address = 0
         self.view = memoryview(b"")
         self.signals = False
-        """Whether it is for those: see `hearthd.device.fast_path.completion_signal`."""
+        """True if it is for completion signals: see `hearthd.device.fast_path.completion_signal`."""
         self.locked = 0
-        """How many of its first bytes are page-locked."""
+        """Number of leading bytes that are page-locked."""
         self.ready = self.over = False
-        """Whether it may be named in commands; whether it is named no more."""
+        """`ready`: commands may name it. `over`: no later command may."""
         self._retire = retire
         self._users = 1  # the client
 
     @property
     def pinned(self) -> bool:
-        """Whether the device copies from and to it without the driver's help."""
+        """True if the device copies from and to it directly."""
         return self.locked >= self.size
 
     def mapped(self, address: int, locked: int) -> None:
-        """It is there."""
+        """Sets the mapping of the segment."""
         self.address, self.locked = address, locked
         self.view = memoryview((ctypes.c_ubyte * self.size).from_address(address)).cast("B")
 
     def hold(self) -> None:
-        """Somebody uses it, until `drop`."""
+        """Adds a use of the segment, until `drop`."""
         self._users += 1
 
     def drop(self) -> None:
@@ -66,7 +66,7 @@ class Segment:
             self._retire(self)
 
     def end(self) -> None:
-        """No command names it from now on. A second time does nothing."""
+        """Ends the naming of the segment by commands. A second call has no effect."""
         if not self.over:
             self.over = True
             self.drop()
@@ -91,11 +91,11 @@ class SegmentRange(NamedTuple):
     size: int
 
     def part(self, at: int, size: int) -> SegmentSlice:
-        """So many bytes, from the transfer's byte `at` on."""
+        """Returns `size` bytes, from the transfer's byte `at` on."""
         return SegmentSlice(self.segment.address + self.start + at, size, self.view(at, size))
 
     def view(self, at: int, size: int) -> memoryview:
-        """The same, to be read and written here."""
+        """Returns the same bytes as `part`, for access by the host."""
         return self.segment.view[self.start + at : self.start + at + size]
 
 
@@ -111,7 +111,7 @@ class CompletionSignals:
 
 
 def signals_in(segment: Segment, server: ComputeServer) -> CompletionSignals | None:
-    """None where the segment is too short, or the device writes none."""
+    """Returns the signals in a segment; None where it is too short, or the device writes none."""
     if segment.size < WORD:
         return None
     try:

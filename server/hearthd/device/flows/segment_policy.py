@@ -10,14 +10,14 @@ from hearth_proto.reasons import Reason, Refusal
 PART = 16 << 20
 """Bytes. A segment is page-locked in parts of this size, and no copy crosses the border of one: of what two calls have
 locked, CUDA does not promise that one copy may span it. A part is page-locked in about a millisecond, during which CUDA
-may let nobody else through, and copied in a third of one: others get their turns between. A smaller one would show in
+may block other threads, and copied in a third of one: others get their turns between. A smaller one would show in
 the time of a copy: the device takes a microsecond or two from one to the next."""
 
 MOST = 256
 """Segments of one session, those that are on their way in or out among them."""
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-"""Nobody can take pages away from under a copy, which would end this process by SIGBUS."""
+"""Required seals: no process can take pages away from under a copy, which would end this process by SIGBUS."""
 
 _FIX = "make it with memfd_create(MFD_ALLOW_SEALING), ftruncate it, and add F_SEAL_SHRINK, F_SEAL_GROW and F_SEAL_SEAL"
 
@@ -56,8 +56,8 @@ def check_size(announced: object, size: int) -> int:
 
 
 def check_room(size: int, held: int, most: int, number: int) -> None:
-    """Whether one more segment may be taken, where all together have `held` of `most` bytes, and the session has
-    `number` of them. Raises Refusal(QUOTA_EXCEEDED)."""
+    """Raises Refusal(QUOTA_EXCEEDED) where one more segment may not be taken: all together have `held` of `most` bytes,
+    and the session has `number` of them."""
     if number >= MOST:
         raise Refusal(
             Reason.QUOTA_EXCEEDED,
@@ -93,5 +93,5 @@ def parts(size: int, part: int = PART) -> Iterator[tuple[int, int]]:
 
 
 def step(offset: int, left: int, part: int = PART) -> int:
-    """How many of `left` bytes from `offset` of a segment on one copy takes."""
+    """Returns how many of `left` bytes from `offset` of a segment on one copy takes."""
     return min(left, part - offset % part)

@@ -1,7 +1,5 @@
-"""Transfers whose bytes go over stripes: which chunks have come or gone, and over which stripe the next one goes.
-
-Belongs to the device-handle thread.
-"""
+"""State of transfers over stripes: the chunks that have arrived or been sent, and the choice of the next stripe.
+Device-handle thread only."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from hearthd.device.flows.stripe_window import StripeStaging, StripeWindow
 
 
 class StripeLike(Protocol):
-    """What a transfer asks of a stripe."""
+    """Interface of a stripe for transfers."""
 
     def grant(self, transfer: int, host: HostBuffer) -> None: ...
     def revoke(self, transfer: int) -> list[HostBuffer]: ...
@@ -24,7 +22,7 @@ class StripeLike(Protocol):
 
 
 class Striped:
-    """What both ways have in common."""
+    """A transfer over stripes, in either direction."""
 
     def __init__(self, transfer: int, chunk: int, stripe_staging: StripeStaging) -> None:
         self.transfer = transfer
@@ -36,23 +34,23 @@ class Striped:
         self.dropped = False
 
     def begin(self, size: int) -> None:
-        """Its command has its turn, and says how many bytes there are. A second time does nothing."""
+        """Sets the size of the transfer, when its command has its turn. A second call has no effect."""
         if not self.begun:
             self.begun = True
             self.cut = StripeCut(size, self.chunk)
 
     def join(self, stripe: StripeLike) -> None:
-        """It may go over this one, too."""
+        """Adds a stripe to the transfer."""
         self.windows.setdefault(stripe, StripeWindow())
 
     def abort(self, status: bytes) -> None:
-        """Tells the client why it ends before its end; payload: a Status."""
+        """Sends the client the reason why the transfer ends early; payload: a Status."""
         frame = HEADER.pack(len(status), Kind.ABORT, 0, 0, self.transfer) + status
         for stripe in self.windows:
             stripe.put(frame)
 
     def next_stripe(self) -> StripeLike | None:
-        """The one with the most room; None: there is none with any."""
+        """Returns the stripe with the most room; None: no stripe has any."""
         best = max(self.windows.items(), key=lambda each: each[1].room, default=None)
         return best[0] if best is not None and best[1].room > 0 else None
 
@@ -63,32 +61,33 @@ class Striped:
 
     @property
     def room(self) -> bool:
-        """Whether the memory of one more chunk may wait for the network."""
+        """True if the memory of one more chunk may wait for the network."""
         return self.stripe_staging.room(self.chunk, alone=not self.under_way)
 
 
 class StripedUpload(Striped):
-    """Bytes on their way in."""
+    """An upload over stripes."""
 
     def __init__(self, transfer: int, chunk: int, stripe_staging: StripeStaging) -> None:
         super().__init__(transfer, chunk, stripe_staging)
         self.landed: deque[tuple[int, HostBuffer, int]] = deque()
-        """Offset, memory and length of the chunks that have come and were not given to the device."""
+        """Offset, memory and length of chunks that have arrived and have not been submitted to the device."""
         self._got: set[int] = set()
 
     @property
     def wanted(self) -> int:
-        """Credits that would bring something: those that are out may yet."""
+        """Number of credits that would bring a chunk: those that are out may bring the others."""
         return self.cut.count - len(self._got) - self.under_way
 
     def grant(self, stripe: StripeLike, host: HostBuffer) -> None:
-        """Lets one more chunk come, into this memory."""
+        """Lends memory to a stripe for one more chunk."""
         self.windows[stripe].under_way += 1
         self.stripe_staging.lend(host)
         stripe.grant(self.transfer, host)
 
     def arrived(self, stripe: StripeLike, offset: int, size: int, host: HostBuffer, seconds: float) -> None:
-        """A chunk is in its memory; one that had come before is dropped. Raises ValueError for what is none."""
+        """Takes a chunk that has arrived in its memory; drops one that had arrived before. Raises ValueError for an
+        invalid chunk."""
         window = self.windows.get(stripe)
         if window is not None:
             window.done(seconds)
@@ -105,17 +104,17 @@ class StripedUpload(Striped):
         self.landed.append((offset, host, size))
 
     def complete(self) -> None:
-        """All of it has come. Says so on every stripe: the TAKEN of a chunk may be lost with the stripe that brought
-        it, and no credit follows by which the client could send it again."""
+        """Reports on every stripe that all chunks have arrived: the TAKEN of a chunk may be lost with the stripe that
+        brought it, and no credit follows by which the client could send it again."""
         for stripe in self.windows:
             stripe.put(taken(self.transfer, self.cut.size))
 
     def lose(self, stripe: StripeLike) -> None:
-        """It broke; its memory is given back by who says so."""
+        """Removes a stripe that broke; the reporter frees its memory."""
         self.windows.pop(stripe, None)
 
     def drop(self) -> None:
-        """It is over, or goes another way. A second call does nothing."""
+        """Ends the transfer over stripes. A second call has no effect."""
         self.dropped = True
         for stripe in self.windows:
             for host in stripe.revoke(self.transfer):
@@ -126,7 +125,7 @@ class StripedUpload(Striped):
 
 
 class StripedDownload(Striped):
-    """Bytes on their way out."""
+    """A download over stripes."""
 
     def __init__(self, transfer: int, chunk: int, stripe_staging: StripeStaging) -> None:
         super().__init__(transfer, chunk, stripe_staging)
@@ -141,11 +140,11 @@ class StripedDownload(Striped):
 
     @property
     def done(self) -> bool:
-        """Whether the client has all of it."""
+        """True if the client has all chunks."""
         return self.begun and len(self._taken) == self.cut.count
 
     def peek(self) -> int | None:
-        """The chunk that goes next; None: all are on their way."""
+        """Returns the chunk that is sent next; None: all are on their way."""
         while self._again and self._again[0] in self._taken:
             self._again.popleft()
         if self._again:
@@ -153,7 +152,7 @@ class StripedDownload(Striped):
         return self._next if self._next < self.cut.count else None
 
     def issue(self, stripe: StripeLike, host: HostBuffer) -> None:
-        """That one does, over this stripe, from this memory."""
+        """Takes the next chunk for this stripe, from this memory."""
         if self._again:
             index = self._again.popleft()
         else:
@@ -163,7 +162,7 @@ class StripedDownload(Striped):
         self.stripe_staging.lend(host)
 
     def fetched(self, stripe: StripeLike, index: int, host: HostBuffer) -> None:
-        """Its bytes are there."""
+        """Sends a chunk whose bytes have been copied to its memory."""
         if self.dropped or stripe not in self.windows:
             self.stripe_staging.give_back(host)
         else:
@@ -171,13 +170,13 @@ class StripedDownload(Striped):
             stripe.put_chunk(self.transfer, offset, host, size)
 
     def sent(self, stripe: StripeLike, seconds: float) -> None:
-        """One has gone out; it may still have to go again."""
+        """Takes note that a chunk has been written to the stripe; it may still have to be sent again."""
         window = self.windows.get(stripe)
         if window is not None:
             window.done(seconds)
 
     def taken(self, stripe: StripeLike, offset: int) -> None:
-        """The client has one. Raises ValueError for what it was not sent."""
+        """Takes note that the client has a chunk. Raises ValueError for a chunk that was not sent to it."""
         index = self.cut.index(offset, self.cut.span(offset // self.chunk)[1])
         out = self._out.get(stripe)
         if out is None or index not in out:
@@ -186,12 +185,12 @@ class StripedDownload(Striped):
         self._taken.add(index)
 
     def lose(self, stripe: StripeLike) -> None:
-        """It broke: what it had is sent again, unless the client said that it came."""
+        """Removes a stripe that broke: its chunks are sent again, unless the client has reported them."""
         self.windows.pop(stripe, None)
         self._again.extend(sorted(self._out.pop(stripe, ())))
 
     def drop(self) -> None:
-        """It is over, or goes another way. What is under way goes out all the same."""
+        """Ends the transfer over stripes. Chunks under way are sent all the same."""
         self.dropped = True
         self.windows.clear()
         self._out.clear()

@@ -1,6 +1,6 @@
 """Staging memory lent to stripes: bounded, as a client may take any time to send or to read.
 
-That is half of it, so that copies which wait for nobody's network find some. A transfer that has none of it may get one
+That is half of it, so that copies without a network wait find some. A transfer that has none of it may get one
 chunk beyond: a client that is slow can delay others, but not for good.
 """
 
@@ -40,19 +40,19 @@ class StripeStaging:
         self.bytes = 0
 
     def room(self, size: int, alone: bool) -> bool:
-        """Whether so much more may wait; `alone`: for a transfer that has nothing yet."""
+        """True if `size` more bytes may wait; `alone`: for a transfer that has no chunk yet."""
         if not self.bytes or self.bytes + size <= self._cap * (1 + alone):
             return True
         self._starved = True
         return False
 
     def lend(self, host: HostBuffer) -> None:
-        """It waits for the network from now on."""
+        """Counts memory as waiting for the network."""
         self._lent.add(host)
         self.bytes += host.size
 
     def take(self, host: HostBuffer) -> None:
-        """It waits no more, and is the caller's. A second time does nothing."""
+        """Takes memory back from the network, for the caller. A second call has no effect."""
         if host in self._lent:
             self._lent.remove(host)
             self.bytes -= host.size
@@ -61,7 +61,7 @@ class StripeStaging:
                 self._on_room()
 
     def give_back(self, host: HostBuffer) -> None:
-        """It is of no use any more. A second time does nothing."""
+        """Frees the memory. A second call has no effect."""
         self.take(host)
         self._release(host)
 
@@ -80,6 +80,6 @@ class StripeWindow:
         return self.limit - self.under_way
 
     def done(self, seconds: float) -> None:
-        """One of them is, and has taken so long."""
+        """Ends one chunk of the window, which took `seconds`."""
         self.under_way -= 1
         self.limit = WINDOW if seconds < FAST_S else 1

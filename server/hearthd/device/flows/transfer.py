@@ -22,7 +22,7 @@ class FinishedTransfers:
         return transfer in self._sizes
 
     def add(self, transfer: int, size: int | None = None) -> None:
-        """This one, too. `size`: of an upload that has come whole, whose client may not have heard."""
+        """Records a transfer that has ended. `size` is that of a complete upload, whose client may not know yet."""
         self._sizes[transfer] = size
         if len(self._sizes) > self.REMEMBERED:
             del self._sizes[next(iter(self._sizes))]
@@ -44,10 +44,10 @@ class UploadFlow:
         self.striped: StripedUpload | None = None
         """While its bytes come over stripes."""
         self.placed: SegmentRange | None = None
-        """Where they lie, in memory that the client shares."""
+        """Place of the bytes in memory that the client shares."""
 
     def unstripe(self) -> None:
-        """It is over, or its bytes come another way, neither over stripes nor in shared memory: from the first on."""
+        """Ends the use of stripes and of shared memory: the transfer has ended, or all its bytes come by Upload."""
         if self.striped is not None:
             self.striped.drop()
             self.striped = None
@@ -67,17 +67,17 @@ class DownloadFlow:
         self.claimed = False
         self.aborted = False
         self.refused = False
-        """Whether it was answered with an error when some of it had been given to the device."""
+        """True if it was answered with an error after some of it had been submitted to the device."""
         self.queued = 0
         self.striped: StripedDownload | None = None
         """While its bytes go over stripes."""
         self.placed: SegmentRange | None = None
-        """Where they go, in memory that the client shares."""
+        """Place for the bytes in memory that the client shares."""
         self.outcomes: dict[PendingOutcome, None] = {}
-        """Of collectives on which hung what was copied there."""
+        """Outcomes of collectives that the copied bytes depended on."""
 
     def unstripe(self) -> None:
-        """It is over, or its bytes go another way, neither over stripes nor in shared memory: from the first on."""
+        """Ends the use of stripes and of shared memory: the transfer has ended, or all its bytes go by Download."""
         if self.striped is not None:
             self.striped.drop()
             self.striped = None

@@ -1,6 +1,7 @@
-"""Recording a graph: the nodes so far, what they use, and what could not be recorded.
+"""Capture of a graph: the nodes so far, the buffers and modules that they use, and the commands that could not be
+recorded.
 
-What is recorded is checked then and there, in the stream's order, and its buffers and modules are held from then on.
+Commands are checked when they are recorded, in the stream's order; their buffers and modules are held from then on.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from hearthd.device.streams.stream_errors import StreamErrors, StreamFailure
 from hearthd.device.streams.stream_pool import WINDOW
 
 MAX_NODES = 4096
-"""Nodes of one graph: it is instantiated in one go, and nobody else is served meanwhile."""
+"""Limit of the nodes of one graph: its instantiation is one call, during which no other session is served."""
 
 
 class GraphEntry(LaunchProgram):
-    """A client's graph: being recorded, ready, or not made."""
+    """A client's graph: in recording, ready, or failed."""
 
     __slots__ = ("failures", "graph", "kernels", "nodes", "order")
 
-    turn = 2 * TURN  # a command in a graph takes the driver a third of the time that one by itself does
+    turn = 2 * TURN  # a command in a graph takes the driver a third of the time of a single one
 
     def __init__(self, handle: int, holdings: Holdings, order: CaptureOrder) -> None:
         super().__init__(handle, holdings)
@@ -41,9 +42,10 @@ class GraphEntry(LaunchProgram):
         self.kernels: list[str] = []
         """The kernel of each node; empty for copies and fills."""
         self.failures = StreamErrors()
-        """Of commands that were to be recorded. They are told of when the capture ends, and spoil nothing but it."""
+        """Failures of commands that were to be recorded. They are reported when the capture ends, and only fail the
+        graph."""
         self.graph: Graph | None = None
-        """None also where there is nothing in it."""
+        """The instantiated graph; None also for an empty one."""
 
     @property
     def name(self) -> str:
@@ -75,29 +77,29 @@ class GraphEntry(LaunchProgram):
 
 
 class Capture:
-    """A recording under way: what `LogicalStream.capture` is until EndCapture."""
+    """A recording under way: the value of `LogicalStream.capture` until EndCapture."""
 
     def __init__(self, stream: LogicalStream, entry: GraphEntry) -> None:
         self._stream = stream
         self.entry = entry
 
     def admit(self, origin: Origin) -> None:
-        """Says what happens to a command of the stream: recorded, done as ever, or refused."""
+        """Decides on a command of the stream: recorded, executed as usual, or refused."""
         try:
             recorded = self.entry.order.records(origin.name)
         except Refusal:
-            if origin.answered:  # whoever asked knows, and may complete the recording
+            if origin.answered:  # the client receives the refusal, and may complete the recording
                 origin.capture = None
             raise
         if not recorded:
             origin.capture = None
 
     def failed(self, failure: StreamFailure) -> None:
-        """A command is missing from the recording, so the graph cannot be made."""
+        """Records that a command is missing: the graph cannot be made."""
         self.entry.failures.add(failure)
 
     def add_launch(self, bound: BoundLaunch) -> None:
-        """As many nodes as the launch has iterations."""
+        """Adds a node for each iteration of the launch."""
         plan = bound.plan
         check_plan(bound)
         self._check_room(plan.iterations, f"launch of {plan.name}")
@@ -106,7 +108,7 @@ class Capture:
             self._add(node, plan.name, uses)
 
     def add_launches(self, launches: Sequence[BoundLaunch], count: int) -> None:
-        """A prepared list `count` times: each of its launches a node, all of them or none."""
+        """Adds a prepared list `count` times, with a node for each of its launches; all of them or none."""
         self._check_room(count * len(launches), "the prepared list")
         for bound in launches:
             check_plan(bound)
@@ -116,7 +118,7 @@ class Capture:
                 self._add(node, kernel, uses)
 
     def add_copy(self, destination: Buffer, source: Buffer, node: CopyNode) -> None:
-        """One node; `node` has the addresses of ranges in the two buffers."""
+        """Adds a copy; `node` has the addresses of ranges in the two buffers."""
         if not node.width or not node.rows:
             return
         self._check_room(1, "the copy")
@@ -132,7 +134,7 @@ class Capture:
         self._add(node, "", uses)
 
     def add_fill(self, buffer: Buffer, node: FillNode) -> None:
-        """One node; `node` has the address of a range in the buffer."""
+        """Adds a fill; `node` has the address of a range in the buffer."""
         if not node.size:
             return
         self._check_room(1, "the fill")
@@ -141,7 +143,7 @@ class Capture:
         self._add(node, "", uses)
 
     def discard(self, session: DeviceSession) -> None:
-        """Forgets it all; the stream runs its commands again."""
+        """Drops the recording; the stream runs its commands again."""
         self.entry.order.abort()
         self._stream.capture = None
         session.graphs.items.pop(self.entry.handle, None)
@@ -164,13 +166,13 @@ class Capture:
 
 
 def kernel_node(bound: BoundLaunch) -> KernelNode:
-    """A bound launch as a node."""
+    """Returns a bound launch as a node."""
     plan = bound.plan
     return KernelNode(plan.function, plan.grid, plan.block, plan.shared_mem, bytes(bound.params), plan.attributes)
 
 
 def uses_of(bound: BoundLaunch) -> Uses:
-    """What a bound launch touches."""
+    """Returns the buffers and modules of a bound launch."""
     written, read = bound.buffers[: len(bound.writes)], bound.buffers[len(bound.writes) :]
     modules = (bound.module, *modules_of(*bound.buffers))
     return Uses(tuple(written), tuple(read), modules, tuple(bound.buffers))
@@ -196,7 +198,7 @@ def check_record(parsed: ResolvedRecord) -> None:
 
 
 def modules_of(*buffers: Buffer) -> tuple[ModuleEntry, ...]:
-    """The modules whose variables are among the buffers."""
+    """Returns the modules whose variables are among the buffers."""
     return tuple(buffer.module for buffer in buffers if buffer.module is not None)
 
 

@@ -1,7 +1,7 @@
-"""What a stream may be asked while it records a graph, and in which order a recording is begun and ended.
+"""Capture policy: the commands that a stream accepts while it records a graph, and the order of begin and end.
 
-Between BeginCapture and EndCapture a stream's launches, copies within the device and fills are recorded. What gives no
-stream any work passes by; all else is refused and changes nothing, so that the recording can still be completed.
+Between BeginCapture and EndCapture a stream's launches, copies within the device and fills are recorded. Commands
+without stream work run as usual; all others are refused with no effect, so that the recording can still be completed.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ TRANSITIONS = frozenset({"begin_capture", "end_capture"})
 
 BESIDE = frozenset(
     {
-        # Handles that come and go. A client's garbage collector gives them back whenever it likes; what the recording
-        # uses is kept for it.
+        # Creation and destruction of handles. A client's garbage collector destroys them at any time; the recording
+        # keeps the objects that it uses.
         "free", "create_stream", "destroy_stream", "destroy_event", "load_module", "unload_module", "get_function",
         "get_global", "create_tensor_map", "destroy_tensor_map", "destroy_graph", "prepare", "destroy_prepared",
-        # Questions that no stream has to be asked.
+        # Queries that involve no stream.
         "query_event", "elapsed_time", "describe_module", "describe_function", "occupancy", "memory_usage",
         "memory_cleanup", "set_allocation_mode", "start_trace", "end_trace",
     }
 )  # fmt: skip
-"""Kinds of commands that give their stream no work: they do what they always do."""
+"""Kinds of commands without stream work, which run as usual."""
 
 REASONS = {
     "allocate": "a graph has no memory of its own: what it uses is allocated before",
@@ -49,10 +49,10 @@ FIX = "do it on another stream, or before or after the recording"
 
 
 class CaptureOrder:
-    """What one logical stream records: nothing, or one graph.
+    """State of the recording on one logical stream: none, or one graph.
 
-    Each step either is made, or raises Refusal(CAPTURE_INVALID) and changes nothing; `abort` goes from anywhere to the
-    start.
+    Each step either succeeds, or raises Refusal(CAPTURE_INVALID) with no effect; `abort` returns to the initial state
+    from any other.
     """
 
     __slots__ = ("graph", "stream")
@@ -60,14 +60,14 @@ class CaptureOrder:
     def __init__(self, stream: int) -> None:
         self.stream = stream
         self.graph = 0
-        """The handle of what is being recorded; 0: nothing is."""
+        """Handle of the graph in recording; 0: none."""
 
     @property
     def recording(self) -> bool:
         return self.graph != 0
 
     def begin(self, graph: int) -> None:
-        """Nothing -> `graph`."""
+        """Begins the recording of `graph`."""
         if self.recording:
             raise self._refusal(
                 f"stream {self.stream} records graph {self.graph} already; graph {graph} cannot be begun in it",
@@ -77,7 +77,7 @@ class CaptureOrder:
         self.graph = graph
 
     def end(self, graph: int) -> None:
-        """`graph` -> nothing; both for what is kept and for what is discarded."""
+        """Ends the recording of `graph`, to keep or to discard it."""
         if not self.recording:
             raise self._refusal(f"stream {self.stream} records no graph", "begin the capture on this stream", graph)
         if graph != self.graph:
@@ -89,12 +89,12 @@ class CaptureOrder:
         self.graph = 0
 
     def abort(self) -> int:
-        """Anything -> nothing; the graph that was being recorded, or 0."""
+        """Ends any recording; returns the handle of its graph, or 0."""
         graph, self.graph = self.graph, 0
         return graph
 
     def records(self, kind: str) -> bool:
-        """Whether a command of this kind is recorded now, rather than run. Raises for one that cannot be either."""
+        """True if a command of this kind is recorded now, rather than run. Raises for a command that can be neither."""
         if not self.recording or kind in BESIDE or kind in TRANSITIONS:
             return False
         if kind in RECORDED:

@@ -1,4 +1,4 @@
-"""Graphs: a stream's commands recorded instead of run, then launched as one, as often as it is wanted.
+"""Graph commands: a stream's commands are recorded instead of run, and then launched as one, any number of times.
 
 A capture belongs to one logical stream, from the arrival of its BeginCapture to that of its EndCapture; see `capture`.
 """
@@ -24,7 +24,7 @@ from hearthd.device.streams.stream_errors import StreamFailure
 
 
 class GraphCommands:
-    """Belongs to the device-handle thread."""
+    """Executes the graph commands. Device-handle thread only."""
 
     def __init__(self, device: DeviceContext, binder: Binder, watchdog: Watchdog, keepers: Keepers) -> None:
         self._device = device
@@ -35,7 +35,7 @@ class GraphCommands:
     # ---- recording ----
 
     def begin(self, origin: Origin, command: commands_pb2.BeginCapture) -> None:
-        """From its arrival on, the stream's commands are recorded."""
+        """Begins a recording: the stream's commands are recorded from the arrival of this one on."""
         session, stream = origin.session, origin.stream
         session.graphs.check_new(command.graph)
         order = CaptureOrder(stream.handle) if stream.capture is None else stream.capture.entry.order
@@ -46,7 +46,7 @@ class GraphCommands:
         origin.reply()
 
     def end(self, origin: Origin, command: commands_pb2.EndCapture) -> Operation:
-        """Behind what is still to be recorded: a launch may be waiting for its compile."""
+        """Ends a recording behind the commands that are still to be recorded: a launch may wait for its compile."""
         session, stream = origin.session, origin.stream
         capture = stream.capture
         if capture is None:
@@ -85,7 +85,7 @@ class GraphCommands:
         return True
 
     def _not_made(self, entry: GraphEntry, refusal: Refusal) -> None:
-        """The handle stays, and says why, until it is destroyed."""
+        """Keeps the handle, with the reason of the failure, until it is destroyed."""
         entry.unsettled -= 1
         entry.error = Refusal(
             Reason.CAPTURE_INVALID,
@@ -98,7 +98,8 @@ class GraphCommands:
     def _ending(
         self, origin: Origin, entry: GraphEntry, *recording: LogicalStream, answer: commands_pb2.Result | None = None
     ) -> Operation:
-        """Behind all that was asked of the graph, and of the stream that records it."""
+        """Returns the operation that releases a graph, behind earlier commands of the graph and of the stream that
+        records it."""
 
         def run() -> bool:
             self._release(entry)
@@ -132,7 +133,7 @@ class GraphCommands:
         self._device.telemetry.graph_launches += count
 
     def update(self, origin: Origin, command: commands_pb2.UpdateGraph) -> Operation:
-        """Behind the launches that were asked for before; those asked for later have the new arguments."""
+        """Updates a node behind earlier launches of the graph; later ones have the new arguments."""
         entry: GraphEntry = origin.session.graphs.find(command.graph)
         entry.check()
         parsed = self._binder.parse(origin.session, command.launch)
@@ -178,7 +179,7 @@ class GraphCommands:
         return True
 
     def destroy(self, origin: Origin, command: commands_pb2.DestroyGraph) -> Operation:
-        """The handle dies now; launches that were asked for before still run."""
+        """Destroys the handle now; earlier launches still run."""
         session = origin.session
         entry: GraphEntry = session.graphs.find(command.graph)
         if entry.order.recording:
@@ -189,19 +190,20 @@ class GraphCommands:
     # ---- the end ----
 
     def abandon(self, session: DeviceSession, stream: LogicalStream) -> None:
-        """The stream is gone, and what it was recording with it."""
+        """Discards the recording of a stream that is destroyed."""
         if stream.capture is not None:
             stream.capture.discard(session)
 
     def close(self, session: DeviceSession) -> None:
-        """Lets go of all that the session's graphs hold."""
+        """Releases the buffers and modules that the session's graphs hold."""
         for stream in session.streams.items.values():
             self.abandon(session, stream)
         for entry in session.graphs.items.values():
             self._release(entry)
 
     def _release(self, entry: GraphEntry) -> None:
-        """What it held goes behind the launches that use it, and so does the graph itself. A second time nothing."""
+        """Releases the graph, and the buffers and modules that it holds, behind the launches that use them. A second
+        call has no effect."""
         entry.holdings.release()
         entry.nodes.clear()
         entry.kernels.clear()
@@ -213,7 +215,7 @@ class GraphCommands:
 
 
 def _check_same(entry: GraphEntry, index: int, node: KernelNode, bound: BoundLaunch) -> None:
-    """A node keeps its function and its attributes; the rest may change."""
+    """Raises Refusal where an update changes a node's function or attributes, which must stay the same."""
     plan = bound.plan
     wrong = []
     if plan.function is not node.function:

@@ -1,6 +1,6 @@
 """Prepared launches: a list that is checked and bound once, then run by one small command.
 
-Nothing is looked up when it runs: what is left is the order among streams, once for the list, and the driver's calls.
+A run needs no look-ups: only the order among streams, once for the list, and the driver's calls.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ MAX_LAUNCHES = 65_536
 """Launches of one list, each of its iterations counted."""
 
 LISTED = 16
-"""Failures of one list that its refusal tells of."""
+"""Failures of one list that its refusal names."""
 
 
 class PreparedEntry(LaunchProgram):
-    """A client's list of launches: `launches` has each as often as it has iterations."""
+    """A client's list of launches: `launches` repeats each for its iterations."""
 
     __slots__ = ("launches", "seconds")
 
@@ -39,7 +39,7 @@ class PreparedEntry(LaunchProgram):
         super().__init__(handle, holdings)
         self.launches: tuple[BoundLaunch, ...] = ()
         self.seconds: tuple[float, ...] = ()
-        """How long each may take; empty where none is limited."""
+        """Time limit of each launch, in seconds; empty where none is limited."""
 
     @property
     def name(self) -> str:
@@ -59,7 +59,7 @@ class PreparedEntry(LaunchProgram):
 
 
 class PreparedCommands:
-    """Belongs to the device-handle thread."""
+    """Executes the commands of prepared lists. Device-handle thread only."""
 
     def __init__(self, device: DeviceContext, binder: Binder, watchdog: Watchdog, keepers: Keepers) -> None:
         self._device = device
@@ -68,7 +68,7 @@ class PreparedCommands:
         self._keepers = keepers
 
     def prepare(self, origin: Origin, command: commands_pb2.Prepare) -> Operation:
-        """A list that cannot be prepared keeps its handle, and says why, until it is destroyed."""
+        """Prepares a list. A list that cannot be prepared keeps its handle, with the reason, until it is destroyed."""
         session = origin.session
         session.prepared.check_new(command.prepared)
         entry = PreparedEntry(command.prepared, Holdings(session, self._keepers))
@@ -95,7 +95,7 @@ class PreparedCommands:
         return operation
 
     def _parse(self, session: DeviceSession, entry: PreparedEntry, data: bytes) -> list[ResolvedRecord]:
-        """The records of the list, their handles looked up. Raises one Refusal for all that are wrong."""
+        """Returns the records of the list with resolved handles. Raises one Refusal for all faulty records."""
         found: list[ResolvedRecord] = []
         wrong: dict[int, Refusal] = {}
         records = split_records(data)
@@ -143,7 +143,7 @@ class PreparedCommands:
         return True
 
     def launch(self, origin: Origin, command: commands_pb2.LaunchPrepared) -> Operation:
-        """All of it on the command's stream, whatever streams the records name."""
+        """Launches the list on the command's stream, whatever streams the records name."""
         entry: PreparedEntry = origin.session.prepared.find(command.prepared)
         check_count(command.count, entry.name)
         entry.check()
@@ -153,14 +153,14 @@ class PreparedCommands:
 
     @staticmethod
     def _record(origin: Origin, entry: PreparedEntry, count: int) -> bool:
-        """In a capture the launches become nodes of the graph."""
+        """Adds the launches as nodes to the graph in capture."""
         entry.check()
         assert origin.capture is not None
         origin.capture.add_launches(entry.launches, count)
         return True
 
     def destroy(self, origin: Origin, command: commands_pb2.DestroyPrepared) -> Operation:
-        """The handle dies now; launches that were asked for before still run."""
+        """Destroys the handle now; earlier launches still run."""
         entry: PreparedEntry = origin.session.prepared.pop(command.prepared)
 
         def run() -> bool:
@@ -173,7 +173,7 @@ class PreparedCommands:
         return operation
 
     def close(self, session: DeviceSession) -> None:
-        """Lets go of all that the session's lists hold."""
+        """Releases the buffers and modules that the session's lists hold."""
         for entry in session.prepared.items.values():
             entry.holdings.release()
 
@@ -184,7 +184,7 @@ class PreparedCommands:
 
 
 class _Run:
-    """One command's way through the list, as often as it says."""
+    """Run of a list, for the count of one command."""
 
     def __init__(
         self, device: DeviceContext, watchdog: Watchdog, stream: LogicalStream, entry: PreparedEntry, count: int
@@ -199,7 +199,7 @@ class _Run:
 
     def run(self) -> bool:
         entry = self._entry
-        if self._rounds is None:  # only now is it known how many launches there are
+        if self._rounds is None:  # the number of launches is known only now
             entry.check()
             left = self._count * len(entry.launches)
             limit = self._next if entry.seconds else None
@@ -225,7 +225,7 @@ class _Run:
 
 
 def split_records(data: bytes) -> list[bytes]:
-    """The packed records, one by one. Raises Refusal(MALFORMED_MESSAGE) where one does not end within them."""
+    """Divides packed records. Raises Refusal(MALFORMED_MESSAGE) where one does not end within the data."""
     records: list[bytes] = []
     at = 0
     while at < len(data):
@@ -244,7 +244,7 @@ def split_records(data: bytes) -> list[bytes]:
 
 
 def _refusal(entry: PreparedEntry, records: int, wrong: dict[int, Refusal]) -> Refusal:
-    """Everything that is wrong with a list, by the number of each launch in it; the first decides the reason."""
+    """Returns the refusal of a list with all its faults, by the number of each launch; the first decides the reason."""
     index, first = next(iter(wrong.items()))
     listed = "; ".join(f"launch {number}: {refusal.message}" for number, refusal in list(wrong.items())[:LISTED])
     more = f"; and {len(wrong) - LISTED} more" if len(wrong) > LISTED else ""

@@ -1,11 +1,12 @@
-"""Launching a graph, or a list of prepared launches, many times with one command.
+"""Repetition: launches a graph, or a list of prepared launches, many times with one command.
 
-The driver blocks who has given a stream too much, so rounds go out in slices for which the track has room; until there
-is more, the operation waits like any other, and other sessions go on.
+The driver blocks a thread that submits too much to a stream, so rounds are submitted in slices for which the track has
+room. Until there is more room, the operation waits like any other, and other sessions are served.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 from hearth_proto.reasons import Reason, Refusal
@@ -18,20 +19,20 @@ from hearthd.device.streams.ordering import Usage
 from hearthd.device.streams.stream_pool import WINDOW
 
 TURN = 2 * WINDOW
-"""What one session may be given at a turn of the loop, in launches: well below a millisecond's work of the driver."""
+"""Limit of one session in a turn of the loop, in launches: well below a millisecond's work of the driver."""
 
 
 NAMED = 16
 """Kernels that are named when the device is lost while they run."""
 
 
-class LaunchProgram:
-    """What can be launched as a whole: `GraphEntry`, `PreparedEntry`."""
+class LaunchProgram(ABC):
+    """Launches that run as a whole: `GraphEntry`, `PreparedEntry`."""
 
     __slots__ = ("error", "handle", "holdings", "unsettled", "usage")
 
     turn = TURN
-    """What of it goes to the device at one turn of the loop, in commands."""
+    """Limit of what one turn of the loop submits of the program, in commands."""
 
     def __init__(self, handle: int, holdings: Holdings) -> None:
         self.handle = handle
@@ -39,7 +40,7 @@ class LaunchProgram:
         self.usage = Usage()
         """Orders its launches on several streams, also where they share no buffer."""
         self.error: Refusal | None = None
-        """Why there is nothing to launch under the handle."""
+        """Reason why there is no program to launch under the handle."""
         self.unsettled = 0
         """Commands under way that decide what it uses."""
 
@@ -49,19 +50,19 @@ class LaunchProgram:
             raise self.error
 
     @property
+    @abstractmethod
     def empty(self) -> bool:
-        """Whether a launch of it does nothing."""
-        raise NotImplementedError
+        """True where a launch has no effect."""
 
     @property
+    @abstractmethod
     def cost(self) -> int:
-        """What one round takes of a track's room, in commands."""
-        raise NotImplementedError
+        """Room that one round takes of a track, in commands."""
 
     @property
+    @abstractmethod
     def names(self) -> Sequence[str]:
-        """Its kernels, a few at most: what may be running when the device is lost."""
-        raise NotImplementedError
+        """At most `NAMED` of the kernels: the report of a lost device names them as running."""
 
 
 class Rounds:
@@ -113,7 +114,7 @@ class Rounds:
             self._left -= count
             turn -= count * cost
         if self._left and turn <= 0 and not track.closed:
-            device.again()  # else the device would stand still until it is noticed that it has come to the end of these
+            device.again()  # otherwise the device would be idle until the end of these is noticed
         return not self._left
 
     def _give(self, count: int) -> None:

@@ -1,4 +1,4 @@
-"""Published buffers on their way to other processes: a copy that those can map, and its hand-over to the front."""
+"""Export of published buffers to other processes: the copy that they can map, and its hand-over to the front."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hearthd.device.session.session import DeviceSession
 from hearthd.device.streams.stream_pool import PooledStream
 
 FILE = "published"
-"""The kind of the messages that carry memory to and from the front."""
+"""Kind of the messages that carry memory to and from the front."""
 
 
 class _Copy:
@@ -28,7 +28,7 @@ class _Copy:
 
 
 class Exporting:
-    """Belongs to the device-handle thread."""
+    """Exports published buffers. Device-handle thread only."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Exporting:
         self.descriptors: DescriptorSocket | None = None
 
     def export(self, call: int, number: int, file: int) -> None:
-        """Hands it over as soon as it can be mapped."""
+        """Hands the buffer over as soon as it can be mapped."""
         shared = self._known.get(number)
         if shared is None or shared.publisher is None:
             raise gone()
@@ -62,7 +62,7 @@ class Exporting:
                 self._begin(shared, memory_request)
 
     def _begin(self, shared: PublishedBuffer, memory_request: MemoryRequest) -> None:
-        """As soon as there is room for it: the front may have to grant more first."""
+        """Copies the buffer as soon as there is room for it: the front may have to grant more first."""
         if shared.publisher is None:
             self._give_up(shared, gone())
             return
@@ -83,7 +83,7 @@ class Exporting:
             self._refuse(call, refusal)
 
     def _copy(self, shared: PublishedBuffer, session: DeviceSession) -> None:
-        """Puts it into memory that other processes can map."""
+        """Copies the buffer into memory that other processes can map."""
         server, tracks, old = self._device.server, self._device.tracks, shared.place
         memory = server.create_shared(shared.size)
         place = self._map_place(memory, shared, session)
@@ -95,7 +95,7 @@ class Exporting:
         tracks.before(track, (place.usage,), (old.usage,))
         try:
             server.copy(place.address, old.address, shared.size, track.stream)
-            if memory.reserved > shared.size:  # what others left there is none of the attachers' business
+            if memory.reserved > shared.size:  # clears the data of earlier users
                 server.fill(place.address + shared.size, b"\0", memory.reserved - shared.size, track.stream)
         except Refusal:
             place.leave(copy)
@@ -126,7 +126,8 @@ class Exporting:
                 self._refuse(call, refusal)
 
     def _follow(self, session: DeviceSession, buffer: Buffer, place: MappedAllocation) -> bool:
-        """Behind what uses the buffer where it was. What a graph holds stays there: the graph knows the address."""
+        """Moves a buffer to the copy, behind its work under way. A buffer that a graph holds stays: the graph has its
+        address."""
         old: SharedAllocation = buffer.place
         if place.holders and buffer in old.holders and not buffer.holders and old is not place:
             buffer.place, buffer.address, buffer.usage = place, place.address, place.usage

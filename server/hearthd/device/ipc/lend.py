@@ -1,12 +1,12 @@
 """Buffers that are exported to other processes on this host (ExportIpc): their memory as an open file, to map.
 
-A buffer's memory is a part of the pool's, beside what others have; who maps an allocation maps all of it. So an
-exported buffer is moved, the first time, into an allocation of its own, of which the rest is cleared: nobody else's
-data, nor another buffer's of the same session, is ever in it, and when it goes back it goes back to the driver, not to
-the pool. What is written there from outside is the session's own doing.
+A buffer's memory is a part of the pool's, beside other buffers; a process maps an allocation as a whole. So an exported
+buffer is moved, the first time, into a separate allocation, of which the rest is cleared: no data of other sessions,
+nor of another buffer of the same session, are ever in it, and it is freed to the driver, not to the pool. Writes from
+outside are the responsibility of the session.
 
 The memory stays for as long as the buffer, one of its exports, or a process that maps it does. The last is the driver's
-to know: physical memory goes when nobody maps it any more, so that a process may be killed on either side.
+to know: physical memory is freed with its last mapping, so that a process may be killed on either side.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ Key = tuple[int, int]
 
 
 class LentBuffer:
-    """One export of a buffer: a holder of its memory."""
+    """An export of a buffer: a holder of its memory."""
 
     __slots__ = ("place", "session")
 
     def __init__(self, session: DeviceSession) -> None:
         self.session = session
         self.place: MappedAllocation | None = None
-        """None: it has not come so far."""
+        """The allocation that the export holds; None: the export has not run."""
 
 
 class Lending:
@@ -128,7 +128,7 @@ class Lending:
     def _run(
         self, call: int, key: Key, lent: LentBuffer, buffer: Buffer, memory_request: MemoryRequest, file: int
     ) -> bool:
-        """Behind all that was asked of the buffer before."""
+        """Runs an export, behind all earlier commands of the buffer."""
         if self._lent.get(key) is not lent:
             raise _released()
         if self._device.tracks.pending_outcomes.about(buffer.usage):
@@ -148,7 +148,7 @@ class Lending:
         return True
 
     def _move(self, buffer: Buffer, session: DeviceSession) -> None:
-        """Into memory of its own, behind its use so far; what uses it from now on uses it there."""
+        """Moves a buffer into separate memory, behind its use so far; later commands use it there."""
         server, tracks, size = self._device.server, self._device.tracks, buffer.size
         self._reservations.check_quota(session, size)
         self._device.grants.make_room(size)
@@ -157,7 +157,7 @@ class Lending:
         place.join(buffer, session)
         old: SharedAllocation | None = buffer.place
         usage = buffer.usage if old is None else old.usage
-        track = tracks.acquire()  # not one for all: what this waits for is none of the others' business
+        track = tracks.acquire()  # not one for all: other moves must not wait for this one
         tracks.before(track, (place.usage,), (usage,))
         try:
             server.copy(place.address, buffer.address, size, track.stream)

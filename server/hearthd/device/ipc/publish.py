@@ -1,12 +1,13 @@
-"""Published buffers in one process: EXPORT frames of whoever publishes (or lends: `lend`), IMPORT frames of whoever
-attaches.
+"""Published buffers in one process: EXPORT frames of publishers (or lenders: `lend`), IMPORT frames of sessions that
+attach.
 
-Within the process a published buffer is shared as it lies. When the first session of another process attaches it, its
+Within the process, a published buffer is shared in place. When the first session of another process attaches it, its
 contents are copied, once, into memory that other processes can map; the handles of this process follow one by one, each
-behind its session's work under way, and the last one gives the old memory back. Nobody writes meanwhile, so both copies
-are the same, and none of them waits for another.
+behind its session's work under way, and the last one frees the old memory. No session writes meanwhile, so both copies
+are the same, and neither waits for the other.
 
-The front knows who has what and says when it is over (`forget`); here is counted only what this process has.
+The front knows the holders and says when a publication is over (`forget`); this module counts the holders of this
+process only.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from hearthd.device.streams.ordering import Usage
 
 
 class Publishing:
-    """Belongs to the device-handle thread."""
+    """Publishes and attaches buffers. Device-handle thread only."""
 
     def __init__(
         self, device: DeviceContext, reservations: Reservations, session_of: Callable[[int], DeviceSession | None]
@@ -57,13 +58,13 @@ class Publishing:
             device, reservations, partial(self._answer, Kind.EXPORTED), partial(self._refuse, Kind.EXPORTED)
         )
         self._files: dict[int, int] = {}
-        """Those that have come before the frame that asks for them."""
+        """Files that have come before the frame that needs them, by number."""
         self._expected: dict[int, Frame] = {}
 
     def listen(
         self, control: Callable[[Kind, Callable[[Frame], None]], None], descriptors: DescriptorSocket | None
     ) -> None:
-        """Takes its frames, and the files beside them, from now on."""
+        """Registers for the front's frames, and the files beside them."""
         control(Kind.EXPORT, self._export_frame)
         control(Kind.IMPORT, self._import_frame)
         self._exporting.descriptors = self._lending.descriptors = descriptors
@@ -78,7 +79,7 @@ class Publishing:
         }
 
     def close(self, session: DeviceSession) -> None:
-        """The session is over, and so are the names that it gave, and its exports; what is attached stays."""
+        """Ends the publications and the exports of a session that has ended; attachments stay."""
         self._lending.close(session)
         ended = [shared for shared in self._known.values() if shared.publisher is session]
         for shared in ended:
@@ -128,16 +129,16 @@ class Publishing:
         submit(Operation(origin, run, writes=(buffer,), needs=(buffer,)))
 
     def _published(self, channel: int, number: int, handle: int) -> bool:
-        """Whether it is this buffer of the session that is published under the number."""
+        """True if this buffer of the session is published under the number."""
         session, shared = self._session_of(channel), self._known.get(number)
         if session is None or shared is None:
             return False
         return shared.publisher is session and session.buffers.get(handle) is shared.buffer
 
     def _name(self, call: int, session: DeviceSession, buffer: Buffer, number: int, name: str) -> bool:
-        """Behind all that was asked of the buffer before; nobody can write to it from now on."""
+        """Publishes a buffer, behind all earlier commands of it; it is read-only from now on."""
         if self._device.tracks.pending_outcomes.about(buffer.usage):
-            return False  # what a collective leaves in it may turn out to be worth nothing
+            return False  # its contents depend on the outcome of a collective
         check_publishable(buffer)
         if buffer.place is None:
             buffer.place = PoolAllocation(self._reservations, buffer.reservation, session, buffer)
@@ -159,7 +160,7 @@ class Publishing:
         return True
 
     def _forget(self, number: int) -> None:
-        """The name is gone and nobody has it attached any more: it is the publisher's own again."""
+        """Ends a publication without a name and attachments: the publisher may write to the buffer again."""
         shared = self._known.pop(number, None)
         if shared is None:
             return
@@ -170,7 +171,7 @@ class Publishing:
             shared.place.leave(shared)
 
     def _bear(self, number: int) -> None:
-        """The memory counts with this process from now on."""
+        """Counts the memory with this process from now on."""
         shared = self._known.get(number)
         if shared is not None and isinstance(shared.place, MappedAllocation) and shared.place.bearer is None:
             if shared.place.memory is not NOTHING:
@@ -265,7 +266,7 @@ class Publishing:
         self._behind(place.usage, unmap)
 
     def _behind(self, usage: Usage, callback: Callable[[], None]) -> None:
-        """`callback` when every use so far is over."""
+        """Calls `callback` when every use so far is over."""
         tracks = self._device.tracks
         tracks.after_all([tracks.all[index] for index in usage.tracks()], callback)
 
@@ -279,7 +280,7 @@ class Publishing:
             self._answer(kind, call, {"error": to_text(refusal)})
 
     def _tell(self, **news: list[int]) -> None:
-        """What has ended here by itself: attachments, names, or all that the process had of a memory."""
+        """Reports to the front what has ended here: attachments, names, or all holders of a memory."""
         self._answer(Kind.IMPORTED, 0, news)
 
 

@@ -20,21 +20,21 @@ class PublishedBuffer:
     __slots__ = ("buffer", "number", "place", "publisher", "size", "waiting")
 
     place: SharedAllocation
-    """Where whoever attaches it next finds it."""
+    """Allocation for the next attachment."""
 
     def __init__(self, number: int, size: int) -> None:
         self.number = number
         self.size = size
         self.publisher: DeviceSession | None = None
-        """None: it is another process's, or its publisher has gone."""
+        """Session of the publisher; None: another process's, or it has ended."""
         self.buffer: Buffer | None = None
-        """The publisher's own."""
+        """The publisher's buffer."""
         self.waiting: list[tuple[int, int]] = []
         """Call and file of those that wait until it can be mapped."""
 
 
 class FrontReplies:
-    """Reply sink of operations that the front asked for: answers go to the front, not to the client."""
+    """Reply sink of operations for the front: answers go to the front, not to the client."""
 
     def __init__(self, refuse: Callable[[int, Refusal], None] = lambda call, refusal: None) -> None:
         self._refuse = refuse

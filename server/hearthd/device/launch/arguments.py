@@ -1,4 +1,4 @@
-"""Typed protobuf arguments to a parameter block: the readable form of what clients pack themselves."""
+"""Arguments: packs typed protobuf arguments, the readable form of a launch, into a parameter block."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ SCALARS = {
 
 
 def dim(message: commands_pb2.Dim3) -> tuple[int, int, int]:
-    """Grid, block or cluster; axes that are left out are 1, but for x."""
+    """Returns a grid, block or cluster; axes that are left out are 1, except for x."""
     return message.x, message.y or 1, message.z or 1
 
 
 def pack_arguments(arguments: Iterable[commands_pb2.Argument]) -> tuple[bytes, tuple[int, ...], bytes]:
-    """Layout, handles of buffers and tensor maps, and block.
+    """Returns the layout, the handles of buffers and tensor maps, and the block.
 
     Every argument starts at a multiple of 8: the plan moves it to its place.
     """

@@ -1,6 +1,7 @@
-"""From a launch record to what the driver takes: handles to objects, every check, addresses filled in.
+"""Binder: turns a launch record into a call of the driver. It resolves handles, makes every check, and fills in
+addresses.
 
-The caller (commands of `launch`, `graphs` or `dispatch`) binds here and decides itself when, and whether, to issue.
+The caller (commands of `launch`, `graphs` or `dispatch`) binds here and decides when, and whether, to issue.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from hearthd.device.session.stream import LogicalStream
 from hearthd.device.streams.ordering import Usage
 
 MAX_PLANS = 256
-"""Checked launches remembered per function."""
+"""Checked launches in the cache of a function."""
 
 Pointer = Buffer | TensorMapEntry
 
@@ -50,12 +51,12 @@ class ResolvedRecord(NamedTuple):
     key: bytes
 
     def split(self) -> tuple[list[Buffer], list[Buffer]]:
-        """The buffers that the kernel may write, and those that it only reads."""
+        """Returns the buffers that the kernel may write, and those that it only reads."""
         return split(self.pointers, [place.read_only for place in unpack_layout(self.record.layout) if place.pointer])
 
 
 class BoundLaunch:
-    """A launch that has passed every check, ready for the driver as often as it is wanted."""
+    """A launch that has passed every check, ready for any number of driver calls."""
 
     __slots__ = ("buffers", "module", "params", "plan", "reads", "writes")
 
@@ -76,14 +77,15 @@ class BoundLaunch:
 
 
 class Binder:
-    """Belongs to the device-handle thread."""
+    """Checks and issues launches. Device-handle thread only."""
 
     def __init__(self, device: DeviceContext, watchdog: Watchdog) -> None:
         self._device = device
         self._watchdog = watchdog
 
     def parse(self, session: DeviceSession, data: bytes) -> ResolvedRecord:
-        """One packed record. Raises Refusal(MALFORMED_MESSAGE), Refusal(INVALID_HANDLE) that names every handle."""
+        """Resolves one packed record. Raises Refusal(MALFORMED_MESSAGE), or Refusal(INVALID_HANDLE) that names every
+        unknown handle."""
         try:
             (record,) = unpack(data)
         except (RecordError, ValueError) as error:
@@ -116,14 +118,14 @@ class Binder:
         return ResolvedRecord(record, stream, entry, pointers, grid_buffer, plan_key(data, record))
 
     def bind(self, entry: FunctionEntry, record: Record, pointers: Sequence[Pointer], key: bytes = b"") -> BoundLaunch:
-        """Checks what is not known to be right yet and fills in the addresses; the module must be ready.
+        """Makes the checks that have not been made yet, and fills in the addresses; the module must be ready.
 
-        Raises a Refusal with everything that is wrong.
+        Raises one Refusal with all faults.
         """
         return self.fill(entry, self.check(entry, record, pointers, key), record, pointers)
 
     def check(self, entry: FunctionEntry, record: Record, pointers: Sequence[Pointer], key: bytes = b"") -> LaunchPlan:
-        """The first half of `bind`: there need not be memory for all of the pointers yet."""
+        """Makes the checks of `bind`; not all of the pointers need memory yet."""
         plan = entry.plans.get(key)
         places = addresses(unpack_layout(record.layout)) if plan is None else plan.addresses
         outside = _outside(record, places, pointers)
@@ -137,7 +139,7 @@ class Binder:
             raise Refusal(refusal.reason, message, fix=refusal.fix, details=refusal.details) from refusal
         for pointer in pointers:
             buffer = pointer.buffer if isinstance(pointer, TensorMapEntry) else pointer
-            buffer.range(0, 0, f"launch of {entry.name}")  # whether there is memory behind it
+            buffer.range(0, 0, f"launch of {entry.name}")  # raises where there is no memory behind it
         if outside:
             raise Refusal(
                 Reason.OUT_OF_BOUNDS,
@@ -148,7 +150,7 @@ class Binder:
         return plan
 
     def fill(self, entry: FunctionEntry, plan: LaunchPlan, record: Record, pointers: Sequence[Pointer]) -> BoundLaunch:
-        """The second half: the addresses, of what has been checked."""
+        """Fills in the addresses of a checked launch, as `bind` does."""
         params = plan.params_of(record.params)
         for (patch, _), pointer in zip(plan.pointers, pointers, strict=True):
             if isinstance(pointer, TensorMapEntry):
@@ -159,9 +161,10 @@ class Binder:
         return BoundLaunch(plan, params, written, read, entry.module)
 
     def issue(self, stream: LogicalStream, bound: BoundLaunch, times: int | None = None) -> None:
-        """Hands it to the driver, behind whoever uses its buffers; `times`: all of its iterations unless given.
+        """Hands the launch to the driver, behind earlier users of its buffers; `times`: by default, all of its
+        iterations.
 
-        The caller has seen that the stream's track is not full; more than a window at once has to come in slices.
+        The caller has checked that the stream's track is not full; more than a window has to come in slices.
         """
         device = self._device
         plan = bound.plan
@@ -188,7 +191,7 @@ class Binder:
         device.telemetry.launched += plan.weight
 
     def plan(self, entry: FunctionEntry, record: Record, key: bytes = b"") -> LaunchPlan:
-        """Every check that does not depend on the buffers, once per geometry and layout."""
+        """Makes every check that does not depend on the buffers, once per geometry and layout."""
         key = key or plan_key(pack(record), record)
         plan = entry.plans.get(key)
         if plan is None:
@@ -199,7 +202,7 @@ class Binder:
         return plan
 
     def _check(self, entry: FunctionEntry, record: Record) -> LaunchPlan:
-        """In this order: flags, arguments, geometry, cluster, residency; all failures in one refusal."""
+        """Checks flags, arguments, geometry, cluster and residency, in this order; all faults in one refusal."""
         function = entry.resolve()
         if record.flags & ~KNOWN_FLAGS:
             raise Refusal(
@@ -221,11 +224,11 @@ class Binder:
         plan = LaunchPlan(function, entry.name, record, given)
         plan.weight = weigh(plan.threads, self._occupancy(function, record))
         if entry.module.prints is not None:
-            plan.length = -1  # who printed has to be known
+            plan.length = -1  # the output has to be attributed to a session
         return plan
 
     def _occupancy(self, function: Function, record: Record) -> int | None:
-        """How full a multiprocessor is with it, of `tally.FULL`; None where that cannot be known."""
+        """Returns the occupancy of a multiprocessor with it, as a part of `tally.FULL`; None where it is unknown."""
         limits = self._device.limits
         limit = limits.max_threads_per_multiprocessor
         threads = residency.product(record.block)
@@ -238,7 +241,7 @@ class Binder:
         return blocks * threads * FULL // limit if limit > 0 else None
 
     def _check_geometry(self, function: Function, record: Record) -> tuple[list[str], list[str]]:
-        """What is wrong with the geometry, and what keeps it from being resident."""
+        """Returns the faults of the geometry, and the reasons why the grid cannot be resident."""
         limits = self._device.limits
         server = self._device.server
         grid, block, shared_mem = record.grid, record.block, record.shared_mem
@@ -267,8 +270,8 @@ class Binder:
 
 
 def _outside(record: Record, places: Sequence[tuple[int, int]], pointers: Sequence[Pointer]) -> list[str]:
-    """Offsets that lie beyond the end of their buffers; `places`: of the pointers, as `launch_plan.addresses` has
-    them."""
+    """Returns the offsets that lie beyond the end of their buffers; `places` are those of the pointers, from
+    `launch_plan.addresses`."""
     wrong: list[str] = []
     for (index, at), pointer in zip(places, pointers, strict=False):
         if at >= 0 and isinstance(pointer, Buffer) and at + Q.size <= len(record.params):
@@ -281,8 +284,8 @@ def _outside(record: Record, places: Sequence[tuple[int, int]], pointers: Sequen
 
 
 def split(pointers: Sequence[Pointer], readers: Sequence[bool]) -> tuple[list[Buffer], list[Buffer]]:
-    """The buffers behind pointers, each once: those that may be written, and those that are only read, as all are that
-    cannot be written to."""
+    """Returns the buffers behind pointers, each once: those that may be written, and those that are only read,
+    including every read-only buffer."""
     written: dict[Buffer, None] = {}
     read: dict[Buffer, None] = {}
     for index, pointer in enumerate(pointers):
@@ -293,7 +296,7 @@ def split(pointers: Sequence[Pointer], readers: Sequence[bool]) -> tuple[list[Bu
 
 
 def check_arguments(function: Function, given: Sequence[Place], record: Record) -> list[str]:
-    """What is wrong with the arguments' count, sizes and places."""
+    """Returns the faults of the arguments' count, sizes and places."""
     if len(record.params) > MAX_PARAMETER_BYTES:
         return [f"the arguments take {len(record.params)} bytes; the most is {MAX_PARAMETER_BYTES}"]
     if sum(place.pointer for place in given) != len(record.buffers):

@@ -1,7 +1,7 @@
-"""Launches: packed records in, out to the driver.
+"""Launch commands: packed records, executed by the driver.
 
-A launch whose function has seen this geometry and layout before goes the short way: one dictionary look-up replaces
-all checks but those on the buffers. Everything else becomes an operation that may wait, and goes through `Binder`.
+A launch whose function has seen this geometry and layout before takes the inline path: one dictionary look-up replaces
+all checks but those on the buffers. Any other launch becomes an operation that may wait, and goes through `Binder`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MODES = {
 
 
 class LaunchCommands:
-    """Belongs to the device-handle thread."""
+    """Executes launches. Device-handle thread only."""
 
     def __init__(self, device: DeviceContext, binder: Binder, replies: ReplySink) -> None:
         self._device = device
@@ -52,9 +52,9 @@ class LaunchCommands:
         most: int = NEVER,
         stops: Callable[[LogicalStream], bool] | None = None,
     ) -> tuple[int, int]:
-        """Runs records of one `launches` field in order, from byte `at` on and `most` of them or some fewer; how many
-        there were, and at which byte it goes on. `stops`: whether to end before one for a stream that takes no more,
-        or for which many others wait; else it is put off."""
+        """Runs records of one `launches` field in order, from byte `at` on, at most about `most` of them; returns their
+        number, and the byte at which the rest starts. `stops` is called for a record whose stream is full, or has many
+        waiting commands; True: end before it, False: defer it."""
         functions = session.functions.items
         streams = session.streams.items
         deferred = session.deferred
@@ -78,14 +78,14 @@ class LaunchCommands:
                 count += 1
                 break
             if known and not deferred and not traced:
-                if not last or not data.startswith(last, at):  # one that is the same as the one before is at hand
+                if not last or not data.startswith(last, at):  # a record equal to the one before needs no look-up
                     last = data[at : at + LENGTH.unpack_from(data, at)[0]]
                     again = known.get(last)
                 if again is not None and self._repeat(again):
                     at += len(last)
                     found += 1
                     continue
-                last = b""  # what is known may be something else after this one
+                last = b""  # this record may change the cache
             head = unpack_header(data, at)
             length = head[0]
             if length < HEADER.size or length & 7 or length > size - at:
@@ -122,8 +122,8 @@ class LaunchCommands:
         return count + found, at
 
     def again(self, session: DeviceSession, record: bytes) -> bool:
-        """The one launch in `record`, where nothing of the session waits; False, with nothing done, where it takes more
-        than a look at what was launched before."""
+        """Runs the only launch in `record` from the replay cache, where no command of the session waits; False, with no
+        effect, where it takes more than that."""
         replay_cache = session.replay_cache
         known = replay_cache.known.get(record)
         if known is None or not self._repeat(known):
@@ -132,7 +132,7 @@ class LaunchCommands:
         return True
 
     def _repeat(self, known: KnownLaunch) -> bool:
-        """A launch that is the same, byte for byte, as one before; False, with nothing done, where it has to wait."""
+        """Repeats a launch whose record is equal to an earlier one; False, with no effect, where it has to wait."""
         stream, track, plan = known.stream, known.track, known.plan
         if stream.starting or stream.capture is not None or track.held:
             return False
@@ -150,14 +150,14 @@ class LaunchCommands:
             again()
         except (Refusal, RuntimeError):
             known.again = None
-            return False  # the long way meets it again, and knows whom to tell
+            return False  # the queued path meets the error again, and reports it
         device.telemetry.launched += plan.weight
         return True
 
     def _launch_again(
         self, session: DeviceSession, stream: LogicalStream, plan: LaunchPlan, data: bytes, at: int, remember: bool
     ) -> bool:
-        """The short way; False, with nothing done, where a buffer needs a closer look."""
+        """Launches on the inline path; False, with no effect, where a buffer needs further checks."""
         device = self._device
         buffers = session.buffers.items
         params = plan.params(data, at)
@@ -184,7 +184,7 @@ class LaunchCommands:
         try:
             device.server.launch(plan.function, plan.grid, plan.block, plan.shared_mem, track.stream, params)
         except Refusal:
-            return False  # the long way meets it again, and knows whom to tell
+            return False  # the queued path meets the error again, and reports it
         if remember:
             for usage in (*usages, *reads):
                 usage.replayable = True
@@ -194,16 +194,16 @@ class LaunchCommands:
 
     @staticmethod
     def _readers(session: DeviceSession, plan: LaunchPlan, data: bytes, at: int) -> Sequence[bool]:
-        """Which of the buffers are only read: what the client says, and those that cannot be written to."""
+        """Returns True for each buffer that is only read: by the client's layout, or because it is read-only."""
         buffers = session.buffers.items
         handles = plan.handles.unpack_from(data, at + plan.handles_at)
         shared = [buffers[handle].read_only is not None for handle in handles]
         return [one or other for one, other in zip(shared, plan.readers, strict=True)] if plan.readers else shared
 
     def launch(self, origin: Origin, command: commands_pb2.Launch) -> None:
-        """The readable form: becomes a record and goes the same way."""
+        """Executes the readable form: converts it to a record."""
         if origin.record is not None:
-            origin.record.drop()  # the launch itself has one
+            origin.record.drop()  # the launch itself has a record
         layout, buffers, params = pack_arguments(command.arguments)
         record = Record(
             function=command.function,
@@ -246,11 +246,12 @@ class LaunchCommands:
         request: int = 0,
         call: int = 0,
     ) -> None:
-        """The long way: every check, and an operation that can wait for its module, its buffers or for room."""
+        """Takes the queued path: makes every check, and an operation that can wait for its module, its buffers or for
+        room."""
         stream, name = self._whose(session, data)
         origin = Origin(self._replies, session, stream, name, batch=batch, index=index, request=request, call=call)
         try:
-            if session.permissions is not None:  # who may not launch has no function, so its launches come this way
+            if session.permissions is not None:  # without the right there is no function: such launches come this way
                 permissions.check(self._device.outbox, session, "launches")
             parsed = self._binder.parse(session, data)
         except Refusal as refusal:
@@ -275,7 +276,7 @@ class LaunchCommands:
 
     @staticmethod
     def _whose(session: DeviceSession, data: bytes) -> tuple[LogicalStream, str]:
-        """As far as the handles of a record are known: its stream and its name."""
+        """Returns the stream and the name of a record, as far as its handles are known."""
         head = HEADER.unpack_from(data)
         entry = session.functions.get(head[3])
         stream = session.streams.get(head[4])
@@ -286,7 +287,7 @@ class LaunchCommands:
 
     @staticmethod
     def _named(session: DeviceSession, data: bytes) -> list[Buffer]:
-        """The buffers that a record which is refused names, where its function is known."""
+        """Returns the buffers that a refused record names, where its function is known."""
         try:
             (record,) = unpack(data)
         except (RecordError, ValueError):
@@ -298,7 +299,7 @@ class LaunchCommands:
 
 
 def _full(session: DeviceSession, stream: LogicalStream) -> bool:
-    """Whether a launch would have to wait for others of its stream."""
+    """True if a launch would have to wait for others of its stream."""
     deferred = session.deferred
     return stream.track.budget <= 0 or (len(deferred) >= WINDOW and deferred.holds(stream))
 
@@ -324,7 +325,7 @@ def _extension(command: commands_pb2.Launch) -> Extension | None:
 
 
 def asked_for_launches(_origin: Origin, _records: bytes) -> None:
-    """Packed launches outside a batch, or with a request number, which would never be answered."""
+    """Refuses packed launches outside a batch, or with a request number, which would never be answered."""
     raise Refusal(
         Reason.INVALID_ARGUMENT,
         "packed launches are one way: they take no request number",

@@ -1,4 +1,5 @@
-"""One launch on the long way: it may wait for its module, its grid or room, then is validated, recorded or issued."""
+"""Deferred launch: a launch on the queued path, which may wait for its module, its grid or room, and is then validated,
+recorded or issued."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from hearthd.device.streams.stream_pool import WINDOW
 
 
 class LaunchRun:
-    """One launch on the long way: what it has come to. A step that cannot go on answers False and is called again."""
+    """State of a launch on the queued path. A step that cannot continue returns False and is called again."""
 
     def __init__(self, device: DeviceContext, binder: Binder, origin: Origin, parsed: ResolvedRecord) -> None:
         self._device = device
@@ -29,9 +30,9 @@ class LaunchRun:
         self._left = 0
         self._grid: DynamicGrid | None = None
         self._rested: bool | Refusal = False
-        """Whether the device has rested, or need not have; or what came of it."""
+        """True once the device was idle for it, or need not be; a Refusal where that was refused."""
         self._waiting: Waiting | None = None
-        """What waits, or has waited, for its rest."""
+        """The queued job that waits, or has waited, for an idle device."""
         self._plea = MemoryRequest(device.grants, lambda: device.kick(origin.session))
         self.validates = bool(parsed.record.flags & LaunchFlag.VALIDATE)
         extension = parsed.record.extension
@@ -40,7 +41,7 @@ class LaunchRun:
 
     def step(self) -> bool:
         if isinstance(self._rested, Refusal):
-            raise self._rested  # whatever else it would have to wait for
+            raise self._rested  # before any other wait
         parsed = self._parsed
         stream = parsed.stream
         if parsed.entry.module.pending or stream.track.closed:
@@ -72,7 +73,8 @@ class LaunchRun:
             return False
 
     def _rests(self, bound: BoundLaunch) -> bool:
-        """Gives the first launch of some kernels to the driver while no other runs: it would wait for them."""
+        """Hands the first launch of some kernels to the driver while no other kernel runs, as the driver would wait for
+        them."""
         if self._rested is False:
             self._look_for_rest(bound)
         if isinstance(self._rested, Refusal):
@@ -82,7 +84,7 @@ class LaunchRun:
     def _look_for_rest(self, bound: BoundLaunch) -> None:
         device = self._device
         if not device.server.first_launch_waits(bound.plan.function, bound.module.prints is not None):
-            if self._waiting is not None:  # somebody else's launch has brought about what this one waited for
+            if self._waiting is not None:  # another launch has made the allocations that this one waited for
                 device.idle_work.drop(self._waiting)
             self._rested = True
             return
@@ -102,12 +104,12 @@ class LaunchRun:
         self._device.kick(self._origin.session)
 
     def give_up(self, _refusal: Refusal) -> None:
-        """The launch will not run: its session has ended, say."""
+        """Gives up the launch, which will not run (its session has ended, for example)."""
         self._left = 0
         if self._waiting is not None:
             self._device.idle_work.drop(self._waiting)
         if self._bound is not None and self._rested is not True:
-            self._parsed.entry.plans.clear()  # the next launch is looked at again, for it may be the first then
+            self._parsed.entry.plans.clear()  # the next launch may be the first, and is checked again
 
     def _issue_at_rest(self, bound: BoundLaunch) -> None:
         self._device.server.first_launch_made(bound.plan.function, bound.module.prints is not None)
@@ -121,7 +123,7 @@ class LaunchRun:
         self._device.kick(self._origin.session)
 
     def record(self) -> bool:
-        """In the place of `step` where the stream is being captured."""
+        """Records the launch, in place of `step`, where the stream is in capture."""
         parsed = self._parsed
         if parsed.entry.module.pending:
             return False
@@ -137,7 +139,7 @@ class LaunchRun:
         return True
 
     def _read_grid(self, grid: DynamicGrid) -> bool:
-        """Puts the grid that has come in its place; False: there is nothing to launch."""
+        """Replaces the grid by the one read from the buffer; False: the grid is empty."""
         extension = self._record.extension
         if self._bound is None and extension is not None:
             self._record = self._record._replace(

@@ -1,5 +1,5 @@
-"""A launch's grid out of a device buffer, without waiting for it: it is copied to the host behind the work before, and
-the launch goes on when it has come. Only what follows on the same stream waits."""
+"""Dynamic grid: a launch's grid in a device buffer, read without blocking. It is copied to the host behind earlier
+work, and the launch continues when it has arrived. Only later commands on the same stream wait."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hearthd.device.operation import Origin
 from hearthd.device.session.buffer import Buffer
 
 GRID = struct.Struct("<3I")
-"""As a kernel writes it: three uint32."""
+"""Format that a kernel writes: three uint32."""
 
 
 class DynamicGrid:
-    """Belongs to the device-handle thread."""
+    """Reads the grid of one launch. Device-handle thread only."""
 
     def __init__(self, device: DeviceContext, origin: Origin, buffer: Buffer, offset: int) -> None:
         self._device = device
@@ -29,7 +29,8 @@ class DynamicGrid:
         self.known = False
 
     def ready(self) -> bool:
-        """Whether `value` is known; the first call asks for it. Raises Refusal(OUT_OF_BOUNDS, INVALID_ARGUMENT)."""
+        """True once `value` is known; the first call starts the copy. Raises Refusal(OUT_OF_BOUNDS,
+        INVALID_ARGUMENT)."""
         if self._asked:
             return self.known
         if self._offset % 4:

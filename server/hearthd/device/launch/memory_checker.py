@@ -1,10 +1,11 @@
-"""Launches in `validate` mode: every buffer among the arguments is replaced by a copy between red zones.
+"""Memory checker: launches in `validate` mode, in which every buffer among the arguments is replaced by a copy between
+red zones.
 
-The kernel runs on the copies; what it wrote inside them is copied back, and what it wrote beside them is reported with
-kernel and buffer. Nothing outside the buffers is touched, whatever the kernel does within the zones. Addresses that a
-kernel finds in memory (a buffer of pointers) are not replaced.
+The kernel runs on the copies. Its writes inside them are copied back, and its writes beside them are reported with
+kernel and buffer. Nothing outside the buffers is changed, as long as the kernel writes within the zones. Addresses that
+a kernel reads from memory (a buffer of pointers) are not replaced.
 
-A race in the kernel's shared memory fails the launch as well, where the backend looks for races.
+A race in the kernel's shared memory fails the launch as well, where the backend checks for races.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class _Guarded(NamedTuple):
 
 
 class Validation:
-    """One launch between red zones. `pointers` are its arguments that point, in order. Device-handle thread."""
+    """A launch between red zones. `pointers` are its pointer arguments, in order. Device-handle thread only."""
 
     def __init__(
         self, device: DeviceContext, binder: Binder, origin: Origin, bound: BoundLaunch, pointers: Sequence[Pointer]
@@ -55,7 +56,7 @@ class Validation:
             self._buffers.append(pointer)
 
     def run(self) -> bool:
-        """Gives all of it to the stream and answers; False where there is no host memory to see the zones in."""
+        """Submits all of the launch, and answers it; False where there is no host memory for the zones."""
         device = self._device
         track = self._origin.stream.track
         plans = {buffer: shadow(buffer.size) for buffer in self._bound.buffers}
@@ -98,7 +99,7 @@ class Validation:
                 device.server.copy(memory.address + plan.inside, buffer.address, buffer.size, track.stream)
 
     def _onto(self, guarded: Mapping[Buffer, _Guarded]) -> BoundLaunch:
-        """The launch with the copies' addresses in the place of the buffers'."""
+        """Returns the launch with the copies' addresses in place of the buffers'."""
         bound = self._bound
         params = bytearray(bound.params)
         for patch, buffer in zip(bound.plan.patches, self._buffers, strict=True):
@@ -125,7 +126,7 @@ class Validation:
             self._device.server.free(each.memory, self._origin.stream.track.stream)
 
     def _look(self, guarded: Sequence[_Guarded], host: HostBuffer) -> None:
-        """The launch is done: what is in the zones?"""
+        """Checks the zones, and answers: the launch is done."""
         found: list[tuple[Buffer, Damage]] = []
         at = 0
         for each in guarded:
@@ -144,12 +145,12 @@ class Validation:
 
 
 def _zones(plan: Shadow) -> tuple[tuple[int, int], tuple[int, int]]:
-    """(start, size) of both."""
+    """Returns (start, size) of both zones."""
     return (0, plan.zone), (plan.behind, plan.total - plan.behind)
 
 
 def refuse(kernel: str, found: Sequence[tuple[Buffer, Damage]]) -> Refusal:
-    """What is said of a kernel that wrote outside its buffers."""
+    """Returns the refusal of a kernel that wrote outside its buffers."""
     said = [
         f"{hurt.count} bytes {_where(hurt, buffer.size)} buffer {buffer.handle}, which has {buffer.size} "
         f"(bytes [{hurt.first}..{hurt.last + 1}) from its start)"

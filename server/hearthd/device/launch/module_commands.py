@@ -19,14 +19,15 @@ from hearthd.device.session.session import DeviceSession
 
 
 class ModuleCommands:
-    """Every session loads its own copy of a module: one session's `__device__` variables are not another's."""
+    """Executes the module commands. Every session loads a separate copy of a module, with separate `__device__`
+    variables."""
 
     def __init__(self, device: DeviceContext) -> None:
         self._device = device
         self._waiting: dict[ModuleEntry, tuple[Job, Callback]] = {}
-        """Modules whose code is still being made."""
+        """Modules whose code is being compiled or assembled."""
         self._resting: dict[ModuleEntry, Waiting] = {}
-        """Those whose code waits to be loaded, until no kernel runs."""
+        """Modules whose code waits to be loaded until no kernel runs."""
 
     def load(self, origin: Origin, command: commands_pb2.LoadModule) -> Operation | None:
         session = origin.session
@@ -59,8 +60,8 @@ class ModuleCommands:
         self._submit(session, entry, source)
 
     def _assemble(self, session: DeviceSession, entry: ModuleEntry, code: bytes) -> None:
-        """Code that is loaded as it is, or needs assembling first; the driver's own way of that would stall the device
-        for everybody, and is taken only where there is no other."""
+        """Loads code as it is, or after assembling it. The driver's assembler would stall the device for all sessions,
+        and is used only where there is no other."""
         as_it_is = Compiled(Image(code=code), None, False, 0)
         try:
             assembly = self._device.server.compiler.assembly(code)
@@ -113,8 +114,8 @@ class ModuleCommands:
         self._at_rest(session, entry, outcome.image)
 
     def _at_rest(self, session: DeviceSession, entry: ModuleEntry, image: Image) -> None:
-        """Into the context when no kernel runs. Where that takes too long, whoever waits for it is refused, and who
-        comes later waits anew."""
+        """Loads the module when no kernel runs. After the time limit, the commands that wait for it are refused, and
+        later ones wait again."""
 
         idle_work = self._device.idle_work
 
@@ -136,7 +137,7 @@ class ModuleCommands:
             self._resting[entry] = waiting
 
     def _bring_in(self, session: DeviceSession, entry: ModuleEntry, image: Image) -> None:
-        """Into the context, unless nobody wants it any more."""
+        """Loads the module, unless its handle and its last holder are gone."""
         self._resting.pop(entry, None)
         entry.pending = False
         if entry.released and not entry.holders:
@@ -149,8 +150,8 @@ class ModuleCommands:
         self._device.kick(session)
 
     def unload(self, origin: Origin, command: commands_pb2.UnloadModule) -> Operation:
-        """Behind the launches that wait; what is running keeps the code until it is done. A compile that is under way
-        is given up: whatever was to wait for it came before."""
+        """Unloads behind waiting launches; a running kernel keeps the code until it is done. Abandons a compile under
+        way: the commands that wait for it came before."""
         session = origin.session
         entry = session.modules.pop(command.module)
         for handle in [h for h, function in session.functions.items.items() if function.module is entry]:
@@ -168,17 +169,17 @@ class ModuleCommands:
         return operation
 
     def release(self, session: DeviceSession, entry: ModuleEntry) -> None:
-        """The handle is gone: unloads the code when it has run, once nobody holds it any more."""
+        """Unloads the code of a module whose handle is destroyed, behind its last launch, once no holder is left."""
         entry.released = True
         if not entry.holders:
             self._unload(session, entry)
 
     def hold(self, entry: ModuleEntry) -> None:
-        """Keeps the code loaded until `let_go`, also when the handle is gone: for graphs and prepared launches."""
+        """Keeps the code loaded until `let_go`, also when the handle is destroyed: for graphs and prepared launches."""
         entry.holders += 1
 
     def let_go(self, session: DeviceSession, entry: ModuleEntry) -> None:
-        """The end of one `hold`; `session` is the module's."""
+        """Ends one `hold`; `session` is the module's."""
         entry.holders -= 1
         if entry.released and not entry.holders:
             self._unload(session, entry)
@@ -195,7 +196,7 @@ class ModuleCommands:
         if module is not None:
             server = self._device.server
             self._device.telemetry.modules_unloaded += 1
-            # Behind what runs of it, which may be of graphs; and nobody waits for it.
+            # Behind its running kernels, which may be those of graphs; no client waits for the unload.
             self._device.tracks.after_all(
                 session.tracks(), lambda: self._device.idle_work.run(lambda: server.unload(module), urgent=False)
             )
@@ -220,7 +221,7 @@ class ModuleCommands:
         return self._when_ready(origin, entry, answer)
 
     def get_function(self, origin: Origin, command: commands_pb2.GetFunction) -> Operation | None:
-        """Resolved when it is first used, so that nobody waits for the compile here."""
+        """Creates the function. It is resolved at its first use, so that this command does not wait for the compile."""
         session = origin.session
         module = session.modules.find(command.module)
         entry = session.functions.add(command.function, FunctionEntry(command.function, module, command.name))
@@ -266,7 +267,7 @@ class ModuleCommands:
                 return False
             try:
                 variable.address, variable.size = entry.loaded().global_(command.name)
-                variable.lost = None  # where it was not to be had before
+                variable.lost = None  # an earlier attempt may have failed
             except Refusal as refusal:
                 variable.lost = refusal
                 raise

@@ -1,4 +1,4 @@
-"""What of a function fits the device at once."""
+"""Occupancy: the number of blocks and clusters of a function that fit the device at once."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from hearthd.device.session.module import FunctionEntry
 
 
 class OccupancyCommands:
-    """Belongs to the device-handle thread."""
+    """Executes the occupancy command. Device-handle thread only."""
 
     def __init__(self, device: DeviceContext) -> None:
         self._device = device
 
     def occupancy(self, origin: Origin, command: commands_pb2.Occupancy) -> Operation:
-        """Answered when the module is loaded. The numbers are those that launches are checked against."""
+        """Answers when the module is loaded. The numbers are those of the launch checks."""
         if not origin.answered:
             raise Refusal(Reason.INVALID_ARGUMENT, "occupancy needs a request number", fix="set Command.request")
         entry = origin.session.functions.find(command.function)

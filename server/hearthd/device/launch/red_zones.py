@@ -1,11 +1,11 @@
-"""Red zones: what stands before and behind a buffer while a launch is validated, and what is found in it afterwards."""
+"""Red zones: patterns before and behind a buffer during a validated launch, and the detection of writes to them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 PATTERN = b"\xfa\xce\xd0\x0d\xbe\xef\xca\xfe"
-"""No small number, no zero, no usual float: a kernel that writes beyond its buffer hardly ever writes just this."""
+"""A value that is no small number, no zero and no usual float: writes beyond a buffer rarely equal it."""
 
 SMALLEST = 4 << 10
 LARGEST = 1 << 20
@@ -14,19 +14,20 @@ ALIGNMENT = 256
 
 @dataclass(frozen=True)
 class Shadow:
-    """Where a copy of a buffer lies between its zones, bytes from the start of the shadow's memory."""
+    """Layout of a buffer's copy between its zones, in bytes from the start of the shadow's memory."""
 
     size: int
     zone: int
 
     @property
     def inside(self) -> int:
-        """Where the buffer's bytes start."""
+        """Start of the buffer's bytes."""
         return self.zone
 
     @property
     def behind(self) -> int:
-        """Where the zone behind them starts: at their very end, so that a write one byte too far is found."""
+        """Start of the zone behind the buffer: at the very end of its bytes, so that a write one byte too far is
+        found."""
         return self.zone + self.size
 
     @property
@@ -35,13 +36,14 @@ class Shadow:
 
 
 def shadow(size: int) -> Shadow:
-    """Zones of an eighth of the buffer, from 4 KiB to 1 MiB: wide enough for a row too many of what it may be."""
+    """Returns the layout with zones of an eighth of the buffer, from 4 KiB to 1 MiB: wide enough for one row too many
+    of a usual shape."""
     zone = min(max(size // 8, SMALLEST), LARGEST)
     return Shadow(size, -(-zone // ALIGNMENT) * ALIGNMENT)
 
 
 def pattern(start: int, size: int) -> bytes:
-    """What a zone holds that starts `start` bytes into the shadow."""
+    """Returns the contents of a zone that starts `start` bytes into the shadow."""
     phase = start % len(PATTERN)
     whole = PATTERN * (size // len(PATTERN) + 2)
     return whole[phase : phase + size]
@@ -49,7 +51,7 @@ def pattern(start: int, size: int) -> bytes:
 
 @dataclass(frozen=True)
 class Damage:
-    """Bytes of a zone that were written: the first and last, relative to the buffer's start, and how many."""
+    """Overwritten bytes of a zone: the first and the last, relative to the buffer's start, and their number."""
 
     first: int
     last: int
@@ -57,7 +59,7 @@ class Damage:
 
 
 def damage(zone: bytes | memoryview, start: int, plan: Shadow) -> Damage | None:
-    """What was written to a zone that starts `start` bytes into the shadow."""
+    """Returns the damage to a zone that starts `start` bytes into the shadow; None where it is intact."""
     expected = pattern(start, len(zone))
     if zone == expected:
         return None

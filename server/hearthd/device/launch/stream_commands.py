@@ -1,4 +1,4 @@
-"""Streams and events, and what a client waits for: sync, flush."""
+"""Stream and event commands, and the commands that a client waits for: sync, flush."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from hearthd.device.streams.pending_outcomes import both
 from hearthd.device.streams.stream_errors import StreamFailure, surface
 
 GRACE_S = 1e-3
-"""An event that was recorded on an idle stream a moment ago counts as done, as cudaStreamQuery would say."""
+"""Seconds after which an event is answered as not done: an event that was just recorded on an idle stream counts as
+done, as with cudaStreamQuery."""
 
 
 class StreamCommands:
-    """Nothing here waits on the device-handle thread: answers are sent when events turn out to be done."""
+    """Executes the commands of streams and events. No command blocks the device-handle thread: answers are sent when
+    events are done."""
 
     def __init__(self, device: DeviceContext, profiles: ProfileCommands) -> None:
         self._device = device
@@ -38,7 +40,7 @@ class StreamCommands:
         origin.reply()
 
     def destroy_stream(self, origin: Origin, command: commands_pb2.DestroyStream) -> Operation:
-        """What it was given still runs; errors that nobody has seen move to the default stream."""
+        """Destroys the stream. Submitted work still runs; unreported errors move to the default stream."""
         session = origin.session
         if command.stream == 0:
             raise Refusal(Reason.INVALID_ARGUMENT, "the default stream cannot be destroyed", fix="close the session")
@@ -49,7 +51,7 @@ class StreamCommands:
                 stream.capture.discard(session)
             stream.hand_over(session.streams.items[0])
             self._profiles.forget(session, stream)
-            # Buffers allocated here go back through this track, so whoever gets it next is ordered behind.
+            # Buffers allocated here are freed on this track, so its next user is ordered behind the frees.
             self._device.tracks.release(stream.track)
             origin.reply()
             return True
@@ -67,7 +69,7 @@ class StreamCommands:
 
         def run() -> bool:
             track = origin.stream.track
-            if track.budget <= 0:  # whose turn it is does not matter: it takes the device no time
+            if track.budget <= 0:  # needs no turn: it takes no device time
                 return False
             if event.event is not None:
                 self._device.tracks.retire(event.event)
@@ -153,7 +155,7 @@ class StreamCommands:
         self._need_answer(origin, "sync")
         run = self._sync_all if command.all_streams else self._sync_one
         if not origin.session.deferred and origin.capture is None and origin.record is None:
-            run(origin)  # there is nothing that it could stand behind
+            run(origin)  # no earlier command waits
             return None
         return Operation(origin, partial(run, origin), writes=(origin.stream,), barrier=command.all_streams)
 
@@ -174,12 +176,12 @@ class StreamCommands:
         flights = [flight for each in session.streams.marked for flight in each.flights]
         answer = self._timed(origin, lambda: session.streams.marked)
         answer = _behind_snapshots(session, None, answer) if session.snapshots else answer
-        busy = tracks.busy(session.tracks())  # an event on each of many costs
+        busy = tracks.busy(session.tracks())  # an event on each of many tracks costs
         tracks.after_all(busy, both(flights, answer) if flights else answer)
         return True
 
     def _timed(self, origin: Origin, streams: Callable[[], Iterable[LogicalStream]]) -> Callable[[], None]:
-        """Answers with what has failed on these streams by then, and counts how long that took."""
+        """Returns a callback that answers with the failures on these streams by then, and measures the wait."""
         telemetry = self._device.telemetry
         telemetry.sync_points += 1
         began = time.perf_counter_ns()
@@ -206,7 +208,7 @@ class StreamCommands:
 
 
 def answer_with(origin: Origin, streams: Iterable[LogicalStream]) -> None:
-    """Answers who waits: with what has failed on these streams before, or that it is done."""
+    """Answers a waiting command: with the unreported failures of these streams, or that it is done."""
     failures: list[StreamFailure] = []
     for stream in streams:
         if stream.errors:
@@ -221,8 +223,8 @@ def answer_with(origin: Origin, streams: Iterable[LogicalStream]) -> None:
 def _behind_snapshots(
     session: DeviceSession, stream: LogicalStream | None, callback: Callable[[], None]
 ) -> Callable[[], None]:
-    """`callback`, to be called when all else that it waits for is there: it then waits for the snapshots that are under
-    way now, on `stream` or (None) on any."""
+    """Returns a function that calls `callback` once it has been called and the snapshots now under way, on `stream` or
+    (None) on any, are done."""
     snapshots = [each for each in session.snapshots if stream is None or each.stream is stream]
     if not snapshots:
         return callback

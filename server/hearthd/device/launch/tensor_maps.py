@@ -1,8 +1,8 @@
-"""Tensor maps: made of a buffer once, passed to kernels as often as wanted.
+"""Tensor maps: encoded from a buffer once, passed to kernels any number of times.
 
-A tensor map keeps the memory that it describes, as a graph does: freeing the buffer ends its handle, and the memory
-goes back when the last tensor map of it is destroyed (and counts as in use until then). What a map is made of is
-checked here, before the driver is asked; one that could not be made stays a handle that nothing can be launched with.
+A tensor map keeps the memory that it describes, as a graph does: freeing the buffer destroys its handle, and the memory
+is freed with the last tensor map of it (and counts as in use until then). The description is checked here, before the
+call of the driver; a tensor map that could not be encoded stays a handle that no launch can use.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class TensorMapCommands:
         self._keepers = keepers
 
     def create(self, origin: Origin, command: commands_pb2.CreateTensorMap) -> Operation:
-        """The handle is there at once; what it stands for, when the buffer has its address."""
+        """Creates the handle at once, and the tensor map when the buffer has its address."""
         session = origin.session
         session.tensor_maps.check_new(command.tensor_map)
         buffer = session.buffers.find(command.buffer)
@@ -60,7 +60,7 @@ class TensorMapCommands:
         return True
 
     def destroy(self, origin: Origin, command: commands_pb2.DestroyTensorMap) -> Operation:
-        """The handle dies now, the hold on the memory behind the launches that wait."""
+        """Destroys the handle now, and releases the memory behind waiting launches."""
         session = origin.session
         entry = session.tensor_maps.pop(command.tensor_map)
 
@@ -72,7 +72,7 @@ class TensorMapCommands:
         return Operation(origin, run, writes=(entry.buffer,))
 
     def close(self, session: DeviceSession) -> None:
-        """The session is over: lets go of all that its tensor maps hold."""
+        """Releases the memory that the tensor maps of an ended session hold."""
         for entry in session.tensor_maps.items.values():
             self._release(session, entry.buffer)
         session.tensor_maps.items.clear()
@@ -89,7 +89,7 @@ class TensorMapCommands:
 
 
 def spec_of(command: commands_pb2.CreateTensorMap) -> TensorMapSpec:
-    """The command's description, defaults filled in."""
+    """Returns the command's description, defaults filled in."""
     access: Tile | Im2col | None = None
     kind = command.WhichOneof("access")
     if kind == "tile":

@@ -1,7 +1,7 @@
-"""Time limits of kernels: a running kernel cannot be stopped, so its process is.
+"""Watchdog: time limits of kernels. A running kernel cannot be stopped, so its process is.
 
-A limited launch stands between two marks on its track. Its clock runs from when the first mark is done (what came
-before has ended) to when the second is.
+A limited launch stands between two markers on its track. Its clock runs from the completion of the first marker (all
+earlier work has ended) to that of the second.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from hearthd.device.platform.spin_policy import sooner
 from hearthd.device.streams.stream_pool import PooledStream, StreamPool
 
 CHECK_S = 0.01
-"""How often limits are looked at while any launch has one."""
+"""Interval at which limits are checked while any launch has one, in seconds."""
 
 
 def shorter(wanted: float, default: float) -> float:
-    """Seconds that a session's launches may run: what it wants, and no more than the daemon's default; 0: no limit."""
+    """Returns the seconds that a session's launches may run: the session's wish, at most the daemon's default; 0: no
+    limit."""
     return min(wanted, default) if wanted and default else wanted or default
 
 
@@ -32,7 +33,7 @@ class TimeLimit:
 
 
 class Watchdog:
-    """Belongs to the device-handle thread."""
+    """Limits of the launches under way. Device-handle thread only."""
 
     def __init__(self, tracks: StreamPool) -> None:
         self._tracks = tracks
@@ -40,7 +41,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def limit(self, track: PooledStream, kernel: str, seconds: float, session: str = "") -> Iterator[None]:
-        """What is given to the track inside may run for `seconds`."""
+        """Limits the work that is submitted to the track inside to `seconds`."""
         limit = TimeLimit(kernel, seconds, session)
 
         def started() -> None:
@@ -52,14 +53,14 @@ class Watchdog:
         self._tracks.on_complete(track, lambda: self._limits.discard(limit))
 
     def expired(self) -> TimeLimit | None:
-        """A limit that has been passed."""
+        """Returns a limit that has been exceeded, if any."""
         if not self._limits:
             return None
         now = time.monotonic()
         return next((limit for limit in self._limits if limit.deadline is not None and now > limit.deadline), None)
 
     def sleep(self, wanted: float | None) -> float | None:
-        """`wanted`, but no longer than until limits have to be looked at again."""
+        """Returns how long the loop may sleep: at most `wanted`, and at most until the next check of limits."""
         if not self._limits:
             return wanted
         return sooner(CHECK_S, wanted)

@@ -1,4 +1,4 @@
-"""Allocate and free: what a session holds of the device's memory, and what it is told of it."""
+"""Allocate and free: the device memory of a session, its allocation modes and its usage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hearthd.device.streams.stream_pool import PooledStream
 
 
 class MemoryCommands:
-    """Belongs to the device-handle thread."""
+    """Executes the memory commands. Device-handle thread only."""
 
     def __init__(self, device: DeviceContext) -> None:
         self._device = device
@@ -28,8 +28,8 @@ class MemoryCommands:
         self.deferred_free = self.reservations.deferred_free
 
     def allocate(self, origin: Origin, command: commands_pb2.Allocate) -> Operation | None:
-        """At once, also while the stream waits: nothing can refer to the buffers before. What does not fit yet, waits
-        for the memory that is on its way back."""
+        """Allocates at once, also while the stream waits: no earlier command can refer to the buffers. An allocation
+        that does not fit yet waits for memory that is being freed."""
         session = origin.session
         buffers = _named(session, command)
         for buffer in buffers:
@@ -69,7 +69,7 @@ class MemoryCommands:
         return operation
 
     def _reserve(self, session: DeviceSession, track: PooledStream, buffers: Sequence[Buffer]) -> None:
-        """One reservation for all: each buffer at the next multiple of the device's alignment."""
+        """Takes one reservation for all buffers, each at the next multiple of the device's alignment."""
         alignment = self._device.server.properties.memory_alignment
         spaced = (-(-buffer.size // alignment) * alignment for buffer in buffers[:-1])
         places = list(accumulate(spaced, initial=0))
@@ -79,10 +79,11 @@ class MemoryCommands:
             buffer.address = reservation.memory.address + place
 
     def free(self, origin: Origin, command: commands_pb2.Free) -> Operation | None:
-        """The handles die now, the memory when the work that uses it is done; of many buffers, a piece at a time."""
+        """Destroys the handles now, and frees the memory when the work that uses it is done; large numbers of buffers
+        in pieces."""
         session = origin.session
         found, unknown = session.buffers.pop_all(command.buffers)
-        # Of those behind it, only programs that hold a buffer can name it still, and to them its handle is nothing.
+        # Of later commands, only programs that hold a buffer can still use it, and they do not use its handle.
         ahead = tuple(buffer for buffer in found if session.deferred.holds(buffer)) if session.deferred else ()
         free_queue: FreeQueue[Buffer] | None = None
         session.last_free = number = session.last_free + 1
@@ -105,7 +106,7 @@ class MemoryCommands:
         operation = Operation(origin, run, writes=ahead)
 
         def given_up(_: Refusal) -> None:
-            # The session is being closed before its turn: the buffers are in no table any more, so nobody else would.
+            # The session closes before the command's turn. The buffers are in no table any more: `close` misses them.
             session.frees.pop(number, None)
             if free_queue is None:
                 self._clear(session, found)
@@ -114,13 +115,13 @@ class MemoryCommands:
         return operation
 
     def _clear(self, session: DeviceSession, buffers: list[Buffer]) -> FreeQueue[Buffer]:
-        """Releases them, and drops them from the list."""
+        """Starts to release the buffers, and empties the list."""
         free_queue = self.deferred_free.begin(session, buffers, _home, partial(self.release, session))
         buffers.clear()
         return free_queue
 
     def release(self, session: DeviceSession, buffer: Buffer) -> None:
-        """The handle is gone: gives the memory back, behind every use of it, once nobody holds it any more."""
+        """Releases a buffer whose handle is destroyed: frees the memory behind its last use, once no holder is left."""
         buffer.freed = True
         if buffer.durable is not None:
             buffer.durable.end()
@@ -132,7 +133,7 @@ class MemoryCommands:
         buffer.holders += 1
 
     def let_go(self, session: DeviceSession, buffer: Buffer) -> None:
-        """The end of one `hold`; `session` is the buffer's."""
+        """Ends one `hold`; `session` is the buffer's."""
         buffer.holders -= 1
         if buffer.freed and not buffer.holders:
             self._give_back(session, buffer)
@@ -146,19 +147,20 @@ class MemoryCommands:
             self.reservations.give(session, reservation, buffer)
 
     def close(self, session: DeviceSession) -> None:
-        """Frees all that the session has, behind its work under way, a piece at a time: `deferred_free` tells when it
-        is done. What is held goes when its holders let go."""
+        """Frees all memory of the session behind its work under way, in pieces; `deferred_free` reports the end. Held
+        memory is freed when its holders let go."""
         self.reservations.close(session)
         buffers = session.buffers.items
         for buffer in [each for each in buffers.values() if each.place is not None or each.durable is not None]:
-            self.release(session, buffers.pop(buffer.handle))  # what others have a part in: they are told now
+            self.release(session, buffers.pop(buffer.handle))  # shared or durable: the other holders are notified now
         self._clear(session, list(buffers.values()))
         buffers.clear()
 
-    # ---- how memory is kept ----
+    # ---- allocation modes and usage ----
 
     def set_allocation_mode(self, origin: Origin, command: commands_pb2.SetAllocationMode) -> None:
-        """At once, as allocations are. Raises Refusal(INVALID_ARGUMENT) for a mode that is none, or closes nothing."""
+        """Sets the mode at once, like an allocation. Raises Refusal(INVALID_ARGUMENT) for an unknown mode, or a window
+        that is not open."""
         persistent = origin.session.persistent
         if command.mode == commands_pb2.ALLOCATION_MODE_PERSISTENT:
             persistent.enter()
@@ -181,7 +183,7 @@ class MemoryCommands:
         return self._cleared(origin, self._trim)
 
     def _cleared(self, origin: Origin, answer: Callable[[Origin], None]) -> Operation | None:
-        """Answers at once, but not before what has been given back is counted."""
+        """Answers as soon as all memory that the session is freeing has been counted."""
         free_queue = self.deferred_free.latest(origin.session)
         if free_queue is None:
             answer(origin)
@@ -225,7 +227,7 @@ def _home(buffer: Buffer) -> PooledStream | None:
 
 
 def _named(session: DeviceSession, command: commands_pb2.Allocate) -> list[Buffer]:
-    """The buffers that an allocation names, at least one. Raises Refusal and leaves nothing behind."""
+    """Returns the buffers that an allocation names, at least one. Raises Refusal with no effect on the session."""
     if not command.parts:
         session.buffers.check_new(command.buffer)
         return [Buffer(command.buffer, command.size)]

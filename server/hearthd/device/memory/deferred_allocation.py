@@ -11,16 +11,16 @@ from hearthd.device.resources.grants import MemoryRequest
 from hearthd.device.session.session import DeviceSession
 
 LATE = "late allocation"
-"""What all of a session's write, as its deferred commands see it: they are served in their order."""
+"""Key that all deferred allocations of a session write, so that they run in order."""
 
 
 def may_wait(refusal: Refusal) -> bool:
-    """Whether an allocation was refused for what is in use now, and not for good."""
+    """True if the allocation was refused because of memory that is in use now, and may succeed later."""
     return refusal.details.get("fits") == "not now"
 
 
 class DeferredAllocation:
-    """One allocation that was refused. Device-handle thread only."""
+    """An allocation that was refused once. Device-handle thread only."""
 
     def __init__(
         self, device: DeviceContext, reservations: Reservations, session: DeviceSession, reserve: Callable[[], None]
@@ -36,7 +36,7 @@ class DeferredAllocation:
         self._plea: MemoryRequest | None = None
 
     def run(self) -> bool:
-        """Tries again; False while memory is still to come. Raises the Refusal when no more is."""
+        """Tries again; False while more memory may become free. Raises the Refusal once none is."""
         try:
             self._reserve()
         except Refusal as refusal:
@@ -54,7 +54,7 @@ class DeferredAllocation:
         return not self._settled
 
     def _might_be_granted(self, refusal: Refusal) -> bool:
-        """Other processes may hold what they do not use: the front is asked, last of all."""
+        """Requests memory that other processes hold unused from the front, after all else has failed."""
         if "granted" not in refusal.details:
             return False
         if self._plea is None:
@@ -62,6 +62,6 @@ class DeferredAllocation:
         return self._plea.waits(refusal)
 
     def _again(self) -> None:
-        """What had been freed is back: once more, and for the last time."""
+        """Tries once more, for the last time, after all freed memory has returned."""
         self._settled = True
         self._device.kick(self._session)

@@ -17,13 +17,13 @@ from hearthd.device.streams.stream_pool import PooledStream
 T = TypeVar("T")
 
 STRETCH_S = 2e-4
-"""How long many may keep this thread each time."""
+"""Time for which a pump may keep this thread, in seconds."""
 
 PIECE = 16
-"""Things before the clock is looked at."""
+"""Items between two readings of the clock."""
 
 FEW = 64
-"""So many are given back at once."""
+"""Largest number of items that are freed at once."""
 
 
 class FreeQueue(Generic[T]):
@@ -34,13 +34,13 @@ class FreeQueue(Generic[T]):
     def __init__(
         self, things: Iterable[T], home: Callable[[T], PooledStream | None], give: Callable[[T], None]
     ) -> None:
-        self._left = deque(things)  # each is dropped when it has been given back, not all of them together
+        self._left = deque(things)  # each item is dropped when it has been freed, not all together
         self._home = home
         self._give = give
         self._then: list[Callable[[], None]] = []
         self.over = False
         self.failure: Refusal | None = None
-        """The first that giving back met; the rest was given back all the same."""
+        """The first refusal of a free; the other items were freed all the same."""
 
     def __len__(self) -> int:
         return len(self._left)

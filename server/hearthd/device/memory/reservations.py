@@ -1,7 +1,7 @@
-"""The ledger: what each session has of the device's memory, and the way in and out of the pool.
+"""Reservations: the accounting of each session's device memory, and its allocation from the pool.
 
-A reservation is one allocation of the pool; it has as many parts as there are buffers in it, and goes back when the
-last of them has. Every reservation is real: two requests can never both be granted the same bytes.
+A reservation is one allocation of the pool; it has a part for each buffer in it, and is freed with the last of them.
+Every reservation is backed by memory: the pool never grants the same bytes twice.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hearthd.device.streams.stream_pool import PooledStream
 
 
 class Reservation:
-    """One allocation of the pool. `home` is the track that it is taken from and given back on."""
+    """An allocation of the pool. `home` is the track on which it is allocated and freed."""
 
     __slots__ = ("home", "last", "memory", "parts", "payer", "persistent", "tenant")
 
@@ -30,38 +30,37 @@ class Reservation:
         self.home = home
         self.persistent = persistent
         self.payer: DeviceSession | None = None
-        """The session that it counts with; None: the one that took it."""
+        """The session that it counts with; None: the session that took it."""
         self.tenant = ""
         self.parts = 0
-        """Buffers in it that have not been given back."""
+        """Buffers in it that have not been freed."""
         self.last: dict[int, int] = {}
-        """The last position of every track that used it, while nobody has it or parts of it are free."""
+        """Last position of every track that used it, for an unused reservation or its free parts."""
 
     @property
     def alone(self) -> bool:
-        """Whether it goes back to the pool with the one buffer that is in it, and counts with the session that took
-        it."""
+        """True if the reservation is freed with its only buffer, and counts with the session that took it."""
         return self.parts == 1 and not (self.last or self.persistent or self.payer is not None)
 
 
 class Reservations:
-    """Belongs to the device-handle thread."""
+    """Takes and frees reservations. Device-handle thread only."""
 
     def __init__(self, device: DeviceContext) -> None:
         self._device = device
         self._held: dict[str, int] = {}
-        """What each tenant has of the pool, with what its sessions keep for themselves."""
+        """Bytes of the pool that each tenant has, including those that its sessions keep."""
         self._most = device.spec.memory_limit or device.server.properties.total_memory
         self._freed_at: dict[PooledStream, int] = {}
-        """Where each track's last free stands, until it is known to have happened."""
+        """Position of the last free of each track, until it is known to be done."""
         self.deferred_free = DeferredFree()
-        """What is on its way back, a piece at a time."""
+        """Memory that is being freed in pieces."""
 
     def take(self, session: DeviceSession, size: int, track: PooledStream, buffers: Sequence[Buffer]) -> Reservation:
-        """Memory for `buffers`, `size` bytes together, usable by `track` at once and by others behind it.
+        """Takes memory for `buffers`, `size` bytes together, usable by `track` at once and by other tracks behind it.
 
-        The caller places the buffers in it. Raises Refusal(OUT_OF_MEMORY) or Refusal(QUOTA_EXCEEDED) after what the
-        session itself keeps unused has been given back, and the pool been trimmed, in vain.
+        The caller places the buffers in it. Raises Refusal(OUT_OF_MEMORY) or Refusal(QUOTA_EXCEEDED) if it does not fit
+        even after the session's unused memory has been freed and the pool trimmed.
         """
         device = self._device
         reservation = session.persistent.take(rounded(size)) if size else None
@@ -73,8 +72,8 @@ class Reservations:
             reservation = Reservation(self._allocate(session, size, track), track, session.persistent.window)
             reservation.tenant = session.tenant
             self._held[session.tenant] = self._held.get(session.tenant, 0) + reservation.memory.reserved
-        # An allocation is a write on its track, at a position of its own: what the pool hands out may be in use until
-        # the track comes to it, by what the track freed before, or by those that the free or the driver waited for.
+        # An allocation is a write on its track, at a separate position: memory of the pool may be in use until
+        # the track reaches it, by work before an earlier free on the track, or by work that this free waited for.
         device.tracks.before(track, [buffer.usage for buffer in buffers])
         reservation.parts = len(buffers)
         session.bytes_reserved += reservation.memory.reserved
@@ -86,8 +85,8 @@ class Reservations:
         return reservation
 
     def take_at_once(self, session: DeviceSession, buffer: Buffer, track: PooledStream) -> bool:
-        """As `take` for one new buffer, which is placed as well, where that takes no second thought: memory that the
-        session keeps, too little left of its quota or of the pool. False then, and nothing has changed."""
+        """Takes memory for one new buffer, and places it, in the plain case. Returns False, with no effect, where the
+        session keeps memory, or little is left of its quota or of the pool."""
         size, persistent, tenant = buffer.size, session.persistent, session.tenant
         if persistent.bytes or persistent.window or not 0 < size <= self._most:
             return False
@@ -101,7 +100,7 @@ class Reservations:
             position = device.tracks.step(track)
         except DeviceFault:
             raise
-        except Exception:  # `take` meets it again, and knows what to try
+        except Exception:  # `take` meets the error again, and handles it
             if memory is not None:
                 device.server.free(memory, track.stream)
             return False
@@ -123,7 +122,7 @@ class Reservations:
         return True
 
     def give(self, session: DeviceSession, reservation: Reservation, buffer: Buffer) -> None:
-        """One buffer less; the last one gives the memory back, behind every use of it."""
+        """Frees one buffer of a reservation; the last one frees the memory, behind every use of it."""
         session.allocations -= 1
         session.bytes_in_use -= buffer.size
         self._device.telemetry.frees += 1
@@ -139,7 +138,7 @@ class Reservations:
             self._free(reservation)
 
     def give_at_once(self, session: DeviceSession, buffer: Buffer) -> None:
-        """As `give` for a buffer that is `alone` in its reservation, which it has no more then."""
+        """Frees a buffer that is `alone` in its reservation, as `give` does, and removes it from the reservation."""
         reservation: Reservation = buffer.reservation
         memory, home, usage = reservation.memory, reservation.home, buffer.usage
         reserved, size = memory.reserved, buffer.size
@@ -158,25 +157,25 @@ class Reservations:
         self._freed_at[home] = tracks.step(home)
 
     def check_quota(self, session: DeviceSession, more: int) -> None:
-        """Raises Refusal(QUOTA_EXCEEDED) where the session's tenant may not have so many bytes more."""
+        """Raises Refusal(QUOTA_EXCEEDED) if the session's tenant may not have `more` bytes in addition."""
         quota, held = session.device_bytes, self._held.get(session.tenant, 0)
         if quota and held + rounded(more) > quota:
             raise over_quota(more, quota, held)
 
     def count(self, tenant: str, more: int) -> None:
-        """So many bytes outside of the pool more, or less, count with the tenant."""
+        """Adds `more` bytes outside of the pool, or removes them, to the tenant's total."""
         self._held[tenant] = self._held.get(tenant, 0) + more
 
     def pass_on(self, reservation: Reservation, session: DeviceSession) -> None:
-        """It counts with another session, and its tenant, from now on."""
+        """Makes a reservation count with another session, and its tenant."""
         size = reservation.memory.reserved
         self.count(reservation.tenant, -size)
         self.count(session.tenant, size)
         reservation.tenant, reservation.payer, reservation.persistent = session.tenant, session, False
 
     def when_settled(self, callback: Callable[[], None]) -> bool:
-        """`callback` when all that has been given back is free for every stream, also what is being given back; False:
-        it is so already."""
+        """Calls `callback` when all freed memory is usable by every stream, including memory whose free is pending;
+        False: it is already."""
 
         def cleared() -> None:
             if not self._when_freed(callback):
@@ -191,17 +190,17 @@ class Reservations:
         return bool(self._freed_at)
 
     def clear(self, session: DeviceSession) -> None:
-        """Gives what the session keeps unused back to the pool, a piece at a time."""
+        """Frees the memory that the session keeps unused, in pieces."""
         self._free_all(session, session.persistent.clear())
 
     def cleanup(self, session: DeviceSession) -> None:
-        """Gives what the session keeps unused back to the pool, and what the pool has unused to the device."""
+        """Frees the memory that the session keeps unused, and returns the pool's unused memory to the device."""
         for reservation in session.persistent.clear():
             self._free(reservation)
         self._device.server.trim()
 
     def close(self, session: DeviceSession) -> None:
-        """The session is over: it keeps nothing."""
+        """Ends the session: frees what it keeps, and keeps nothing from now on."""
         self._free_all(session, session.persistent.close())
 
     def _allocate(self, session: DeviceSession, size: int, track: PooledStream) -> Memory:
@@ -228,7 +227,7 @@ class Reservations:
         tracks.settle(home, _usage(reservation.last))
         self._device.server.free(reservation.memory, home.stream)
         self._held[reservation.tenant] -= reservation.memory.reserved
-        self._freed_at[home] = tracks.step(home)  # of its own: what came before it may long be done
+        self._freed_at[home] = tracks.step(home)  # a separate step: the work before the free may be done long before it
 
 
 def _home(reservation: Reservation) -> PooledStream:

@@ -39,12 +39,12 @@ class SharedAllocation(ABC):
         self.holders: dict[object, DeviceSession] = {}
         """Oldest first."""
         self.number = 0
-        """Of the publication."""
+        """Number of the publication."""
         self.lent = False
         """Another process of this host may read and write the memory. That cannot be revoked, so the memory is not
         shared with any further process."""
         self.on_leave: Callable[[SharedAllocation, object], None] = lambda place, holder: None
-        """Told of each holder that has let go, before the memory goes back with the last one."""
+        """Called for each holder that leaves, before the last one frees the memory."""
 
     @property
     def shared(self) -> SharedMemory | None:
@@ -111,7 +111,7 @@ class PoolAllocation(SharedAllocation):
     def _release(self) -> None:
         part = Buffer(0, self.size)
         part.usage = self.usage
-        assert self.bearer is not None, "memory of the pool counts with somebody here"
+        assert self.bearer is not None, "memory of the pool counts with a session of this process"
         self._reservations.give(self.bearer, self._reservation, part)
 
 

@@ -1,4 +1,4 @@
-"""What a device process is to the system that it runs on: event loop, log, sandbox, descriptors and counters.
+"""Platform of a device process: event loop, log, sandbox, descriptors and counters.
 
 The lowest layer of `hearthd.device`. Above: `hearthd.device.backend`.
 """

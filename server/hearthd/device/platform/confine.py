@@ -58,7 +58,8 @@ def confine(spec: DeviceSpec, descriptors: Collection[int]) -> str:
 
 
 def _confine_gpu(spec: DeviceSpec) -> str:
-    """No Landlock: below it CUDA 13 opens no device (error 304, operating system call failed; measured on an H100)."""
+    """Confines a GPU process, without Landlock: under it, CUDA 13 opens no device (error 304, operating system call
+    failed; measured on an H100)."""
     attributes.no_new_privileges()
     if spec.confinement != "process":
         attributes.leave_no_core()
@@ -72,7 +73,7 @@ def _confine_gpu(spec: DeviceSpec) -> str:
 
 
 def _reads() -> Sequence[str]:
-    """Of Python, only what modules are imported from."""
+    """Returns the directories of Python from which modules are imported."""
     python = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     packages = [str(Path(place)) for package in (hearthd, hearth_proto) for place in package.__path__]
     installed = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]

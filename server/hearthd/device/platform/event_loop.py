@@ -18,10 +18,11 @@ from hearthd.device.platform.spin_policy import SpinPolicy
 Task = Callable[[], object]
 
 SHORT_S = 1e-3
-"""Sleeps below this are naps."""
+"""Sleeps below this are naps, in seconds."""
 
 EXPECTED_S = 1e-4
-"""How long the next step of whoever has just been answered is looked for before anything else is done."""
+"""Time for which the next request of a client that has just been answered is polled for, before anything else, in
+seconds."""
 
 
 class Loop:
@@ -37,26 +38,26 @@ class Loop:
         self._stopping = False
         self._thread: int | None = None
         self.on_poll: Callable[[], float | None] = lambda: None
-        """Called each time round; answers how many seconds the loop may sleep, None: until something happens."""
+        """Called in each round; returns the seconds that the loop may sleep, None: until an event."""
         self.on_nap: Callable[[], bool | None] = lambda: False
-        """Asked before the loop sleeps for less than a millisecond: whether to go round at once instead. None: ask
-        again; sockets and tasks are looked at in between."""
+        """Called before the loop sleeps for less than a millisecond. True: start the next round at once. None: call
+        again, after a poll of sockets and tasks."""
         self.on_idle: Callable[[], None] = lambda: None
-        """Called before the loop may sleep: the time to send what has gathered."""
+        """Called before the loop may sleep: the time to send gathered frames."""
         self.on_served: Callable[[], bool] = lambda: False
-        """Asked where one socket was ready and has been looked after: whether more comes of it in a moment, and nothing
-        else is to be done before that."""
+        """Called after one ready socket was served. True: more is expected from it in a moment, and nothing else is to
+        be done before that."""
         self.on_turn: Callable[[int], None] = lambda nanoseconds: None
-        """Told how long a turn took in which there was something to do, sleep not counted."""
+        """Called with the nanoseconds of a turn with work, without sleep."""
         self._began = 0
         self._came = False
-        """Whether what is ready has been looked for, and came."""
+        """True if the loop polled for events, and there were some."""
         self.lingering: SpinPolicy | None = None
-        """How long to look for what is ready again and again, once something was done, before the loop sleeps."""
+        """Policy of the polls for events after work was done, before the loop sleeps."""
 
     @property
     def inside(self) -> bool:
-        """Whether the caller is on the loop's thread."""
+        """True if the caller is on the loop's thread."""
         return self._thread == threading.get_ident()
 
     def post(self, task: Task) -> None:
@@ -76,8 +77,7 @@ class Loop:
         self._epoll.register(fd, select.EPOLLIN)
 
     def watch(self, fd: int, *, reads: bool = True, writes: bool = False) -> None:
-        """Whether the callback is told when `fd` is readable, and when it takes more bytes; that it has failed, it is
-        told in any case."""
+        """Selects the events of `fd` for its callback: readable, writable. Errors are always delivered."""
         self._epoll.modify(fd, select.EPOLLIN * reads | select.EPOLLOUT * writes)
 
     def remove_reader(self, fd: int) -> None:
@@ -89,7 +89,7 @@ class Loop:
         self.post(self._stop)
 
     def run(self) -> None:
-        """Runs until stopped. A task that raises ends the loop: whoever posts has to catch."""
+        """Runs until stopped. A task that raises ends the loop: posted tasks have to catch their errors."""
         self._thread = threading.get_ident()
         try:
             while not self._stopping:
@@ -105,7 +105,7 @@ class Loop:
             self._thread = None
 
     def linger(self) -> None:
-        """Something was done, so that the next may be asked for soon. Loop's thread only."""
+        """Takes note that work was done: the next request may come soon. Loop's thread only."""
         if self.lingering is not None:
             self.lingering.begin(time.perf_counter())
 
@@ -128,7 +128,7 @@ class Loop:
             ready = self._expect()
 
     def _take(self, ready: list[tuple[int, int]]) -> int:
-        """Looks after what is ready, and what other threads have handed in; how many tasks these were."""
+        """Serves ready sockets and the tasks of other threads; returns the number of tasks."""
         self._began = time.perf_counter_ns() if ready or self._tasks else 0
         for fd, events in ready:
             if fd == self._wake_fd:
@@ -138,7 +138,7 @@ class Loop:
                 callback = self._callbacks.get(fd)
                 if callback is not None:
                     callback(events)
-        if self._came:  # only now: somebody may have been waiting for what was to be done
+        if self._came:  # after the callbacks, which clients may wait for
             self._came = False
             if self.lingering is not None:
                 self.lingering.came(self._began / 1e9)
@@ -148,7 +148,7 @@ class Loop:
         return tasks
 
     def _look(self, lingering: SpinPolicy, sleep: float | None) -> list[tuple[int, int]]:
-        """What is ready: soon after something was done, else after a sleep."""
+        """Returns the ready sockets: polls for a while after work was done, then sleeps."""
         poll, ready = self._epoll.poll, None
         while lingering.spins(time.perf_counter()):
             ready = poll(0)
@@ -160,7 +160,7 @@ class Loop:
         return ready or []
 
     def _expect(self) -> list[tuple[int, int]]:
-        """What is ready in a moment."""
+        """Polls for ready sockets for a short time."""
         poll, clock = self._epoll.poll, time.perf_counter
         until = clock() + EXPECTED_S
         while not (ready := poll(0)) and not self._tasks and clock() < until:
@@ -168,7 +168,8 @@ class Loop:
         return ready
 
     def _nap(self, seconds: float) -> list[tuple[int, int]]:
-        """What is ready, at once or after a sleep shorter than those of epoll, which counts milliseconds."""
+        """Returns the ready sockets, at once or after a sleep shorter than those of epoll, which counts
+        milliseconds."""
         poll, nap = self._epoll.poll, self.on_nap
         while (awake := nap()) is None:
             ready = poll(0)

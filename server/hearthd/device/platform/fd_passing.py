@@ -35,8 +35,8 @@ class DescriptorSocket:
         descriptors.send(self._end, {**body, "kind": kind}, files)
 
     def receive(self) -> None:
-        """Takes all that has come. The loop does so too; who has been told something else by the front, and needs what
-        the front has sent here before it, asks for that."""
+        """Takes all messages that have arrived. The loop does so too; code that has received a later message over
+        another socket calls this for the earlier ones."""
         while True:
             try:
                 message = descriptors.receive(self._end)

@@ -1,7 +1,7 @@
-"""What a process may still do that works for others: files by Landlock, time, memory and sizes by resource limits.
+"""Sandbox of a process that works for others: file access by Landlock; time, memory and sizes by resource limits.
 
-Landlock (Linux 5.13; https://docs.kernel.org/userspace-api/landlock.html) needs no privilege and holds for the process
-and all that it starts. Where the kernel or a container lacks it, `confine` says so and changes nothing.
+Landlock (Linux 5.13; https://docs.kernel.org/userspace-api/landlock.html) needs no privilege and applies to the process
+and its descendants. Where the kernel or a container lacks it, `confine` reports that and changes nothing.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _MAKE_CHAR, _MAKE_BLOCK = 1 << 6, 1 << 11
 _TRUNCATE = 1 << 14
 _FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
-"""How many rights over files each version knows; from version 5 on, 16."""
+"""Number of rights over files in each version; from version 5 on, 16."""
 _NET_VERSION, _SCOPE_VERSION = 4, 6
 _NET_RIGHTS = 0b11
-"""To bind and to connect TCP sockets."""
+"""Binding and connecting TCP sockets."""
 _SCOPES = 0b11
 """Abstract Unix sockets, and signals, of processes outside."""
 
@@ -47,16 +47,16 @@ class _PathBeneath(ctypes.Structure):
 
 
 def landlock_version() -> int:
-    """Of the kernel's Landlock; 0 where it has none, or it is switched off."""
+    """Returns the version of the kernel's Landlock; 0 where it has none, or it is disabled."""
     return max(0, int(_libc().syscall(_CREATE_RULESET, None, 0, _CREATE_RULESET_VERSION)))
 
 
 def confine(read: Iterable[str], write: Iterable[str], *, execute: bool = True) -> str:
-    """From now on this thread, and what it starts, reaches files beneath `read` and `write` only, `write` to change
-    them too; TCP, abstract sockets and signals of others are shut as far as the kernel can.
+    """Restricts this thread, and the processes that it starts, to files beneath `read` and `write`, and to changes
+    beneath `write`; TCP, abstract sockets and signals of others are shut as far as the kernel can.
 
-    Paths that do not exist are left out. `execute`: programs beneath `read` may be started. Returns what is in force,
-    "landlock 7" for one; empty where nothing is.
+    Paths that do not exist are left out. `execute`: programs beneath `read` may be started. Returns the restriction in
+    force, such as "landlock 7"; empty where there is none.
     """
     version = landlock_version()
     if not version:
@@ -84,13 +84,13 @@ def confine(read: Iterable[str], write: Iterable[str], *, execute: bool = True) 
 
 
 def adopt_orphans() -> None:
-    """What this process's children leave behind becomes its child, for it to wait for, and not some ancestor's, or an
-    init's, which a container may not have."""
+    """Makes orphans among this process's descendants its children, for it to wait for, rather than those of an ancestor
+    or of an init, which a container may lack."""
     _libc().prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def limit(*, file_bytes: int, files: int) -> None:
-    """For good: the largest file, how many are open at once, and no core files."""
+    """Sets lasting limits: the largest file, the open files, and no core files."""
     limits = ((resource.RLIMIT_FSIZE, file_bytes), (resource.RLIMIT_NOFILE, files), (resource.RLIMIT_CORE, 0))
     for which, value in limits:
         hard = resource.getrlimit(which)[1]
@@ -99,9 +99,10 @@ def limit(*, file_bytes: int, files: int) -> None:
 
 
 def allot(*, memory: int, seconds: float) -> None:
-    """For the work that follows: address space and processor time beyond what the process has used up to now.
+    """Sets limits for the next work: address space and processor time beyond the present use of the process.
 
-    Only the soft limits: they are set anew for the next work. What the process starts meanwhile inherits them.
+    Only the soft limits change: they are set again for the next work. Processes that are started meanwhile inherit
+    them.
     """
     used = resource.getrusage(resource.RUSAGE_SELF)
     _soften(resource.RLIMIT_AS, address_space() + memory)

@@ -30,7 +30,8 @@ class SegmentExchange:
         self._poll: select.epoll | None = None
 
     def keep(self, nonce: bytes, file: int) -> None:
-        """Hands a copy of `file` to whoever knows the nonce, until `drop`; the caller keeps its own. Raises OSError."""
+        """Hands a copy of `file` to each process that knows the nonce, until `drop`; the caller keeps its own. Raises
+        OSError."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listener.bind(_address(nonce))
@@ -49,7 +50,7 @@ class SegmentExchange:
             self._poll.register(listener.fileno(), select.EPOLLIN)
 
     def drop(self, nonce: bytes) -> None:
-        """Nobody further gets the segment."""
+        """Ends the exchange of a segment."""
         with self._lock:
             listener, copy = self._kept.pop(nonce, (None, -1))
             if listener is not None:
@@ -93,7 +94,7 @@ def _address(nonce: bytes) -> str:
 
 
 def _ours(end: socket.socket) -> bool:
-    """Whether the other end was opened by a process of this user, or by the superuser."""
+    """True if the other end was opened by a process of this user, or by the superuser."""
     raw = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, user, _ = _CREDENTIALS.unpack(raw)
     return user in (0, os.geteuid())

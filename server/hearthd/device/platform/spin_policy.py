@@ -1,27 +1,28 @@
-"""How long the loop of a device process may sleep, and polls before it does. Pure; times are in seconds.
+"""Spin policy: the time for which the loop of a device process polls before it sleeps, and the length of its sleeps.
+Pure; times are in seconds.
 
-Most small kernels end before a sleep would have begun, and who waits for one waits for little else. Long ones are not
-worth it: each that took longer than anybody would have asked halves what the next is given.
+Most small kernels end before a sleep would have begun, and a client that waits for one waits for little else. Long
+waits are not worth a spin: each that outlasted the spin by far halves the next spin.
 """
 
 from __future__ import annotations
 
 SPIN_S = 50e-6
-"""The most that one is asked for. Requests are asked for longer once one was answered (`devices.linger`): who works
-step by step sends the next one soon, 30 us later over a lane, 400 us over gRPC, and a thread that slept meanwhile takes
-twice as long for it."""
+"""Longest spin of one wait, in seconds. After a request was answered, the loop polls for the next one for longer
+(`devices.linger`): a client that works step by step sends it soon, 30 us later over a lane, 400 us over gRPC, and a
+thread that slept meanwhile takes twice as long for it."""
 
 CORES = 4
-"""With fewer, nobody lingers: the client may need the core."""
+"""Cores below which the loop does not linger: the client may need the core."""
 
 LEAST_S = 5e-6
-"""The least: a short one is noticed soon enough then to be known as one."""
+"""Shortest spin, in seconds: a short wait is then still recognized as one."""
 
 SHORTEST_S, LONGEST_S = 20e-6, 1e-3
-"""Sleeps between two questions after that; what is waited for long, is asked for seldom."""
+"""Bounds of a sleep between two polls after the spin, in seconds; the longer the wait so far, the longer the sleep."""
 
 _PART = 8
-"""A sleep is so small a part of what has been waited already."""
+"""Divisor of the time waited so far, which gives the length of the next sleep."""
 
 
 class SpinPolicy:
@@ -50,10 +51,10 @@ class SpinPolicy:
         return now - self._since < self._patience
 
     def sleep(self, now: float) -> float:
-        """Seconds to sleep before the next poll."""
+        """Returns the seconds to sleep before the next poll."""
         return min(LONGEST_S, max(SHORTEST_S, (now - self._since) / _PART))
 
 
 def sooner(seconds: float, asleep: float | None) -> float:
-    """`seconds`, or `asleep` where that is less; None: it would otherwise sleep until it is woken."""
+    """Returns `seconds`, or `asleep` where that is less; None: the loop would otherwise sleep until it is woken."""
     return seconds if asleep is None else min(seconds, asleep)

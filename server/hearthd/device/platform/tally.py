@@ -1,6 +1,6 @@
 """Three sums in one integer, so that a launch that is counted costs one addition.
 
-A launch weighs its threads, its occupancy and itself, each in a field of its own; a tally is the sum of weights. Fields
+A launch weighs its threads, its occupancy and itself, each in a separate field; a tally is the sum of weights. Fields
 are so wide that none runs over into the next: 2^48 launches are nine years at a million a second.
 """
 
@@ -20,7 +20,7 @@ _SUM = (1 << 64) - 1
 
 
 class Tally(NamedTuple):
-    """What a sum of weights says. `occupancy` is the sum over the `measured` launches, each `FULL` at the most."""
+    """Decoded sum of weights. `occupancy` is the sum over the `measured` launches, each `FULL` at the most."""
 
     launches: int
     threads: int

@@ -33,7 +33,8 @@ def bucket(ns: int) -> int:
 
 @dataclass
 class Histogram:
-    """How often each latency was met. `counts` are those of the buckets, not cumulated; the last is beyond all."""
+    """Histogram of latencies. `counts` has the observations of each bucket, not cumulated; the last one is beyond
+    all."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (BUCKETS + 1))
     sum_ns: int = 0
@@ -47,7 +48,8 @@ class Histogram:
             self.counts[0] += 1
 
     def snapshot(self, more_at_once: int = 0) -> dict[str, object]:
-        """What travels to the front; `more_at_once` observations of 0 are added that nobody took the time to count."""
+        """Returns the histogram for the front, with `more_at_once` further observations of 0, which were not
+        counted."""
         counts = list(self.counts)
         counts[0] += more_at_once
         return {"bounds_ns": list(BOUNDS_NS), "counts": counts, "sum_ns": self.sum_ns}
@@ -74,7 +76,7 @@ class Telemetry:
     slices: int = 0
     """Pieces of work that were measured because several sessions wanted the device."""
     cancelled: int = 0
-    """Calls that were dropped because nobody waited for them any more."""
+    """Calls that were dropped because their clients no longer waited for them."""
     launched: int = 0
     """Launches that were handed to the driver, with their threads and their occupancy; see `tally`."""
     validated_launches: int = 0
@@ -98,7 +100,7 @@ class Telemetry:
     checkpointed_bytes: int = 0
     restored_buffers: int = 0
     upload_inline_bytes: int = 0
-    """What clients sent, by its way: within the command, in chunks beside it, over stripes, in shared memory."""
+    """Bytes that clients sent, by path: within the command, in chunks beside it, over stripes, in shared memory."""
     upload_chunks_bytes: int = 0
     upload_stripes_bytes: int = 0
     upload_shared_memory_bytes: int = 0
@@ -128,7 +130,7 @@ class Telemetry:
     collectives: int = 0
     collective_bytes: int = 0
     collectives_failed: int = 0
-    """Those that had been launched, and were given up with their communicator."""
+    """Collectives that had been launched, and were given up with their communicator."""
     joins_abandoned: int = 0
     """Communicators that were given up while this process waited for its peers in them."""
     kernel_timeouts: int = 0
@@ -145,17 +147,17 @@ class Telemetry:
     operations: dict[str, int] = field(default_factory=dict)
     """Commands that arrived, by their kind."""
     errors: dict[str, int] = field(default_factory=dict)
-    """Those that failed, were skipped, or were answered with what failed before them."""
+    """Commands that failed, were skipped, or were answered with an earlier failure, by kind."""
     reasons: dict[str, int] = field(default_factory=dict)
-    """The same by reason code (`hearth_proto.reasons.Reason`)."""
+    """The same commands by reason code (`hearth_proto.reasons.Reason`)."""
     quotas: dict[str, int] = field(default_factory=lambda: {"device_bytes": 0, "handles": 0, OTHER: 0})
-    """Those that a quota refused, by its name where the refusal tells it."""
+    """Commands that a quota refused, by the quota's name where the refusal has it."""
 
     batch_execution: Histogram = field(default_factory=Histogram)
     queue_delay: Histogram = field(default_factory=Histogram)
-    """Of commands that had to wait in the device process before they could be handed to the device."""
+    """Delay of commands that had to wait in the device process before they could be submitted."""
     launch_completion: Histogram = field(default_factory=Histogram)
-    """Of some launches; see `hearthd.device.streams.launch_timing`."""
+    """Latency of some launches; see `hearthd.device.streams.launch_timing`."""
     compile: Histogram = field(default_factory=Histogram)
     sync_wait: Histogram = field(default_factory=Histogram)
     transfer: Histogram = field(default_factory=Histogram)
@@ -201,11 +203,11 @@ class Telemetry:
 
     @property
     def commands(self) -> int:
-        """All commands that have arrived."""
+        """Number of commands that have arrived."""
         return sum(self.operations.values())
 
     def counters(self) -> dict[str, int]:
-        """Every counter without a label but the device's."""
+        """Returns every counter without a label but the device's."""
         counters = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.type == "int"}
         tally = read(counters.pop("launched"))
         return {
@@ -220,7 +222,7 @@ class Telemetry:
         }
 
     def snapshot(self, waiting: int = 0) -> dict[str, Any]:
-        """All of it; `waiting` commands are still waiting, and have no queue delay yet."""
+        """Returns all metrics; `waiting` commands are still waiting, and have no queue delay yet."""
         waited = sum(self.queue_delay.counts)
         return {
             "counters": self.counters(),
@@ -230,7 +232,7 @@ class Telemetry:
             "quotas": dict(self.quotas),
             "histograms": {
                 "batch_execution": self.batch_execution.snapshot(),
-                # Nobody looks at the clock for a command that runs as it arrives.
+                # The delay of a command that runs on arrival is not measured.
                 "queue_delay": self.queue_delay.snapshot(max(0, self.commands - waited - waiting)),
                 "launch_completion": self.launch_completion.snapshot(),
                 "compile": self.compile.snapshot(),

@@ -119,12 +119,12 @@ class CommandRegistry:
             "set_durable": self.snapshots.set_durable,
             "checkpoint": self.snapshots.checkpoint,
         }
-        """By the name of the command's field."""
+        """Handlers by the name of the command's field."""
         self.at_once = Temporaries(device, self.memory, replies).handlers
-        """Asked first, for commands of batches."""
+        """Functions that are tried first, for commands of batches."""
 
     def close(self, session: DeviceSession) -> None:
-        """Lets go of all that the session holds, behind its work that is under way."""
+        """Releases all that the session holds, behind its work under way."""
         self._profiles.close(session)
         self.traces.closed(session)
         self._tensor_maps.close(session)
@@ -139,7 +139,7 @@ class CommandRegistry:
             self._modules.release(session, module)
 
     def gauges(self) -> dict[str, int]:
-        """What is held and under way, of all sessions."""
+        """Returns the gauges of all sessions together."""
         return {
             "stripes": self.transfers.stripes(),
             **self.transfers.chunks.gauges(),

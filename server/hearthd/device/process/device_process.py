@@ -86,7 +86,7 @@ class DeviceProcess:
 
     _answers_faults = False
     _pinned = False
-    """Whether it is known whose the compiled modules are: before anything of a session runs."""
+    """True once compiles are attributed to a tenant, which is before any work of a session."""
 
     def __init__(
         self,
@@ -180,8 +180,7 @@ class DeviceProcess:
         self._outbox.put(Kind.READY, properties.SerializeToString())
 
     def capture_output(self) -> None:
-        """From here on, what is written to standard output is what kernels print: it is for whom has a process to
-        itself."""
+        """Captures standard output as kernel output, for a session that has a process to itself."""
         self._device.output.capture()
 
     def _keep_crash_record(self, server: KeepsCrashRecord, files: Sequence[int], journal: ProcessLog) -> None:
@@ -223,13 +222,13 @@ class DeviceProcess:
             self._server.close()
 
     def control(self, kind: Kind, handler: Callable[[Frame], None]) -> None:
-        """`handler` takes the frames of this kind: one that names a session when all that came before it has been
-        looked at, others at once."""
+        """Registers `handler` for the frames of this kind: frames that name a session are handled after all earlier
+        ones of it, others at once."""
         self._controls[kind] = handler
         self._executor.in_order[kind] = lambda _session, frame: handler(frame)
 
     def _change(self, frame: Frame) -> None:
-        """Some of what the process was started with is something else from now on."""
+        """Changes some of the limits with which the process was started."""
         if frame.channel:
             return  # of a session that has ended
         news = json.loads(frame.payload)
@@ -249,7 +248,7 @@ class DeviceProcess:
         self._idle_policy.begin()
         progress = tracks.poll()
         if progress:
-            self._outbox.answer()  # who waited hears of it before anything else is done
+            self._outbox.answer()  # answers go out before any other work
             executor.kick(None)
             self.loop.linger()
         device.staging.poll()
@@ -291,7 +290,7 @@ class DeviceProcess:
         except OSError:
             data = b""
         if not data:
-            # The front is gone, and nobody can ask for anything any more. Work under way is not waited for: it may
+            # The front is gone, and with it every client. The process does not wait for work under way, which may
             # never end.
             os._exit(0)
         try:
@@ -312,11 +311,11 @@ class DeviceProcess:
         if frame.kind == Kind.PING:
             self._outbox.put(Kind.PONG, id=frame.id)
         elif frame.kind == Kind.STATS:
-            self._executor.sharing.meter.tell()  # so that who asks for both gets both of one moment
+            self._executor.sharing.meter.tell()  # both reports are of the same time
             self._outbox.put(Kind.STATS, json.dumps(self._executor.snapshot()).encode(), id=frame.id)
         elif frame.kind == Kind.COLLECTIVE:
             self._executor.collectives.message(frame.payload, self._executor.session)
-            self._executor.pump_kicked()  # every device launches collectives in the order in which it is told to
+            self._executor.pump_kicked()  # every device launches collectives in the order of the front's messages
         elif frame.kind == Kind.SHUTDOWN:
             self._lanes.close()
             self._stripes.close()
@@ -342,7 +341,7 @@ class DeviceProcess:
 
 
 def _observers(spec: DeviceSpec, journal: ProcessLog) -> tuple[RangeMarker | None, KernelActivitySource | None]:
-    """What looks at every command, where the configuration asks for it and the machine has it."""
+    """Returns the observers of every command that the configuration requests and the machine supports."""
     marks: RangeMarker | None = None
     activity: KernelActivitySource | None = None
     if spec.nvtx:

@@ -40,10 +40,10 @@ class Executor:
         self._sessions: dict[int, DeviceSession] = {}
         self._handles = HandleLimits(device.spec.max_handles, self._sessions.values)
         self._leaving: dict[int, DeviceSession] = {}
-        """Those that are closed, until nothing more of them runs."""
+        """Sessions that are closed, with work that still runs."""
         self._kicked: set[int] = set()
         self.again = False
-        """Whether deferred commands are tried again at the next turn, whatever happens."""
+        """True if deferred commands are tried again at the next turn in any case."""
         self._done = device_pb2.ExecuteResponse(result=commands_pb2.Result(done=commands_pb2.Done()))
         registry = CommandRegistry(device, self, self.session, post, marks, activity)
         self._families, self._handlers = registry, registry.handlers
@@ -66,7 +66,7 @@ class Executor:
         }
         """Frames that do not stay in the order of a session's commands; all others do."""
         self.on_close: Callable[[DeviceSession], None] = self.segments.close
-        """Told of each session that ends, when nothing more of it runs."""
+        """Called with each session that ends, when none of its work runs any more."""
         self.in_order: dict[int, Callable[[DeviceSession, Frame], None]] = {
             Kind.CLOSE: self._close,
             Kind.UPLOAD: self.transfers.uploads.frame,
@@ -97,7 +97,8 @@ class Executor:
         return self._sessions.get(channel)
 
     def _tenant_of(self, ident: str) -> str | None:
-        """Of a session by its id, as long as anything of it runs; None: there is none."""
+        """Returns the tenant of a session by its id, as long as any of its work runs; None: there is no such
+        session."""
         each = (*self._sessions.values(), *self._leaving.values())
         return next((session.tenant for session in each if session.id == ident), None)
 
@@ -131,16 +132,16 @@ class Executor:
 
     @property
     def held_up(self) -> bool:
-        """Whether something that was put off is to be tried first."""
+        """True if a deferred command has to be tried first."""
         return bool(self._kicked) or self._memory.deferred_free.waiting
 
     @property
     def more(self) -> bool:
-        """Whether something could be done at once."""
+        """True if another turn would make progress at once."""
         return bool(self._kicked) or self.again or self.sharing.more or self._memory.deferred_free.more
 
     def sleep(self, asleep: float | None) -> float | None:
-        """How long the loop may sleep, where it would otherwise so long."""
+        """Returns how long the loop may sleep, at most `asleep`."""
         if self._kicked or self.again or self._memory.deferred_free.more:
             return 0.0
         return self.collectives.sleep(self.watchdog.sleep(self.sharing.sleep(asleep)))
@@ -181,7 +182,8 @@ class Executor:
         }
 
     def _rest_of(self, session: DeviceSession) -> dict[str, Any]:
-        """What a session that is closed keeps from its end: kernels, or only that much is given back."""
+        """Returns the state of a closed session that is not gone: its kernels in flight, and `busy`, which is False
+        while only its frees are left."""
         free_queue = self._memory.deferred_free.latest(session)
         return {
             "busy": free_queue is None or self._memory.deferred_free.blocked(session),
@@ -238,7 +240,8 @@ class Executor:
             self.transfers.uploads.frame(session, frame)
 
     def _cancel(self, session: DeviceSession, frame: Frame) -> None:
-        """Nobody waits for a call any more: it is dropped unless it has begun. What has runs on, and nobody is told."""
+        """Cancels a call that its client no longer waits for, unless it has begun. A call that has begun runs on, and
+        is not answered."""
         refusal = Refusal(Reason.CANCELLED, "nobody waits for the call any more; it did not run")
         if self.sharing.cancel(session, frame.id):
             self._device.telemetry.cancelled += 1
@@ -303,7 +306,7 @@ class Executor:
 
     @staticmethod
     def _refuse(origin: Origin, kind: str, command: commands_pb2.Command, refusal: Refusal) -> None:
-        """It did not run; the end of what was never made is no failure."""
+        """Refuses a command. The destruction of an object that was never made is no failure."""
         named = getattr(command, kind, None)
         if failed_handles.never_was(origin.session, kind, named):
             origin.reply()
@@ -311,7 +314,7 @@ class Executor:
                 origin.record.settle()
             return
         origin.fail(refusal)
-        if not origin.answered:  # whoever waited knows that there is nothing
+        if not origin.answered:  # a client that waits receives the refusal
             failed_handles.refused(origin.session, kind, named, refusal)
 
     def _close(self, session: DeviceSession, _frame: Frame) -> None:

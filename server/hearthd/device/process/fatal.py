@@ -1,5 +1,5 @@
-"""How a device process ends that gives up its device: it says why, and is gone at once, for a lost context cannot be
-repaired, and a kernel not be stopped."""
+"""Fatal exit of a device process that gives up its device: it reports the reason and exits at once, as a lost context
+cannot be repaired, and a kernel cannot be stopped."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hearthd.device.scheduler.backlog import Backlog
 from hearthd.device.scheduler.device_time import DeviceTimeMeter
 
 LAST_WORDS_S = 0.3
-"""How long it waits for the front to have heard why."""
+"""Seconds to wait until the front has read the reason."""
 
 _RECEIVE_BYTES = 64 << 10
 
@@ -58,7 +58,7 @@ def give_up(
     outbox.send_all()
     _linger(link)
     os.kill(os.getpid(), signal.SIGKILL)
-    raise AssertionError("nobody outlives that")
+    raise AssertionError("SIGKILL ends the process")
 
 
 def send_output(device: DeviceContext, link: socket.socket) -> None:
@@ -78,8 +78,8 @@ def _unread(link: socket.socket) -> int:
 
 
 def _linger(link: socket.socket) -> None:
-    """Until the front has heard it and closes the link: one that it writes to when this end is gone would break, and
-    take the last words with it."""
+    """Waits until the front has read the reason and closes the link: an earlier exit could break a write of the front,
+    and lose the reason with it."""
     deadline = time.monotonic() + LAST_WORDS_S
     with contextlib.suppress(OSError):
         while (left := deadline - time.monotonic()) > 0:

@@ -12,16 +12,16 @@ import time
 from collections.abc import Callable
 
 QUIET_S = 0.2
-"""So long nothing has to have happened."""
+"""Idle time before a full collection, in seconds."""
 
 DUE = 10
-"""Collections of the two young generations between two full ones: Python's own figure."""
+"""Collections of the two young generations between two full ones: Python's default."""
 
 FORCED = 1000
-"""So many, and the full one comes by itself: a process that is never quiet must not grow without bound."""
+"""Collections after which a full one runs automatically: a process that is never idle must not grow without bound."""
 
 THOROUGH = 16
-"""Every so many full collections look at what was put out of sight, too."""
+"""Interval of full collections that include frozen objects."""
 
 
 class GarbageCollector:
@@ -33,13 +33,13 @@ class GarbageCollector:
         self._count = 0
 
     def begin(self) -> None:
-        """What is there now stays: the collector need not look at it again."""
+        """Freezes the objects that exist now: the collector need not visit them again."""
         young, middle, _ = gc.get_threshold()
         gc.set_threshold(young, middle, FORCED)
         gc.freeze()
 
     def sleep(self, asleep: float | None) -> float | None:
-        """How long the loop may sleep, where it would otherwise so long. Called whenever it is about to."""
+        """Returns how long the loop may sleep, at most `asleep`. Called before each sleep."""
         slept_at, self._asleep_at = self._asleep_at, None
         if gc.get_count()[2] < DUE:
             return asleep

@@ -13,16 +13,16 @@ from hearthd.device.process.executor import Executor
 from hearthd.device.streams.stream_pool import StreamPool
 
 HASTY = 8
-"""Turns in a row that may leave undone what nobody waits for."""
+"""Limit of turns in a row that may defer housekeeping."""
 
 NAP_S = 2e-5
-"""How long to sleep where what was awaited has not come soon."""
+"""Length of a sleep after a wait that did not end soon, in seconds."""
 
 ROUND_S = 1e-3
-"""How long the loop may look after one socket before it looks after all else, as long as it may sleep."""
+"""Time for which the loop may serve one socket before it serves all others, in seconds, while it may sleep."""
 
 LOOKS = 4
-"""So often the device is asked before the sockets are looked at, which takes as long as to ask it."""
+"""Polls of the device between two polls of the sockets, which take as long as one."""
 
 
 class IdlePolicy:
@@ -34,19 +34,20 @@ class IdlePolicy:
         self._outbox = outbox
         self._loop = loop
         self._turns = 0
-        """Turns in a row that left things undone."""
+        """Turns in a row that deferred housekeeping."""
         self._round_ends = 0.0
-        """When all is to be looked after again."""
+        """Time at which everything is to be served again."""
         self._expected_until = 0.0
-        """How long the next step of who was answered in a nap is looked for before anything else is done; else 0."""
+        """Time until which the next request of a client that was answered in a nap is polled for, before anything else;
+        else 0."""
 
     def begin(self) -> None:
-        """A turn begins."""
+        """Begins a turn."""
         self._executor.inline_path.answered = False
         self._expected_until = 0.0
 
     def goes_on(self) -> bool:
-        """Whether the rest of the turn is left undone: until what is awaited has come, or does not come soon."""
+        """True if the rest of the turn is deferred: until the awaited completion, or until it is not expected soon."""
         executor = self._executor
         if self._turns < HASTY and not (executor.sharing.several or executor.more) and self._tracks.awaits:
             self._turns += 1
@@ -56,8 +57,8 @@ class IdlePolicy:
         return False
 
     def expects(self) -> bool:
-        """Whether somebody who works step by step has just been answered: the next step comes soon, and is not to find
-        this thread busy with what nobody waits for."""
+        """True if a client that works step by step has just been answered: its next request is expected soon, and
+        should not find this thread busy with housekeeping."""
         inline_path, sharing = self._executor.inline_path, self._executor.sharing
         answered, inline_path.answered = inline_path.answered, False
         if not answered:
@@ -71,12 +72,12 @@ class IdlePolicy:
 
     @property
     def _calm(self) -> bool:
-        """Whether nothing is under way, and nothing is to be done at once."""
+        """True if no work is under way, and none can run at once."""
         executor = self._executor
         return not (self._tracks.live or self._outbox.waits or executor.sharing.active or executor.more)
 
     def nap(self) -> bool | None:
-        """Instead of a short sleep of the loop; see `Loop.on_nap`."""
+        """Polls for completions, in place of a short sleep of the loop; see `Loop.on_nap`."""
         if self._expected_until:
             return None if time.perf_counter() < self._expected_until else True
         tracks = self._tracks
@@ -90,11 +91,11 @@ class IdlePolicy:
                     return None
         for track in tuple(tracks.live):
             if track.pending:
-                tracks.reap(track)  # who waits hears of it before the loop goes round; a `poll` finds it all the same
+                tracks.reap(track)  # answers go out before the next round; a `poll` finds the completion all the same
         self._outbox.answer()
-        self._executor.sharing.settle(False)  # device time ends here, whatever the sockets bring before that poll
+        self._executor.sharing.settle(False)  # device time ends here, not at the next poll
         self._executor.kick(None)
         if self._loop.lingering is None or not self._calm:
             return True
-        self._expected_until = time.perf_counter() + EXPECTED_S  # the next step, as above
+        self._expected_until = time.perf_counter() + EXPECTED_S  # the next request, as above
         return None

@@ -1,4 +1,4 @@
-"""How a device process begins: what it is to the system, then its device, then its loop."""
+"""Start of a device process: its attributes for the system, its device, and its loop."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ KEEP_BYTES = 1 << 30
 PR_SET_TIMERSLACK = 29
 
 SLACK_NS = 1000
-"""How much later than it should a sleep may end; 50 us if nothing is said, more than most kernels take."""
+"""Slack of timed sleeps, in nanoseconds. The default is 50 us, longer than most kernels take."""
 
 
 def main(
@@ -78,11 +78,11 @@ def main(
 
 
 def _die_with_the_front(link: socket.socket, lifeline: Connection | None) -> None:
-    """The kernel kills this process when the front is gone, whatever it is doing; the end of the forkserver does not
-    concern it.
+    """Has the kernel kill this process when the front is gone, in any state; the end of the forkserver does not concern
+    it.
 
-    The forkserver lives as long as anybody has its "alive" pipe open, and hands that on to its children, who have no
-    use for it: a device process that is stuck would keep it alive.
+    The forkserver lives as long as any process has its "alive" pipe open, and passes that to its children, which do not
+    use it: a device process that is stuck would keep the forkserver alive.
     """
     alive = getattr(forkserver, "_forkserver", None)
     if alive is not None and alive._forkserver_alive_fd is not None:

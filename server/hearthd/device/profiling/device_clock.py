@@ -6,7 +6,7 @@ reference event from both sides; of what is left the earliest is taken, which th
 exact to within the driver's own latency, some microseconds.
 
 A difference loses its resolution as it grows (`cudaEventElapsedTime` counts milliseconds in 32-bit floats), and the two
-clocks drift, so the reference is renewed: each begins a segment with bounds of its own.
+clocks drift, so the reference is renewed: each begins a segment with separate bounds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _Segment:
 
 
 class DeviceClock:
-    """All times in nanoseconds. Device times count from their segment's reference event."""
+    """Conversion of device times, in nanoseconds. Device times count from their segment's reference event."""
 
     def __init__(self) -> None:
         self._segments: list[_Segment] = []

@@ -22,7 +22,7 @@ from hearthd.device.session.stretch import Stretch
 from hearthd.device.streams.stream_errors import surface
 
 MAX_OPEN = 1024
-"""Profiles that one session may have open: each holds an event, and is told of every failure of its stream."""
+"""Limit of the open profiles of one session: each holds an event, and records every failure of its stream."""
 
 
 class ProfileCommands:

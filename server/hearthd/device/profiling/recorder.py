@@ -1,4 +1,4 @@
-"""One session's trace: its records, and their times on the device."""
+"""Trace of one session: its records, and their times on the device."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from hearthd.device.session.observer import Record
 from hearthd.device.streams.stream_pool import PooledStream
 
 MAX_BYTES = 16 << 20
-"""What a trace keeps, as it travels: one answer has to fit a message, of which the client takes 32 MiB."""
+"""Limit of a trace in encoded form, in bytes: one answer has to fit a message, of which the client takes 32 MiB."""
 
 RENEW_NS = 2_000_000_000
-"""After so long the device clock gets a new reference; 32-bit floats then still resolve a quarter of a microsecond."""
+"""Interval at which the device clock gets a new reference; 32-bit floats then still resolve a quarter of a
+microsecond."""
 
 
 class Trace:
-    """One session's trace while it runs, and until it has been reported."""
+    """Trace of one session while it runs, and until it has been reported."""
 
     def __init__(
         self,
@@ -73,7 +74,7 @@ class Trace:
             self.records.remove(record)
 
     def kept(self, size: int) -> None:
-        """A record is whole, and takes so many bytes in the answer."""
+        """Counts a record that is complete, and takes `size` bytes in the answer."""
         self._room -= size
 
     def finish(self, finished: Callable[[], None]) -> None:
@@ -83,13 +84,13 @@ class Trace:
             self._look()
 
     def close(self) -> None:
-        """Nobody wants to know any more; events go back as they come."""
+        """Ends a trace that will not be reported; its events are released as they complete."""
         self.finish(lambda: None)
 
     # ---- times ----
 
     def measure(self, record: TraceRecord, track: PooledStream) -> None:
-        """Both events of a record have been recorded on the track."""
+        """Takes note that both events of a record have been recorded on the track."""
         queue = self._under_way.setdefault(track.index, deque())
         queue.append(record)
         if self._anchored and track.index not in self._watching:
@@ -103,7 +104,7 @@ class Trace:
         self._look()
 
     def _watch(self, index: int) -> None:
-        """One event a track is watched, the oldest: those behind it are no earlier."""
+        """Watches the oldest event of a track: later ones are done no earlier."""
         end = self._under_way[index][0].end
         assert end is not None
         self._watching.add(index)
@@ -141,7 +142,7 @@ class Trace:
             server.release_event(start)
 
     def _look(self) -> None:
-        """Whether it is over."""
+        """Reports the trace, if it is complete."""
         if self._finished is None or self._over or self._under_way or not self._anchored:
             return
         self._over = True
@@ -156,7 +157,7 @@ class Trace:
     # ---- the report ----
 
     def result(self) -> commands_pb2.TraceResult:
-        """All of it. Any thread, once it is finished."""
+        """Returns the whole trace. Any thread, once it is finished."""
         result = commands_pb2.TraceResult(dropped=self.dropped, epoch_ns=self.epoch_ns)
         references = self._clock.references()
         for record in self.records:

@@ -62,7 +62,8 @@ class TraceCommands:
             session.trace = None
 
     def start(self, origin: Origin, command: commands_pb2.StartTrace) -> None:
-        """From the next command on; at most `MAX_EVENTS` and `recorder.MAX_BYTES`, whatever is asked for."""
+        """Starts a trace with the next command; at most `MAX_EVENTS` and `recorder.MAX_BYTES`, whatever the request
+        says."""
         session = origin.session
         if isinstance(session.trace, Trace):
             raise Refusal(
@@ -130,6 +131,6 @@ class TraceCommands:
 
 
 def _packed(result: commands_pb2.TraceResult, lasted_ns: int) -> bytes:
-    """The payload of TRACED: what the front keeps for who looks at its page."""
+    """Returns the payload of TRACED, which the front keeps for its page."""
     head = {"events": len(result.events), "epoch_ns": result.epoch_ns, "lasted_ns": lasted_ns}
     return json.dumps(head).encode() + b"\n" + zlib.compress(result.SerializeToString(), 1)

@@ -1,7 +1,7 @@
-"""One command in a trace.
+"""Trace record: one command in a trace.
 
 A record is made with the command's origin, entered while the command is tried, begun by `DeviceContext.begin` when it
-gives work to a track, left when it has run. Between the two events that frame its work lies its time on the device.
+submits work to a track, and left when it has run. The time on the device lies between the two events around its work.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Recording(Protocol):
     """Commands that came when the trace was full."""
 
     def measure(self, record: TraceRecord, track: PooledStream) -> None:
-        """Both events of a record were recorded on the track."""
+        """Takes note that both events of a record were recorded on the track."""
         ...
 
     def kept(self, size: int) -> None:
@@ -48,7 +48,7 @@ class Recording(Protocol):
 
 
 class TraceRecord:
-    """One command. Host times are `time.perf_counter_ns`, device times count from the segment's reference."""
+    """Record of a command. Host times are `time.perf_counter_ns`, device times count from the segment's reference."""
 
     __slots__ = (
         "_device", "_origin", "_outer", "_trace", "_track", "block", "device_ns", "end", "error", "grid", "index",

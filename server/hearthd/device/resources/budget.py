@@ -1,6 +1,7 @@
-"""How much of a device's memory can be had: for the refusal that says so, and for calls that ask before they allocate.
+"""Budget: free memory of a device, for refusals, and for commands that plan before they allocate.
 
-All numbers are bytes and Python integers. What the pool holds unused counts as free: it serves the next allocation.
+All numbers are bytes and Python integers. Memory that the pool holds unused counts as free: it serves the next
+allocation.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ vyre's figures (`transient_dispatch_budget_uses_conservative_live_vram_fraction`
 
 
 def rounded(size: int) -> int:
-    """What an allocation of `size` bytes takes of the pool."""
+    """Returns the size that an allocation of `size` bytes takes of the pool."""
     return -(-size // GRANULARITY) * GRANULARITY
 
 
@@ -34,9 +35,10 @@ def available(info: MemoryInfo, limit: int) -> int:
 
 
 def budget(info: MemoryInfo, limit: int) -> int:
-    """What a call that needs several allocations may plan with: a conservative part of `available`.
+    """Returns the memory that a command with several allocations may plan with: a conservative part of `available`.
 
-    A configured limit is ours to keep, and counts in full; the device itself is shared with what nobody told us of.
+    A configured limit is reserved for this process, and counts in full; the device itself may be shared with other
+    programs.
     """
     unused = max(0, info.reserved - info.in_use)
     most = info.total * SHARE // OF

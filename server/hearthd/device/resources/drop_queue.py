@@ -1,8 +1,8 @@
 """Host buffers whose copies have been given to a stream, gathered until one event stands for all of them.
 
 An event for every small copy costs more than the copy. So buffers are staged, and a batch is closed, with one event
-recorded behind it, when it holds enough of them, in number or in bytes; whoever closes it earlier (the end of a turn,
-somebody who waits for memory) takes what is there. A batch that has been closed is out of the queue's hands.
+recorded behind it, when it holds enough of them, in number or in bytes; code that closes it earlier (the end of a turn,
+a wait for memory) takes the buffers staged so far. A closed batch is no longer in the queue.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @dataclass
 class DropPolicy:
-    """When a batch is due: at so many buffers or bytes, whichever comes first (CubeCL's figures)."""
+    """Limits of a batch: buffers or bytes, whichever is reached first (CubeCL's figures)."""
 
     max_count: int = 64
     max_bytes: int = 64 << 20
@@ -23,7 +23,7 @@ class DropPolicy:
     bytes: int = 0
 
     def note(self, size: int) -> None:
-        """One buffer more."""
+        """Counts one more buffer."""
         self.count += 1
         self.bytes += size
 
@@ -37,7 +37,7 @@ class DropPolicy:
 
 
 class DropQueue(Generic[T]):
-    """What one stream is still to be asked about."""
+    """Buffers of one stream that wait for its work."""
 
     def __init__(self, policy: DropPolicy | None = None) -> None:
         self.policy = policy if policy is not None else DropPolicy()

@@ -20,7 +20,7 @@ class Extents:
         return sum(self._lengths)
 
     def rounded(self, size: int) -> int:
-        """What a request for `size` bytes takes."""
+        """Returns the bytes that a request for `size` bytes takes."""
         return max(1, -(-size // self._granularity)) * self._granularity
 
     def take(self, size: int) -> int | None:

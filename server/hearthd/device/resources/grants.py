@@ -1,8 +1,9 @@
-"""What this process may hold of its device's memory, as the front has granted, and the asking for more.
+"""Grants: the device memory that the front grants to this process, and requests for more.
 
-The front says `LIMIT {bytes}`; the answer, HELD, is what the process will keep to: more, where more is in use. A
-process whose next allocation does not fit sends HELD by itself, with what it wants; a LIMIT answers that in any case,
-with more, or `denied`. A process that is alone on its device has no limit but the device's, and asks for nothing.
+The front says `LIMIT {bytes}`; the answer, HELD, is the limit that the process keeps: more, where more is in use. A
+process whose next allocation does not fit sends HELD by itself, with the amount that it wants; a LIMIT answers that in
+any case, with more, or `denied`. A process that is alone on its device has no limit but the device's, and sends no
+requests.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from hearthd.device.resources.budget import not_granted, over_quota
 from hearthd.shared.device_spec import DeviceSpec
 
 Answered = Callable[[bool], None]
-"""Told whether more was granted."""
+"""Called with True if more was granted."""
 
 
 class ProcessGrants:
@@ -36,14 +37,16 @@ class ProcessGrants:
         self._quota = 0
         """The tenant's, where that was why the last request was denied."""
         self._next: list[tuple[int, Answered]] = []
-        """Who waits for the next request, and for how much."""
+        """Requests that wait for the next message: amounts and callbacks."""
         self._asked: list[Answered] = []
-        """Whom the request that is under way is for."""
+        """Callbacks of the request under way."""
 
     def allocate(self, size: int, stream: Stream) -> Memory:
-        """As the server does, within the limit. What other tenants have left behind is cleared, in the stream's order.
+        """Allocates from the server, within the limit. Clears memory that other tenants have used, in the stream's
+        order.
 
-        Raises Refusal(OUT_OF_MEMORY), with "granted" in its details where the front might grant more."""
+        Raises Refusal(OUT_OF_MEMORY), with "granted" in its details where the front might grant more.
+        """
         if self.limit is None and not self._scrub:
             return self._server.allocate(size, stream)
         self.check(size)
@@ -69,7 +72,7 @@ class ProcessGrants:
             raise not_granted(size, info, self.limit, self._most)
 
     def make_room(self, size: int) -> None:
-        """As `check`, for memory outside of the pool: what the pool has unused is given back for it."""
+        """Makes room for memory outside of the pool: trims the pool for it. Raises as `check`."""
         if self._beyond(size):
             self._server.trim()
             if self._beyond(size):
@@ -77,17 +80,18 @@ class ProcessGrants:
                 raise not_granted(size, self._server.memory_info(), self.limit, self._most)
 
     def overtaken(self) -> None:
-        """The process has come to hold more, unasked: another's memory counts here now. The front books it."""
+        """Reports to the front that the process holds more without a request: memory of another process counts here
+        now."""
         if self._beyond(0):
             self.ask(0, lambda granted: None)
 
     def _beyond(self, size: int) -> bool:
-        """Whether so much more would be beyond the limit, whatever the pool has unused."""
+        """True if `size` more bytes would exceed the limit, whatever the pool has unused."""
         grain = self._server.memory_grain
         return self.limit is not None and self._server.memory_held()[0] + -(-size // grain) * grain > self.limit
 
     def _missing(self, size: int) -> int:
-        """How much `size` bytes more would go beyond the limit."""
+        """Returns by how much `size` more bytes would exceed the limit."""
         reserved, in_use = self._server.memory_held()
         if self.limit is None or (size <= reserved - in_use and reserved <= self.limit):
             return 0  # the pool has it
@@ -97,7 +101,7 @@ class ProcessGrants:
     # ---- the front ----
 
     def ask(self, size: int, answered: Answered) -> None:
-        """Asks the front for room for `size` bytes."""
+        """Requests room for `size` bytes from the front."""
         self._next.append((size, answered))
         if not self._asked:
             self._request()
@@ -145,7 +149,7 @@ class MemoryRequest:
         self._denied = False
 
     def waits(self, refusal: Refusal) -> bool:
-        """Whether what was refused had better wait for the front's answer; `wake` is called when it has come."""
+        """True if the refused allocation should wait for the front's answer; `wake` is called when it has come."""
         if self._denied or "granted" not in refusal.details:
             return False
         if not self._waits:

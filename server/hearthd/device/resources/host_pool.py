@@ -5,7 +5,7 @@ So a slab is locked when the process starts, before any kernel runs, and further
 one has arrived, a copy that finds no room waits its turn. Where the host locks no more, `refusal` says so for a while,
 and copies that can do without go another way.
 
-Small copies have size classes of their own, so that they neither search the slabs nor leave them in pieces.
+Small copies have separate size classes, so that they neither search the slabs nor leave them in pieces.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hearthd.device.resources.size_classes import Block, SizeClasses
 
 SLAB = 32 << 20
 SMALLEST_SLAB = 1 << 20
-"""Where a slab is refused when the process starts, a quarter of it is tried, down to this."""
+"""Smallest slab, in bytes: where a slab is refused when the process starts, a quarter of it is tried, down to this."""
 
 GRANULARITY = 4 << 10
 PAGE = 64 << 10
@@ -33,14 +33,14 @@ LARGEST_SMALL = 16 << 10
 """Buffers up to this size come from size classes."""
 
 RETRY_S = 5.0
-"""How long a refusal to lock more memory stands before it is tried again."""
+"""Seconds for which a refusal to lock more memory holds before it is tried again."""
 
 Lock = Callable[[int], int]
-"""The address of so many bytes of new page-locked memory; raises where there are none. Any thread."""
+"""Returns the address of new page-locked memory of this size; raises where there is none. Any thread."""
 
 
 class Slab:
-    """One page-locked allocation and what of it is free."""
+    """A page-locked allocation and its free extents."""
 
     def __init__(self, address: int, size: int) -> None:
         self.address = address
@@ -89,7 +89,7 @@ class HostPool:
         self._failure: Exception | None = None
         self._failed_at = 0.0
         self.in_use = 0
-        """Bytes on loan, as asked for."""
+        """Bytes on loan, by the requested sizes."""
         self._start(slab)
 
     @property
@@ -101,7 +101,7 @@ class HostPool:
         return HostInfo(self.pinned, self.in_use)
 
     def take(self, size: int) -> PinnedBuffer | None:
-        """`size` bytes, or None until some are given back or have been locked; then `grown` says so."""
+        """Returns `size` bytes, or None until some are freed or have been locked, which `grown` reports."""
         if size <= 0:
             return PinnedBuffer(None, 0, 0)
         buffer = self._find(size)
@@ -114,7 +114,7 @@ class HostPool:
         return buffer
 
     def give(self, buffer: PinnedBuffer) -> None:
-        """A second time does nothing."""
+        """Takes a buffer back. A second call has no effect."""
         slab, buffer.slab = buffer.slab, None
         if slab is None:
             return
@@ -125,7 +125,7 @@ class HostPool:
             slab.extents.give(buffer.address - slab.address, buffer.size)
 
     def grown(self) -> bool:
-        """Whether memory has arrived, or been refused, since this was asked last: time to `take` again."""
+        """True if memory has arrived, or been refused, since the last call: time to `take` again."""
         changed = bool(self._arrived)
         while self._arrived:
             arrival = self._arrived.popleft()
@@ -138,7 +138,7 @@ class HostPool:
         return changed
 
     def refusal(self, size: int) -> Refusal | None:
-        """Why no more is locked for now; None where it was not refused lately."""
+        """Returns the reason why the host locks no more memory for now; None where it did not refuse lately."""
         if self._failure is None or self._clock() - self._failed_at > RETRY_S:
             return None
         return Refusal(
@@ -165,7 +165,7 @@ class HostPool:
                 size //= 4
 
     def _may_grow(self, size: int) -> bool:
-        """Up to the cap; one copy larger than a slab may go beyond, alone."""
+        """True if the pool may grow: up to the cap, or beyond it for one copy larger than a slab, alone."""
         return self.pinned + self._slab <= self._cap or size > self._slab or not self._slabs
 
     def _find(self, size: int) -> PinnedBuffer | None:

@@ -15,13 +15,13 @@ from hearthd.device.platform.spin_policy import sooner
 J = TypeVar("J")
 
 PATIENT_MOST = 64
-"""Jobs that nobody waits for, above which they are as urgent as any."""
+"""Limit of jobs that no client waits for; beyond it, they are urgent."""
 
 TELL_S = 2.0
 """A load that has waited for so long is worth a line in the log."""
 
 PATIENCE_S = 0.005
-"""How long the device may take to come to rest by itself."""
+"""Seconds in which the device may become idle by itself, before launches are held back."""
 
 FIRST_S = 0.020
 LONGEST_S = 5.0
@@ -38,9 +38,9 @@ class IdleWaiter(Generic[J]):
         self.urgent = urgent
         self.limited = limited
         self.excused = -math.inf
-        """It has not waited too long before this time, however long it has."""
+        """Time before which the job does not count as late, however long it has waited."""
         self.told = False
-        """Whether the log has been."""
+        """True once the wait has been logged."""
 
 
 class IdleQueue(Generic[J]):
@@ -51,9 +51,10 @@ class IdleQueue(Generic[J]):
         self._urgent: dict[IdleWaiter[J], None] = {}
         self._limited: dict[IdleWaiter[J], None] = {}
         self._crowded: float | None = None
-        """Since when there have been too many that nobody waits for."""
+        """Time since when there have been too many jobs that no client waits for."""
         self.since: float | None = None
-        """Since when one has been waiting for whose sake launches may be held back; None: none is there."""
+        """Time since when the oldest urgent job has waited, for which launches may be held back; None: there is
+        none."""
 
     def __len__(self) -> int:
         return len(self._all)
@@ -141,13 +142,13 @@ class IdleQueue(Generic[J]):
 
 
 def holding(waited: float) -> tuple[bool, float]:
-    """Whether launches are held back for idle work after `waited` seconds, and for how much longer it stays so.
+    """Returns True if launches are held back for idle work after `waited` seconds, and the seconds until that changes.
 
-    Idle work is what the driver does only while no kernel runs.
+    Idle work is work that the driver does only while no kernel runs.
 
-    At first not at all: a device that is not busy all the time comes to rest by itself. Then for a while, and as long
-    not, each time twice as long: what is queued is finite, so it comes to an end in one of these, and others keep at
-    least half of the device while a kernel runs on and on.
+    At first, launches are not held back: a device that is not always busy becomes idle by itself. Then they are held
+    back for a while, and let through for as long, each time twice as long. The queued work is finite, so it completes
+    in one of these intervals, and other sessions keep at least half of the device while a kernel keeps running.
     """
     end = PATIENCE_S
     if waited < end:

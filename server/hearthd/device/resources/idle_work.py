@@ -28,7 +28,7 @@ from hearthd.device.streams.stream_pool import NAMED, StreamPool
 Job = Callable[[], None]
 
 BESIDE_S = 2.0
-"""How long launches are held back, at most, for what another thread does while the device rests."""
+"""Longest time for which launches are held back for work of another thread, in seconds."""
 
 
 class PendingLoad(NamedTuple):
@@ -44,7 +44,7 @@ class IdleTask(NamedTuple):
 
     run: Job
     load: PendingLoad | None = None
-    """None: nobody waits for it."""
+    """The load; None: no client waits for the job."""
 
 
 Waiting = IdleWaiter[IdleTask]
@@ -71,14 +71,14 @@ class IdleWork:
         self.limit = limit
         self._clock = clock
         self.tenant_of: Callable[[str], str | None] = lambda _session: None
-        """Of a session by its id; None: it is not known."""
+        """Returns the tenant of a session by its id; None: unknown."""
         self._line: IdleQueue[IdleTask] = IdleQueue()
         self._asked = False
         self._ends = 0
-        """How often all that the device had been given before has ended, while somebody waited for that."""
+        """Number of times that all earlier work of the device has ended while a job waited for that."""
         self._beside: dict[object, float] = {}
-        """What other threads do while the device rests, and until when launches are held back for it; -inf: they are
-        not any more."""
+        """Work of other threads that needs an idle device, and the time until which launches are held back for it;
+        -inf: no longer."""
 
     @property
     def occupied(self) -> bool:
@@ -106,8 +106,8 @@ class IdleWork:
         return self._add(IdleTask(job, PendingLoad(session, what, refuse)), urgent=True)
 
     def hopeful(self) -> Callable[[], bool]:
-        """For what is refused now: whether it is worth another try by then. What kept the device from resting has
-        ended, or some time has passed."""
+        """Returns a function for a refused command, which is true once another try may succeed: the work that kept the
+        device busy has ended, or some time has passed."""
         ends, until = self._ends, self._clock() + AGAIN_S
         return lambda: self._ends != ends or self._clock() >= until
 
@@ -133,7 +133,7 @@ class IdleWork:
             job(lambda: None)
 
     def meanwhile(self, job: Callable[[Job], None]) -> None:
-        """As `beside`, at once, whether or not the device is idle."""
+        """Runs `job(done)` at once, whether or not the device is idle; otherwise as `beside`."""
         if self._server.loading_waits:
             self._occupy(job)
         else:
@@ -205,7 +205,7 @@ class IdleWork:
         return self._line.wake(now, self.limit)
 
     def _tell(self, untold: Iterable[Waiting], now: float) -> None:
-        """One line of the log for all that have come to wait so long, of one moment as a rule."""
+        """Logs all waits that have become late, usually those of one moment, in one line."""
         loads = [(waiting.since, waiting.job.load) for waiting in untold if waiting.job.load is not None]
         kernels = list(dict.fromkeys(self._tracks.in_flight()))
         self._journal.warning(
@@ -225,7 +225,7 @@ class IdleWork:
         return not self._tracks.undone(self._tracks.all)
 
     def _ask(self) -> None:
-        """Looks again when all that the device has been given so far is done."""
+        """Polls again when all work submitted to the device so far is done."""
         if not self._asked:
             self._asked = True
             self._tracks.after_all(self._tracks.undone(self._tracks.all), self._rested)

@@ -1,4 +1,4 @@
-"""What keeps the device from resting, in words: for the log, and for who waited for its rest."""
+"""Running kernels, which keep the device busy: for the log, and for refusals of loads."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from hearthd.device.session.session import DeviceSession
 from hearthd.device.streams.stream_pool import NAMED, StreamPool, listed
 
 AGAIN_S = 5.0
-"""Who was refused is refused again, without a wait, until so much time has passed or that work has ended: what was sent
-behind it would else wait as long, one after the other."""
+"""Seconds for which a refused client is refused again, without a wait, unless that work has ended: the commands behind
+the refused one would otherwise wait as long, one after the other."""
 
 
 class RunningKernels(NamedTuple):
     """Kernels in flight, by owner: the session itself, its tenant, other tenants. Oldest first, each once."""
 
     own: list[str]
-    """Those of who asks."""
+    """Kernels of the session that asks."""
     others: dict[str, list[str]]
-    """Those of other sessions of its tenant, by session."""
+    """Kernels of other sessions of its tenant, by session."""
     strangers: bool
-    """Whether another tenant has some: what they are called, and whose they are, is not to be told."""
+    """True if another tenant has kernels in flight: their names and owner are not disclosed."""
 
     @property
     def kernels(self) -> list[str]:
-        """All that may be named."""
+        """Kernels that may be named."""
         return list(dict.fromkeys((*self.own, *(name for names in self.others.values() for name in names))))
 
     @property
@@ -57,7 +57,7 @@ def running(tracks: StreamPool, asking: DeviceSession, tenant_of: Callable[[str]
 
 
 def device_busy(what: str, waited: float, limit: float, found: RunningKernels) -> Refusal:
-    """For who waited for the device to rest for as long as that may take, and is refused `what`."""
+    """Returns the refusal of `what` to a client that waited for an idle device up to the limit."""
     fixes = []
     if found.own:
         fixes.append("let kernels of this session end (synchronize) before it loads")

@@ -1,6 +1,6 @@
 """Small blocks cut from pages, by size class: taking and giving one costs the same however many there are.
 
-A class is a power of two. A page serves one class until nothing of it is in use and somebody needs the page.
+A class is a power of two. A page serves one class until nothing of it is in use and another class needs it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SizeClasses(Generic[P]):
 
     @property
     def pages(self) -> int:
-        """How many have been added and are not taken back."""
+        """Returns the number of pages that have been added and not taken back."""
         return len(self._used)
 
     @property
@@ -44,7 +44,7 @@ class SizeClasses(Generic[P]):
         return sum(map(len, self._used.values()))
 
     def take(self, size: int) -> Block[P] | None:
-        """A block of at least `size` bytes, the one given back last; None where a page has to be added first."""
+        """Returns a block of at least `size` bytes, the one freed last; None where a page has to be added first."""
         free = self._free.get(self.class_of(size))
         if not free:
             return None

@@ -19,7 +19,7 @@ long the work behind it takes."""
 
 
 class Staging:
-    """Buffers on loan until the copy through them is done. Each is given back once; in any order."""
+    """Host buffers on loan until the copy through them is done. Each is returned once; in any order."""
 
     def __init__(self, server: ComputeServer, cap: int, tracks: StreamPool, on_room: Callable[[], None]) -> None:
         self._server = server
@@ -28,17 +28,17 @@ class Staging:
         self._on_room = on_room
         self._lent: dict[HostBuffer, tuple[DeviceSession | None, int]] = {}
         self.on_return: Callable[[int], None] = lambda nanoseconds: None
-        """Told how long a buffer was on loan."""
+        """Called with the nanoseconds for which a buffer was on loan."""
         self._dropped: dict[PooledStream, DropQueue[HostBuffer]] = {}  # of tracks that have an open batch
         self._starved = False
         self._of_tenant: dict[str, int] = {}  # on loan
         self.in_use = 0
 
     def acquire(self, size: int, session: DeviceSession | None = None) -> HostBuffer | None:
-        """At least `size` bytes, or None while there are none: what waits is tried again when there are.
+        """Returns at least `size` bytes, or None while none are free: the waiting command is tried again when some are.
 
-        One copy larger than the cap may go alone. `session` is whom the memory is counted for, and whose tenant's quota
-        it has to be within. Raises Refusal(OUT_OF_MEMORY) where the host locks no more and nothing can come back.
+        One copy larger than the cap may go alone. The memory counts for `session`, and its tenant's quota bounds it.
+        Raises Refusal(OUT_OF_MEMORY) where the host locks no more and no memory is on loan.
         """
         buffer = self.find(size, session)
         if buffer is None and not self.in_use:
@@ -48,7 +48,7 @@ class Staging:
         return buffer
 
     def find(self, size: int, session: DeviceSession | None = None) -> HostBuffer | None:
-        """As `acquire`, for who can also do without: see `refusal`."""
+        """Returns memory as `acquire` does, for a command that can also do without: see `refusal`."""
         if (not self.in_use or self.in_use + size <= self._cap) and self._within_quota(size, session):
             buffer = self._server.allocate_host(size)
             if buffer is not None:
@@ -63,14 +63,16 @@ class Staging:
         return None
 
     def _within_quota(self, size: int, session: DeviceSession | None) -> bool:
-        """Whether the session's tenant may have so much more on loan. One copy larger than its quota may go alone."""
+        """True if the session's tenant may have `size` more bytes on loan. One copy larger than its quota may go
+        alone."""
         if session is None or not session.pinned_bytes:
             return True
         lent = self._of_tenant.get(session.tenant, 0)
         return not lent or lent + size <= session.pinned_bytes
 
     def refusal(self, size: int) -> Refusal | None:
-        """Why the host locks no more memory for now; None: it does, or what is on loan will be enough."""
+        """Returns the reason why the host locks no more memory for now; None: it does, or the memory on loan will be
+        enough."""
         return self._server.host_refusal(size)
 
     def drop(self, track: PooledStream, buffer: HostBuffer) -> None:
@@ -94,7 +96,7 @@ class Staging:
             self._on_room()
 
     def release(self, buffer: HostBuffer) -> None:
-        """A second time does nothing."""
+        """Returns a buffer. A second call has no effect."""
         self._release((buffer,))
 
     def _close(self, track: PooledStream) -> None:

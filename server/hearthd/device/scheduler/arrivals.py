@@ -1,4 +1,4 @@
-"""Frames of a session as commands, one after the other, stopping where somebody else has to have a turn."""
+"""Executes the frames of a session as commands, in order, and yields where other sessions must have a turn."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ from hearthd.device.scheduler.backlog import LAUNCH, NEEDS, NOTHING, Backlog, Ch
 from hearthd.device.session.session import BatchEntry, DeviceSession
 
 LOOK_AHEAD_BYTES = 64 << 10
-"""Longer batches are not looked into before their turn: that takes time, which belongs to others."""
+"""Longer batches are not decoded before their turn: decoding takes time that belongs to other sessions."""
 
 HEAVY = {"collective": 15, "all_reduce": 15}
-"""What a command takes of a turn beyond that of others, in commands: what it asks of its peers is sent when the turn is
-over, and a long row of them must not hold up the first."""
+"""Extra cost of a command beyond one, in commands. The messages of a collective to its peers are sent at the end of the
+turn: a long queue of collectives must not delay the first."""
 
 _NONE: frozenset[int] = frozenset()
 _NOBODY = (None, 0)
 
 CHANGING = frozenset({"begin_capture", "end_capture", "create_stream", "destroy_stream"})
-"""Commands that decide what becomes of those behind them: none of those is answered ahead of its turn."""
+"""Commands that decide the outcome of the commands behind them. No query behind one is answered ahead of its turn."""
 
 
 AtOnce = tuple[Callable[[DeviceSession, commands_pb2.Command, BatchEntry, int], bool], int]
-"""What runs a command of a batch (its entry, the command's index), and how much work it gives the device: 1 or none.
-False, with nothing done, where the command has to go the long way."""
+"""A function that runs a command of a batch (its entry, the command's index), and the number of commands that it
+submits to the device: 1 or 0. The function returns False, with no effect, where the command has to take the queued
+path."""
 
 
 class CommandRunner(Protocol):
@@ -48,7 +49,7 @@ class CommandRunner(Protocol):
         index: int = 0,
         call: int = 0,
     ) -> None:
-        """Runs it, which is of this kind ("": of none), or puts it off until what it needs is there."""
+        """Runs the command, which is of this kind ("": of none), or defers it until its inputs are available."""
         ...
 
     def result(self, session: DeviceSession, call: int, result: commands_pb2.Result) -> None: ...
@@ -56,13 +57,13 @@ class CommandRunner(Protocol):
 
 
 class Arrivals:
-    """Belongs to the device-handle thread. What `batch` and `call` give yields where it may not go on; see
-    `Backlog.left` and `Backlog.may`."""
+    """Decodes frames and runs their commands. Device-handle thread only. The generators that `batch` and `call` return
+    yield where they must not continue; see `Backlog.left` and `Backlog.may`."""
 
     def __init__(
         self, device: DeviceContext, launches: LaunchCommands, commands: CommandRunner, at_once: Mapping[str, AtOnce]
     ) -> None:
-        """`at_once`: who is asked first for commands of these kinds."""
+        """`at_once` maps a kind of command to the function that is tried first."""
         self._device = device
         self._at_once = at_once
         self._launches = launches
@@ -73,7 +74,7 @@ class Arrivals:
         }
 
     def batch(self, backlog: Backlog, frame: Frame) -> Iterator[None]:
-        """Works a batch off."""
+        """Runs the commands of a batch."""
         session = backlog.session
         opened = self._open(backlog, frame)
         if opened is None:
@@ -120,7 +121,7 @@ class Arrivals:
     def _run(
         self, backlog: Backlog, records: bytes, entry: BatchEntry, index: int, place: int
     ) -> Generator[None, None, int]:
-        """Works packed launches off; how many there were."""
+        """Runs packed launches and returns their number."""
         telemetry = self._device.telemetry
         at = count = 0
         while at < len(records):
@@ -143,12 +144,13 @@ class Arrivals:
 
     @staticmethod
     def _full(backlog: Backlog, command: commands_pb2.Command) -> bool:
-        """Whether the row stands still before a command that gives the device work."""
+        """True if the session stands still before a command with device work."""
         stream = backlog.session.streams.items.get(command.stream)
         return stream is not None and stream.track.budget <= 0 and backlog.stops(stream)
 
     def _open(self, backlog: Backlog, frame: Frame) -> tuple[commands_pb2.Batch, frozenset[int]] | None:
-        """The batch and the places of what has been answered in it; None where there is nothing to run."""
+        """Returns the batch and the places of the commands in it that have been answered; None where there is nothing
+        to run."""
         session = backlog.session
         ahead = backlog.ahead.pop(id(frame), None) if backlog.ahead else None
         try:
@@ -172,7 +174,7 @@ class Arrivals:
         return batch, ahead.answered if ahead is not None else _NONE
 
     def call(self, backlog: Backlog, frame: Frame) -> Iterator[None]:
-        """Works a single call off."""
+        """Runs a single call."""
         try:
             command = commands_pb2.Command.FromString(frame.payload)
         except DecodeError:
@@ -189,11 +191,10 @@ class Arrivals:
             backlog.room -= 1
 
     def look_ahead(self, backlog: Backlog, frame: Frame) -> None:
-        """A batch that may have to wait: what it asks of events is answered as soon as those have been recorded.
-
-        A client that keeps so much under way waits for the events of its earlier work behind its later work; the device
-        would run dry before it hears of them. All that waits before this batch has to have been looked into as well.
-        """
+        """Answers the event queries of a batch that may have to wait as soon as the events have been recorded. A
+        client with that much work under way waits for the events of its earlier work behind its later work; the
+        device would run dry before the client receives them. Every batch that waits before this one must have been
+        decoded as well."""
         if len(frame.payload) > LOOK_AHEAD_BYTES or len(backlog.ahead) != len(backlog.frames):
             return
         session = backlog.session
@@ -219,8 +220,8 @@ class Arrivals:
         backlog.ahead[id(frame)] = PeekedBatch(batch, changes, frozenset(answered))
 
     def _answer(self, backlog: Backlog, command: commands_pb2.Command, before: list[Changes]) -> bool:
-        """Whether what is asked of an event is answered now, or when it has been recorded: `before` is what happens to
-        events until then."""
+        """Answers the query of an event now, or registers it for the time when the event is recorded; False: neither is
+        possible yet. `before` lists the changes to events until then."""
         session = backlog.session
         stream = session.streams.get(command.stream)
         if stream is None or stream.capture is not None:
@@ -250,7 +251,7 @@ class Arrivals:
 
 
 def _pause(backlog: Backlog, place: int) -> Iterator[None]:
-    """Stops before the command at this place of its batch, for once."""
+    """Yields once before the command at this place of its batch."""
     backlog.place = place
     began = time.perf_counter_ns()
     yield
@@ -258,7 +259,7 @@ def _pause(backlog: Backlog, place: int) -> Iterator[None]:
 
 
 def _changes(commands: Iterable[commands_pb2.Command]) -> Changes | None:
-    """What the commands do to events; None where they decide about more than that."""
+    """Returns what the commands do to events; None where they affect later commands in other ways."""
     events: Changes = {}
     for command in commands:
         kind = command.WhichOneof("kind") or ""

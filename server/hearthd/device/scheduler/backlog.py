@@ -17,7 +17,7 @@ from hearthd.device.session.stream import LogicalStream
 from hearthd.device.streams.stream_pool import NEVER, PooledStream, StreamPool
 
 NOTHING, COPY, LAUNCH = range(3)
-"""What a command gives the device. Copies go beside the kernels of others; launches are what turns are about."""
+"""The device work of a command. Copies run beside the kernels of other sessions; turns divide launches."""
 
 NEEDS = {
     "launches": LAUNCH,
@@ -34,7 +34,7 @@ NEEDS = {
 
 
 class Slice:
-    """Some commands that a session gave the device in one go; `count` of them when it is closed."""
+    """Commands that a session submitted in one turn; `count` is their number once the slice is closed."""
 
     __slots__ = ("base", "begun", "count", "late", "most", "turn")
 
@@ -42,21 +42,21 @@ class Slice:
         self.begun = begun
         self.most = most
         self.turn = turn
-        """Whether it keeps the turns of others waiting; else it goes beside theirs."""
+        """True if it holds up the turns of other sessions; otherwise it runs beside them."""
         self.base = base
-        """What each track had been given before."""
+        """Commands that each track had been given before the slice."""
         self.count = 0
         self.late = False
-        """Whether it has taken so long that nobody waits for it any more."""
+        """True once the slice has taken so long that other sessions no longer wait for it."""
 
     def given(self, tracks: Iterable[PooledStream]) -> int:
-        """How many commands so far, of those that these tracks were given."""
+        """Returns how many commands these tracks have been given since the slice began."""
         base = self.base
         return sum(track.given - base.get(track, track.since) for track in tracks)
 
 
 Changes = dict[int, bool]
-"""Events that commands record or destroy; whether they record them, once, and do no more."""
+"""Events that commands record or destroy. True: the commands record the event once and do no more to it."""
 
 
 class PeekedBatch(NamedTuple):
@@ -64,7 +64,7 @@ class PeekedBatch(NamedTuple):
 
     batch: commands_pb2.Batch
     changes: Changes | None
-    """What it does to events; None where it does more than that to commands behind it."""
+    """Changes to events; None where the batch affects the commands behind it in other ways."""
     answered: frozenset[int]
     """Places of commands that have been answered already."""
 
@@ -83,83 +83,86 @@ class Backlog:
         # What waits.
         self.frames: deque[Frame] = deque()
         self.frame: Frame | None = None
-        """The one that is being worked off."""
+        """The frame in execution."""
         self.under: commands_pb2.Batch | None = None  # the batch in it
         self.place = self.paused = 0
-        """The command that it stands before, and for how many nanoseconds it has stopped in this batch."""
+        """The place of the next command in the batch, and the nanoseconds for which execution of the batch has
+        paused."""
         self.work: Iterator[None] | None = None
-        """What is left of it."""
+        """The generator that executes the rest of the frame."""
         self.ahead: dict[int, PeekedBatch] = {}
-        """Batches among the frames that have been looked into, by `id` of the frame."""
+        """Batches among the frames that have been decoded, by `id` of the frame."""
         self.awaited: dict[int, list[commands_pb2.Command]] = {}
-        """What is asked of events that have not been recorded yet."""
+        """Queries of events that have not been recorded yet, by event."""
         self.transfers: set[int] = set()
         """Uploads with messages among the frames."""
         self.closing = self.ended = False
-        """Whether the end of the session is among the frames, and whether it has come."""
+        """`closing`: the end of the session is among the frames. `ended`: it has been executed."""
         self.wanting = self.copies = False
-        """Whether it has commands that give the device work, as far as it has been looked at; whether these are
+        """`wanting`: the session has commands with device work, as far as they have been decoded. `copies`: they are
         copies."""
         # What it may do now.
         self.need = NOTHING
-        """What its next command gives the device, where it had to stop before it."""
+        """Device work of the next command, if execution stopped before it."""
         self.left = self.room = 0
-        """Commands of any kind that it may run before others are looked after; those that give the device work."""
+        """`left`: commands of any kind that may run before other sessions have a turn. `room`: those of them that may
+        submit work to the device."""
         self.launches = False
-        """Whether these may be launches."""
+        """True if these may be launches."""
         self.standstill: Standstill[LogicalStream] = Standstill()
         # What is on the device.
         self.active = False
-        """Whether it has something waiting, or work on the device."""
+        """True if the session has commands that wait, or work on the device."""
         self.sparse = True
-        """Whether all that it had went at once, when it last had something."""
+        """True if all commands ran at once when the session last had any."""
         self.metered = self.forgiven = False
-        """Whether its time is counted though it is in no slice; whether it is counted, but no debt."""
+        """`metered`: device time is counted although the session is in no slice. `forgiven`: it is counted, but is no
+        debt."""
         self.open: Slice | None = None
         self.slices: deque[Slice] = deque()
-        """Those that are on the device, oldest first."""
+        """Slices that are on the device, oldest first."""
         self.since = 0.0
-        """When the last slice was done, or the first of a row begun."""
+        """The time at which the last slice was done, or the first of a series began."""
         self.late_at = 0.0
-        """When the oldest slice has taken too long."""
+        """The time at which the oldest slice is late."""
         self.chance_at = 0.0
-        """When it is given a slice whatever it owes, where one has taken too long."""
+        """The time at which the session with a late slice gets another one, whatever it owes."""
         self.pace = Pace()
         self.used = 0.0
         """Seconds of device time."""
         self.paid = 0.0
-        """What it had used at `since`."""
+        """Value of `used` at `since`."""
         self.owes = math.inf
         """See `hearthd.device.scheduler.device_time.DeviceTimePayer`."""
         self.counted = 0
-        """Commands that were done at `since`, where it is in no slice."""
+        """Commands that were done at `since`; for a session in no slice."""
 
     @property
     def session_id(self) -> str:
         return self.session.id
 
     def tracks(self) -> list[PooledStream]:
-        """Those of its streams, each once."""
+        """Returns the tracks of its streams, each once."""
         return self.session.streams.tracks
 
     def busy_tracks(self) -> list[PooledStream]:
-        """Those that may have work of it, also its part in collectives."""
+        """Returns the tracks that may have work of the session, including its part in collectives."""
         streams = self.session.streams
         collectives = streams.collectives
         return list(dict.fromkeys((*streams.tracks, *collectives))) if collectives else streams.tracks
 
     def collectives(self, tracks: StreamPool) -> list[PooledStream]:
-        """Communicators' tracks with work of it that is not known to be done."""
+        """Returns the communicators' tracks with work of the session that is not known to be done."""
         return tracks.undone(self.session.streams.collectives)
 
     @property
     def waiting(self) -> bool:
-        """Whether there are commands that have not run."""
+        """True if there are commands that have not run."""
         return self.work is not None or bool(self.frames)
 
     @property
     def asks(self) -> int:
-        """What the next of its waiting commands need: of those that are in order, and those that were put off."""
+        """The device work of the next waiting commands: of those in order, and of those that were deferred."""
         need = self.need if self.work is not None else NOTHING
         for track in self.tracks():
             if track.asked > need:
@@ -168,12 +171,12 @@ class Backlog:
 
     @property
     def in_turn(self) -> bool:
-        """Whether the turns of others wait for it."""
+        """True if the turns of other sessions wait for this session."""
         return (self.open is not None and self.open.turn) or any(each.turn and not each.late for each in self.slices)
 
     @property
     def late(self) -> bool:
-        """Whether a slice of it takes too long."""
+        """True if a slice of the session is late."""
         return any(each.late for each in self.slices)
 
     @property
@@ -182,7 +185,7 @@ class Backlog:
         return sum(each.count for each in self.slices if not each.late)
 
     def may(self, need: int) -> bool:
-        """Whether the next command may give the device such work now; else it stops before it."""
+        """True if the next command may submit such work to the device now; otherwise execution stops before it."""
         if need == NOTHING or (self.room > 0 and (self.launches or need != LAUNCH)):
             self.need = NOTHING
             return True
@@ -190,8 +193,8 @@ class Backlog:
         return False
 
     def stops(self, stream: LogicalStream) -> bool:
-        """Whether it stands still before a command for a stream that takes no more, or for which many others wait. With
-        turns it does not: it has no room for so many."""
+        """True if execution stands still before a command for a stream that is full, or for which many other commands
+        wait. Does not apply while sessions take turns: `room` is too small then."""
         track, standstill = stream.track, self.standstill
         if self.room < NEVER >> 1 or not standstill.lasts(track.index, track.finished, time.perf_counter()):
             return False
@@ -199,7 +202,7 @@ class Backlog:
         return True
 
     def stands_still(self, tracks: StreamPool) -> bool:
-        """Whether it does still."""
+        """True if execution still has to stand still."""
         stream = self.standstill.stream
         if stream is None:
             return False
@@ -208,7 +211,7 @@ class Backlog:
         return full and not self.closing and self.stops(stream)
 
     def bar(self, tracks: StreamPool) -> None:
-        """Nothing goes to the device from now on."""
+        """Closes the device to the session from now on."""
         self.standstill.stream = None
         self.room = 0
         for track in self.tracks():
@@ -217,33 +220,33 @@ class Backlog:
             track.asked = asked
 
     def let(self, tracks: StreamPool, most: int = NEVER, launches: bool = True) -> None:
-        """So many commands may go from now on."""
+        """Lets the session submit up to `most` commands from now on."""
         self.room = most
         self.launches = launches
         for track in self.tracks():
             tracks.bar(track, not launches, most)
 
     def done(self) -> int:
-        """How many commands of it are known to be done."""
+        """Returns the number of its commands that are known to be done."""
         return sum([track.finished - track.since for track in self.busy_tracks()])  # a generator takes twice as long
 
     def undone(self, tracks: StreamPool) -> list[PooledStream]:
-        """Tracks with work that is not known to be done."""
+        """Returns the tracks with work of the session that is not known to be done."""
         return tracks.undone(self.busy_tracks())
 
     def under_way(self, tracks: StreamPool) -> bool:
-        """Whether the device has work of it that is not known to be done."""
+        """True if the device has work of the session that is not known to be done."""
         return bool(tracks.undone(self.busy_tracks()))
 
     def learn(self, count: int, begun: float, now: float) -> None:
-        """So many commands were done since `since`; they were begun to be given to the device at `begun`."""
+        """Records that `count` commands, which began to be submitted at `begun`, were done since `since`."""
         self.pace.learn(count, self.used - self.paid, now - begun)
         self.paid, self.since = self.used, now
 
-    # ---- frames that will not be looked at in their turn ----
+    # ---- frames that are not executed in order ----
 
     def behind(self, frame: Frame) -> bool:
-        """Whether a message of an upload has to stay behind commands that wait: its Write may be among them."""
+        """True if a message of an upload has to stay behind waiting commands: its Write may be among them."""
         if not self.waiting:
             self.transfers.clear()
             return False
@@ -254,7 +257,7 @@ class Backlog:
         return True
 
     def withdraw(self, call: int) -> bool:
-        """Forgets a single call that waits here; whether one did."""
+        """Removes a single call that waits here; True if there was one."""
         if self.work is not None and _is_call(self.frame, call):
             self.work = None
             self.need = NOTHING
@@ -266,7 +269,7 @@ class Backlog:
         return False
 
     def drop(self) -> list[Frame]:
-        """Forgets the frame that it stands before, and all up to the end of the session."""
+        """Removes the current frame and all frames before the end of the session, and returns them."""
         dropped = [self.frame] if self.frame is not None else []
         self.ahead.clear()
         self.awaited.clear()

@@ -1,8 +1,8 @@
-"""Accounting of device time: at every moment it is divided among the sessions with work on the device.
+"""Accounting of device time: each interval is divided among the sessions with work on the device.
 
-Work of two sessions that is on the device at once may run side by side, or one behind the other: nobody can tell from
-outside, so each pays half, except who has paid already what its work takes by itself. What is charged adds up to the
-time in which the device had work at all.
+Work of two sessions that is on the device at once may run side by side, or one behind the other. The host cannot tell
+which, so each session pays half, unless it has already paid what its work takes alone. The charges add up to the time
+in which the device had any work.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hearthd.device.platform.spin_policy import sooner
 from hearthd.device.platform.telemetry import Telemetry
 
 TELL_S = 1.0
-"""How often the front is told, while there is something to tell."""
+"""Interval between reports to the front, in seconds, while there is device time to report."""
 
 
 class DeviceTimePayer(Protocol):
@@ -28,8 +28,8 @@ class DeviceTimePayer(Protocol):
     """Seconds so far."""
 
     owes: float
-    """Seconds that it is still to pay for what it has on the device, as long as somebody else can; infinite: as many as
-    it takes."""
+    """Seconds that the session is still to pay for its work on the device while another session can pay; infinite: no
+    limit."""
 
     @property
     def session_id(self) -> str: ...
@@ -39,7 +39,7 @@ P = TypeVar("P", bound=DeviceTimePayer)
 
 
 class DeviceTimeMeter(Generic[P]):
-    """Measures device time. Device-handle thread only. `charge` is called with each interval and its payer."""
+    """Measures device time. Device-handle thread only. The meter calls `charge` with each interval and its payer."""
 
     def __init__(
         self,
@@ -59,11 +59,11 @@ class DeviceTimeMeter(Generic[P]):
 
     @property
     def busy(self) -> bool:
-        """Whether anybody has work on the device."""
+        """True if any session has work on the device."""
         return bool(self._under_way)
 
     def advance(self) -> float:
-        """Shares out the time since the last call; what time it is."""
+        """Divides the time since the last call among the payers; returns the current time."""
         now = self.clock()
         if self._under_way:
             spent = now - self._now
@@ -95,8 +95,8 @@ class DeviceTimeMeter(Generic[P]):
         self._charge(payer, seconds)
 
     def begin(self, payer: P, since: float | None = None) -> float:
-        """It has work on the device, from now on or since then, and when that is; to be ended as often as it was
-        begun."""
+        """Counts a piece of work of the payer as on the device, from now or from `since`, and returns that time. Each
+        call needs one call of `end`."""
         before, now = self._now, self.advance()
         if since is not None and not self._under_way:
             self._now = now = min(max(before, since), now)
@@ -106,7 +106,8 @@ class DeviceTimeMeter(Generic[P]):
         return now
 
     def spent(self, payer: P, since: float) -> float:
-        """It has had work on the device since then, and nobody else; it is done. What time it is."""
+        """Charges the interval from `since` to now for work that was alone on the device and is done; returns the
+        current time."""
         now = self.clock()
         if not self._untold:
             self._told = now
@@ -116,7 +117,7 @@ class DeviceTimeMeter(Generic[P]):
         return now
 
     def end(self, payer: P) -> None:
-        """A piece of its work is done."""
+        """Counts a piece of the payer's work as done."""
         self.advance()
         left = self._under_way.get(payer, 0) - 1
         if left > 0:
@@ -125,7 +126,7 @@ class DeviceTimeMeter(Generic[P]):
             self._under_way.pop(payer, None)
 
     def tell(self) -> None:
-        """Tells the front what nobody has told it."""
+        """Reports to the front the device time that has not been reported."""
         self._told = self.advance()
         told = {session: int(seconds * 1e9) for session, seconds in self._untold.items()}
         for session, nanoseconds in told.items():  # what is lost by rounding stays to be told
@@ -135,14 +136,14 @@ class DeviceTimeMeter(Generic[P]):
             self._outbox.put(Kind.METER, json.dumps(told).encode())
 
     def forget(self, payer: P) -> None:
-        """Its session is over: the front is told the rest now."""
+        """Removes a payer whose session has ended, and reports the rest of its time to the front."""
         self.advance()
         self._under_way.pop(payer, None)
         self.tell()
         self._untold.pop(payer.session_id, None)
 
     def poll(self, asleep: float | None) -> float | None:
-        """Tells the front when it is time; how long to sleep, not beyond the next time."""
+        """Reports to the front when a report is due. Returns the time to sleep, at most until the next report."""
         if not (self._under_way or self._untold):
             return asleep
         left = self._told + TELL_S - self.clock()

@@ -1,17 +1,18 @@
 """Sessions of one device process take turns on the device.
 
-While one session alone has work, it goes to the device as it arrives. As soon as a second one has, each gives the
-device only slices of about a millisecond (`time_slices`, `pace`), with a mark behind each that tells what it took:
+While one session alone has work, its commands go to the device as they arrive. As soon as a second one has work, each
+submits only slices of about a millisecond (`time_slices`, `pace`), with a marker behind each slice that measures it:
 
-- whose turn it is says deficit round robin over what the slices took (`hearthd.shared.deficit_round_robin`). The slices
-  of a turn keep those of other turns waiting, so that they can be told apart, and no work queues behind a flood;
-- a session that had nothing under way and has credit left goes at once, beside whoever has the turn: who launches and
-  waits is not held up by the turns of others. So do copies, for which the device has engines of their own;
-- a slice that takes too long keeps nobody waiting any more: it may hang, or wait for its own host.
+- deficit round robin over the time of the slices selects the session whose turn it is
+  (`hearthd.shared.deficit_round_robin`). The slices of a turn hold up those of other turns, so that they can be told
+  apart, and no work queues behind a flood;
+- a session that had no work under way and has credit left submits at once, beside the session with the turn: the turns
+  of others do not delay a client that launches and waits. Copies do the same: the device has separate engines for them;
+- a late slice no longer holds up other sessions: its kernel may hang, or wait for its host.
 
-Commands that give the device nothing run as they come, and collectives when the front says so, whoever has the turn:
-their peers count on it. What one session sends stays in order; what waits is not acknowledged, so that its client stops
-sending.
+Commands without device work run as they arrive, and collectives when the front says so, whichever session has the turn:
+their peers depend on it. The commands of one session stay in order; those that wait are not acknowledged, so that the
+client stops sending.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from hearthd.device.streams.stream_pool import NEVER
 BATCH, CLOSE = Kind.BATCH, Kind.CLOSE  # looked up once: each time costs 0.3 us (Python 3.11)
 
 LINGER_S = 0.25
-"""How long a session that is alone again still goes in slices: the other one may come back."""
+"""Time for which a session that is alone again continues in slices, in seconds: the other session may return."""
 
 STRETCH_S = 5e-4
-"""How long a session that is alone may keep this thread before it looks for others."""
+"""Time for which a session that is alone may keep this thread before other sessions are checked, in seconds."""
 
 PIECE = 512
-"""Commands of it before the clock is looked at."""
+"""Commands between two readings of the clock."""
 
 
 class FairShare:
@@ -58,18 +59,18 @@ class FairShare:
         self._active = self._slicing.active
         self.meter = self._slicing.meter
         self._shared_at = 0.0
-        """When more than one had work last."""
+        """The last time at which more than one session had work."""
         self._turns = ProcessTurns(device.outbox, self.meter.clock)
         self._more = False
 
     # ---- sessions and frames ----
 
     def open(self, session: DeviceSession) -> None:
-        """A session begins."""
+        """Adds a session."""
         self._backlogs[session.channel] = Backlog(session)
 
     def take(self, session: DeviceSession, frame: Frame) -> None:
-        """A frame has arrived; it is looked at when all before it have been."""
+        """Queues a frame that has arrived; it is executed after all frames before it."""
         backlog = self._backlogs[session.channel]
         if frame.kind == CLOSE:
             backlog.closing = True
@@ -81,8 +82,8 @@ class FairShare:
             self._wake(backlog)
 
     def alone(self, session: DeviceSession) -> Backlog | None:
-        """The session's, where nobody else has work, all that it has sent has been looked at, and no more than that
-        decides what it may give the device."""
+        """Returns the session's backlog if no other session has work, all its frames have been executed, and nothing
+        else limits its submissions."""
         active = self._active
         if self._slicing.on or self._turns.on or len(active) > 1:
             return None
@@ -92,15 +93,15 @@ class FairShare:
         return backlog
 
     def went(self, backlog: Backlog, since: float | None = None) -> None:
-        """One that is `alone` has given the device what it had; `since`: that has been at it since then."""
+        """Marks an `alone` session as active after it has submitted its work, which began at `since`."""
         if not backlog.active:
             backlog.active = True
             self._active[backlog] = None
         self._alone(backlog, since)
 
     def came_and_went(self, backlog: Backlog, since: float, commands: int) -> None:
-        """Nobody was `active`, and one that is `alone` has given the device so many commands since then, which
-        are done."""
+        """Accounts for `commands` commands that an `alone` session submitted since `since`, with no session active
+        before; they are done."""
         backlog.sparse = True
         if commands:
             backlog.paid = backlog.used
@@ -108,29 +109,29 @@ class FairShare:
             backlog.learn(commands, since, now)
 
     def last_batch(self, session: DeviceSession) -> int:
-        """The number of the last batch that has been looked at, or waits and came with its number."""
+        """Returns the number of the last batch that has been executed, or waits and came with its number."""
         frames = self._backlogs[session.channel].frames
         return max(session.last_seq, *(frame.id for frame in frames if frame.kind == BATCH), 0)
 
     def behind(self, session: DeviceSession, frame: Frame) -> bool:
-        """Whether a message of an upload had to be put behind commands that wait."""
+        """True if a message of an upload had to be queued behind waiting commands."""
         behind = self._backlogs[session.channel].behind(frame)
         if behind:
             self.take(session, frame)
         return behind
 
     def cancel(self, session: DeviceSession, call: int) -> bool:
-        """Forgets a single call that nobody has looked at; whether there was one."""
+        """Removes a single call that has not been decoded; True if there was one."""
         backlog = self._backlogs[session.channel]
         self._slicing.stir(backlog)
         return backlog.withdraw(call)
 
     def gone(self, session: DeviceSession) -> None:
-        """All that a session which was closed had on the device is done."""
+        """Removes a closed session whose work on the device is done."""
         self.meter.forget(self._backlogs.pop(session.channel))
 
     def pumped(self, session: DeviceSession) -> None:
-        """Commands of it that had been put off were tried."""
+        """Takes note that deferred commands of the session were tried."""
         backlog = self._backlogs[session.channel]
         if backlog.active:
             if self._slicing.on and not backlog.wanting and backlog.asks:
@@ -151,7 +152,7 @@ class FairShare:
         if self._slicing.on:
             backlog.bar(self._tracks)
         elif len(self._active) > 1:
-            for other in tuple(self._active):  # it may have come to its end since anybody looked
+            for other in tuple(self._active):  # its work may have ended since the last poll
                 for track in other.busy_tracks():
                     self._tracks.reap(track)
             self.settle(False)
@@ -159,7 +160,7 @@ class FairShare:
                 self._share()
 
     def _rest(self, backlog: Backlog) -> None:
-        """It has nothing waiting and nothing on the device."""
+        """Marks a session as idle: it has no waiting commands and no work on the device."""
         if backlog.metered:
             self._unmeter(backlog)
         backlog.active = False
@@ -170,17 +171,17 @@ class FairShare:
 
     @property
     def active(self) -> bool:
-        """Whether anybody has something waiting, or work on the device, as far as it is known."""
+        """True if any session has waiting commands or work on the device, as far as is known."""
         return bool(self._active) or self.meter.busy
 
     @property
     def several(self) -> bool:
-        """Whether work goes in slices."""
+        """True if work goes to the device in slices."""
         return self._slicing.on
 
     @property
     def more(self) -> bool:
-        """Whether something could be done at once."""
+        """True if another `pump` would make progress at once."""
         return self._more or self._slicing.more
 
     def pump(self) -> None:
@@ -195,7 +196,8 @@ class FairShare:
         self._turns.tell(self._active)
 
     def settle(self, idle: bool) -> None:
-        """Work may be done. `idle`: the loop is about to sleep, and has to be told when it is."""
+        """Updates the state of sessions whose work may be done. `idle`: the loop is about to sleep, and needs a wake-up
+        when it is."""
         if self._slicing.on:
             if idle and not (self._more or self._slicing.more):
                 self._slicing.close_all()
@@ -211,7 +213,7 @@ class FairShare:
                     self._tracks.on_complete(track, _noticed)
 
     def sleep(self, asleep: float | None) -> float | None:
-        """How long the loop may sleep, where it would otherwise so long."""
+        """Returns how long the loop may sleep, at most `asleep`."""
         if self._more or self._slicing.more:
             return 0.0
         if self._slicing.on:
@@ -223,7 +225,7 @@ class FairShare:
         return self.meter.poll(self._turns.sleep(asleep))
 
     def _advance(self, backlog: Backlog, commands: int) -> bool:
-        """Works off up to so many commands; whether there are more."""
+        """Executes up to `commands` commands; True if there are more."""
         backlog.left = commands
         while backlog.left > 0:
             if backlog.work is None:
@@ -253,13 +255,13 @@ class FairShare:
         self._active.pop(backlog, None)
 
     def _abandon(self, backlog: Backlog) -> None:
-        """The session ends, and what would have to wait for a turn before that does not run."""
+        """Drops the commands of a session that ends which would have to wait for a turn."""
         refusal = Refusal(Reason.SESSION_EXPIRED, "the session was closed before the command ran")
         error = commands_pb2.Result(error=refusal.to_status()).SerializeToString()
         for frame in backlog.drop():
             if frame.kind == Kind.CALL:
                 self._device.outbox.put(Kind.RESULT, error, channel=backlog.session.channel, id=frame.id)
-            elif frame.kind != BATCH:  # somebody may wait for its answer; what comes of it ends with the session
+            elif frame.kind != BATCH:  # the client may wait for its answer; its effects end with the session
                 self._perform(backlog.session, frame)
 
     # ---- one session alone ----
@@ -283,7 +285,7 @@ class FairShare:
                 self._rest(backlog)
 
     def _unmeter(self, backlog: Backlog) -> None:
-        """It has come to its end, or goes on in slices."""
+        """Ends the metering of a session that was alone: it is idle, or continues in slices."""
         backlog.metered = False
         self.meter.end(backlog)
         backlog.learn(backlog.done() - backlog.counted, backlog.since, self.meter.clock())
@@ -291,7 +293,7 @@ class FairShare:
     # ---- several ----
 
     def _share(self) -> None:
-        """From now on in slices."""
+        """Starts time slices."""
         self._slicing.on = True
         self._shared_at = self.meter.advance()
         for backlog in self._backlogs.values():
@@ -307,7 +309,7 @@ class FairShare:
         return now - self._shared_at <= LINGER_S
 
     def _share_no_more(self) -> None:
-        """The one that is left goes on alone."""
+        """Ends time slices: at most one session has work."""
         for backlog in self._backlogs.values():
             self._slicing.end(backlog)
         self._slicing.on = False
@@ -315,7 +317,8 @@ class FairShare:
         self.settle(False)
 
     def turn(self, frame: Frame) -> None:
-        """The front says whether this process may give the device work; see `process_turns`."""
+        """Takes the front's message that this process may, or may not, submit work to the device; see
+        `process_turns`."""
         self._turns.heard(frame)
         if self._turns.bounded and not self._slicing.on:
             self._share()
@@ -325,4 +328,4 @@ _END = object()
 
 
 def _noticed() -> None:
-    """For a mark that has only to be noticed."""
+    """Completion callback without effect: a marker that only has to be polled."""

@@ -10,7 +10,8 @@ from hearthd.device.platform.spin_policy import sooner
 from hearthd.device.scheduler.backlog import Backlog
 
 IDLE_S = 2e-3
-"""How long a process has nothing to do before the front is told, unless another waits for it."""
+"""Time for which a process is idle before it reports that to the front, in seconds, unless another process waits for
+it."""
 
 MAY, ALONE, AWAITED = 1, 2, 4
 WANTS, WORKS = 1, 2
@@ -18,34 +19,34 @@ WANTS, WORKS = 1, 2
 
 
 class ProcessTurns:
-    """This process's turns. Device-handle thread only. A process that is alone on its device neither gets nor sends
-    messages."""
+    """Turns of this process. Device-handle thread only. A process that is alone on its device neither receives nor
+    sends messages."""
 
     def __init__(self, outbox: Outbox, clock: Callable[[], float]) -> None:
         self._outbox = outbox
         self._clock = clock
         self.on = False
-        """Whether there are others on the device."""
+        """True if other processes share the device."""
         self._awaited = False
         self._told: int | None = None
         self._idle_since: float | None = None
         self.allowed = True
-        """Whether the device may be given work."""
+        """True if the process may submit work to the device."""
 
     @property
     def bounded(self) -> bool:
-        """Whether only so much may be on the device as others can wait for."""
+        """True if work on the device is limited to what other processes can wait for."""
         return self.on and (self._awaited or not self.allowed)
 
     def heard(self, frame: Frame) -> None:
-        """A TURN has come."""
+        """Takes a TURN message of the front."""
         self.allowed = bool(frame.flags & MAY)
         self.on = not frame.flags & ALONE
         self._awaited = bool(frame.flags & AWAITED)
         self._told = self._idle_since = None
 
     def tell(self, active: Iterable[Backlog]) -> None:
-        """Tells the front what these sessions have to do, as far as that is news."""
+        """Reports to the front which work these sessions have, if that has changed."""
         if not self.on:
             return
         state = 0
@@ -54,7 +55,7 @@ class ProcessTurns:
         if state == self._told:
             self._idle_since = None
             return
-        if not state and self._told and not self._awaited:  # it may go on in a moment
+        if not state and self._told and not self._awaited:  # more work may come in a moment
             now = self._clock()
             if self._idle_since is None:
                 self._idle_since = now
@@ -64,7 +65,7 @@ class ProcessTurns:
         self._outbox.put(Kind.BUSY, flags=state)
 
     def sleep(self, asleep: float | None) -> float | None:
-        """How long the loop may sleep, where it would otherwise so long."""
+        """Returns how long the loop may sleep, at most `asleep`."""
         if self._idle_since is None:
             return asleep
         left = max(self._idle_since + IDLE_S - self._clock(), 0.0)

@@ -1,9 +1,9 @@
-"""How long a session's commands stay in their row because a stream takes no more. Pure.
+"""Standstill: how long the commands of a session stay in the queue because a stream is full. Pure.
 
-What cannot run yet may be put off, one command at a time, so that what is behind it for other streams goes on. That
-takes several times as long as handing a launch to the driver, and where kernels are short the device would run dry
-meanwhile. So as long as the stream gets on, the row stands still, as a thread would in cuLaunchKernel; where it does
-not, a kernel may never end, and only what needs the stream has to wait for it.
+A command that cannot run yet may be deferred, so that commands behind it for other streams continue. Deferring takes
+several times as long as handing a launch to the driver, and where kernels are short the device would run dry meanwhile.
+So the queue stands still while the stream makes progress, as a thread would in cuLaunchKernel. Where the stream makes
+none, a kernel may never end, and only the commands that need the stream have to wait for it.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 PATIENCE_S = 0.01
-"""How long without anything done on the stream the row stands still: so long a launch's way may take for each of a
-window, which is more than it does."""
+"""Seconds for which the queue stands still while the stream completes no command: more than the latency of a launch for
+each command of a window."""
 
 
 class Standstill(Generic[T]):
-    """Of one row."""
+    """The standstill of one queue."""
 
     __slots__ = ("_seen", "_until", "stream")
 
     def __init__(self) -> None:
         self.stream: T | None = None
-        """The stream before which the row stands still; None: it does not."""
+        """The stream before which the queue stands still; None: it does not."""
         self._seen: tuple[int, int] | None = None
         self._until = 0.0
 
     def lasts(self, stream: int, done: int, now: float) -> bool:
-        """Whether the row stands still before a stream that has so far `done` as many commands; `now` in seconds."""
+        """True if the queue stands still before a stream with `done` completed commands; `now` in seconds."""
         if (stream, done) != self._seen:
             self._seen = stream, done
             self._until = now + PATIENCE_S
         return now < self._until
 
     def left(self, now: float) -> float:
-        """Seconds until it is asked for in vain, if nothing is done."""
+        """Seconds until `lasts` returns False if no command completes."""
         return max(0.0, self._until - now)

@@ -15,25 +15,27 @@ from hearthd.device.streams.stream_pool import NEVER, PooledStream
 from hearthd.shared.deficit_round_robin import HierarchicalRoundRobin
 
 STRETCH_S = 2e-4
-"""How long one session may keep this thread while others have work."""
+"""Time for which one session may keep this thread while others have work, in seconds."""
 
 SHORT_STRETCH_S = 5e-5
-"""The same while somebody waits for the end of something short."""
+"""The same limit while another session waits for the end of something short."""
 
 PIECE = 64
-"""Commands before the clock is looked at."""
+"""Commands between two readings of the clock."""
 
 FEW = 2
-"""So many may hurry others."""
+"""Sessions beside the turn that shorten the stretches of others: up to this number."""
 
 NEAR_S = 1.5e-4
-"""How near the end of a slice is watched for without sleeping, for sleeps take longer than they should."""
+"""Time around the expected end of a slice in which the loop polls instead of sleeping, in seconds: sleeps take longer
+than requested."""
 
 
 class TimeSlices:
     """Time slices of the sessions. Device-handle thread only.
 
-    `advance` works up to so many commands off, and says whether there are more; `rest`: a session has no more to do.
+    `advance` executes up to a number of commands, and returns True if there are more. `rest` is called for a session
+    that becomes idle.
     """
 
     def __init__(
@@ -46,20 +48,20 @@ class TimeSlices:
         self.meter: DeviceTimeMeter[Backlog] = DeviceTimeMeter(device.outbox, device.telemetry, self._charge)
         self._fair: HierarchicalRoundRobin[Backlog] = HierarchicalRoundRobin(QUANTUM_S)
         self._holder: Backlog | None = None
-        """The last that was given a turn."""
+        """The session that had a turn last."""
         self.active: dict[Backlog, None] = {}
-        """Those that have something waiting, or work on the device."""
+        """Sessions with waiting commands, or work on the device."""
         self._stirred: dict[Backlog, None] = {}
         self._wanting: dict[Backlog, None] = {}
         self._opened: dict[Backlog, None] = {}
         self._beside: set[Backlog] = set()
-        """Those with slices on the device beside the turn of another."""
+        """Sessions with slices on the device beside the turn of another."""
         self._check_at = 0.0
         self.on = self.more = False
-        """Whether work goes in slices at all; whether something could be done at once."""
+        """`on`: work goes to the device in slices. `more`: another `run` would make progress at once."""
 
     def begin(self, backlog: Backlog, had_it_alone: bool) -> None:
-        """From now on in slices. What who had it alone has on the device is one of them, and no debt."""
+        """Adds a session. Work that it had alone on the device becomes a slice, and is no debt."""
         backlog.bar(self._tracks)
         backlog.sparse = not had_it_alone
         if had_it_alone:
@@ -67,14 +69,14 @@ class TimeSlices:
             self._found(backlog, backlog.undone(self._tracks), turn=True)
 
     def end(self, backlog: Backlog) -> None:
-        """No slices any more."""
+        """Ends the slices of a session, which may submit freely from now on."""
         self.leave(backlog)
         backlog.let(self._tracks)
         backlog.sparse = True
         backlog.forgiven = False
 
     def leave(self, backlog: Backlog) -> None:
-        """It has no part in this any more."""
+        """Removes a session."""
         if backlog.open is not None:
             self.close(backlog)
         self._fair.forget(backlog)
@@ -83,16 +85,16 @@ class TimeSlices:
         self._release(backlog)
 
     def _release(self, backlog: Backlog) -> None:
-        """Who comes next does not wait for its turn any more, once that is done."""
+        """Ends the turn of the session once its slices are done: the next session need not wait for it."""
         if self._holder is backlog and not backlog.slices:
             self._holder = None
 
     def stir(self, backlog: Backlog) -> None:
-        """Something has come for it or gone: it is to be looked at."""
+        """Marks a session for examination: its frames or its work have changed."""
         self._stirred[backlog] = None
 
     def run(self, free: bool) -> None:
-        """Gives the device what it may be given by now, for a short while; nothing where it is not `free`."""
+        """Submits what may go to the device now, for a short while; nothing where the device is not `free`."""
         now = self.meter.advance()
         if now >= self._check_at:
             self._check_at = now + SLICE_S
@@ -106,7 +108,7 @@ class TimeSlices:
             self._give_all()
 
     def _check(self, now: float) -> None:
-        """Whose slices have taken too long, and who has to pay for the time in which they are not done."""
+        """Marks late slices, and makes their sessions pay for the time in which the slices are not done."""
         for backlog in self.active:
             if backlog.slices or backlog.open is not None:
                 if now > backlog.since + BESIDE_S:
@@ -116,15 +118,14 @@ class TimeSlices:
                         each.late = True
 
     def close_all(self) -> None:
-        """Before the loop sleeps: what was given has its marks."""
+        """Closes all slices before the loop sleeps, so that their markers are recorded."""
         for backlog in tuple(self._opened):
             self.close(backlog)
             self.stir(backlog)
 
     def sleep(self, asleep: float | None) -> float | None:
-        """How long the loop may sleep, where it would otherwise so long: not beyond the moment when a slice will have
-        taken too long; where it has to look whether work is done, not at all while the end of a turn is near, for
-        whose turn it is next waits for that."""
+        """Returns how long the loop may sleep, at most `asleep`: not beyond the time at which a slice is late. Where
+        completions have to be polled, returns 0 near the end of a turn, for which the next session waits."""
         now = self.meter.clock()
         for each in self.active:
             if each.slices and not each.slices[-1].late:
@@ -140,7 +141,7 @@ class TimeSlices:
         return asleep
 
     def _look(self, backlog: Backlog) -> None:
-        """Runs what gives the device nothing, and lines up for the rest."""
+        """Runs the commands without device work, and queues the session for a turn for the rest."""
         self._stirred.pop(backlog, None)
         if backlog.waiting and (backlog.closing or not backlog.need):
             backlog.room = 0
@@ -173,7 +174,7 @@ class TimeSlices:
 
     def _give_all(self) -> None:
         holder = self._fair.turn()
-        for backlog in tuple(self._wanting):  # those first whose commands are few
+        for backlog in tuple(self._wanting):  # sessions with few commands first
             if backlog.open is not None or backlog is holder:
                 continue
             if backlog.sparse or backlog.copies:
@@ -203,7 +204,7 @@ class TimeSlices:
             self._open(backlog, most, launches=not copies, turn=not copies)
 
     def _give_beside(self, backlog: Backlog) -> None:
-        """Lets a session go without a turn, where it has credit left and nothing under way, or only wants to copy."""
+        """Opens a slice without a turn, where a session has credit left and no work under way, or only has copies."""
         launches = backlog.sparse
         if not (launches or backlog.copies):
             return
@@ -216,7 +217,7 @@ class TimeSlices:
             self._open(backlog, most, launches=launches, turn=False)
 
     def _give_chance(self, backlog: Backlog) -> None:
-        """Lets a session whose kernel takes too long go once in a while, whatever it owes."""
+        """Opens a slice once in a while for a session whose kernel is late, whatever it owes."""
         now = self.meter.clock()
         if now >= backlog.chance_at:
             backlog.chance_at = now + CHANCE_S
@@ -245,7 +246,8 @@ class TimeSlices:
     def _fill(self, backlog: Backlog) -> None:
         """Fills the open slice, for a short while; closes it where it is full, or there is nothing more for it.
 
-        One beside the turn of another waits a little for more: many small ones would cost more than they take.
+        A slice beside the turn of another waits a little for more commands: many small slices would cost more than they
+        take.
         """
         made = backlog.open
         assert made is not None
@@ -273,7 +275,7 @@ class TimeSlices:
             backlog.sparse = backlog.sparse and not backlog.wanting
 
     def close(self, backlog: Backlog) -> None:
-        """Ends the open slice, with a mark behind it."""
+        """Ends the open slice, with a marker behind it."""
         made, backlog.open = backlog.open, None
         assert made is not None
         del self._opened[backlog]
@@ -284,7 +286,7 @@ class TimeSlices:
             self._beside.discard(backlog)
 
     def _found(self, backlog: Backlog, tracks: list[PooledStream], turn: bool) -> None:
-        """Work is on the device that was given without a slice; it becomes one."""
+        """Makes a slice of work that is on the device without one."""
         base = {track: track.finished for track in tracks}
         self._mark(backlog, Slice(backlog.since, NEVER, turn, base), tracks)
 

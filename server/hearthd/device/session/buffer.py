@@ -11,14 +11,14 @@ from hearthd.device.streams.stream_errors import StreamFailure
 
 
 class ReadOnly(NamedTuple):
-    """Why a buffer cannot be written to, as a clause behind its name, and what to do about it."""
+    """Reason why a buffer cannot be written to, as a clause behind its name, and the fix."""
 
     why: str
     fix: str
 
 
 class Buffer:
-    """Device memory under a handle. `usage` orders its users; `failure` stands behind its contents."""
+    """Device memory under a handle. `usage` orders its users; `failure` is the reason why its contents are invalid."""
 
     __slots__ = (
         "address",
@@ -41,7 +41,7 @@ class Buffer:
         self.size = size
         self.address = 0
         self.reservation: Any = None
-        """The `hearthd.device.memory.reservations.Reservation` that it lies in; None: no memory of its own."""
+        """The `hearthd.device.memory.reservations.Reservation` that it lies in; None: the buffer has no reservation."""
         self.place: Any = None
         """The `hearthd.device.memory.shared_ownership.SharedAllocation` that holds the memory, where
         several handles share it; None: the buffer has a reservation."""
@@ -55,10 +55,10 @@ class Buffer:
         self.usage = Usage()
         self.failure: StreamFailure | None = None
         self.lost: Refusal | None = None
-        """Why there is no memory behind the handle."""
+        """Reason why there is no memory behind the handle."""
 
     def range(self, offset: int, size: int, what: str) -> int:
-        """The address of `size` bytes at `offset`; refuses what lies outside."""
+        """Returns the address of `size` bytes at `offset`; raises Refusal for bytes outside."""
         if self.lost is not None:
             raise Refusal(
                 Reason.BUFFER_LOST if self.lost.reason == Reason.BUFFER_LOST else Reason.ALLOCATION_FAILED,
@@ -87,7 +87,8 @@ class Buffer:
 
 
 class TensorMapEntry:
-    """A client's tensor map: the 128 bytes that the driver made of a buffer. Whoever uses it uses the buffer."""
+    """A client's tensor map: the 128 bytes that the driver encoded for a buffer. A use of the tensor map uses the
+    buffer."""
 
     __slots__ = ("_data", "buffer", "handle", "lost")
 
@@ -95,7 +96,7 @@ class TensorMapEntry:
         self.handle = handle
         self.buffer = buffer
         self.lost: Refusal | None = None
-        """Why there is nothing behind the handle."""
+        """Reason why there is no tensor map behind the handle."""
         self._data = b""
 
     @property

@@ -1,9 +1,9 @@
-"""Commands that cannot run yet, and what must stay behind them.
+"""Queue of deferred commands: commands that cannot run yet, and commands that must stay behind them.
 
-A command waits for what it needs (a compile, bytes on their way, a peer, room) without holding up others: only those
-that share its logical stream or a buffer with it, in a way that matters, queue behind it. Each waiting command counts
-the waiting commands that it conflicts with; when one has run, those behind it are let go. Submitting and finishing cost
-what the command's own keys cost, however many wait.
+A command waits for its inputs (a compile, bytes on their way, a peer, room) without holding up others: only commands
+that share its logical stream or a buffer with it, in a conflicting way, queue behind it. Each waiting command counts
+the waiting commands that it conflicts with; when one has run, its followers are released. The cost of submitting and
+finishing a command depends on the number of its keys, not on the number of waiting commands.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 
 class Deferrable(Protocol):
-    """What the queue needs of a command. Keys are logical streams, buffers, modules."""
+    """The interface of a command in the queue. Keys are logical streams, buffers, modules."""
 
     @property
     def writes(self) -> Sequence[Hashable]: ...
@@ -22,21 +22,22 @@ class Deferrable(Protocol):
     def reads(self) -> Sequence[Hashable]: ...
     @property
     def barrier(self) -> bool:
-        """Conflicts with everything."""
+        """True if the command conflicts with every other."""
         ...
 
     @property
     def stands(self) -> bool:
-        """Whether it waits only for others of its kind and for an answer that has been asked for, or will be."""
+        """True if the command waits only for others of its kind and for an answer that has been requested, or will
+        be."""
         ...
 
     def step(self) -> bool:
-        """Tries to run; False: still waiting. Called again whenever something may have changed."""
+        """Tries to run; False: still waiting. Called again whenever its inputs may have changed."""
         ...
 
     def announce(self, ahead: Sequence[Any]) -> None:
-        """Called at most once, when all that it stands behind, `ahead`, announce themselves: it may ask ahead of its
-        turn for what it will wait for."""
+        """Called at most once, when all commands `ahead` that this one waits for announce themselves: the command may
+        request in advance the answers that it will wait for."""
         ...
 
 
@@ -44,7 +45,7 @@ C = TypeVar("C", bound=Deferrable)
 
 
 class _Waiting(Generic[C]):
-    """A waiting command, what it waits behind, and who waits behind it."""
+    """A waiting command, the number of commands that it waits for, and the commands that wait for it."""
 
     __slots__ = ("ahead", "behind", "command", "done")
 
@@ -83,11 +84,11 @@ class Deferred(Generic[C]):
         return iter([waiting.command for waiting in self._all])
 
     def holds(self, key: Hashable) -> bool:
-        """Whether a waiting command, other than a barrier, holds the key."""
+        """True if a waiting command, other than a barrier, holds the key."""
         return key in self._keys
 
     def submit(self, command: C) -> bool:
-        """Runs the command now if nothing before it and nothing of its own stands in the way; True if it ran."""
+        """Runs the command now if neither an earlier command nor its inputs hold it up; True if it ran."""
         if not self._all:
             if command.step():
                 return True
@@ -108,7 +109,8 @@ class Deferred(Generic[C]):
         return False
 
     def pump(self) -> list[C]:
-        """Runs what can run by now; the commands that finished. A call from within is folded into the running one."""
+        """Runs the commands that can run by now, and returns those that finished. A nested call extends the running
+        one."""
         if self._pumping:
             self._again = True
             return []
@@ -124,7 +126,7 @@ class Deferred(Generic[C]):
             self._pumping = False
 
     def clear(self) -> list[C]:
-        """Gives up all that wait; oldest first."""
+        """Removes and returns all waiting commands, oldest first."""
         commands = list(self)
         self._all.clear()
         self._keys.clear()
@@ -148,7 +150,7 @@ class Deferred(Generic[C]):
                     ready.append(follower)
 
     def _ahead(self, command: C) -> set[_Waiting[C]]:
-        """The waiting commands that have to run first."""
+        """Returns the waiting commands that have to run first."""
         if command.barrier:
             return set(self._all)
         ahead: set[_Waiting[C]] = set() if self._barrier is None else {self._barrier}

@@ -1,8 +1,9 @@
-"""Handles whose creation was refused: what is asked of them later is refused for the same reason, and not because
-nobody knows them.
+"""Tombstones of failed handles: a later use of a handle whose creation was refused fails with the reason of that
+refusal.
 
-Who does not wait for what it creates goes on using a handle that was never made. What fails when it runs (a compile, an
-allocation) leaves an object behind that says so; what is refused before there is one is noted here.
+A client that does not wait for the result of a creation uses a handle that was never made. A creation that fails when
+it runs (a compile, an allocation) leaves an object behind that says so; a creation that is refused on arrival is
+recorded here.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ MADE: dict[str, Made] = {
     "prepare": lambda session, command: (session.prepared, (command.prepared,)),
     "start_profile": lambda session, command: (session.profiles, (command.profile,)),
 }
-"""What each kind of command would have made."""
+"""The handles that each kind of command creates."""
 
 UNMADE: dict[str, Unmade] = {
     "destroy_stream": lambda session, command: (session.streams, command.stream),
@@ -42,12 +43,13 @@ UNMADE: dict[str, Unmade] = {
     "destroy_graph": lambda session, command: (session.graphs, command.graph),
     "destroy_prepared": lambda session, command: (session.prepared, command.prepared),
 }
-"""What each kind of command ends. Free, which ends many, does so itself: see `HandleTable.pop_all`."""
+"""The handle that each kind of command destroys. Free destroys many, and handles them itself: see
+`HandleTable.pop_all`."""
 
 
 def refused(session: DeviceSession, kind: str, command: Any, refusal: Refusal) -> None:
-    """A one-way command was refused when it arrived: what it would have made says why from now on, where it is not
-    there already."""
+    """Records that a one-way command was refused on arrival: each handle that it would have created, and that does not
+    exist yet, fails with this reason from now on."""
     made = MADE.get(kind)
     if made is not None:
         table, handles = made(session, command)
@@ -56,8 +58,8 @@ def refused(session: DeviceSession, kind: str, command: Any, refusal: Refusal) -
 
 
 def never_was(session: DeviceSession, kind: str, command: Any) -> bool:
-    """Whether what the command is to end was never made, which its client may not know: there is nothing left of it
-    then."""
+    """True if the handle that the command destroys was never made, which its client may not know; removes the record of
+    it."""
     unmade = UNMADE.get(kind)
     if unmade is None:
         return False

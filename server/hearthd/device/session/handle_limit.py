@@ -1,7 +1,7 @@
 """Limits of the number of handles: of one session, and of all sessions of a tenant in this process.
 
-A handle costs some 700 bytes of the host whatever stands behind it. Tables count for themselves up to a bound, and ask
-here when they reach it, so that minting one costs a comparison.
+A handle costs some 700 bytes of the host, whatever object it names. Tables count for themselves up to a bound, and ask
+for a larger one here when they reach it, so that the check of a new handle is one comparison.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Protocol
 from hearth_proto.reasons import Reason, Refusal
 
 STEP = 1024
-"""Handles of a table after which it asks again, where plenty are left."""
+"""Handles of a table after which it asks for a larger bound again, where plenty are left."""
 
 
 class HandleCount(Protocol):
     """Number of handles of one kind."""
 
     bound: int
-    """Handles that there may be before it asks again."""
+    """Handles that the table may have before it asks for a larger bound."""
 
     def __len__(self) -> int: ...
 
@@ -44,11 +44,12 @@ class HandleLimits:
         self._holders = holders
 
     def bound(self, holder: HandleHolder, table: HandleCount, more: int) -> int:
-        """How many handles a table may have before it asks again, `more` than now at least. Raises
+        """Returns the number of handles that a table may have before it asks again: at least `more` than now. Raises
         Refusal(QUOTA_EXCEEDED).
 
-        What tables may take without asking is never more than half of what is left, all of them together: the bounds of
-        the others shrink with it."""
+        The sum that all tables may take without asking is at most half of what is left: the bounds of the other tables
+        shrink with it.
+        """
         grant = _divide(holder.tables, self._per_session, more, "the session", "limits.max_handles")
         if holder.handles:
             tables = [each for other in self._holders() if other.tenant == holder.tenant for each in other.tables]
@@ -58,7 +59,7 @@ class HandleLimits:
 
 
 def _divide(tables: Sequence[HandleCount], allowed: int, more: int, whose: str, setting: str) -> int:
-    """How many handles each of the tables may have beyond those that it has and the `more` that are asked for."""
+    """Returns how many handles each of the tables may have beyond its present ones and the `more` requested ones."""
     held = sum(map(len, tables))
     left = allowed - held - more
     grant = max(0, min(STEP, left // (2 * len(tables))))

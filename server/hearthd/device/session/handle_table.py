@@ -12,24 +12,25 @@ from hearthd.device.session.replay_cache import ReplayCache
 T = TypeVar("T")
 
 REFUSED = 1024
-"""Handles of one kind that were never made and whose reason is known; the oldest are forgotten first."""
+"""Tombstones of one kind that are kept; the oldest are dropped first."""
 
 
 class HandleTable(Generic[T]):
     """Objects of one kind by handle."""
 
     def __init__(self, kind: str, replay_cache: ReplayCache[Any] | None = None) -> None:
-        """`replay_cache`: launches that name such objects."""
+        """`replay_cache` holds the launches that name such objects."""
         self.kind = kind
         self._replay_cache = replay_cache
         self.items: dict[int, T] = {}
         self.bound = sys.maxsize
-        """Handles that there may be before `extend` is asked."""
+        """Handles that the table may have before it calls `extend`."""
         self.extend: Callable[[HandleTable[Any], int], int] = lambda table, more: sys.maxsize
-        """The next bound, so many handles `more` at least. Raises Refusal(QUOTA_EXCEEDED)."""
+        """Returns the next bound, at least `more` above the present number of handles. Raises
+        Refusal(QUOTA_EXCEEDED)."""
         self.get = self.items.get
         self._refused: dict[int, Refusal] = {}
-        """Why there is nothing behind handles whose creation was refused, until they are destroyed."""
+        """Reasons of handles whose creation was refused, until they are destroyed."""
 
     def __len__(self) -> int:
         return len(self.items)
@@ -41,7 +42,7 @@ class HandleTable(Generic[T]):
         return found
 
     def unknown(self, handle: int) -> Refusal:
-        """What is said of a handle that stands for nothing: why it was not made, where it was to be."""
+        """Returns the refusal of a handle without an object: the reason of its failed creation, if there was one."""
         refused = self._refused.get(handle)
         if refused is not None:
             return refused
@@ -73,26 +74,26 @@ class HandleTable(Generic[T]):
             self._refused.pop(handle, None)
 
     def check_room(self, more: int) -> None:
-        """Raises Refusal(QUOTA_EXCEEDED) where there may not be so many more."""
+        """Raises Refusal(QUOTA_EXCEEDED) if the table may not have `more` handles in addition."""
         if len(self.items) + more > self.bound:
             self.bound = self.extend(self, more)
 
     def never_made(self, handle: int, refusal: Refusal) -> None:
-        """The creation of a handle was refused: so is whatever is asked of it. It may still be made. Nothing changes
-        for one that is there."""
+        """Records that the creation of a handle was refused: later uses of it fail for the same reason, until it is
+        created after all. Has no effect on a live handle."""
         if handle == 0 or handle in self.items:
             return
         self._refused[handle] = Refusal(
             refusal.reason,
             f"{self.kind} {handle} was not made: {refusal.message}",
             fix=refusal.fix,
-            details=refusal.details,  # but not when to ask again: what is there no more does not come back by that
+            details=refusal.details,  # without retry_after: a retry does not create the object
         )
         if len(self._refused) > REFUSED:
             del self._refused[next(iter(self._refused))]
 
     def forget(self, handle: int) -> bool:
-        """Whether it was never made, which from now on is not known any more."""
+        """Removes the record that the handle was never made; True if there was one."""
         return self._refused.pop(handle, None) is not None
 
     def add(self, handle: int, item: T) -> T:
@@ -108,11 +109,11 @@ class HandleTable(Generic[T]):
         return found
 
     def refuses(self, handle: int) -> bool:
-        """Whether the handle was `never_made`, which is known until it is or `forget` is called."""
+        """True if the handle is recorded as `never_made`."""
         return handle in self._refused
 
     def pop_all(self, handles: Iterable[int]) -> tuple[list[T], Refusal | None]:
-        """The objects behind the handles, which die; and why there is none behind one of them."""
+        """Removes and returns the objects behind the handles, with the refusal of the first handle that has none."""
         found: list[T] = []
         items = self.items
         wrong: int | None = None
@@ -127,5 +128,5 @@ class HandleTable(Generic[T]):
         return found, None if wrong is None else self.unknown(wrong)
 
     def _named(self, _item: T) -> bool:
-        """Whether launches that are remembered may name it."""
+        """True if launches in the replay cache may name it."""
         return True

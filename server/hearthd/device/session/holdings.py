@@ -1,4 +1,4 @@
-"""What a graph or a list of prepared launches uses, and keeps: its buffers and modules live as long as it does."""
+"""Holdings: the buffers and modules that a graph or a list of prepared launches uses, and keeps alive."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from hearthd.device.streams.ordering import Usage
 
 
 class Uses(NamedTuple):
-    """What one launch, copy or fill touches."""
+    """Buffers and modules of one launch, copy or fill."""
 
     written: tuple[Buffer, ...] = ()
     read: tuple[Buffer, ...] = ()
     modules: tuple[ModuleEntry, ...] = ()
     needed: tuple[Buffer, ...] = ()
-    """Those whose contents it depends on."""
+    """Buffers whose contents the command depends on."""
     replaced: Buffer | None = None
-    """The one whose contents it replaces as a whole."""
+    """The buffer whose contents the command replaces as a whole."""
 
 
 class Keeper(Protocol):
@@ -38,14 +38,14 @@ class ModuleKeeper(Protocol):
 
 
 class Keepers(NamedTuple):
-    """Whom to ask to keep something."""
+    """The objects that keep buffers and modules alive."""
 
     memory: Keeper
     modules: ModuleKeeper
 
 
 class Summary:
-    """All uses of a sequence together, as one command that is ordered, skipped and fails as a whole."""
+    """Union of all uses of a sequence: the sequence is ordered, skipped and fails as one command."""
 
     __slots__ = ("needed", "prints", "read", "reads", "renewed", "writes", "written")
 
@@ -63,11 +63,12 @@ class Summary:
         self.written = tuple(written)
         self.read = tuple(buffer for buffer in read if buffer not in written)
         self.needed = tuple(needed)
-        """Those whose contents from before the first it depends on."""
+        """Buffers whose contents from before the first launch the sequence depends on."""
         self.renewed = tuple(renewed)
-        """Those whose contents it replaces before anything needs them: what failed before does not matter any more."""
+        """Buffers whose contents the sequence replaces before it needs them: an earlier failure of them has no
+        effect."""
         self.prints = next((entry.prints for each in uses for entry in each.modules if entry.prints is not None), None)
-        """The session that gets what its kernels print; None where none of them can."""
+        """The session that receives the output of its kernels; None where no kernel prints."""
         self.writes: tuple[Usage, ...] = tuple(buffer.usage for buffer in self.written)
         self.reads: tuple[Usage, ...] = tuple(buffer.usage for buffer in self.read)
 
@@ -93,16 +94,17 @@ class Holdings:
         self._summary = None
 
     def replace(self, index: int, uses: Uses) -> None:
-        """What was used there before goes when the work that uses it is done."""
+        """Replaces the uses at `index`. The previous buffers and modules are released when the work that uses them is
+        done."""
         if uses == self._uses[index]:
-            return  # only values have changed: what all of it uses together need not be found out again
+            return  # only values have changed: the summary stays
         self._hold(uses)
         before, self._uses[index] = self._uses[index], uses
         self._summary = None
         self._release(before)
 
     def release(self) -> None:
-        """Lets go of everything. A second time does nothing."""
+        """Releases everything. A second call has no effect."""
         uses, self._uses = self._uses, []
         self._summary = None
         for each in uses:

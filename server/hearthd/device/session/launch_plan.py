@@ -1,4 +1,4 @@
-"""A checked launch: what stays the same from one launch of a function to the next with this geometry and layout."""
+"""Launch plan: the checked, constant part of repeated launches of one function with one geometry and layout."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ KEY_AT = 24
 
 
 class LaunchPlan:
-    """Geometry, where the buffers' addresses go, and how the client's parameter block becomes the kernel's.
+    """Geometry, the places of the buffers' addresses, and the conversion of the client's parameter block to the
+    kernel's.
 
-    `moves` is empty where the client's block is the kernel's own; else (from, to, size) of each parameter: C leaves the
-    alignment of a struct that is passed as bytes to its declaration, which only the kernel's side knows; and the driver
-    refuses a block that is longer than the parameters ("too many resources requested for launch").
+    `moves` is empty where the client's block equals the kernel's; otherwise it has (from, to, size) of each parameter.
+    In C, the alignment of a struct that is passed as bytes depends on its declaration, which only the kernel's side
+    knows; and the driver refuses a block that is longer than the parameters ("too many resources requested for
+    launch").
     """
 
     __slots__ = ("addresses", "attributes", "block", "function", "grid", "handles", "handles_at", "iterations",
@@ -43,7 +45,7 @@ class LaunchPlan:
             record.grid[0] * record.grid[1] * record.grid[2] * record.block[0] * record.block[1] * record.block[2]
         )
         self.weight = weigh(self.threads, None)
-        """What a launch adds to the telemetry's tally."""
+        """Weight of a launch in the telemetry's tally."""
         pointers = len(record.buffers)
         self.handles = struct.Struct(f"<{pointers}Q")
         self.handles_at = HEADER.size + padded(len(record.layout))
@@ -54,28 +56,28 @@ class LaunchPlan:
         in_place = self.params_size == self.real_size and all(mine.offset == theirs[0] for mine, theirs in pairs)
         self.moves = () if in_place else tuple((mine.offset, theirs[0], mine.size) for mine, theirs in pairs)
         self.pointers = tuple((theirs[0], mine.size == TENSOR_MAP_BYTES) for mine, theirs in pairs if mine.pointer)
-        """Where each address or tensor map goes, and whether it is the latter."""
+        """The place of each address or tensor map, and True for a tensor map."""
         self.patches = tuple(offset for offset, _ in self.pointers)
         self.addresses = addresses(given)
         self.readers = tuple(mine.read_only for mine in given if mine.pointer)
-        """Which of the pointers the kernel only reads through; empty where it is none."""
+        """True for each pointer that the kernel only reads through; empty where there is none."""
         if not any(self.readers):
             self.readers = ()
         plain = extension is None and self.attributes is None
         plain = plain and not record.flags & LaunchFlag.VALIDATE and not self._has_maps()
         self.length = self.params_at + padded(self.params_size) if plain else -1
-        """Bytes of a record that may take the short way; -1: none may."""
+        """Size of a record that may take the inline path, in bytes; -1: none may."""
 
     def _has_maps(self) -> bool:
         return any(tensor_map for _, tensor_map in self.pointers)
 
     def params(self, data: bytes, record_at: int) -> bytearray:
-        """The kernel's parameter block from a record in `data`, offsets still in the place of addresses."""
+        """Returns the kernel's parameter block from a record in `data`; offsets are still in the place of addresses."""
         start = record_at + self.params_at
         return self.params_of(data[start : start + self.params_size])
 
     def params_of(self, given: bytes) -> bytearray:
-        """The kernel's parameter block from the client's."""
+        """Returns the kernel's parameter block from the client's."""
         if not self.moves:
             return bytearray(given)
         block = bytearray(self.real_size)
@@ -85,14 +87,15 @@ class LaunchPlan:
 
 
 def addresses(given: Sequence[Place]) -> tuple[tuple[int, int], ...]:
-    """Of each pointer: which argument it is, and where its offset stands in the client's block; -1: it has none."""
+    """Returns the argument index of each pointer, and the place of its offset in the client's block; -1: it has
+    none."""
     return tuple(
         (index, place.offset if place.size == Q.size else -1) for index, place in enumerate(given) if place.pointer
     )
 
 
 def attributes_of(record: Record) -> LaunchAttributes | None:
-    """What sets the launch apart from a plain one; None for a plain one."""
+    """Returns the attributes of a launch that is not plain; None for a plain one."""
     cooperative = bool(record.flags & LaunchFlag.COOPERATIVE)
     cluster = record.extension.cluster if record.extension is not None else (0, 0, 0)
     if not cooperative and not any(cluster):
@@ -101,9 +104,9 @@ def attributes_of(record: Record) -> LaunchAttributes | None:
 
 
 def plan_key(data: bytes, record: Record) -> bytes:
-    """What a plan depends on: the packed record `data` from its grid to the end of its layout.
+    """Returns the bytes that determine a plan: the packed record `data` from its grid to the end of its layout.
 
-    Marked where the record has an extension, so that no record without one, looked up by its first bytes, finds it.
+    The key of a record with an extension has a prefix, so that a record without one never matches it.
     """
     layout = len(record.layout)
     if record.extension is None:
@@ -112,7 +115,7 @@ def plan_key(data: bytes, record: Record) -> bytes:
 
 
 def check_layout(given: Sequence[Place], params_size: int) -> str:
-    """What is wrong with a layout in itself, or an empty string: parameters inside the block, not overlapping."""
+    """Returns the first fault of a layout, or an empty string: parameters lie inside the block and do not overlap."""
     end = 0
     for index, place in enumerate(given):
         if place.offset < end:

@@ -33,28 +33,28 @@ class ModuleEntry:
         self.handle = handle
         self.pending = True
         self.prints: SessionRef | None = None
-        """The session that gets what its kernels print; None where none of them can."""
+        """The session that receives the output of its kernels; None where no kernel prints."""
         self.module: Module | None = None
         self.error: Refusal | None = None
         self.again: Callable[[], None] | None = None
-        """Tries to load it, where that was refused because the device did not rest."""
+        """Tries to load the module again, after a load that was refused because the device was busy."""
         self.log = ""
         self.cached = False
         self.compile_ns = 0
         self.holders = 0
-        """Graphs and prepared launches that use it: its code outlives its handle for them."""
+        """Graphs and prepared launches that use the module: its code outlives its handle for them."""
         self.released = False
         self.variables: dict[str, Any] = {}
-        """Variables that were asked for, by name: one `hearthd.device.session.buffer.Buffer` each, under every handle
-        that was given for it."""
+        """Variables by name: one `hearthd.device.session.buffer.Buffer` each, under every handle that was given for
+        it."""
 
     def wanted(self) -> None:
-        """Somebody is about to wait for it: what may come about by now is tried again."""
+        """Tries again what may succeed by now: a command is about to wait for the module."""
         if self.again is not None:
             self.again()
 
     def loaded(self) -> Module:
-        """The module; raises what its compile or load failed with."""
+        """Returns the module; raises the error of its compile or load."""
         if self.error is not None:
             raise self.error
         assert self.module is not None, "asked for before it was ready"
@@ -73,7 +73,7 @@ class FunctionEntry:
         self.function: Function | None = None
         self.plans: dict[bytes, LaunchPlan] = {}
         self.refused: tuple[Refusal, Callable[[], bool]] | None = None
-        """Why its first launch was not made, and whether that is worth another try."""
+        """Refusal of its first launch, and a function that returns True if another try may succeed."""
 
     def resolve(self) -> Function:
         if self.function is None:

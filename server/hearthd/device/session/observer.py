@@ -1,4 +1,4 @@
-"""What sees a session's commands, one by one, while a trace or marks are on."""
+"""Observer: the interface through which traces and annotations see the commands of a session."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ from hearthd.device.streams.stream_pool import PooledStream
 
 
 class Record(Protocol):
-    """One command in a trace, or between marks; see `hearthd.device.profiling.trace`."""
+    """Record of one command in a trace, or between annotations; see `hearthd.device.profiling.trace`."""
 
     def begin(self, track: PooledStream, size: int, plan: LaunchPlan | None) -> None:
-        """It gives work to the track now; see `hearthd.device.context.DeviceContext.begin`."""
+        """Called when the command submits work to the track; see `hearthd.device.context.DeviceContext.begin`."""
         ...
 
     def enter(self) -> None:
-        """The command is tried: what is given to the device from now on is its."""
+        """Called when the command is tried: work that is submitted until `leave` belongs to it."""
         ...
 
     def leave(self, done: bool) -> None:
-        """It has run, or cannot go on yet."""
+        """Called when the command has run, or cannot continue yet."""
         ...
 
     def failed(self, reason: str) -> None:
-        """Why it did not do what it should."""
+        """Records the reason why the command failed."""
         ...
 
     def settle(self) -> None:
-        """It is over for the host: it has run, or will not."""
+        """Called when the host is done with the command: it has run, or will not run."""
         ...
 
     def drop(self) -> None:
-        """It is no command of its own."""
+        """Removes the record: it is not a separate command."""
         ...
 
 
 class Observer(Protocol):
-    """What sees a session's commands, one by one; see `hearthd.device.profiling.trace`."""
+    """Observer of each command of a session; see `hearthd.device.profiling.trace`."""
 
     def record(self, origin: Any) -> Record:
-        """A command (`hearthd.device.operation.Origin`) has arrived."""
+        """Records the arrival of a command (`hearthd.device.operation.Origin`)."""
         ...
 
     def close(self) -> None:
-        """The session is over."""
+        """Called at the end of the session."""
         ...

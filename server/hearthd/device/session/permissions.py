@@ -11,8 +11,8 @@ from hearth_proto.frames import Kind
 
 
 class Permissions:
-    """Of a session that has not the right to everything; others have none of this, and no command of theirs is looked
-    at twice."""
+    """Rights of a session that lacks some. A session with every right has no such object, and its commands are not
+    checked."""
 
     def __init__(self, granted: Collection[str]) -> None:
         self.granted = frozenset(granted)
@@ -21,7 +21,7 @@ class Permissions:
 
 
 def of(info: Mapping[str, Any]) -> Permissions | None:
-    """From the payload of OPEN."""
+    """Returns the permissions in the payload of OPEN; None: every right."""
     return Permissions(info["rights"]) if "rights" in info else None
 
 
@@ -40,8 +40,8 @@ class FrameSink(Protocol):
 
 
 def check(out: FrameSink, session: PermissionHolder, kind: str) -> None:
-    """Raises Refusal(PERMISSION_DENIED) for a command that the session may not send; the front, which keeps the audit
-    log, is told once of each kind."""
+    """Raises Refusal(PERMISSION_DENIED) for a command that the session may not send. The front, which keeps the audit
+    log, receives one frame for each kind."""
     permissions = session.permissions
     if permissions is None or kind in permissions.allowed:
         return

@@ -1,10 +1,10 @@
-"""Persistent memory of one session: what was allocated inside a window stays with the session when it is freed.
+"""Persistent memory of one session: memory allocated inside a window stays with the session when it is freed.
 
 Windows nest: each one opened counts up, each one closed counts down, and memory is persistent while the count is not 0.
-It is the allocation that makes memory persistent, not the free: when Python frees an array is anybody's guess. A block
-that has been freed serves the session's next allocation of exactly the same reserved size, inside a window or not, and
-stays persistent. It goes back to the pool with a clean-up, with the session, or when the session itself would otherwise
-run out of memory; never to make room for others.
+The allocation makes memory persistent, not the free: the time at which Python frees an array is unpredictable. A freed
+block serves the session's next allocation of exactly the same reserved size, inside a window or not, and stays
+persistent. It returns to the pool with a clean-up, with the session, or when the session itself would otherwise run out
+of memory; never to make room for others.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class PersistentBlocks(Generic[B]):
         self._depth = 0
         self._closed = False
         self.bytes = 0
-        """Free and kept."""
+        """Free bytes that the session keeps."""
 
     @property
     def window(self) -> bool:
-        """Whether what is allocated now is persistent."""
+        """True if memory that is allocated now is persistent."""
         return self._depth > 0
 
     @property
@@ -40,7 +40,7 @@ class PersistentBlocks(Generic[B]):
         self._depth += 1
 
     def leave(self) -> None:
-        """Raises Refusal(INVALID_ARGUMENT) where no window is open; nothing changes then."""
+        """Closes a window. Raises Refusal(INVALID_ARGUMENT) where none is open."""
         if not self._depth:
             raise Refusal(
                 Reason.INVALID_ARGUMENT,
@@ -51,7 +51,7 @@ class PersistentBlocks(Generic[B]):
         self._depth -= 1
 
     def take(self, size: int) -> B | None:
-        """The block of this reserved size that was freed last, or None."""
+        """Returns the block of this reserved size that was freed last, or None."""
         blocks = self._free.get(size)
         if not blocks:
             return None
@@ -62,7 +62,7 @@ class PersistentBlocks(Generic[B]):
         return block
 
     def keep(self, size: int, block: B) -> bool:
-        """Takes a freed block; False where the session is over and the block belongs to the pool."""
+        """Takes a freed block; False: the session has ended, and the block belongs to the pool."""
         if self._closed:
             return False
         self._free.setdefault(size, []).append(block)
@@ -70,14 +70,14 @@ class PersistentBlocks(Generic[B]):
         return True
 
     def clear(self) -> list[B]:
-        """All free blocks, which are no longer kept."""
+        """Removes and returns all free blocks."""
         blocks = [block for size in self._free.values() for block in size]
         self._free.clear()
         self.bytes = 0
         return blocks
 
     def close(self) -> list[B]:
-        """As `clear`, and nothing is kept from now on."""
+        """Removes and returns all free blocks; later frees are not kept."""
         self._closed = True
         self._depth = 0
         return self.clear()

@@ -11,13 +11,13 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 MOST = 1024
-"""Records that are remembered."""
+"""Records that the cache holds."""
 
 PATIENCE = 256
-"""Records in vain before looking up is given up."""
+"""Misses after which lookups pause."""
 
 PAUSE = 64
-"""Runs of records without looking up; then it is tried again."""
+"""Runs of records without lookups; the next run is looked up again."""
 
 
 class ReplayCache(Generic[T]):

@@ -47,7 +47,7 @@ class KnownLaunch:
         self.writes = writes
         self.reads = reads
         self.again: Callable[[], object] | None = None
-        """Hands it to the driver once more; None until it is repeated for the first time."""
+        """Hands the launch to the driver once more; None until its first repetition."""
 
 
 class SubmittedCommand(Deferrable, Protocol):
@@ -63,39 +63,41 @@ class SubmittedCommand(Deferrable, Protocol):
 
 
 class BufferTable(HandleTable[Buffer]):
-    """Most buffers are made, used once and freed: launches that are remembered outlive those that they do not name."""
+    """Table of buffers. Most buffers are created, used once and freed: the replay cache keeps its launches when a
+    buffer that none of them names is freed."""
 
     def _named(self, item: Buffer) -> bool:
         return item.usage.replayable
 
 
 class BatchEntry:
-    """A batch that has arrived, and how many of its commands have not run yet."""
+    """A batch that has arrived, and the number of its commands that have not run yet."""
 
     __slots__ = ("left", "seq")
 
     def __init__(self, seq: int) -> None:
         self.seq = seq
-        self.left = 1  # the batch itself, until all of it has been looked at
+        self.left = 1  # the batch itself, until all its commands are decoded
 
 
 class DeviceSession:
-    """One session's state on this device."""
+    """State of one session on this device."""
 
     shares = False
-    """Whether it has had buffers that cannot be written to: launches with them read them, whatever they say."""
+    """True once the session has had buffers that are read-only: launches with them read them, whatever their layout
+    says."""
 
     signals: CompletionSignals | None = None
-    """Where its completion signals go; None: it has asked for none."""
+    """The queue of its completion signals; None: the session has requested none."""
 
     permissions: Permissions | None = None
-    """None: every command is allowed."""
+    """Rights of the session; None: every command is allowed."""
 
     def __init__(self, channel: int, info: Mapping[str, Any], track: Callable[[int], PooledStream]) -> None:
         self.channel = channel
         self._identify(info)
         self.replay_cache: ReplayCache[KnownLaunch] = ReplayCache()
-        """Launches that may be repeated without another look, by their records."""
+        """Launches that may be repeated without checks, by their records."""
         self.buffers = BufferTable("buffer", self.replay_cache)
         self.streams = StreamTable(self.replay_cache)
         self.events: HandleTable[EventEntry] = HandleTable("event")
@@ -104,14 +106,14 @@ class DeviceSession:
         self.profiles: HandleTable[ProfileEntry] = HandleTable("profile")
         self.tensor_maps: HandleTable[TensorMapEntry] = HandleTable("tensor map", self.replay_cache)
         self.graphs: HandleTable[Any] = HandleTable("graph")
-        """Each a `hearthd.device.graphs.capture.GraphEntry`."""
+        """Entries are `hearthd.device.graphs.capture.GraphEntry`."""
         self.prepared: HandleTable[Any] = HandleTable("prepared list")
-        """Each a `hearthd.device.graphs.prepared.PreparedEntry`."""
+        """Entries are `hearthd.device.graphs.prepared.PreparedEntry`."""
         self.tables: tuple[HandleTable[Any], ...] = (
             self.buffers, self.streams, self.events, self.modules, self.functions, self.profiles, self.tensor_maps,
             self.graphs, self.prepared,
         )  # fmt: skip
-        """All of them."""
+        """The handle tables."""
         self.uploads: dict[int, UploadFlow] = {}
         self.downloads: dict[int, DownloadFlow] = {}
         self.over = FinishedTransfers()
@@ -129,63 +131,63 @@ class DeviceSession:
         self.bytes_peak = 0
         self.bytes_reserved = 0
         self.bytes_pinned = 0
-        """Host memory on loan to copies that are under way."""
+        """Host memory on loan to copies under way."""
         self.bytes_durable = 0
         """Host memory for copies of durable buffers."""
         self.durable: dict[int, Buffer] = {}
-        """Those buffers, by handle; one that has been freed may still be among them."""
+        """Durable buffers, by handle; a freed buffer may still be among them."""
         self.snapshots: dict[Any, None] = {}
-        """Each a `hearthd.device.durable.snapshot.Snapshot` that is under way."""
+        """Snapshots under way, each a `hearthd.device.durable.snapshot.Snapshot`."""
         self.persistent: PersistentBlocks[Any] = PersistentBlocks()
         self.trace: Observer | None = None
-        """What sees every command of the session, if anything does; launches then take the long way."""
+        """Observer of every command of the session, if any; launches then take the queued path."""
         self._touched: dict[int, PooledStream] = {}
         self.add_stream(0, track(self.priority))
 
     def _identify(self, info: Mapping[str, Any]) -> None:
-        """Takes what the front says of it."""
+        """Takes the session's description from the front."""
         self.id: str = info.get("session", "")
         self.tenant: str = info.get("tenant", "")
         self.weight: float = info.get("weight", 1.0)
-        """Its share of the device's time, beside the weights of other sessions that want it."""
+        """Weight of the session in the division of device time."""
         self.priority: int = info.get("priority", 0)
-        """Added to that of its streams; lower is more urgent."""
+        """Added to the priority of its streams; lower is more urgent."""
         self.launch_timeout: float = info.get("launch_timeout", 0.0)
-        """Seconds, for launches that have no limit of their own; 0: none."""
+        """Seconds, for launches without a separate limit; 0: none."""
         self._bound(info)
 
     def limit(self, limits: HandleLimits) -> None:
-        """Its handles are bounded from now on."""
+        """Bounds the number of its handles from now on."""
         for table in self.tables:
             table.extend, table.bound = partial(limits.bound, self), 0
 
     def change(self, info: Mapping[str, Any]) -> None:
-        """The front says something else of its tenant. Streams that are there keep their priority."""
+        """Takes changed limits of its tenant from the front. Existing streams keep their priority."""
         for table in self.tables:
-            table.bound = 0  # they ask again
+            table.bound = 0  # the next handle asks for a new bound
         self.weight, self.priority = info.get("weight", 1.0), info.get("priority", 0)
         self._bound(info)
         self.permissions = permissions.of(info)
         self.replay_cache.forget()
         for function in self.functions.items.values():
-            function.plans.clear()  # launches that were checked need no second look, nor a right
+            function.plans.clear()  # checked launches skip the check of rights
 
     def _bound(self, info: Mapping[str, Any]) -> None:
         self.device_bytes: int = info.get("device_bytes", 0)
-        """What all sessions of its tenant together may hold here; 0: no limit. Pinned and durable likewise."""
+        """Limit of all sessions of its tenant together on this device; 0: no limit. Pinned and durable likewise."""
         self.pinned_bytes: int = info.get("pinned_bytes", 0)
         self.durable_bytes: int = info.get("durable_bytes", 0)
         self.handles: int = info.get("handles", 0)
-        """The most handles of all sessions of its tenant together in this process; 0: no limit."""
+        """Limit of the handles of all sessions of its tenant together in this process; 0: no limit."""
 
     def add_stream(self, handle: int, track: PooledStream) -> None:
         self.streams.put(handle, LogicalStream(handle, track, self.id, self.launch_timeout))
         self.touch(track)
 
     def touch(self, track: PooledStream) -> None:
-        """Work of this session may be under way on the track from now on."""
+        """Notes that work of this session may be under way on the track."""
         self._touched[track.index] = track
 
     def tracks(self) -> list[PooledStream]:
-        """Every track that may have work of this session under way."""
+        """Returns every track that may have work of this session under way."""
         return list(self._touched.values())

@@ -1,4 +1,4 @@
-"""Streams under a client's handles, and what is on them: events, profiles, a capture that is under way."""
+"""Streams under a client's handles, and their state: events, profiles, a capture under way."""
 
 from __future__ import annotations
 
@@ -19,36 +19,37 @@ class Capturing(Protocol):
 
     @property
     def entry(self) -> Any:
-        """The graph that is being recorded."""
+        """The graph in recording."""
         ...
 
     def admit(self, origin: Any) -> None:
-        """A command (`hearthd.device.operation.Origin`) has arrived: refuses it, or says whether it is recorded."""
+        """Takes note of a command (`hearthd.device.operation.Origin`) that has arrived: records it, or raises
+        Refusal."""
         ...
 
     def add_launch(self, bound: Any) -> None:
-        """A `BoundLaunch`, in the stream's order. Raises Refusal for what a graph cannot hold."""
+        """Records a `BoundLaunch`, in the stream's order. Raises Refusal for a launch that a graph cannot hold."""
         ...
 
     def add_launches(self, launches: Sequence[Any], count: int) -> None:
-        """Prepared `BoundLaunch`es, `count` times."""
+        """Records prepared `BoundLaunch`es, `count` times."""
         ...
 
     def add_copy(self, destination: Buffer, source: Buffer, node: CopyNode) -> None:
-        """A copy, from range to range of the two buffers."""
+        """Records a copy, from range to range of the two buffers."""
         ...
 
     def add_fill(self, buffer: Buffer, node: FillNode) -> None:
-        """A fill of a range of the buffer."""
+        """Records a fill of a range of the buffer."""
         ...
 
     def failed(self, failure: StreamFailure) -> None:
-        """A command of the stream was not recorded: the capture cannot end well any more."""
+        """Takes note that a command of the stream was not recorded: the capture fails."""
         ...
 
     def discard(self, session: Any) -> None:
-        """Forgets what was recorded; the stream of the session (`hearthd.device.session.session.DeviceSession`)
-        runs its commands again."""
+        """Drops the recording; the stream of the session (`hearthd.device.session.session.DeviceSession`) runs its
+        commands again."""
         ...
 
 
@@ -74,27 +75,29 @@ class LogicalStream:
         self.handle = handle
         self.track = track
         self.session = session
-        """Whose it is, by id."""
+        """Id of the session that it belongs to."""
         self.launch_timeout = launch_timeout
-        """Seconds, for launches that have no limit of their own; 0: none."""
+        """Seconds, for launches without a separate limit; 0: none."""
         self.marked: dict[LogicalStream, None] | None = None
-        """Where it enters itself when it has failures, or collectives; see `hearthd.device.session.stream_table`."""
+        """The table's set of marked streams, which this stream joins when it has failures or collectives; see
+        `hearthd.device.session.stream_table`."""
         self.errors = StreamErrors()
         self.heir: LogicalStream | None = None
-        """Who reports its failures: it is destroyed."""
+        """The stream that reports the failures of this one after its destruction."""
         self._collectives: tuple[PooledStream, ...] = ()
         self.flights: dict[PendingOutcome, None] = {}
-        """Its collectives of which nobody knows yet how they end."""
+        """Its collectives whose outcome is pending."""
         self.capture: Capturing | None = None
-        """What records the stream's commands instead of running them, from the arrival of BeginCapture on."""
+        """The capture that records the stream's commands instead of running them, from the arrival of BeginCapture
+        on."""
         self.starting: list[ProfileEntry] = []
         """Profiles whose clock starts with the stream's next work."""
         self.profiles: list[ProfileEntry] = []
-        """Profiles that are open on it: what fails belongs to them."""
+        """Profiles that are open on the stream: its failures belong to them."""
 
     @property
     def collectives(self) -> tuple[PooledStream, ...]:
-        """The communicators' tracks, while work of this stream may be under way on them."""
+        """The communicators' tracks that may have work of this stream."""
         return self._collectives
 
     @collectives.setter
@@ -104,12 +107,12 @@ class LogicalStream:
             self._mark()
 
     def failed(self, failure: StreamFailure) -> None:
-        """A command of it has failed, and nobody has been told."""
+        """Records the failure of a command that has not been reported."""
         self.errors.add(failure)
         (self.heir or self)._mark()
 
     def hand_over(self, heir: LogicalStream) -> None:
-        """It is destroyed: `heir` reports its failures, and those that are still to come."""
+        """Called at destruction: `heir` reports the failures of this stream, also later ones."""
         self.errors.hand_over(heir.errors)
         self.heir = heir
         heir._mark()
@@ -130,7 +133,7 @@ class EventEntry:
 
 
 class ProfileEntry:
-    """A client's profile: where its clock started, and what failed in its stretch of the stream."""
+    """A client's profile: the start of its clock, and the failures in its stretch of the stream."""
 
     __slots__ = ("handle", "start", "started_ns", "stream", "stretch")
 

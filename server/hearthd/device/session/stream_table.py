@@ -1,4 +1,5 @@
-"""A session's streams by handle, and what has to be known of all of them together without looking at each."""
+"""A session's streams by handle, with the tracks, failures and collectives of all of them without a walk of the
+table."""
 
 from __future__ import annotations
 
@@ -11,18 +12,18 @@ from hearthd.device.streams.stream_pool import PooledStream
 
 
 class StreamTable(HandleTable[LogicalStream]):
-    """Many streams share few tracks, few of them have failures that nobody has been told of, few have collectives."""
+    """Table of streams. Many streams share few tracks; few streams have unreported failures or collectives."""
 
     def __init__(self, replay_cache: ReplayCache[Any]) -> None:
         super().__init__("stream", replay_cache)
         self._used: dict[int, PooledStream] = {}
         self._users: dict[int, int] = {}
-        """How many of the streams each track has, by its index."""
+        """Number of the streams on each track, by the track's index."""
         self._tracks: list[PooledStream] | None = None
         self._marked: dict[LogicalStream, None] = {}
 
     def put(self, handle: int, stream: LogicalStream) -> None:
-        """A new stream."""
+        """Adds a new stream."""
         self.items[handle] = stream
         stream.marked = self._marked
         track = stream.track
@@ -42,14 +43,14 @@ class StreamTable(HandleTable[LogicalStream]):
 
     @property
     def tracks(self) -> list[PooledStream]:
-        """Those of the streams, each once; the caller does not change the list."""
+        """Tracks of the streams, each once; the caller does not change the list."""
         if self._tracks is None:
             self._tracks = list(self._used.values())
         return self._tracks
 
     @property
     def marked(self) -> list[LogicalStream]:
-        """Streams with failures to be told of, or collectives; also those whose handle has died meanwhile."""
+        """Streams with unreported failures, or collectives; also those whose handle was destroyed."""
         if not self._marked:
             return []
         marked = [stream for stream in self._marked if stream.errors or stream.collectives or stream.flights]

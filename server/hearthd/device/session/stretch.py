@@ -1,7 +1,7 @@
-"""What fails between the start and the end of a profile: which commands of its stream these are, by their places.
+"""Stretch of a profile: the commands of its stream between its start and its end, by their places, and their failures.
 
-A command has its place, (batch, index), from its arrival on, but may fail when it arrives or when its turn comes. So it
-is the place that decides whether a failure falls into the stretch, never the moment.
+A command has its place, (batch, index), from its arrival on, but may fail on arrival or when its turn comes. So the
+place decides whether a failure falls into the stretch, never the time.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from hearthd.device.streams.stream_errors import StreamFailure
 
 MAX_KEPT = 32
-"""Failures kept by their names; what comes beyond is counted."""
+"""Failures kept by their names; further ones are counted."""
 
 Place = tuple[int, int]
 
@@ -24,9 +24,9 @@ class Stretch:
         self.more = 0
 
     def add(self, failure: StreamFailure) -> None:
-        """A command of the stream has failed."""
+        """Adds the failure of a command of the stream, if its place is in the stretch."""
         place = (failure.seq, failure.index)
-        if place != (0, 0):  # of a single call: it has no place but the moment
+        if place != (0, 0):  # a single call has no place
             if self.since is not None and place <= self.since:
                 return
             if self.until is not None and place >= self.until:
@@ -38,5 +38,5 @@ class Stretch:
 
     @property
     def void(self) -> bool:
-        """Whether anything failed in it, so that its times are of something else than what was asked for."""
+        """True if a command failed in the stretch: its times do not measure the intended work."""
         return bool(self.failures)

@@ -5,22 +5,22 @@ from __future__ import annotations
 import math
 
 LEAST = 2 << 20
-"""Bytes of a copy for which that is worth it."""
+"""Smallest copy with a forecast, in bytes."""
 
 MOST = 8
-"""Copies that are foreseen at a time: those behind them come when these have."""
+"""Copies with a forecast at a time; the end of a copy behind them follows theirs."""
 
 _MARGIN = 16
 _LEAST_MARGIN_S, _MOST_MARGIN_S = 20e-6, 250e-6
-"""So small a part of a copy's time, within these bounds, it is asked for before its end, and twice as long behind."""
+"""Divisor of a copy's time, and bounds of the result: the loop polls from that time before the expected end until twice
+as long after it."""
 
 SHORT_S = 2e-3
-"""A copy that takes no longer may be asked for all the time, as CUDA does where it is waited for
-(cudaDeviceScheduleSpin)."""
+"""Longest copy that may be polled all the time, as CUDA does in a waiting thread (cudaDeviceScheduleSpin)."""
 
 _SLOWER = 4
-"""A slower copy counts for so small a part: others may have slowed it down, or it was noticed late. A faster one counts
-at once, for none is faster than the link."""
+"""Divisor of the weight of a slower copy: others may have slowed it down, or its end was noticed late. A faster one
+replaces the estimate, as no copy is faster than the link."""
 
 
 class CopyForecast:
@@ -35,7 +35,7 @@ class CopyForecast:
         self.size = size
         self.given = given
         self.alone = alone
-        """Whether it tells how long such a copy takes."""
+        """True if the copy measures how long such a copy takes: none was under way in its direction."""
         self.margin = margin
         self.begins = given if at - given <= short else at - margin
         self.ends = at + 2 * margin
@@ -47,15 +47,15 @@ class CompletionForecast:
 
     def __init__(self) -> None:
         self.short = 0.0
-        """Copies that take no longer are asked for all the time."""
+        """Longest copy that is polled all the time, in seconds."""
         self._under_way: list[CopyForecast] = []
         self._free_at: dict[int, float] = {}
-        """When all that goes a way is likely to be done."""
+        """Time at which all copies of a direction are expected to be done."""
         self._pace: dict[tuple[int, int], float] = {}
-        """Seconds for a byte, by way and magnitude: what small copies cost more is not the link's."""
+        """Seconds per byte, by direction and magnitude: the overhead of small copies is not the link's."""
 
     def begin(self, way: int, size: int, given: float) -> CopyForecast | None:
-        """A copy that nothing has to be done before was given to the device; None: it is not foreseen."""
+        """Forecasts a copy that was submitted and waits for no other work; None: no forecast."""
         if size < LEAST or len(self._under_way) >= MOST:
             return None
         alone = all(other.way != way for other in self._under_way)
@@ -69,12 +69,13 @@ class CompletionForecast:
         return foreseen
 
     def drop(self, foreseen: CopyForecast) -> None:
-        """It failed, or nobody looks for it any more. A second time, or after `came`, does nothing."""
+        """Drops the forecast of a copy that failed, or whose end has no waiter. A second call, or one after `came`, has
+        no effect."""
         if foreseen in self._under_way:
             self._under_way.remove(foreseen)
 
     def came(self, foreseen: CopyForecast, now: float) -> None:
-        """It is done. A second time, or after `drop`, does nothing."""
+        """Takes note that the copy is done. A second call, or one after `drop`, has no effect."""
         if foreseen not in self._under_way:
             return
         self._under_way.remove(foreseen)
@@ -83,21 +84,21 @@ class CompletionForecast:
         key = foreseen.way, foreseen.size.bit_length()
         took = now - foreseen.given
         if foreseen.begins not in (math.inf, foreseen.given) and now <= foreseen.begins + foreseen.margin / 4:
-            took -= foreseen.margin  # it was done before anybody looked
+            took -= foreseen.margin  # it was done before the first poll
         pace = max(took, 0.0) / foreseen.size
         known = self._pace.get(key)
         self._pace[key] = pace if known is None or pace < known else known + (pace - known) / _SLOWER
 
     def near(self, now: float) -> bool:
-        """Whether the end of one is likely now."""
+        """True if the end of a copy is likely now."""
         return any(each.begins <= now < each.ends for each in self._under_way)
 
     def ahead(self, now: float) -> float:
-        """How long until the end of one is likely; infinite: nothing is foreseen."""
+        """Returns the seconds until the end of a copy is likely; infinite: there is no forecast."""
         return min((each.begins - now for each in self._under_way if each.begins > now), default=math.inf)
 
     def _pace_of(self, way: int, size: int) -> float:
-        """Of copies as large, else of the fastest."""
+        """Returns the pace of copies of that magnitude, else of the fastest."""
         known = self._pace.get((way, size.bit_length()))
         if known is not None:
             return known

@@ -1,7 +1,7 @@
-"""How long launches take from their hand-over to their end: some of them, for the metrics.
+"""Launch timing: the time of some launches from hand-over to completion, for the metrics. Device-handle thread only.
 
-Timed are the first launch of each stream, one in `WINDOW` commands, and one each `RESTS` times that a track has come to
-its end. Belongs to the device-handle thread.
+The first launch of each stream is timed, one in `WINDOW` commands, and one each `RESTS` times that a track becomes
+idle.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from hearthd.device.streams.track import RESTS, TIME_NEXT, TIMED, LaunchProbe, P
 
 
 class LaunchTiming:
-    """Asked between two commands of a track, and when something that it was given is done."""
+    """Called between two commands of a track, and when submitted work is done."""
 
     def __init__(self) -> None:
         self.on_done: Callable[[int], None] = lambda nanoseconds: None
-        """Told of each that was timed, in nanoseconds."""
+        """Called with the nanoseconds of each timed launch."""
 
     def between(self, track: PooledStream, position: int) -> bool:
-        """The track has been given all up to `position`, and a command more follows: the one before is timed, or the
-        one behind. What turns out to be no launch is not, and the next one is. Whether the end of the one before has to
-        be noticed by somebody."""
+        """Selects the command to time between two commands of a track, which has been given all up to `position`: the
+        last one, or the next. A command that turns out to be no launch is not timed; the next one is. True if the end
+        of the last command has to be polled."""
         probe = track.probe
         found = probe is not None and not probe.launch and _is_launch(track, probe)
         if probe is not None and found:
@@ -36,7 +36,7 @@ class LaunchTiming:
 
     @staticmethod
     def passed(track: PooledStream) -> bool:
-        """As `between` where the command that follows is no launch: the one behind it is timed instead."""
+        """Moves the timing to the command after the next, which is no launch; otherwise as `between`."""
         probe = track.probe
         if probe is None:
             return False
@@ -50,7 +50,7 @@ class LaunchTiming:
         return found
 
     def reached(self, track: PooledStream, position: int) -> None:
-        """The track, which has a probe, is done with all up to `position`."""
+        """Takes note that the track, which has a probe, is done with all commands up to `position`."""
         probe = track.probe
         if probe is None or position < probe.position:
             return
@@ -63,12 +63,12 @@ class LaunchTiming:
 
     @staticmethod
     def rested(track: PooledStream) -> None:
-        """The track is done with all."""
+        """Takes note that the track is idle."""
         track.rests += 1
         if not track.rests % RESTS and not track.timing:
             track.timing = TIME_NEXT
 
 
 def _is_launch(track: PooledStream, probe: LaunchProbe) -> bool:
-    """Whether the command that is timed is the last launch of the track."""
+    """True if the timed command is the last launch of the track."""
     return bool(track.launched) and track.launched[-1][0] == probe.position

@@ -1,11 +1,11 @@
-"""Which stream must wait for which before a command may run: read-after-write, write-after-read, write-after-write.
+"""Ordering: the waits between streams before a command may run (read-after-write, write-after-read, write-after-write).
 
 Every buffer carries its last write and the reads since, each as (track, position). A *track* is one CUDA stream; its
-*position* counts what was submitted to it. A wait between two tracks covers everything the origin had been given when
-it was made, so one wait serves every buffer up to that position: each pair is fenced once per position.
+*position* counts the commands submitted to it. A wait between two tracks covers all that the origin had been given when
+the wait was made, so one wait serves every buffer up to that position: each pair is fenced once per position.
 
-What is kept is bounded: one position per track, one per pair of tracks that ever met, and with each buffer one write
-and at most one read per track.
+The state is bounded: one position per track, one per pair of tracks that ever met, and with each buffer one write and
+at most one read per track.
 """
 
 from __future__ import annotations
@@ -15,59 +15,60 @@ from typing import Any
 
 
 class Usage:
-    """Where a buffer was last written, and read since. Track -1: never."""
+    """Last write of a buffer, and the reads since. Track -1: never."""
 
     __slots__ = ("behind", "position", "reads", "replayable", "track")
 
     def __init__(self) -> None:
         self.behind: tuple[Any, ...] = ()
-        """What decides later whether the buffer's contents are worth anything; see
+        """Pending outcomes that the validity of the buffer's contents depends on; see
         `hearthd.device.streams.pending_outcomes`."""
         self.track = -1
         self.position = 0
         self.reads: dict[int, int] | None = None
         self.replayable = False
-        """Whether launches that use the buffer have been remembered (`hearthd.device.session.replay_cache`)."""
+        """True if the replay cache may have launches that use the buffer (`hearthd.device.session.replay_cache`)."""
 
     def tracks(self) -> dict[int, int]:
-        """Every track with unfenced use of the buffer, and the position of its last use."""
+        """Returns every track with unfenced use of the buffer, and the position of its last use."""
         used = dict(self.reads or ())
         if self.track >= 0:
             used[self.track] = max(self.position, used.get(self.track, 0))
         return used
 
     def read_by(self, track: int, done: int) -> None:
-        """What `track` read up to position `done` is over: who writes next need not wait for what it is given since."""
+        """Removes the reads by `track` up to position `done`, which are over: the next write need not wait for later
+        work of the track."""
         if self.reads is not None and self.reads.get(track, done + 1) <= done:
             del self.reads[track]
 
 
 class Ordering:
-    """Positions of all tracks, and which waits have been made."""
+    """Positions of all tracks, and the waits that have been made."""
 
     def __init__(self) -> None:
         self._positions: list[int] = []
         self._synced: dict[tuple[int, int], int] = {}
 
     def add_track(self) -> int:
-        """A new track's number."""
+        """Adds a track and returns its number."""
         self._positions.append(0)
         return len(self._positions) - 1
 
     def position(self, track: int) -> int:
-        """The position of the last command given to the track."""
+        """Returns the position of the last command given to the track."""
         return self._positions[track]
 
     @property
     def positions(self) -> Sequence[int]:
-        """The same of all tracks, by their numbers."""
+        """Positions of all tracks, by their numbers."""
         return self._positions
 
     def plan(self, track: int, writes: Iterable[Usage], reads: Iterable[Usage] = ()) -> list[int]:
-        """Takes the next position on `track` for a command; the tracks that it has to wait for first.
+        """Takes the next position on `track` for a command; returns the tracks that it has to wait for first.
 
-        A buffer that is both read and written belongs to `writes`; named in both, it counts as written. Without
-        buffers it is a step that others can be fenced behind: a wait for an event, memory taken or given back.
+        A buffer that is both read and written belongs to `writes`; named in both, it counts as written. Without buffers
+        it is a step that others can be fenced behind: a wait for an event, memory taken or freed.
         """
         position = self._positions[track] + 1
         self._positions[track] = position
@@ -93,13 +94,13 @@ class Ordering:
         return waits
 
     def step(self, track: int) -> int:
-        """As `plan` for a command without buffers; the position."""
+        """Takes the next position on `track` for a command without buffers, and returns it."""
         positions = self._positions
         positions[track] = position = positions[track] + 1
         return position
 
     def fence(self, track: int, origin: int, position: int) -> bool:
-        """Whether `track` has to wait for `origin` to pass `position`; notes that it does."""
+        """True if `track` has to wait for `origin` to pass `position`; records the wait."""
         waits: list[int] = []
         if origin != track:
             self._need(waits, track, origin, position)

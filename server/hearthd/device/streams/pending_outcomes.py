@@ -42,7 +42,7 @@ class PendingOutcomes:
 
     def __init__(self) -> None:
         self.open: dict[PendingOutcome, None] = {}
-        """Collectives of which nobody knows yet how they end."""
+        """Collectives whose outcome is pending."""
 
     def about(self, usage: Usage) -> list[PendingOutcome]:
         """Pending outcomes that the contents of a buffer depend on, for commands issued so far."""

@@ -1,8 +1,8 @@
 """Errors of one-way commands: kept per logical stream, surfacing once, all, in order.
 
-A failed command poisons the buffers that it would have written. Until the client has been told of the failure, commands
-that need such a buffer are skipped, and reads of it fail, from any stream; afterwards the client knows, and the buffer
-holds whatever it held before.
+A failed command poisons the buffers that it would have written. Until the failure is reported to the client, commands
+that need such a buffer are skipped, and reads of it fail, from any stream; after that, the client knows, and the buffer
+has its former contents.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import status_pb2
 
 MAX_KEPT = 32
-"""Failures kept per stream; older ones are merged into one entry that counts them."""
+"""Failures kept per stream; older ones are merged into one entry with their number."""
 
 
 @dataclass(eq=False)
 class StreamFailure:
-    """One failed command: where it was, and why it failed."""
+    """A failed command: its place, and the reason."""
 
     command: str
     stream: int
@@ -29,11 +29,11 @@ class StreamFailure:
     surfaced: bool = False
     root: StreamFailure | None = None
     spokesman: StreamFailure | None = None
-    """The failure whose surfacing tells of this one as well: it counts it, or is what it follows from."""
+    """The failure whose report covers this one as well: it counts this one, or is its cause."""
 
     @property
     def cause(self) -> StreamFailure:
-        """The failure that this one follows from, or itself."""
+        """The failure that caused this one, or itself."""
         failure = self
         while failure.root is not None:
             failure = failure.root
@@ -41,7 +41,7 @@ class StreamFailure:
 
     @property
     def told(self) -> bool:
-        """Whether the client has heard of it."""
+        """True once the failure has been reported to the client."""
         failure = self
         while failure.spokesman is not None:
             failure = failure.spokesman
@@ -60,7 +60,7 @@ class StreamFailure:
 
 @dataclass
 class StreamErrors:
-    """The failures of one logical stream that nobody has been told of."""
+    """Failures of one logical stream that have not been reported."""
 
     _kept: list[StreamFailure] = field(default_factory=list)
     _heir: StreamErrors | None = None
@@ -74,28 +74,29 @@ class StreamErrors:
             return
         if failure.root is not None and not failure.merged:
             reported = next((kept for kept in self._kept if kept.cause is failure.cause), None)
-            if reported is not None:  # skipped because of what this stream reports anyway
+            if reported is not None:  # the stream reports the cause of the skip
                 failure.spokesman = reported
                 return
         self._kept.append(failure)
         if len(self._kept) > MAX_KEPT:
-            # The first is the likeliest cause of the rest, so the second oldest goes, and the first says how many.
+            # The first is the likeliest cause of the rest: the second oldest is merged into it.
             gone = self._kept.pop(1)
             self._kept[0].merged += 1 + gone.merged
             gone.spokesman = self._kept[0]
 
     def hand_over(self, heir: StreamErrors) -> None:
-        """`heir` reports them all, and whatever is still to come: the stream is gone."""
+        """Passes all failures to `heir`, also later ones: the stream is destroyed."""
         kept, self._kept = self._kept, []
         self._heir = heir
         for failure in kept:
             heir.add(failure)
 
     def take(self, before: tuple[int, int] | None = None, *, told: bool = True) -> list[StreamFailure]:
-        """All failures, oldest first; they have surfaced now, and what they poisoned may be used again.
+        """Returns and removes all failures, oldest first; they have surfaced, and the buffers that they poisoned may be
+        used again.
 
-        `before`: only those of commands that were submitted before this (batch, index). `told` False: the caller says
-        later that they have surfaced.
+        `before`: only failures of commands that were submitted before this (batch, index). `told` False: the caller
+        marks them as surfaced later.
         """
         taken = sorted(self._kept, key=lambda failure: (failure.seq, failure.index))
         if before is not None:
@@ -107,12 +108,12 @@ class StreamErrors:
 
 
 def poisoned(failure: StreamFailure | None) -> StreamFailure | None:
-    """The failure that still stands behind a buffer, if any."""
+    """Returns the failure that still poisons a buffer, if any."""
     return None if failure is None or failure.told else failure
 
 
 def skipped(command: str, stream: int, seq: int, index: int, because: StreamFailure) -> StreamFailure:
-    """The failure of a command that was not run because what it needs was never produced."""
+    """Returns the failure of a command that was not run because its inputs were never produced."""
     cause = because.cause
     refusal = Refusal(
         Reason.DEPENDENCY_FAILED,
@@ -121,12 +122,13 @@ def skipped(command: str, stream: int, seq: int, index: int, because: StreamFail
         fix=cause.refusal.fix or "repair the command that failed first",
         details={"cause": cause.refusal.reason, "cause_command": cause.command, "cause_stream": cause.stream},
     )
-    # The cause itself, not what lies between: a long chain of skipped commands keeps two failures alive, not all.
+    # The cause itself, not the links between: a long chain of skipped commands keeps two failures alive, not all.
     return StreamFailure(command, stream, seq, index, refusal, root=cause)
 
 
 def surface(failures: list[StreamFailure]) -> status_pb2.Status:
-    """The status that tells a client of `failures` (not empty): the first decides, all are listed."""
+    """Returns the status that reports `failures` (not empty) to a client: the first one decides the reason, all are
+    listed."""
     first = failures[0].refusal
     more = len(failures) - 1 + sum(failure.merged for failure in failures)
     message = f"{failures[0].command}: {first.message}"

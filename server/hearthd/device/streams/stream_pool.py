@@ -23,7 +23,7 @@ NAMED = 8
 """Kernels that a refusal names."""
 
 WATCH_S = 1e-3
-"""Sleep between two looks at events with a deadline, where the backend says when something is done."""
+"""Sleep between two polls of events with a deadline, in seconds, where the backend notifies of completions."""
 
 
 class StreamPool:
@@ -34,31 +34,32 @@ class StreamPool:
         self.held = False
         self._server = server
         self.notified = server.on_progress(wake)
-        """Whether the backend says when something is done; else it has to be asked."""
+        """True if the backend notifies of completions; otherwise they are polled."""
         self._watched = WatchedEvents(server)
         self._spin_policy = SpinPolicy()
         self.forecast = CompletionForecast()
-        """Of copies whose end somebody waits for."""
+        """Forecasts of copies whose end a session waits for."""
         self.completions = 0
-        """Counts what has completed: whoever waits for room or an end looks again when it grows."""
+        """Number of completions. Code that waits for room or for an end tries again when it has grown."""
         self._told = 0
-        """How many of them a `poll` has told of. Whoever reaps one track on its own finds completions that others wait
-        for: they are progress all the same."""
+        """Value of `completions` at the last `poll`. A reap of one track finds completions that others wait for: `poll`
+        reports those as well."""
         self._timely = 0
-        """How many there were when `ask` last found an end."""
+        """Value of `completions` when `ask` last saw an end."""
         self.timing = LaunchTiming()
         self.ordering = Ordering()
         self.all: list[PooledStream] = []
         self.live: dict[PooledStream, None] = {}
-        """Those that are not `idle`: few of many, and asked for in each turn."""
+        """Tracks that are not `idle`: few of many, and polled in each turn."""
         self.pending_outcomes = PendingOutcomes()
 
     def acquire(self, priority: int = 0, *, bounded: bool = False) -> PooledStream:
-        """A track for a logical stream: one that is free, else a new one, else the one with the fewest users; never one
-        that is kept back.
+        """Returns a track for a logical stream: a free one, else a new one, else the one with the fewest users; never
+        one that is kept back.
 
-        Where all are, a new one beyond those that there should be; `bounded`: Refusal(QUEUE_FULL) where there are twice
-        as many already."""
+        If all are kept back, returns a new one beyond the limit; `bounded`: raises Refusal(QUEUE_FULL) where there are
+        twice as many already.
+        """
         track = track_choice.free(self.all, priority)
         if track is None:
             self._look_after_kept()
@@ -78,8 +79,8 @@ class StreamPool:
         return track
 
     def acquire_own(self) -> PooledStream:
-        """A track that nobody else gets before it is released, even where that makes one more than there should be:
-        what waits for peers on it must not hold up others, nor wait for them."""
+        """Returns a track that no other user shares until it is released, even where that exceeds the limit: work that
+        waits for peers on it must not hold up other work, nor wait for it."""
         own = track_choice.free(self.all, 0) or self._add(0)
         own.own = True
         own.since = own.given
@@ -96,7 +97,7 @@ class StreamPool:
         return track
 
     def release(self, track: PooledStream) -> None:
-        """One of its users is gone. Nobody new gets it before all is done that it has been given."""
+        """Removes one user of the track. No new user gets it before all its work is done."""
         track.users -= 1
         track.own = False
         if not self.done(track):
@@ -105,7 +106,7 @@ class StreamPool:
     # ---- kept back ----
 
     def keep(self, tracks: Collection[PooledStream]) -> Callback:
-        """Nobody new gets these until what it returns is called: what one of them runs may never end."""
+        """Keeps the tracks back from new users until the returned function is called: work on them may never end."""
         now = time.monotonic()
         for track in tracks:
             if not track.kept:
@@ -120,11 +121,11 @@ class StreamPool:
 
     @property
     def withheld(self) -> list[PooledStream]:
-        """Those that nobody gets because what they were given by who is gone does not end."""
+        """Streams withheld from reuse: work submitted by a departed session is still running on them."""
         return track_choice.stuck(self.all, time.monotonic())
 
     def _look_after_kept(self) -> None:
-        """Some of those that are kept back may be done by now."""
+        """Reaps tracks that are kept back: their work may be done by now."""
         for track in self.all:
             if track.kept and track.pending:
                 self.reap(track)
@@ -146,13 +147,14 @@ class StreamPool:
     # ---- launches that have to wait ----
 
     def hold(self, held: bool) -> None:
-        """Whether launches have to wait from now on, on every track."""
+        """Holds launches back on every track, or stops to."""
         self.held = held
         for track in self.all:
             track.held = held or track.barred
 
     def bar(self, track: PooledStream, barred: bool, most: int = NEVER) -> None:
-        """Whether launches have to wait on one track, and how many commands of all kinds it may be given meanwhile."""
+        """Holds launches back on one track, or stops to, and limits the commands of all kinds that it may be given
+        meanwhile."""
         track.barred = barred
         track.held = barred or self.held
         track.stop = track.given + most if most != NEVER else NEVER
@@ -161,37 +163,38 @@ class StreamPool:
     # ---- the order ----
 
     def done(self, track: PooledStream) -> bool:
-        """Whether all that it has been given is known to be done."""
+        """True if all work of the track is known to be done."""
         return track.done_position >= self.ordering.position(track.index)
 
     def idle(self, track: PooledStream) -> bool:
-        """Whether it is known to be done with all, and nobody is still to be called back for it."""
+        """True if all work of the track is known to be done, and no callback is left."""
         return not track.pending and self.done(track)
 
     def undone(self, tracks: Container[PooledStream]) -> list[PooledStream]:
-        """Those of them that are not known to be done with all."""
+        """Returns the tracks among these with work that is not known to be done."""
         positions = self.ordering.positions
         return [track for track in self.live if track.done_position < positions[track.index] and track in tracks]
 
     def busy(self, tracks: Container[PooledStream]) -> list[PooledStream]:
-        """Those of them that are not `idle`."""
+        """Returns the tracks among these that are not `idle`."""
         return [track for track in self.live if track in tracks]
 
     def before(self, track: PooledStream, writes: Collection[Usage], reads: Collection[Usage] = ()) -> int:
-        """Takes a position for a command and makes the track wait for whoever used its buffers; the position."""
+        """Takes a position for a command, and makes the track wait for earlier users of its buffers; returns the
+        position."""
         if self.pending_outcomes.open:
             self.pending_outcomes.spread(writes, reads)
         track.budget -= 1
         self.live[track] = None
         if track.timing or not track.budget % WINDOW:
-            self._between(track)  # before the position is taken: the command itself is still to be given
+            self._between(track)  # before the position is taken: the command itself is not submitted yet
         ordering, index = self.ordering, track.index
         for origin in ordering.plan(index, writes, reads):
             self.wait(track, origin)
         return ordering.positions[index]
 
     def step(self, track: PooledStream) -> int:
-        """As `before` for a command that is no launch and waits for nobody; the position."""
+        """Takes a position for a command that is no launch and waits for no other track; returns the position."""
         track.budget -= 1
         self.live[track] = None
         window = not track.budget % WINDOW
@@ -202,7 +205,7 @@ class StreamPool:
         return self.ordering.step(track.index)
 
     def _between(self, track: PooledStream) -> None:
-        """Between two commands: the window ends here, or a launch is timed."""
+        """Ends the window between two commands, or times a launch."""
         window = not track.budget % WINDOW
         if window:
             self.mark(track)
@@ -210,7 +213,7 @@ class StreamPool:
             self.on_complete(track, _noticed)
 
     def charge(self, track: PooledStream, more: int) -> None:
-        """What the track has been given under its last position counts as so many commands more."""
+        """Counts the work under the track's last position as `more` further commands."""
         windows = -(-track.budget // WINDOW)
         track.budget -= more
         track.finished += more
@@ -218,7 +221,7 @@ class StreamPool:
             self.mark(track)
 
     def mark(self, track: PooledStream) -> None:
-        """Gives the track its window back when what it has been given so far is done."""
+        """Returns a window to the track's budget when the work submitted so far is done."""
 
         def restore() -> None:
             track.budget += WINDOW
@@ -227,23 +230,23 @@ class StreamPool:
         self.on_complete(track, restore)
 
     def fence(self, track: PooledStream, origin: PooledStream) -> None:
-        """`track` waits, on the device, for all that `origin` has been given."""
+        """Makes `track` wait, on the device, for all that `origin` has been given."""
         if self.ordering.fence(track.index, origin.index, self.ordering.position(origin.index)):
             self.wait(track, origin.index)
 
     def follow(self, track: PooledStream, event: Event) -> None:
-        """`track` waits for the event, and so does whoever is fenced behind the track from now on."""
+        """Makes `track` wait for the event, and with it every track that is fenced behind it later."""
         self.before(track, ())
         self._server.wait(track.stream, event)
 
     def settle(self, track: PooledStream, usage: Usage) -> None:
-        """`track` waits for every other use of a buffer that is about to be given back."""
+        """Makes `track` wait for every other use of a buffer that is about to be freed."""
         for index, position in usage.tracks().items():
             if self.ordering.fence(track.index, index, position):
                 self.wait(track, index)
 
     def wait(self, track: PooledStream, origin: int) -> None:
-        """`track` waits, on the device, for what the track numbered `origin` has been given."""
+        """Makes `track` wait, on the device, for the work that track number `origin` has been given."""
         event = self._server.record(self.all[origin].stream)
         self._server.wait(track.stream, event)
         self._server.release_event(event)
@@ -251,9 +254,9 @@ class StreamPool:
     # ---- the end ----
 
     def on_complete(self, track: PooledStream, callback: Callback, *, still_to_come: int = 0) -> None:
-        """`callback` when all that the track has been given so far is done.
+        """Calls `callback` when all work submitted to the track so far is done.
 
-        `still_to_come`: how many of the positions taken belong to commands that have not been given to it yet.
+        `still_to_come` counts the positions taken for commands that have not been submitted yet.
         """
         event = self._server.record(track.stream)
         self.live[track] = None
@@ -261,11 +264,11 @@ class StreamPool:
         self._spin_policy.begin(time.perf_counter())
 
     def expect(self) -> None:
-        """Somebody waits from now on for what is under way."""
+        """Starts to spin: a session waits for work under way from now on."""
         self._spin_policy.begin(time.perf_counter())
 
     def after_all(self, tracks: Iterable[PooledStream], callback: Callback) -> None:
-        """`callback` once, when all that these tracks have been given so far is done."""
+        """Calls `callback` once, when all work submitted to these tracks so far is done."""
         left = 1
 
         def one() -> None:
@@ -282,16 +285,17 @@ class StreamPool:
     def watch(
         self, event: Event, callback: Callback, timeout: float | None = None, on_timeout: Callback | None = None
     ) -> None:
-        """`callback` when this event is done, whatever its track has been given since; the event stays the caller's.
+        """Calls `callback` when this event is done, whatever its track has been given since; the event stays the
+        caller's.
 
-        With `timeout` seconds: `on_timeout` instead, when it is not done by then. Who may `retire` the event meanwhile
-        need not care.
+        With `timeout` seconds: calls `on_timeout` instead, if it is not done by then. The owner may `retire` the event
+        meanwhile.
         """
         self._watched.add(event, callback, timeout, on_timeout)
         self._spin_policy.begin(time.perf_counter())
 
     def watch_both(self, first: Event, second: Event, callback: Callback) -> None:
-        """`callback` when both events are done; neither is released before it has returned."""
+        """Calls `callback` when both events are done; neither is released before it has returned."""
         for event in (first, second):
             self._watched.hold(event)
 
@@ -303,18 +307,18 @@ class StreamPool:
         self.watch(first, lambda: self.watch(second, both))
 
     def retire(self, event: Event) -> None:
-        """Releases an event, as soon as nobody watches it any more."""
+        """Releases an event, as soon as no watch of it is left."""
         self._watched.retire(event)
 
-    # ---- how far they have come ----
+    # ---- completions ----
 
     def poll(self) -> bool:
-        """Calls back for what is done; whether anything was, now or since the last poll."""
+        """Runs the callbacks of completed work; True if any work completed, now or since the last poll."""
         for track in tuple(self.live):
             if track.pending:
                 self.reap(track)
         if self._watched:
-            found = self._watched.poll()  # where others may be reaped
+            found = self._watched.poll()  # its callbacks may reap tracks
             self.completions += found
         if self.completions == self._told:
             return False
@@ -324,7 +328,7 @@ class StreamPool:
         return True
 
     def ask(self, track: PooledStream, seconds: float) -> None:
-        """Asks one track again and again for its end, so long at the most and only while that is worth it."""
+        """Polls one track for its end, for at most `seconds` and while the spin policy allows it."""
         done, pending, spins = self._server.done, track.pending, self._spin_policy.spins
         until = time.perf_counter() + seconds
         while pending:
@@ -337,7 +341,7 @@ class StreamPool:
 
     @property
     def news(self) -> bool:
-        """Whether a `poll` would find something. Cheap to ask for again and again."""
+        """True if a `poll` would find a completion. Cheap enough for a spin loop."""
         if self.completions != self._told:
             return True
         done = self._server.done
@@ -348,7 +352,7 @@ class StreamPool:
 
     @property
     def awaits(self) -> bool:
-        """Whether something is under way that may be done in a moment, and will not say so by itself."""
+        """True if work under way may be done in a moment, and the backend does not notify of it."""
         if self.notified:
             return False
         now = time.perf_counter()
@@ -359,28 +363,28 @@ class StreamPool:
         return bool(self._watched) or any(track.pending for track in self.live)
 
     def sleep(self) -> float | None:
-        """How long to sleep until the next poll; None: until woken. Ask when all else of a turn has been done.
+        """Returns how long to sleep until the next poll; None: until woken. Call it at the end of a turn.
 
-        Less than a millisecond is better spent asking for `news` as long as this `spins`.
+        For less than a millisecond, it is better to poll `news` while `awaits` is true.
         """
         if self.completions != self._told:
             return 0.0
         if not self._pending:
             return None
-        if self.notified:  # but a deadline comes without a notice
+        if self.notified:  # but the backend does not notify of deadlines
             return WATCH_S if self._watched.any_deadline else None
         now = time.perf_counter()
         return min(self._spin_policy.sleep(now), self.forecast.ahead(now))
 
     def reap(self, track: PooledStream) -> bool:
-        """Calls back for what is done on one track; whether it takes more commands."""
+        """Runs the callbacks of completed work on one track; True if it takes more commands."""
         done, queue = self._server.done, track.pending
         while queue and done(queue[0][1]):
             self._complete(track)
         return track.budget > 0
 
     def _complete(self, track: PooledStream) -> None:
-        """The first that is pending is done."""
+        """Completes the first pending entry."""
         position, event, callback = track.pending.popleft()
         self._server.release_event(event)
         track.finished += position - track.done_position
@@ -394,10 +398,11 @@ class StreamPool:
             if self.done(track):
                 self.live.pop(track, None)
 
-    # ---- whose it is ----
+    # ---- running kernels ----
 
     def in_flight(self, session: str | None = None) -> list[str]:
-        """Names of kernels that were launched, by one session or by any, and are not known to be done, oldest first."""
+        """Returns the names of kernels that were launched, by one session or by any, and are not known to be done,
+        oldest first."""
         return [
             name
             for track in self.all
@@ -406,15 +411,15 @@ class StreamPool:
         ]
 
     def suspects(self) -> list[str]:
-        """The sessions that launched them, each once."""
+        """Returns the sessions that launched the running kernels, each once."""
         found = {who: None for track in self.all for at, _, who in track.launched if at > track.done_position}
         return list(found)
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names of kernels, for a refusal."""
+    """Returns names of kernels, for a refusal."""
     return ", ".join(names[:NAMED]) + (", ..." if len(names) > NAMED else "")
 
 
 def _noticed() -> None:
-    """For an event that has only to be noticed."""
+    """Completion callback without effect: the event only has to be polled."""

@@ -13,10 +13,10 @@ WHOLE_WINDOW = WINDOW * WINDOWS
 """A track takes WINDOW x WINDOWS commands beyond what is known to be done: a launch blocks at about 1,000 queued."""
 
 TIME_NEXT, TIMED = 2, 1
-"""Whether the command that comes next is timed, or is the one behind a command that is; 0: neither."""
+"""`TIME_NEXT`: the next command is timed. `TIMED`: the next command follows a timed one. 0: neither."""
 
 RESTS = 32
-"""Every so many times that a track has come to its end, the command that comes next is timed."""
+"""The next command is timed each time that a track has become idle this many times."""
 
 NEVER = 1 << 62
 """A number of commands that no track is ever given."""
@@ -31,7 +31,7 @@ class LaunchProbe:
         self.position = position
         self.begun_ns = begun_ns
         self.launch = False
-        """Whether it is known to be one."""
+        """True once the command is known to be a launch."""
 
 
 class PooledStream:
@@ -67,47 +67,47 @@ class PooledStream:
         self.priority = priority
         self.budget = WHOLE_WINDOW
         self.returned = 0
-        """What its windows have given back to the budget in all."""
+        """Total of the budget that its windows have returned."""
         self.held = False
-        """Whether launches have to wait, though there is room; see `StreamPool.hold` and `StreamPool.bar`."""
+        """True if launches have to wait although there is room; see `StreamPool.hold` and `StreamPool.bar`."""
         self.barred = False
         self.stop = NEVER
-        """What it may be `given` before it is somebody else's turn; see `hearthd.device.scheduler.fair_share`."""
+        """Limit of `given` before the turn of another session; see `hearthd.device.scheduler.fair_share`."""
         self.asked = 0
-        """Of those who found it barred: 1, copies only, 2, launches too."""
+        """Commands that found the track barred: 1, copies only; 2, launches too."""
         self.since = 0
-        """What it had been given when its first user came."""
+        """Value of `given` when its first user came."""
         self.users = 0
         self.own = False
-        """Whether nobody else gets it, however few tracks there are."""
+        """True if the track is not shared, however few tracks there are."""
         self.kept = 0
-        """How many wait for it to be done before anybody gets it; see `track_choice`."""
+        """Number of waits for its work to be done before it gets a new user; see `track_choice`."""
         self.kept_since = 0.0
         self.done_position = 0
         self.finished = 0
-        """How many of the commands that it was `given` are known to be done."""
+        """Commands, among those `given`, that are known to be done."""
         self.timing = TIME_NEXT
         self.probe: LaunchProbe | None = None
         """The launch that is being timed."""
         self.rests = 0
-        """How often it has come to its end."""
+        """Number of times that it has become idle."""
         self.pending: deque[tuple[int, Event, Callback]] = deque()
         self.launched: deque[tuple[int, str, str]] = deque(maxlen=16)
         """(position, kernel, session) of the latest launches, to name what was running when the device is lost."""
 
     @property
     def given(self) -> int:
-        """How many commands it has been given so far, each launch of a program counted."""
+        """Commands that it has been given so far, each launch of a program counted."""
         return WHOLE_WINDOW + self.returned - self.budget
 
     @property
     def room(self) -> int:
-        """How many more it may be given before it is somebody else's turn."""
+        """Commands that it may still be given before the turn of another session."""
         return self.stop - self.given
 
     @property
     def full(self) -> bool:
-        """Whether commands of all kinds have to wait."""
+        """True if commands of all kinds have to wait."""
         if self.stop != NEVER and self.given >= self.stop:
             self.asked |= 1
             return True
@@ -115,7 +115,7 @@ class PooledStream:
 
     @property
     def closed(self) -> bool:
-        """Whether launches have to wait."""
+        """True if launches have to wait."""
         if self.held:
             if self.barred:
                 self.asked |= 2

@@ -1,4 +1,4 @@
-"""Events that somebody watches, whatever their streams are given since. Belongs to the device-handle thread."""
+"""Watched events: callbacks for single events, whatever their streams are given since. Device-handle thread only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from hearthd.device.streams.pending_outcomes import Callback
 
 
 class WatchedEvents:
-    """Each stays its owner's, who may `retire` it at any time: it is released when nobody watches it any more."""
+    """Events with callbacks. Each event stays its owner's, who may `retire` it at any time: it is released when no
+    watch of it is left."""
 
     def __init__(self, server: ComputeServer) -> None:
         self._server = server
@@ -22,13 +23,14 @@ class WatchedEvents:
         return bool(self._watched)
 
     def add(self, event: Event, callback: Callback, timeout: float | None, on_timeout: Callback | None) -> None:
-        """`callback` when it is done; with `timeout` seconds: `on_timeout` instead, when it is not done by then."""
+        """Calls `callback` when the event is done; with `timeout` seconds: calls `on_timeout` instead, if it is not
+        done by then."""
         deadline = time.perf_counter() + timeout if timeout is not None else float("inf")
         self.hold(event)
         self._watched.append((event, callback, deadline, on_timeout or callback))
 
     def poll(self) -> int:
-        """Calls back for what is done, or too late; how many were done."""
+        """Runs the callbacks of events that are done, or late; returns how many were done."""
         done = self._server.done
         watched, self._watched = self._watched, []
         now, found = time.perf_counter(), 0
@@ -47,16 +49,16 @@ class WatchedEvents:
 
     @property
     def any_done(self) -> bool:
-        """Whether a `poll` would find one. Cheap to ask for again and again."""
+        """True if a `poll` would find an event that is done. Cheap enough for a spin loop."""
         return bool(self._watched) and any(self._server.done(watch[0]) for watch in self._watched)
 
     @property
     def any_deadline(self) -> bool:
-        """Whether one of them is watched for so long only."""
+        """True if an event is watched with a deadline."""
         return any(deadline != float("inf") for _, _, deadline, _ in self._watched)
 
     def hold(self, event: Event) -> None:
-        """It is not released before a `drop` for each of these."""
+        """Prevents the release of the event until a `drop` for each call."""
         self._held[event] = self._held.get(event, 0) + 1
 
     def drop(self, event: Event) -> None:
@@ -70,7 +72,7 @@ class WatchedEvents:
             self._server.release_event(event)
 
     def retire(self, event: Event) -> None:
-        """Releases an event, as soon as nobody watches it any more."""
+        """Releases an event, as soon as no watch of it is left."""
         if event in self._held:
             self._retired.add(event)
         else:

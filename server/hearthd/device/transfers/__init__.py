@@ -1,4 +1,4 @@
-"""Copies between the host and the device, as a session asks for them.
+"""Copies between the host and the device, for the sessions.
 
 Above: `hearthd.device.launch`. Below: `hearthd.device.memory`.
 """

@@ -1,7 +1,7 @@
-"""Memory that this process shares with the front, for chunks of downloads: the device copies into a slot of it, and the
-front makes its message from there. The socket then carries little more than the slot's number.
+"""Chunk memory: shared with the front, for chunks of downloads. The device copies into a slot of it, and the front
+makes its message from there, so that the socket carries little more than the slot's number.
 
-A chunk for which there is no slot goes through the socket, so nobody ever waits for one.
+A chunk for which there is no slot goes through the socket: a chunk never waits for a slot.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class ChunkSlot:
         self.size = size
         self.view = memoryview((ctypes.c_ubyte * size).from_address(address)).cast("B")
         self.kept_ns = 0
-        """Since when it has been kept for a copy."""
+        """Time at which the slot was reserved for a copy (`time.perf_counter_ns`)."""
 
 
 class DownloadChunkMemory:
-    """Belongs to the device-handle thread. The memory is mapped when a download comes for the first time, and goes with
-    the process."""
+    """Slots for the chunks of downloads. Device-handle thread only. The memory is mapped at the first download, and
+    lives as long as the process."""
 
     def __init__(self, server: ComputeServer, telemetry: Telemetry, post: Post) -> None:
         self._telemetry = telemetry
@@ -49,11 +49,11 @@ class DownloadChunkMemory:
         self._journal: ProcessLog | None = None
         self._known = self._wanted = False
         self._offer: tuple[int, Layout] | None = None
-        """The front's file, until a download comes."""
+        """The front's file, until the first download."""
         self._policy = ChunkSlots(0)
         self._slots: list[ChunkSlot] = []
         self._locked = False
-        """Whether the device copies there without the driver's help."""
+        """True if the memory is page-locked: the device copies to it directly."""
 
     def listen(
         self,
@@ -61,7 +61,7 @@ class DownloadChunkMemory:
         descriptors: DescriptorSocket | None,
         journal: ProcessLog,
     ) -> None:
-        """Hears of what the front sends."""
+        """Registers for the front's messages."""
         self._journal = journal
         control(Kind.SLOTS, self._returned)
         if descriptors is not None:
@@ -72,7 +72,7 @@ class DownloadChunkMemory:
 
     @property
     def kept_bytes(self) -> int:
-        """In slots that copies are on their way to."""
+        """Bytes in slots that are reserved for copies under way."""
         return self._policy.kept * self._slots[0].size if self._slots else 0
 
     # ---- coming ----
@@ -90,7 +90,7 @@ class DownloadChunkMemory:
         self._warn("chunk_slots", f"{len(files)} files came with {body}")
 
     def want(self) -> None:
-        """There are downloads: has the memory mapped, where that has not been begun."""
+        """Has the memory mapped, at the first download."""
         self._wanted = True
         if self._offer is not None:
             (file, layout), self._offer = self._offer, None
@@ -114,25 +114,25 @@ class DownloadChunkMemory:
     # ---- chunks ----
 
     def keep(self, size: int) -> ChunkSlot | None:
-        """A slot into which the device may copy `size` bytes, for `send` or `drop` when it has; None: go another
-        way."""
+        """Returns a slot into which the device may copy `size` bytes, to be followed by `send` or `drop` after the
+        copy; None: there is no slot for a copy."""
         slot = self._slot(size, self._policy.keep) if self._locked else None
         if slot is not None:
             slot.kept_ns = time.perf_counter_ns()
         return slot
 
     def drop(self, slot: ChunkSlot) -> None:
-        """What was copied there goes nowhere. Only when the device is done with it."""
+        """Frees a slot whose contents are not sent. The device must be done with it."""
         self._policy.drop(slot.number)
 
     def send(self, slot: ChunkSlot) -> None:
-        """What was copied there is about to go to the front, whose slot it is from now on."""
+        """Passes a slot to the front, whose message is about to be sent."""
         self._policy.send(slot.number)
         self._telemetry.transfer.observe(time.perf_counter_ns() - slot.kept_ns)
         self._telemetry.chunks_in_slots += 1
 
     def fill(self, data: memoryview | bytes) -> ChunkSlot | None:
-        """A slot with a copy of `data`, as `send` leaves one; None: go another way."""
+        """Returns a slot with a copy of `data`, passed to the front as by `send`; None: there is no free slot."""
         slot = self._slot(len(data), self._policy.send)
         if slot is not None:
             slot.view[: len(data)] = data
@@ -140,7 +140,7 @@ class DownloadChunkMemory:
         return slot
 
     def _slot(self, size: int, choose: Callable[[], int | None]) -> ChunkSlot | None:
-        """The one that is chosen, if there are any and chunks of this size go through them."""
+        """Returns the slot that `choose` selects, if chunks of this size go through slots."""
         if not self._slots or not SMALLEST <= size <= self._slots[0].size:
             return None
         number = choose()

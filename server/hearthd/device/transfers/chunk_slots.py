@@ -1,14 +1,14 @@
-"""Who has which slot of the memory that chunks go to the front through. Pure."""
+"""Slots of the chunk memory, and their owners. Pure."""
 
 from __future__ import annotations
 
 
 class ChunkSlots:
-    """`count` slots. Each is free, or kept for a copy of the device that has not come to its end, or with the front.
+    """`count` slots. Each is free, reserved for a copy of the device that has not ended, or with the front.
 
-    A copy may wait as long as its stream does, for a kernel that runs for minutes: so copies have half of the slots at
-    the most, and the others are for chunks that are there and go at once. The slot that was used last is used next: it
-    is the likeliest to be in a cache.
+    A copy may wait as long as its stream does, for a kernel that runs for minutes: so copies have at most half of the
+    slots, and the others are for chunks that are ready to send. The slot that was used last is used next: it is the
+    likeliest to be in a cache.
     """
 
     def __init__(self, count: int) -> None:
@@ -26,8 +26,8 @@ class ChunkSlots:
         return len(self._kept) + len(self._away)
 
     def keep(self) -> int | None:
-        """A slot for a copy that is about to be given to the device; None: there is none for that. `send` or `drop` is
-        to follow."""
+        """Reserves a slot for a copy that is about to be submitted, to be followed by `send` or `drop`; None: copies
+        have all their slots."""
         if not self._free or len(self._kept) >= self.count // 2:
             return None
         slot = self._free.pop()
@@ -35,13 +35,13 @@ class ChunkSlots:
         return slot
 
     def drop(self, slot: int) -> None:
-        """What was copied there is not sent. Raises ValueError for a slot that is not kept."""
+        """Frees a reserved slot whose contents are not sent. Raises ValueError for a slot that is not reserved."""
         self._take(self._kept, slot, "is not kept")
         self._free.append(slot)
 
     def send(self, slot: int | None = None) -> int | None:
-        """A slot for what goes to the front now: the one that was kept for it, else a free one; None: there is none.
-        Raises ValueError for a slot that is not kept."""
+        """Passes a slot to the front: the reserved `slot`, else a free one; None: no slot is free. Raises ValueError
+        for a slot that is not reserved."""
         if slot is not None:
             self._take(self._kept, slot, "is not kept")
         elif self._free:
@@ -52,7 +52,7 @@ class ChunkSlots:
         return slot
 
     def returned(self, slot: int) -> None:
-        """The front has taken what was there. Raises ValueError for a slot that it did not have."""
+        """Frees a slot whose contents the front has taken. Raises ValueError for a slot that is not with the front."""
         self._take(self._away, slot, "is not with the front")
         self._free.append(slot)
 

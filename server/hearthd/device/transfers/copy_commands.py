@@ -130,7 +130,7 @@ class CopyCommands:
     def _arrived(
         self, origin: Origin, buffer: Buffer, outcomes: Sequence[PendingOutcome], host: HostBuffer, size: int
     ) -> None:
-        """`outcomes`: of the collectives on which it hung what the buffer held."""
+        """Answers a read. `outcomes` are those of the collectives that the buffer's contents depended on."""
         data = bytes(host.view[:size])
         self._device.staging.release(host)
         if not (outcomes and refused_read(origin, buffer, outcomes)):
@@ -213,7 +213,7 @@ class CopyCommands:
 
 
 def rows_of(what: str, command: commands_pb2.Write | commands_pb2.Read, size: int) -> RowLayout:
-    """The part of the buffer that a write or a read of `size` bytes names. Raises Refusal(INVALID_ARGUMENT)."""
+    """Returns the part of the buffer that a write or a read of `size` bytes names. Raises Refusal(INVALID_ARGUMENT)."""
     if not command.HasField("rows"):
         return RowLayout(command.offset, size)
     rows = command.rows
@@ -221,9 +221,10 @@ def rows_of(what: str, command: commands_pb2.Write | commands_pb2.Read, size: in
 
 
 def copy_node(command: commands_pb2.Copy, destination: Buffer, source: Buffer) -> CopyNode:
-    """The copy with its addresses; of no bytes at all, or of one row where the rows are dense on both sides.
+    """Returns the copy with its addresses: without rows if it has no bytes, as one row where the rows are dense on both
+    sides.
 
-    Raises Refusal for ranges outside the buffers, rows that run into each other, and ranges that overlap.
+    Raises Refusal for ranges outside the buffers, rows that overlap, and ranges that overlap.
     """
     destination.check_writable("copy, destination")
     width, rows = command.size, max(command.rows, 1)
@@ -253,14 +254,14 @@ def check_pattern(command: commands_pb2.Fill) -> None:
 
 
 def fill_node(command: commands_pb2.Fill, buffer: Buffer) -> FillNode:
-    """The fill with its address. Raises Refusal for a range outside the buffer."""
+    """Returns the fill with its address. Raises Refusal for a range outside the buffer."""
     buffer.check_writable("fill")
     address = buffer.range(command.offset, command.size, "fill")
     return FillNode(address, command.pattern, command.size)
 
 
 def _in_pieces(rows: RowLayout) -> Iterator[Piece] | None:
-    """All of the rows; None where they are one range."""
+    """Returns the pieces of all rows; None where they are one range."""
     return None if rows.dense else pieces(rows, 0, rows.size)
 
 

@@ -40,12 +40,12 @@ class Downloads:
         self.shared = SharedDownloads(context.device)
 
     def frame(self, session: DeviceSession, frame: Frame) -> None:
-        """The front has a client waiting for these chunks."""
+        """Opens a download: the front has a client that waits for its chunks."""
         if frame.id in session.over:
             self._context.give_up(session, frame.id, Refusal(Reason.TRANSFER_ABORTED, f"transfer {frame.id} is over"))
             return
         download = session.downloads.setdefault(frame.id, DownloadFlow())
-        download.unstripe()  # its client could not go on with it
+        download.unstripe()  # the client now takes the bytes by Download
         download.open = True
         download.credits += frame.flags
         self.chunks.want()
@@ -59,14 +59,14 @@ class Downloads:
 
     def aborted(self, session: DeviceSession, transfer: int, download: DownloadFlow) -> None:
         download.aborted = True
-        if not download.claimed:  # the command that comes for it is refused: nobody would ever take its bytes
+        if not download.claimed:  # a later command for it is refused
             del session.downloads[transfer]
             session.over.add(transfer)
             download.unstripe()
         self._device.kick(session)
 
     def promise(self, session: DeviceSession, transfer: int, what: str) -> DownloadFlow:
-        """The download of this number, from now on the `what`'s. Raises as `Uploads.expect`."""
+        """Returns the download of this number, claimed for a `what`. Raises as `Uploads.expect`."""
         check_live(session, transfer, session.uploads)
         download = session.downloads.setdefault(transfer, DownloadFlow())
         claim(download, transfer, what)
@@ -122,11 +122,12 @@ class Downloads:
         direct: DirectCopies | None = None,
         buffer: Buffer | None = None,
     ) -> bool:
-        """Lets `take` fetch as many chunks as the client has room for, in the stream's order; whether all were.
+        """Has `take` copy as many chunks as the client has room for, in the stream's order; True once all are
+        submitted.
 
-        A chunk goes out when its copy is done, and after the last one `sent` is called. `direct` is for where there is
-        no host memory; what turns out to have failed behind `buffer` ends the read. Raises Refusal(TRANSFER_ABORTED)
-        where the client has closed the download.
+        A chunk is sent when its copy is done; `sent` is called after the last one. `direct` serves where there is no
+        host memory. A failure that shows in `buffer` meanwhile ends the read. Raises Refusal(TRANSFER_ABORTED) where
+        the client has closed the download.
         """
         if download.placed is not None:
             place = download.placed
@@ -136,7 +137,7 @@ class Downloads:
             if not self.striped.send(origin, transfer, download, striped, size, take, direct, buffer):
                 return False
             origin.session.downloads.pop(transfer, None)
-            origin.session.over.add(transfer)  # a stripe may still come to say that it would carry it
+            origin.session.over.add(transfer)  # a stripe may still announce the transfer
             download.unstripe()
             self._device.telemetry.download_stripes_bytes += size
             sent()
@@ -181,7 +182,7 @@ class Downloads:
         return True
 
     def _slot(self, size: int, direct: DirectCopies | None) -> ChunkSlot | None:
-        """Host memory for a chunk from which the front takes it; None: it has to be other memory."""
+        """Returns a slot of the chunk memory for a chunk; None: the chunk needs other host memory."""
         return None if direct is not None and direct.asked else self.chunks.keep(size)
 
     def _take(self, take: Move, origin: Origin, host: HostBuffer, at: int, size: int) -> None:
@@ -193,7 +194,7 @@ class Downloads:
             raise
 
     def _release(self, host: HostBuffer) -> None:
-        """Nobody gets what was copied there."""
+        """Frees host memory whose contents are not sent."""
         if isinstance(host, ChunkSlot):
             self.chunks.drop(host)
         else:
@@ -210,7 +211,7 @@ class Downloads:
         chunk(data, size)
 
     def _copied(self, data: memoryview | bytes) -> ChunkSlot | bytes:
-        """To where the front takes it from, if there is room; else to memory of its own."""
+        """Copies data to a slot for the front, or to new memory where no slot is free."""
         slot = self.chunks.fill(data)
         return bytes(data) if slot is None else slot
 

@@ -1,6 +1,7 @@
-"""Rows in a buffer: what a command may ask for, and how a chunk of a transfer falls into them.
+"""Rows in a buffer: their checks, and the division of a transfer's chunks into rows.
 
-On the host and in messages rows lie one behind the other; in the buffer each starts `pitch` bytes behind the last one.
+On the host and in messages, rows are dense; in the buffer, each row starts `pitch` bytes behind the start of the last
+one.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from hearth_proto.reasons import Reason, Refusal
 
 
 class Piece(NamedTuple):
-    """A part of a copy that the driver takes at once: `rows` rows of `width` bytes, `host` bytes into the host's side,
-    `device` bytes behind the address of the first row."""
+    """Part of a copy that is one driver call: `rows` rows of `width` bytes, `host` bytes into the host's side, `device`
+    bytes behind the address of the first row."""
 
     host: int
     device: int
@@ -24,7 +25,8 @@ class Piece(NamedTuple):
 
 
 def check_rows(what: str, offset: int, size: int, width: int, rows: int, pitch: int) -> RowLayout:
-    """The rows that a command asks for. Raises Refusal(INVALID_ARGUMENT) where the numbers contradict each other."""
+    """Returns the rows that a command names. Raises Refusal(INVALID_ARGUMENT) where the numbers contradict each
+    other."""
     if width * rows != size:
         raise Refusal(
             Reason.INVALID_ARGUMENT,
@@ -37,7 +39,7 @@ def check_rows(what: str, offset: int, size: int, width: int, rows: int, pitch: 
 
 
 def check_pitch(what: str, width: int, rows: int, pitch: int) -> None:
-    """Raises Refusal(INVALID_ARGUMENT) where rows would run into each other."""
+    """Raises Refusal(INVALID_ARGUMENT) where rows would overlap."""
     if rows > 1 and pitch < width:
         raise Refusal(
             Reason.INVALID_ARGUMENT,
@@ -63,8 +65,8 @@ def check_apart(buffer: int, destination: RowLayout, source: RowLayout) -> None:
 
 
 def pieces(rows: RowLayout, start: int, size: int) -> Iterator[Piece]:
-    """`size` bytes of the rows from byte `start` of them on, wherever those lie: the rest of a row, whole rows, and the
-    beginning of one; a single piece where the rows are dense."""
+    """Divides `size` bytes of the rows, from byte `start` on, into the rest of a row, whole rows, and the beginning of
+    a row; a single piece where the rows are dense."""
     if not size:
         return
     if rows.dense:

@@ -1,8 +1,8 @@
-"""Writes and reads of memory that the client shares: the device copies from and to that memory itself.
+"""Writes and reads of memory that the client shares: the device copies from and to that memory directly.
 
-Such a command is one operation, given to the device in a few large copies, each with its place in the stream, so that
-others get their turns between two of them. What one of them still reads or writes is answered when that is over: only
-then may its client change the bytes, or look at them.
+Such a command is one operation. It is submitted in a few large copies, each with its place in the stream, so that
+others get their turns between two copies. The answer follows the end of the last copy: only then may the client change
+the bytes, or read them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from hearthd.device.transfers.segments import Segments
 from hearthd.device.transfers.staged import DirectCopies, locate, refused_read
 
 Copy = Callable[["SegmentCopy", int, int, int], None]
-"""Gives the device one copy of a move: from its byte (third argument) on, so many."""
+"""Submits one copy of a command: from its byte (third argument) on, of this size (fourth)."""
 
 
 UP, DOWN = 0, 1
-"""Which way a copy goes: the device has an engine for each."""
+"""Direction of a copy: the device has an engine for each."""
 
 
 class SegmentCopy:
@@ -65,24 +65,24 @@ class SegmentCopy:
         self.origin = origin
         self.since = time.perf_counter_ns()
         self.told = told
-        """Hears how many nanoseconds it took."""
+        """Called with the nanoseconds that the copy took."""
         self.segment = segment
         self.start = start
         self.buffer = buffer
         self.rows = rows
         self.direct = direct
-        """For memory that could not be page-locked."""
+        """Copies for memory that could not be page-locked."""
         self.given = 0
         self.began = 0.0
-        """When the device was given the first copy, where it had nothing to do before it on the stream; else 0."""
+        """Time of the first copy, where the device had no earlier work on the stream; else 0."""
         self.foreseen: CopyForecast | None = None
         self.outcomes: dict[PendingOutcome, None] = {}
-        """Of collectives on which it hung what was copied."""
+        """Outcomes of the collectives that the copied bytes depended on."""
         self.over = False
         segment.hold()
 
     def end(self) -> None:
-        """The segment is not used any more. A second time does nothing."""
+        """Ends the use of the segment. A second call has no effect."""
         if not self.over:
             self.over = True
             self.told(time.perf_counter_ns() - self.since)
@@ -97,18 +97,18 @@ class SegmentCopies:
         self._segments = segments
 
     def write(self, origin: Origin, command: commands_pb2.Write, buffer: Buffer, rows: RowLayout) -> Operation:
-        """Answered when the bytes have been read."""
+        """Returns the operation of a write, which is answered when the bytes have been read."""
         _check_alone("write", bool(command.data), command.transfer)
         try:
             move = self._move("write", origin, command.shared, buffer, rows)
-        except Refusal as refusal:  # told in its turn, for what stands behind it is not to run on the old bytes
+        except Refusal as refusal:  # raised in its turn: commands behind it must not run on the old bytes
             return Operation(origin, partial(_refuse, refusal), writes=(origin.stream, buffer), spoils=(buffer,))
         operation = Operation(origin, partial(self._write, move), writes=(origin.stream, buffer), spoils=(buffer,))
         operation.on_failure = partial(self._given_up, move)
         return operation
 
     def read(self, origin: Origin, command: commands_pb2.Read, buffer: Buffer, rows: RowLayout) -> Operation:
-        """Answered when the bytes are there."""
+        """Returns the operation of a read, which is answered when the bytes have been written."""
         _check_alone("read", False, command.transfer)
         move = self._move("read", origin, command.shared, buffer, rows)
         operation = Operation(origin, partial(self._read, move), writes=(origin.stream,), reads=(buffer,))
@@ -125,7 +125,7 @@ class SegmentCopies:
             origin, segment, shared.offset, buffer, rows, direct, self._device.telemetry.transfer.observe
         )
 
-    # ---- the other way ----
+    # ---- writes and reads ----
 
     def _write(self, move: SegmentCopy) -> bool:
         buffer = move.buffer
@@ -164,13 +164,13 @@ class SegmentCopies:
         now, origin = time.perf_counter(), move.origin
         if not (move.outcomes and refused_read(origin, move.buffer, move.outcomes)):
             origin.reply(commands_pb2.Result(read=commands_pb2.ReadResult(size=move.rows.size)))
-        if not origin.stream.track.pending:  # nothing more is done: who waits hears of it before the books are closed
+        if not origin.stream.track.pending:  # no more completions: answer before the accounting
             self._device.outbox.answer()
         self._came(move, now)
         move.end()
 
     def _foresee(self, move: SegmentCopy, way: int) -> None:
-        """The device has been given all of it: when it will be done is known, if nothing else was to be done before."""
+        """Forecasts the end of a copy that has been submitted as a whole, if no earlier work was on the stream."""
         if move.began and move.segment.pinned:
             move.foreseen = self._device.tracks.forecast.begin(way, move.rows.size, move.began)
 
@@ -181,7 +181,7 @@ class SegmentCopies:
     # ---- copies ----
 
     def _give(self, move: SegmentCopy, address: int, copy: Copy, directly: Callable[[SegmentCopy, int], bool]) -> bool:
-        """Gives the device what it takes of the move now; whether that was the rest of it."""
+        """Submits as much of the copy as the stream has room for; True once all of it is submitted."""
         size, track = move.rows.size, move.origin.stream.track
         move.direct.address = address
         if not move.given and self._device.tracks.done(track):
@@ -244,7 +244,7 @@ class SegmentCopies:
         return True
 
     def _given_up(self, move: SegmentCopy, _refusal: Refusal) -> None:
-        """The command will not go on; what the device has been given of it is still under way."""
+        """Ends a command that will not continue, behind its copies under way."""
         if move.given or not move.segment.pinned:
             self._device.tracks.on_complete(move.origin.stream.track, move.end)
         else:

@@ -1,8 +1,8 @@
-"""Mapping and page-locking of segments, and the end of both, on a thread that may take its time.
+"""Maps and page-locks segments, and unmaps them, on a thread that may block.
 
-Page-locking takes milliseconds, and so does clearing pages that nobody has touched. It goes a part at a time, by turns:
-a large segment keeps no small one waiting. The standard library's `mmap` would hold the interpreter meanwhile, and a
-descriptor for as long as the memory is mapped, so the C library is called.
+Page-locking takes milliseconds, and so does clearing pages at their first use. Both proceed in parts, in turns among
+segments: a large segment does not delay a small one. The standard library's `mmap` would hold the interpreter
+meanwhile, and a descriptor for as long as the memory is mapped, so the C library is called.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.flows.segment_policy import parts
 
 PAUSE_S = 0.3e-3
-"""Between two parts that are locked. CUDA seems to let nobody else through while it locks one, and who asks again at
-once is before those whom that has kept waiting: all parts together would hold up the device-handle thread."""
+"""Pause between two parts that are locked, in seconds. CUDA holds a lock while it locks a part, and a thread that
+returns at once takes the lock before those that wait for it: without a pause, all parts together would hold up the
+device-handle thread."""
 
 Post = Callable[[Callable[[], None]], None]
 Work = Iterator[None]
 Mapped = Callable[[int, int, str], None]
-"""Told the address, how many of the first bytes are page-locked, and why not all of them are."""
+"""Called with the address, the number of leading bytes that are page-locked, and the reason why not all of them are."""
 
 _MADV_POPULATE_WRITE = 23
 """Linux 5.14."""
@@ -48,8 +49,8 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 class SegmentMapper:
-    """`map` and `unmap` are for the device-handle thread, which is told by `post`. `register` and `unregister` lock and
-    unlock pages; they may block, and raise where the system refuses."""
+    """Maps and unmaps segments. `map` and `unmap` are for the device-handle thread; their callbacks run on it through
+    `post`. `register` and `unregister` lock and unlock pages; they may block, and raise where the system refuses."""
 
     def __init__(
         self, register: Callable[[int, int], None], unregister: Callable[[int, int], None], post: Post
@@ -60,23 +61,23 @@ class SegmentMapper:
         self._arrived: SimpleQueue[tuple[bool, Work]] = SimpleQueue()
         self._started = False
         self._locked_at = -math.inf
-        """When the last part was."""
+        """Time at which the last part was locked (`time.monotonic`)."""
 
     def map(
         self, file: int, size: int, wanted: Callable[[], bool], done: Mapped, failed: Callable[[Refusal], None]
     ) -> None:
-        """Maps `size` bytes of a memfd, and page-locks them as far as that goes, while they are `wanted` (asked from
-        any thread); owns the descriptor."""
+        """Maps `size` bytes of a memfd, and page-locks as many of them as the system allows, while `wanted()` is true
+        (called on any thread); owns the descriptor."""
         self._begin(self._map(file, size, wanted, done, failed))
 
     def unmap(
         self, address: int, size: int, locked: int, unlocked: Callable[[], None], done: Callable[[], None]
     ) -> None:
-        """The end of both; `unlocked` is told as soon as it is known to `unregister`."""
+        """Unlocks and unmaps a segment. `unlocked` is called as soon as the pages are unlocked, `done` at the end."""
         self._begin(self._unmap(address, size, locked, unlocked, done), first=True)
 
     def _begin(self, work: Work, *, first: bool = False) -> None:
-        """`first`: before all that is under way. Launches are held back while pages are unlocked."""
+        """Queues work. `first` puts it before all work under way: launches are held back while pages are unlocked."""
         if not self._started:
             self._started = True
             threading.Thread(target=self._run, name="segments", daemon=True).start()
@@ -98,7 +99,7 @@ class SegmentMapper:
                 next(work)
             except StopIteration:
                 continue
-            except Exception:  # an error of our own costs this segment, not those of others
+            except Exception:  # an internal error fails this segment, not the others
                 traceback.print_exc()
                 continue
             under_way.append(work)
@@ -113,7 +114,7 @@ class SegmentMapper:
             return
         finally:
             os.close(file)
-        for start, length in parts(size):  # all of it first: what is locked can be unlocked only when the device rests
+        for start, length in parts(size):  # before any page is locked: unlocking needs an idle device
             if not wanted():
                 break
             try:
@@ -130,7 +131,7 @@ class SegmentMapper:
             self._pause()
             try:
                 self._register(address + start, length)
-            except Exception as error:  # a device that has failed tells its own thread
+            except Exception as error:  # the device-handle thread reports a device that has failed
                 why = str(error) or type(error).__name__
                 break
             finally:
@@ -157,8 +158,8 @@ class SegmentMapper:
         self._post(done)
 
     def _unlock(self, address: int, locked: int) -> bool:
-        """False where that fails, because the device has: its own thread is told, and the process ends. What is locked
-        has to stay mapped until then."""
+        """Unlocks the pages. False: the device has failed. The device-handle thread reports that, and the process ends;
+        locked pages have to stay mapped until then."""
         for start, length in parts(locked):
             try:
                 self._unregister(address + start, length)
@@ -172,12 +173,13 @@ def _map(file: int, size: int) -> int:
     if address is None or address == _FAILED:
         raise _error()
     _libc.madvise(address, size, mmap.MADV_DONTFORK)
-    _libc.madvise(address, size, _MADV_DONTDUMP)  # it is the client's
+    _libc.madvise(address, size, _MADV_DONTDUMP)  # the memory is the client's
     return int(address)
 
 
 def _populate(address: int, size: int) -> None:
-    """Has every page there, so that no copy finds out that one is not to be had. Older systems do it as they lock."""
+    """Allocates every page, so that no copy faults for want of memory. Older systems allocate pages when they are
+    locked."""
     if _libc.madvise(address, size, _MADV_POPULATE_WRITE):
         error = _error()
         if error.errno not in _UNKNOWN:

@@ -1,8 +1,8 @@
-"""The memory that clients share with this process: which session has which, and how it comes and goes.
+"""Segments: memory that clients share with this process, by session, from its announcement to its release.
 
-A segment is a client's memfd, mapped and page-locked here, so that the device copies straight from it and to it. Its
-client numbers it, and names it in commands as soon as it has been answered. Page-locking happens on another thread;
-unlocking waits, with CUDA, for the device, so it is done while that rests.
+A segment is a client's memfd, mapped and page-locked here, so that the device copies directly from and to it. Its
+client numbers it, and names it in commands once the announcement has been answered. Page-locking happens on another
+thread. Unlocking waits, with CUDA, for the device, so it is done while the device is idle.
 """
 
 from __future__ import annotations
@@ -29,24 +29,25 @@ Then = Callable[[Refusal | None], None]
 
 RETIRED = 8
 RETIRED_BYTES = 2 << 30
-"""So many, and so much, may wait for the device to rest by itself; beyond, it is made to."""
+"""Limits of the segments, and of their bytes, that wait for the device to become idle; beyond them, the device is made
+idle."""
 
 
 class Segments:
-    """Of one device process. Belongs to the device-handle thread."""
+    """Segments of one device process. Device-handle thread only."""
 
     def __init__(self, device: DeviceContext, post: Post) -> None:
         self._device = device
         self._mapper = SegmentMapper(device.server.register_host, device.server.unregister_host, post)
         self.journal: ProcessLog | None = None
         self._named: dict[SessionRef, dict[int, Segment]] = {}
-        """Those whose numbers are taken."""
+        """Segments by number, for each session."""
         self._count: Counter[SessionRef] = Counter()
-        """All that are not gone, by session."""
+        """Number of segments that are not unmapped, by session."""
         self._bytes: Counter[str] = Counter()
-        """The same, by tenant."""
+        """Bytes of segments that are not unmapped, by tenant."""
         self._retired: dict[Segment, None] = {}
-        """Those that wait for the device to rest."""
+        """Segments that wait for the device to become idle."""
         self._warned = False
 
     @property
@@ -57,13 +58,13 @@ class Segments:
         return {"segments": sum(self._count.values()), "segment_bytes": self.bytes}
 
     def get(self, session: DeviceSession, ident: int) -> Segment | None:
-        """The one that the number stands for in this session, if any."""
+        """Returns the session's segment of this number, if it is ready."""
         named = self._named.get(session)
         segment = named.get(ident) if named is not None else None
         return segment if segment is not None and segment.ready else None
 
     def find(self, session: DeviceSession, ident: int) -> Segment:
-        """Raises Refusal(INVALID_HANDLE) for a number that stands for none of this session's."""
+        """Returns the session's segment of this number. Raises Refusal(INVALID_HANDLE) where there is none."""
         segment = self.get(session, ident)
         if segment is None:
             raise Refusal(
@@ -78,9 +79,9 @@ class Segments:
     # ---- coming ----
 
     def take(self, session: DeviceSession, ident: int, announced: object, file: int, most: int, then: Then) -> Segment:
-        """A client's memfd, from now on under this number; owns the descriptor, unless it raises. `then` is told when
-        the segment is ready, or why it is not. Raises Refusal; nothing of the file is touched before it is known to be
-        a memfd, for other files may keep who asks waiting."""
+        """Takes a client's memfd as the segment of this number; owns the descriptor, unless it raises. `then` is called
+        when the segment is ready, or with the reason why it is not. Raises Refusal. The file is not accessed before it
+        is known to be a memfd: an access to another file may block."""
         check_sealed(_seals(file))
         size = check_size(announced, os.fstat(file).st_size)
         if os.fstatvfs(file).f_bsize != _PAGE:
@@ -130,13 +131,14 @@ class Segments:
     # ---- going ----
 
     def release(self, segment: Segment) -> None:
-        """Its client names it no more; it goes when nobody uses it. A second time does nothing."""
+        """Releases a segment that its client no longer names; it is unmapped after its last use. A second call has no
+        effect."""
         if not segment.over:
             self._forget(segment)
             segment.end()
 
     def close(self, session: DeviceSession) -> None:
-        """All of a session that ends."""
+        """Releases all segments of a session that ends."""
         for segment in tuple(self._named.get(session, {}).values()):
             self.release(segment)
         self._named.pop(session, None)
@@ -152,7 +154,7 @@ class Segments:
                 del self._named[segment.session]
 
     def _retire(self, segment: Segment) -> None:
-        if segment.ready:  # else it is on its way, and goes when it has come
+        if segment.ready:  # otherwise it is being mapped, and is released after that
             self._release(segment)
 
     def _release(self, segment: Segment) -> None:
@@ -166,7 +168,7 @@ class Segments:
             self._unmap(segment, lambda: None)
 
     def _unmap(self, segment: Segment, rested: Callable[[], None]) -> None:
-        """`rested`: nobody needs the device's rest any more."""
+        """Unmaps a segment. `rested` is called when the work no longer needs an idle device."""
         self._retired.pop(segment, None)
         gone = partial(self._gone, segment)
         self._mapper.unmap(segment.address, segment.size, segment.locked, rested, gone)
@@ -184,7 +186,7 @@ def _less(counter: Counter, key: object, less: int) -> None:  # type: ignore[typ
 
 
 def _seals(file: int) -> int:
-    """-1: it is no file that has seals."""
+    """Returns the seals of a file; -1: the file cannot have seals."""
     with contextlib.suppress(OSError):
         return fcntl.fcntl(file, _F_GET_SEALS)
     return -1

@@ -1,7 +1,7 @@
 """Transfers whose bytes lie as a whole in memory that the client shares.
 
-The place of the bytes is announced beside the command, perhaps later. The device copies from and to that memory itself;
-the answer of the command says that the memory is free.
+The place of the bytes is announced beside the command, perhaps later. The device copies from and to that memory
+directly; after the command's answer, the client may use the memory again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class SharedUploads:
     def receive(
         self, origin: Origin, upload: UploadFlow, place: SegmentRange, size: int, put: Move, direct: DirectCopies | None
     ) -> bool:
-        """As `Uploads.receive`."""
+        """Submits the copies of an upload; see `Uploads.receive`."""
         if upload.error is not None:
             raise upload.error
         _check_size(origin, "upload", place, size)
@@ -95,7 +95,7 @@ class SharedDownloads:
         direct: DirectCopies | None,
         buffer: Buffer | None,
     ) -> bool:
-        """As `Downloads.send`."""
+        """Submits the copies of a download; see `Downloads.send`."""
         if download.aborted:
             raise Refusal(
                 Reason.TRANSFER_ABORTED,
@@ -138,7 +138,7 @@ class SharedDownloads:
 
 
 def _leave(device: DeviceContext, origin: Origin, place: SegmentRange, given: bool) -> None:
-    """Releases the memory, behind the copies that the device has been given."""
+    """Releases the memory, behind the copies that have been submitted."""
     if given and place.segment.pinned:
         device.tracks.on_complete(origin.stream.track, place.segment.drop)
     else:
@@ -146,7 +146,8 @@ def _leave(device: DeviceContext, origin: Origin, place: SegmentRange, given: bo
 
 
 def _look(origin: Origin, buffer: Buffer, outcomes: dict[PendingOutcome, None], sent: Callable[[], None]) -> None:
-    """The bytes are there, and it is known how the collectives ended that they hung on."""
+    """Ends a read whose bytes have been copied, after the outcomes of the collectives that they depended on are
+    known."""
     if not refused_read(origin, buffer, outcomes):
         sent()
 

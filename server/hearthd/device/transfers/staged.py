@@ -30,9 +30,10 @@ class StagedCopies:
         size: int,
         into: Iterable[Piece] | None = None,
     ) -> None:
-        """Host buffer to device, in the stream's order; the host buffer goes back when the copy is done, or refused.
+        """Copies a host buffer to the device, in the stream's order; the host buffer is freed when the copy is done, or
+        refused.
 
-        `into`: where its bytes go behind `address`; one behind the other unless told.
+        `into` gives the places of its bytes behind `address`; by default they are dense.
         """
         device = self._device
         track = origin.stream.track
@@ -65,7 +66,8 @@ class StagedCopies:
         size: int,
         out_of: Iterable[Piece] | None = None,
     ) -> None:
-        """The other way. The host buffer stays the caller's, unless this raises: then it is given back."""
+        """Copies from the device to a host buffer. The host buffer stays the caller's, unless this raises: then it is
+        freed."""
         device = self._device
         track = origin.stream.track
         device.tracks.before(track, (), (buffer.usage,))
@@ -91,11 +93,12 @@ class StagedCopies:
 
 
 class DirectCopies:
-    """Copies of one command for which no page-locked memory is to be had: straight out of its message, or into it.
+    """Copies of one command for which there is no page-locked memory: directly out of its message, or into it.
 
-    The driver makes who copies from or to ordinary memory wait for all that its stream was given before, and nobody may
-    wait here. So the command waits instead, until its stream has come to it; then nothing is left to be waited for but
-    the copy, a chunk at a time. What follows on the stream waits behind the command, and others notice nothing.
+    The driver blocks a thread that copies from or to ordinary memory until the earlier work of the stream is done, and
+    the device-handle thread must not block. So the command waits instead, until its stream has reached it; then only
+    the copy itself, a chunk at a time, is left to wait for. Later commands on the stream wait behind the command, and
+    other streams are unaffected.
     """
 
     __slots__ = ("_buffer", "_device", "_origin", "_reached", "_rows", "address", "asked")
@@ -107,12 +110,12 @@ class DirectCopies:
         self._rows = rows
         self._reached = False
         self.address = 0
-        """Of the first row; to be set before the first copy."""
+        """Address of the first row; to be set before the first copy."""
         self.asked = False
         """A copy is waiting for its turn: it has to be made here, whatever memory has come meanwhile."""
 
     def write(self, at: int, data: memoryview) -> bool:
-        """Puts `data` into the rows from their byte `at` on; False: not yet, call again."""
+        """Writes `data` into the rows from their byte `at` on; False: not yet, call again."""
         size = len(data)
         if not self._turn(size, writes=True):
             return False
@@ -124,7 +127,7 @@ class DirectCopies:
         return True
 
     def read(self, at: int, size: int) -> bytes | None:
-        """`size` bytes of the rows from their byte `at` on; None: not yet, call again."""
+        """Returns `size` bytes of the rows from their byte `at` on; None: not yet, call again."""
         if not self._turn(size, writes=False):
             return None
         data = bytearray(size)
@@ -137,7 +140,7 @@ class DirectCopies:
         return bytes(data)
 
     def _turn(self, size: int, *, writes: bool) -> bool:
-        """Whether the stream has come to this copy; the first call asks it to say so."""
+        """True once the stream has reached this copy; the first call registers for that."""
         if self._reached:
             self.asked = self._reached = False
             return True
@@ -158,16 +161,17 @@ class DirectCopies:
 
 
 def locate(buffer: Buffer, rows: RowLayout, what: str) -> int:
-    """The address of the first row; refuses what lies outside the buffer."""
+    """Returns the address of the first row. Raises Refusal for rows outside the buffer."""
     if not rows.dense:
         what = f"{what} of {rows.rows} rows of {rows.width} bytes, {rows.pitch} apart"
     return buffer.range(rows.offset, rows.extent, what)
 
 
 def refused_read(origin: Origin, buffer: Buffer, outcomes: Iterable[PendingOutcome] = ()) -> bool:
-    """Answers a read with what failed before it on its stream, or behind the buffer on any; whether it did.
+    """Answers a read with the failures before it on its stream, or with that of the buffer; True if there was one.
 
-    `outcomes`: of collectives that the buffer stood behind when it was copied; others may have been told by now.
+    `outcomes` are those of collectives that the buffer's contents depended on when it was copied; others may have been
+    reported since.
     """
     failures = origin.stream.errors.take(origin.place)
     if not failures:

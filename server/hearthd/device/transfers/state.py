@@ -21,8 +21,8 @@ MAX_UNCLAIMED = 64
 """Uploads of one session whose Write has not come yet."""
 
 MAX_ANNOUNCED = 1024
-"""The same of those that were announced on stripes, or placed in shared memory, which often overtakes the command; they
-bring nothing before it. Downloads and their Read likewise."""
+"""Limit of uploads of one session without their Write that were announced on stripes, or placed in shared memory: the
+announcement often overtakes the command, and carries no bytes. Likewise for downloads and their Read."""
 
 Flow = TypeVar("Flow", UploadFlow, DownloadFlow)
 
@@ -101,7 +101,7 @@ def check_live(session: DeviceSession, transfer: int, other_way: Container[int])
 
 
 def claim(flow: UploadFlow | DownloadFlow, transfer: int, what: str) -> None:
-    """It is the `what`'s from now on. Raises Refusal(HANDLE_IN_USE) where it is another's."""
+    """Claims the transfer for a `what`. Raises Refusal(HANDLE_IN_USE) where another command has claimed it."""
     if flow.claimed:
         raise Refusal(
             Reason.HANDLE_IN_USE,
@@ -112,8 +112,8 @@ def claim(flow: UploadFlow | DownloadFlow, transfer: int, what: str) -> None:
 
 
 def announced(flows: dict[int, Flow], transfer: int, make: type[Flow], command: str) -> Flow:
-    """The one of this number, a new one where its `command` has not come. Raises Refusal(QUOTA_EXCEEDED) where too many
-    wait for theirs."""
+    """Returns the transfer of this number, a new one where its `command` has not come. Raises Refusal(QUOTA_EXCEEDED)
+    where too many wait for theirs."""
     flow = flows.get(transfer)
     if flow is None:
         if unclaimed(flows) >= MAX_ANNOUNCED:
@@ -123,7 +123,7 @@ def announced(flows: dict[int, Flow], transfer: int, make: type[Flow], command: 
 
 
 def unclaimed(flows: Mapping[int, UploadFlow] | Mapping[int, DownloadFlow]) -> int:
-    """How many wait for their command."""
+    """Returns how many wait for their command."""
     return sum(not flow.claimed for flow in flows.values())
 
 

@@ -64,7 +64,8 @@ class StripedDownloads:
         direct: DirectCopies | None,
         buffer: Buffer | None,
     ) -> bool:
-        """As `Downloads.send`, until the client has all bytes: chunks of a broken stripe are copied again."""
+        """Submits the chunks of a download (see `Downloads.send`), until the client has all bytes: chunks of a broken
+        stripe are copied again."""
         striped.begin(size)
         track = origin.stream.track
         while (index := striped.peek()) is not None:

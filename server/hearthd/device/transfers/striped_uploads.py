@@ -24,7 +24,7 @@ class StripedUploads:
     def announce(self, session: DeviceSession, transfer: int, chunk: int, stripe: StripeLike) -> None:
         """Adds a stripe over which the client will send the upload. Raises Refusal."""
         size = session.over.uploaded(transfer)
-        if size is not None:  # what said so was lost with the stripes that brought it
+        if size is not None:  # the TAKEN was lost with the stripes
             stripe.put(taken(transfer, size))
             return
         check_live(session, transfer, session.downloads)
@@ -70,7 +70,7 @@ class StripedUploads:
         put: Move,
         direct: DirectCopies | None,
     ) -> bool:
-        """As `Uploads.receive`, for chunks that have arrived; lends memory for the others."""
+        """Passes arrived chunks to `put` (see `Uploads.receive`), and lends memory for the others."""
         striped.begin(size)
         while striped.landed:
             if origin.stream.track.full:

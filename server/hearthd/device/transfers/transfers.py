@@ -1,7 +1,7 @@
 """Writes and reads whose bytes travel beside the batch, in chunks, each side paced by credits.
 
 A transfer holds its place in its stream: it is one operation that stays at the head until its last chunk has been
-given to the device.
+submitted to the device.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Transfers:
     """Uploads and downloads of one device process. Device-handle thread only."""
 
     on_close: Callable[[DeviceSession], None] = staticmethod(lambda session: None)
-    """Told that a session is being closed: its stripes go with it."""
+    """Called when a session is being closed, whose stripes are closed with it."""
 
     stripes: Callable[[], int] = staticmethod(lambda: 0)
-    """How many there are."""
+    """Returns the number of stripes."""
 
     def __init__(self, device: DeviceContext, copies: StagedCopies, chunks: DownloadChunkMemory) -> None:
         self._device = device
@@ -39,20 +39,20 @@ class Transfers:
         self.chunks = chunks
 
     def close(self, session: DeviceSession) -> None:
-        """The session has ended, and all that was to use its transfers."""
+        """Ends the transfers of a session that has ended."""
         for flow in _flows(session):
             flow.unstripe()
         self.on_close(session)
 
     def lost(self, session: DeviceSession, stripe: StripeLike) -> None:
-        """A stripe broke: what it had comes, or goes, over others."""
+        """Removes a stripe that broke: its chunks are sent over others."""
         for flow in _flows(session):
             if flow.striped is not None:
                 flow.striped.lose(stripe)
         self._device.kick(session)
 
     def aborted(self, session: DeviceSession, frame: Frame) -> None:
-        """The client's side of a transfer broke."""
+        """Ends a transfer whose client side broke."""
         download = session.downloads.get(frame.id)
         if download is not None:
             self.downloads.aborted(session, frame.id, download)

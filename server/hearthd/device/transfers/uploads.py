@@ -1,6 +1,6 @@
 """Uploads: writes whose bytes come beside the batch, a chunk at a time, in the order of the write's stream.
 
-What they hold in host memory is bounded: the sender may be `UPLOAD_CREDITS` chunks ahead.
+The host memory of an upload is bounded: the sender may be `UPLOAD_CREDITS` chunks ahead.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Uploads:
         if transfer in session.over:
             return
         upload = session.uploads.get(transfer)
-        if upload is None or not upload.claimed:  # the command that comes for it is refused
+        if upload is None or not upload.claimed:  # a later command for it is refused
             session.uploads.pop(transfer, None)
             session.over.add(transfer)
             if upload is not None:
@@ -78,8 +78,8 @@ class Uploads:
         self._device.kick(session)
 
     def expect(self, session: DeviceSession, transfer: int, what: str) -> UploadFlow:
-        """The upload of this number, from now on the `what`'s. Raises Refusal(TRANSFER_ABORTED), where it is over, and
-        Refusal(HANDLE_IN_USE)."""
+        """Returns the upload of this number, claimed for a `what`. Raises Refusal(TRANSFER_ABORTED) where it has ended,
+        and Refusal(HANDLE_IN_USE)."""
         check_live(session, transfer, session.downloads)
         upload = session.uploads.setdefault(transfer, UploadFlow())
         claim(upload, transfer, what)
@@ -122,7 +122,7 @@ class Uploads:
             return False
         if command.size == buffer.size:
             buffer.failure = None
-        if placed:  # the client's memory is its own again when it has been read
+        if placed:  # the client may change its memory once it has been read
             self._device.tracks.on_complete(origin.stream.track, origin.reply)
         else:
             origin.reply()
@@ -137,14 +137,15 @@ class Uploads:
         put: Move,
         direct: DirectCopies | None = None,
     ) -> bool:
-        """Gives the chunks that are here to `put`, in the stream's order; whether all `size` bytes have been.
+        """Passes the chunks that have arrived to `put`, in the stream's order; True once all `size` bytes have been
+        passed.
 
-        `put` takes the host buffer over; `direct` is for where there is none. Raises what ended the upload, or Refusal
-        for bytes too few or too many.
+        `put` takes over the host buffer; `direct` serves where there is none. Raises the error that ended the upload,
+        or Refusal for a wrong number of bytes.
         """
         session, track = origin.session, origin.stream.track
         if upload.chunks or upload.ended:
-            upload.unstripe()  # its client could not go on with it
+            upload.unstripe()  # the client now sends the bytes by Upload
         if not self._receive_otherwise(origin, upload, size, put, direct):
             return False
         while upload.written < size:
@@ -181,7 +182,7 @@ class Uploads:
     def _receive_otherwise(
         self, origin: Origin, upload: UploadFlow, size: int, put: Move, direct: DirectCopies | None
     ) -> bool:
-        """As `receive`, for bytes in shared memory or over stripes; returns True for other uploads."""
+        """Receives bytes in shared memory or over stripes, as `receive` does; returns True for other uploads."""
         if upload.placed is not None:
             return self.shared.receive(origin, upload, upload.placed, size, put, direct)
         if upload.striped is not None:
@@ -189,7 +190,7 @@ class Uploads:
         return True
 
     def _check_not_over(self, origin: Origin, upload: UploadFlow, size: int) -> None:
-        """Raises what ended it before its last byte."""
+        """Raises the error that ended the upload before its last byte."""
         if upload.error is not None:
             raise upload.error
         if upload.ended:

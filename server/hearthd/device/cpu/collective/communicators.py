@@ -19,7 +19,7 @@ TIMEOUT_S = 600.0
 long before."""
 
 _AT_ONCE = threading.BoundedSemaphore(2)
-"""Compilers at once for what nobody waits for yet."""
+"""Limit of concurrent compiles for operations that are not waited for yet."""
 
 if TYPE_CHECKING:
     from hearthd.device.cpu.collective.shared_exchange import SharedExchange
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class CpuCommunicator:
-    """One rank of a group."""
+    """Communicator of one rank of a group."""
 
     def __init__(self, end: SharedExchange) -> None:
         self._end = end
@@ -47,7 +47,7 @@ class CpuCommunicator:
             try:
                 self._end.run(call, TIMEOUT_S)
             except (Refusal, OSError) as error:  # OSError: what has to be compiled first, and cannot be written
-                # Ahead of the event behind it: who sees that event and asks `failed` then knows. The first one counts.
+                # Ahead of the event behind it: `failed` returns it once that event is done. The first one counts.
                 self._failure = self._failure or (error.message if isinstance(error, Refusal) else str(error))
 
         stream.submit(work)
@@ -58,7 +58,7 @@ class CpuCommunicator:
     stops = False
 
     def stop(self) -> None:
-        """`abort` frees nothing that anybody waits for."""
+        """Aborts: `abort` frees nothing that is still in use."""
         self.abort()
 
     def abort(self) -> None:
@@ -72,7 +72,7 @@ class CpuCommunicators:
     def __init__(self, toolchain: Callable[[], LibraryMaker]) -> None:
         self._toolchain = toolchain
         self._asked: set[str] = set()
-        """Dtypes whose arithmetic has been asked for; empty: what every group needs."""
+        """Dtypes whose arithmetic has been requested; empty: the library that every group needs."""
 
     def check(self, kind: str, dtype: str, op: str) -> None:
         if kind not in KINDS:
@@ -88,7 +88,7 @@ class CpuCommunicators:
         self._begin(dtype)
 
     def _begin(self, dtype: str) -> None:
-        """Somebody will need it: where it has to be compiled, that begins now, beside what comes before its use."""
+        """Starts to compile the arithmetic of a dtype that an operation will need, beside the work before its use."""
         if dtype not in self._asked:
             self._asked.add(dtype)
             threading.Thread(target=self._build, args=(dtype,), name="exchange build", daemon=True).start()

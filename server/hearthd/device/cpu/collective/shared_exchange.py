@@ -50,7 +50,7 @@ class _Report(ctypes.Structure):
 
 
 class ExchangeCall:
-    """What one rank asks for at once, checked."""
+    """Checked operations of one rank for one exchange."""
 
     def __init__(self, operations: Sequence[CollectiveExchange]) -> None:
         self.operations = tuple(operations)
@@ -58,7 +58,7 @@ class ExchangeCall:
 
 
 class SharedExchange:
-    """One rank's end of a segment. `create` once, `attach` in every rank."""
+    """The end of one rank in a segment. `create` once, `attach` in every rank."""
 
     def __init__(
         self, memory: mmap.mmap, rank: int, ranks: int, descriptor: bytes, toolchain: LibraryMaker | None
@@ -88,7 +88,8 @@ class SharedExchange:
         return cls(memory, rank, ranks, descriptor, toolchain)
 
     def prepare(self, operations: Sequence[CollectiveExchange]) -> ExchangeCall:
-        """For `run`. Raises `Refusal` (INVALID_ARGUMENT) for what no segment of so many ranks can do."""
+        """Checks operations for `run`. Raises `Refusal` (INVALID_ARGUMENT) for operations that no segment of this
+        number of ranks supports."""
         for each in operations:
             size = NUMBERS.get(each.dtype, -1)
             rank = each.root if each.kind in ROOTED else each.peer if each.kind in PEERED else 0
@@ -113,15 +114,15 @@ class SharedExchange:
         self.run(self.prepare(operations), timeout_s)
 
     def run(self, call: ExchangeCall, timeout_s: float | None = None) -> None:
-        """All operations of the call as one group: collectives in the order of the list, sends and receives whenever
-        there is something to wait for, so that none of them waits for another.
+        """Runs all operations of the call as one group: collectives in the order of the list, sends and receives in any
+        order, so that none of them waits for another.
 
-        What is reduced is combined in rank order, so all ranks get the same bits; floats of 8 and 16 bits are computed
-        in float32 and rounded once, integers wrap, an integer mean is cut towards zero. In place as NCCL has it. Blocks
-        until every rank that it takes has done its part. Raises `Refusal`: COLLECTIVE_TIMEOUT when nothing has moved
-        for `timeout_s` seconds (naming the missing ranks), and the communicator is then aborted for all;
-        COLLECTIVE_MISMATCH when ranks ask for different things, likewise; COMMUNICATOR_FAILED when it was aborted;
-        NO_COMPILER where the arithmetic had to be compiled first, and that failed.
+        Reductions combine in rank order, so all ranks get the same bits; floats of 8 and 16 bits are computed in
+        float32 and rounded once, integers wrap, an integer mean is cut towards zero. In-place operations are those of
+        NCCL. Blocks until every rank that takes part has done its part. Raises `Refusal`: COLLECTIVE_TIMEOUT when
+        nothing has moved for `timeout_s` seconds (naming the missing ranks), and the communicator is then aborted for
+        all; COLLECTIVE_MISMATCH when ranks request different operations, likewise; COMMUNICATOR_FAILED when it was
+        aborted; NO_COMPILER where the arithmetic had to be compiled first, and that failed.
         """
         limit = -1 if timeout_s is None or math.isinf(timeout_s) else min(max(0, int(timeout_s * 1e9)), 1 << 62)
         report = _Report()
@@ -143,7 +144,7 @@ class SharedExchange:
         raise self._failed("was aborted" if status == _ABORTED else "has another size than this rank knows")
 
     def _load(self, call: ExchangeCall) -> None:
-        """The arithmetic that the call takes, compiled first where nobody on this machine has asked for it before."""
+        """Loads the arithmetic of the call, compiled first where this machine has not used it before."""
         try:
             for operation, entry in zip(call.operations, call.array, strict=True):
                 if operation.kind in REDUCING:
@@ -162,8 +163,8 @@ class SharedExchange:
                 self._code.hearth_segment_abort(self._base)
 
     def close(self) -> None:
-        """Leave the segment. A call of this rank that still waits fails; the other ranks go on waiting for it, as those
-        of a GPU do: why it has left is for others to tell them."""
+        """Leaves the segment. A waiting call of this rank fails; the other ranks continue to wait for it, as those of a
+        GPU do: they learn the reason elsewhere."""
         if not self._busy.acquire(blocking=False):
             with self._state:
                 if not self._closed:

@@ -1,5 +1,5 @@
 """The memory that the ranks of one communicator share, on one machine: an anonymous file that its maker hands to
-whoever knows the nonce of its descriptor. It has no name, and it is gone when the processes are.
+processes that know the nonce of its descriptor. It has no name, and it is gone when the processes are.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ _created_lock = threading.Lock()
 
 
 def library(toolchain: LibraryMaker | None) -> ctypes.CDLL:
-    """What is compiled for groups, with the signatures of what is called here and in `shared_exchange`. Calls release
-    the GIL."""
+    """Loads the library of groups, with the signatures of the functions that this module and `shared_exchange` call.
+    Calls release the GIL."""
     code = libraries.exchange(toolchain)
     code.hearth_segment_bytes.restype = ctypes.c_uint64
     code.hearth_segment_bytes.argtypes = [ctypes.c_uint]
@@ -201,7 +201,7 @@ def _parsed(descriptor: bytes) -> tuple[str, int, int, bytes]:
 
 
 def _machine() -> str:
-    """Where process numbers mean the same: this boot of this machine, and the namespace of its processes."""
+    """Returns the scope of process numbers: this boot of this machine, and the namespace of its processes."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"

@@ -30,7 +30,7 @@ _SDATA, _UDATA, _REF_UDATA, _STRING, _INDIRECT, _PRESENT, _BLOCK, _EXPRLOC = 0x0
 _EXTENDED, _COPY, _ADVANCE_PC, _ADVANCE_LINE, _SET_FILE, _CONST_ADD_PC, _FIXED_ADVANCE_PC = 0, 1, 2, 3, 4, 8, 9
 _END_SEQUENCE, _SET_ADDRESS = 1, 2
 _BASE_ADDRESS = (1 << 64) - 1
-"""In a list of ranges: the base of those that follow comes next."""
+"""Mark in a list of ranges: the base of the following ones comes next."""
 
 
 class Frame(NamedTuple):

@@ -48,7 +48,7 @@ _NOT_CUDA = frozenset({"mulhi", "mul24", "saturate", "float2int"})
 """Functions that the prelude has for programs written for nvcc, and NVRTC has not."""
 
 _LANGUAGE_NAMES = frozenset({"tuple_size", "tuple_element", "coroutine_traits", "coroutine_handle"})
-"""Templates that the compiler itself looks for in `std`: a program that declares them means those."""
+"""Templates that the compiler itself uses from `std`: a program that declares them means those."""
 
 _LIBRARIES = {"std": "", "cuda": "cuda/", "cooperative_groups": "cooperative_groups"}
 """Namespaces of libraries, and the beginnings of the names of those of the backend's headers that declare them."""
@@ -71,7 +71,7 @@ _BEFORE_GLOBAL = frozenset(
 
 @dataclass(frozen=True)
 class PreludeNames:
-    """What the prelude declares: its own functions, which are CUDA's, and the macros of the C and C++ libraries."""
+    """Declarations of the prelude: its functions, which are CUDA's, and the macros of the C and C++ libraries."""
 
     functions: frozenset[str] = frozenset()
     macros: frozenset[str] = frozenset()
@@ -80,7 +80,7 @@ class PreludeNames:
 
     @classmethod
     def read(cls, expanded: str, own: Path) -> PreludeNames:
-        """From the prelude as `-E -dD` writes it; `own` is the directory of the backend's headers."""
+        """Parses the output of `-E -dD` for the prelude; `own` is the directory of the backend's headers."""
         macros: set[str] = set()
         file = ""
         for line in expanded.split("\n"):
@@ -138,14 +138,14 @@ def hidden_macros(names: PreludeNames, sources: Sequence[str], headers: Mapping[
 
 
 def foreign_includes(names: PreludeNames, texts: Sequence[str], headers: Mapping[str, str]) -> bool:
-    """Whether `texts` include a header that neither the program nor the backend brings: one of the C or C++ library."""
+    """True if `texts` include a header that neither the program nor the backend brings: one of the C or C++ library."""
     given = {name.rsplit("/", 1)[-1] for name in headers} | names.own_headers
     included = (name for text in texts for name in _INCLUDE.findall(text))
     return any(name not in given and name.rsplit("/", 1)[-1] not in given for name in included)
 
 
 def is_cudas(name: str, functions: frozenset[str]) -> bool:
-    """Whether `name` is that of a CUDA function, of which a program's own is an overload."""
+    """True if `name` is that of a CUDA function, which a program's function of that name overloads."""
     return name in CUDA_LIBRARY_FUNCTIONS or name in functions
 
 
@@ -232,7 +232,7 @@ class Separation:
                 yield self.tokens[at].start, self.tokens[index + 1].end
 
     def aliases(self) -> str:
-        """What the table of kernels and variables needs to name them as the program does."""
+        """Returns the declaration that the table of kernels and variables needs to name them as the program does."""
         return f"namespace std = {OWN_STD};" if self.own_std else ""
 
     def _namespaces(self) -> Iterator[tuple[int, int, str]]:
@@ -257,8 +257,8 @@ class Separation:
             yield self.tokens[-1].end, self.tokens[-1].end, " }"
 
     def _injected(self, offset: int) -> str:
-        """CUDA's functions before `offset` that the program overloads, and, for a program with a `std` of its own, what
-        NVRTC has there."""
+        """Returns CUDA's functions before `offset` that the program overloads and, for a program with a separate `std`,
+        the declarations that NVRTC has there."""
         first = self.injected_at < 0
         known = {name for name in self.overloads if self.injected_at < self.later.get(name, -1) < offset}
         if first:
@@ -332,7 +332,7 @@ class Separation:
         return at + 1
 
     def _system_text_before(self, index: int) -> bool:
-        """Whether a library's header has text between the token at `index` and the one before it."""
+        """True if a library's header has text between the token at `index` and the one before it."""
         gap = self.source.text[self.tokens[index - 1].end : self.tokens[index].start]
         if "\n#" not in gap:
             return False
@@ -361,7 +361,7 @@ class Separation:
         return any(scope[:1] == ("std",) and name in _LANGUAGE_NAMES for scope, name in self.found.scoped_names)
 
     def _is_namespace(self, index: int) -> bool:
-        """Whether the name at `index` is a namespace, not a variable or a member."""
+        """True if the name at `index` is a namespace, not a variable or a member."""
         if index + 1 < len(self.tokens) and self.tokens[index + 1].text == "::":
             return index == 0 or self.tokens[index - 1].text not in (".", "->")
         at = index - 1  # `namespace a::std {`, `using namespace a::std;`, `namespace b = a::std;`
@@ -371,11 +371,11 @@ class Separation:
         return "namespace" in words
 
     def _is_from_macro(self, index: int) -> bool:
-        """Whether the name `hearth` at `index` is what one of the prelude's macros expands to."""
+        """True if the name `hearth` at `index` is the expansion of one of the prelude's macros."""
         return [token.text for token in self.tokens[index + 1 : index + 3]] == ["::", "active_here"]
 
     def _begins_name(self, index: int) -> bool:
-        """Whether the `::` at `index` begins a qualified name."""
+        """True if the `::` at `index` begins a qualified name."""
         if index == 0:
             return True
         before, token = self.tokens[index - 1], self.tokens[index]
@@ -406,7 +406,7 @@ def local(expression: str) -> str:
 
 
 def is_balanced(tokens: Sequence[Token]) -> bool:
-    """Whether every bracket has its partner."""
+    """True if every bracket has its partner."""
     open_: list[str] = []
     for token in tokens:
         if token.kind == "op" and token.text in OPENING:

@@ -1,7 +1,7 @@
-"""What a CUDA C++ source declares, found without a C++ parser: kernels, functions and variables with their names.
+"""Declarations of a CUDA C++ source, found without a C++ parser: kernels, functions and variables with their names.
 
-The scanner follows scopes (namespaces, linkage blocks, classes) and passes over function bodies. That is enough to know
-which kernels and variables a module offers, and where to rewrite.
+The scanner follows scopes (namespaces, linkage blocks, classes) and skips function bodies. That is enough to find the
+kernels and variables of a module, and the places to rewrite.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ HEADERS = {
 MAX_WARNINGS = 50
 MAX_WARNING_CHARACTERS = 16 << 10
 _MAX_NOTES = 6
-"""Of one message; a compiler may list a hundred candidates."""
+"""Notes of one message that are kept; a compiler may list a hundred candidates."""
 
 _LOCATION = re.compile(r"^(?P<file>[^\s:][^:\n]*):(?P<line>\d+)(?::\d+)?: (?P<rest>.*)$")
 _CONTEXT = re.compile(r"^(?P<file>[^\s:][^:\n]*): (?P<rest>(?:In|At) .*:)$")

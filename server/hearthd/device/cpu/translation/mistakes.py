@@ -1,7 +1,7 @@
 """Mistakes in a source that a C++ compiler cannot name, because they are CUDA's or show only in the appended table.
 
-`check` refuses what C++ would accept and CUDA does not, before a compile. `explain` looks, after a compile has failed,
-for what leads to messages without a line of the user's: a brace that is never closed, a kernel that returns something,
+`check` refuses code that C++ accepts and CUDA does not, before a compile. `explain` searches, after a failed compile,
+for causes of messages without a line of the user's: a brace that is never closed, a kernel that returns something,
 kernels with one C name. Pure.
 """
 
@@ -19,7 +19,7 @@ Mistake = tuple[str, int, str]
 
 _CLASS_KEYS = frozenset({"struct", "class", "union", "enum"})
 _STARTS = frozenset({"extern", "template", "namespace", "using", "typedef", "__global__", "__constant__", *_CLASS_KEYS})
-"""What begins a declaration and cannot follow a class in the same one."""
+"""Tokens that begin a declaration and cannot follow a class in the same one."""
 
 _QUOTED = re.compile(r"'([A-Za-z_]\w*)'")
 

@@ -95,7 +95,7 @@ def _add_pointers(tokens: Sequence[Token], body: tuple[int, int], own: dict[str,
 
 
 Calls = Mapping[str, Sequence[tuple[tuple[int, int], int]]]
-"""By the name of a function of the source: bodies that mention it, and where."""
+"""Bodies that mention a function of the source, and the places, by the function's name."""
 
 
 def calls(tokens: Sequence[Token], bodies: Sequence[FunctionDeclaration]) -> Calls:

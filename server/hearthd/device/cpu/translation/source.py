@@ -6,7 +6,7 @@ compiler's messages name the user's own lines:
 - `threadIdx` and its like read the running thread's record (include/hearth/thread.h), which is valid in every function.
 - `__shared__` variables become thread-local ones: all threads of a block run on one operating system thread, and
   another block never runs there meanwhile. `extern __shared__` arrays become pointers to the block's dynamic memory.
-- The program gets a namespace of its own, so that its names hide those of the prelude (`collisions.py`).
+- The program gets a separate namespace, so that its names hide those of the prelude (`collisions.py`).
 - A table of kernels and variables is appended (`hearth_module` in include/hearth/abi.h).
 
 Nothing about how a kernel is run depends on reading its source.
@@ -219,7 +219,8 @@ class _Rewriter:
             self._blank(start, end + 1, f"{declared} {reference} = {value};")
 
     def _replace_uses(self, name: str, value: str, after: int) -> None:
-        """Of a dynamic array declared outside functions: every mention in a body, unless that body has its own."""
+        """Replaces the uses of a dynamic array declared outside functions: every mention in a body, unless that body
+        declares the name."""
         for function in self.found.functions:
             if function.body is None or function.body[0] < after:
                 continue

@@ -54,7 +54,7 @@ def _outermost(tokens: Sequence[Token], at: int, end: int) -> Iterator[int]:
 
 
 def _declares(tokens: Sequence[Token], first: int, end: int) -> bool:
-    """Whether a condition is a declaration: a single `=` with a type and a name before it."""
+    """True if a condition is a declaration: a single `=` with a type and a name before it."""
     for at in _outermost(tokens, first, end):
         if tokens[at].text != "=" or tokens[at - 1].text in _BEFORE_EQUALS:
             continue

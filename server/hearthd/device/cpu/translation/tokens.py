@@ -39,7 +39,7 @@ class Token(NamedTuple):
 
 @dataclass
 class SourceMap:
-    """Where each offset of a preprocessed text comes from."""
+    """Origin of each offset of a preprocessed text."""
 
     text: str
     starts: list[int] = field(default_factory=list)
@@ -61,7 +61,7 @@ class SourceMap:
         return file, line + self.text.count("\n", self.starts[index], offset)
 
     def is_system(self, offset: int) -> bool:
-        """Whether the text at `offset` is from a system header."""
+        """True if the text at `offset` is from a system header."""
         return self.origins[bisect.bisect_right(self.starts, offset) - 1][2]
 
     def user_regions(self) -> Iterator[tuple[int, int]]:

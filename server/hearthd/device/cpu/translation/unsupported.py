@@ -1,4 +1,4 @@
-"""What kernels on the CPU cannot do, by the names that programs use for it."""
+"""Features that kernels on the CPU lack, by the names that programs use for them."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ _PATTERNS = (
 )
 
 _ATTRIBUTES = {"section", "__section__", "symver", "__symver__"}
-"""Attributes whose text goes to the assembler as it is, which could be told to read files."""
+"""Attributes whose text reaches the assembler unchanged, and could make it read files."""
 
 _CLOBBERS = 3
 """Colons ahead of what an `asm` clobbers."""
 
 MARK = "HEARTH-UNSUPPORTED:"
-"""What our headers put into the compiler's message where it is the compiler that finds an unsupported use."""
+"""Text of the backend's headers in the compiler's message where the compiler finds an unsupported use."""
 
 
 def refuse(feature: str, file: str, line: int, name: str = "") -> Refusal:
@@ -68,7 +68,7 @@ def refuse(feature: str, file: str, line: int, name: str = "") -> Refusal:
 
 
 def _is_compiler_barrier(tokens: Sequence[Token], at: int) -> bool:
-    """Whether an `asm` with its parentheses from `at` on has no instructions and no operands."""
+    """True if an `asm` with its parentheses from `at` on has no instructions and no operands."""
     while at < len(tokens) and tokens[at].text in ("volatile", "__volatile__", "__volatile", "inline"):
         at += 1
     if at >= len(tokens) or tokens[at].text != "(":

@@ -268,7 +268,7 @@ class _Walk:
     # ---- accesses ----
 
     def _simple(self, start: int, end: int) -> None:
-        """A statement without statements of its own, or a condition."""
+        """Scans a statement without inner statements, or a condition."""
         accesses: list[_Access] = []
         met = False
         for at in range(start, end):
@@ -370,7 +370,7 @@ class _Walk:
 
 
 def _races(source: SourceMap, tokens: Sequence[Token], function: str, races: Mapping[int, _Race]) -> Iterable[Finding]:
-    """One finding for each array of a function: the first place in full, the others by line."""
+    """Yields one finding for each array of a function: the first place in full, the others by line."""
     arrays: dict[str, list[_Race]] = {}
     for at in sorted(races):
         arrays.setdefault(races[at].read.array, []).append(races[at])

@@ -1,0 +1,40 @@
+"""Kernel output: collects what kernels have printed."""
+
+from __future__ import annotations
+
+import ctypes
+
+from cupy_backends.cuda.api import runtime
+from cupy_backends.cuda.api.runtime import eventQuery, eventRecord
+
+from hearthd.device.cuda.errors import CudaError, translate
+
+_LIBC = ctypes.CDLL(None)
+
+
+class KernelOutput:
+    """Has the driver write the output of kernels that have ended to the standard output of the process.
+
+    The driver writes it at a synchronization, not when an event is queried (CUDA C++ Programming Guide, "Formatted
+    Output"). The synchronization here is with an event and a stream that have been idle since they were created: the
+    driver writes, and does not wait.
+    """
+
+    def __init__(self) -> None:
+        self._stream = 0
+        self._event = 0
+
+    def flush(self) -> None:
+        """Writes the output. Does not wait for kernels."""
+        try:
+            if not self._event:
+                self._stream = runtime.streamCreateWithFlags(runtime.streamNonBlocking)
+                self._event = runtime.eventCreateWithFlags(runtime.eventDisableTiming)
+                eventRecord(self._event, self._stream)
+            if eventQuery(self._event) != 0:
+                return  # recorded on an idle stream just now: it is done at the next flush
+            runtime.eventSynchronize(self._event)
+            runtime.streamSynchronize(self._stream)
+        except CudaError as error:
+            raise translate(error, "collecting what kernels printed") from error
+        _LIBC.fflush(None)  # standard output is a pipe, which the C library buffers
