@@ -16,11 +16,11 @@ from hearth.arrays import host_copy
 from hearth.arrays.allocation import allocate, allocate_many
 from hearth.arrays.base_array import BaseArray
 from hearth.arrays.published import Publications
+from hearth.base_stream import BaseStream, current, resolve
 from hearth.codec.decode import DONE
 from hearth.codec.encode import SYNC_ALL
 from hearth.errors import ArgumentError, DtypeError, UnsupportedError
 from hearth.session.late_errors import NO_STREAM
-from hearth.stream import Stream, current, resolve
 from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 A = TypeVar("A", bound=BaseArray)
 """The class of the device's arrays."""
-S = TypeVar("S", bound=Stream)
+S = TypeVar("S", bound=BaseStream)
 """The class of its streams."""
 
 
@@ -110,7 +110,7 @@ class BaseDevice(Generic[A, S]):
         self,
         a: Any,
         dtype: Any = None,
-        stream: Stream | None = None,
+        stream: BaseStream | None = None,
         *,
         blocking: bool = False,
         progress: bool | Progress | None = None,
@@ -141,7 +141,7 @@ class BaseDevice(Generic[A, S]):
         self,
         obj: Any,
         dtype: Any = None,
-        stream: Stream | None = None,
+        stream: BaseStream | None = None,
         *,
         blocking: bool = False,
         progress: bool | Progress | None = None,
@@ -178,7 +178,7 @@ class BaseDevice(Generic[A, S]):
             with_host_array(obj, wanted, upload)
         return made[0]
 
-    def _from_session(self, obj: A, wanted: np.dtype[Any] | None, stream: Stream | None) -> A:
+    def _from_session(self, obj: A, wanted: np.dtype[Any] | None, stream: BaseStream | None) -> A:
         """A copy of an array of one of the session's devices."""
         if wanted is not None and wanted != obj.dtype:
             obj = obj.astype(wanted, stream if obj._connection is self._connection else None)
@@ -190,11 +190,11 @@ class BaseDevice(Generic[A, S]):
         fresh.copy_from(obj, stream)
         return fresh
 
-    def empty(self, shape: shapes.Shape, dtype: Any = float, stream: Stream | None = None) -> A:
+    def empty(self, shape: shapes.Shape, dtype: Any = float, stream: BaseStream | None = None) -> A:
         """An array with arbitrary contents."""
         return allocate(self, shapes.shape_of(shape), shapes.type_of(dtype), stream)
 
-    def empty_pitched(self, shape: shapes.Shape, dtype: Any = float, stream: Stream | None = None) -> A:
+    def empty_pitched(self, shape: shapes.Shape, dtype: Any = float, stream: BaseStream | None = None) -> A:
         """An array with arbitrary contents whose rows (along the last axis) are padded: `x.pitch` bytes apart.
 
         The pitch is CubeCL's: the row's size rounded up to a power of two from 16 to 512 bytes that grows with it, so
@@ -202,7 +202,7 @@ class BaseDevice(Generic[A, S]):
         """
         return allocate(self, shapes.shape_of(shape), shapes.type_of(dtype), stream, pitched=True)
 
-    def empty_many(self, specs: Iterable[tuple[shapes.Shape, Any]], stream: Stream | None = None) -> list[A]:
+    def empty_many(self, specs: Iterable[tuple[shapes.Shape, Any]], stream: BaseStream | None = None) -> list[A]:
         """Arrays of these (shape, dtype) in one reservation, which is had as a whole or not at all.
 
         Each is an array of its own, at the device's alignment; the memory goes back when the last of them is gone.
@@ -226,15 +226,15 @@ class BaseDevice(Generic[A, S]):
             if now is not None and now.space is attachment.space:  # another generation has no window to be closed
                 now.submit(_mode(commands_pb2.ALLOCATION_MODE_AUTO))
 
-    def zeros(self, shape: shapes.Shape, dtype: Any = float, stream: Stream | None = None) -> A:
+    def zeros(self, shape: shapes.Shape, dtype: Any = float, stream: BaseStream | None = None) -> A:
         """An array of zeros."""
         return self.full(shape, 0, dtype, stream)
 
-    def ones(self, shape: shapes.Shape, dtype: Any = float, stream: Stream | None = None) -> A:
+    def ones(self, shape: shapes.Shape, dtype: Any = float, stream: BaseStream | None = None) -> A:
         """An array of ones."""
         return self.full(shape, 1, dtype, stream)
 
-    def full(self, shape: shapes.Shape, fill_value: Any, dtype: Any = None, stream: Stream | None = None) -> A:
+    def full(self, shape: shapes.Shape, fill_value: Any, dtype: Any = None, stream: BaseStream | None = None) -> A:
         """An array of `fill_value`, in its own dtype unless another is given."""
         fresh = self.empty(shape, shapes.type_of_value(fill_value) if dtype is None else dtype, stream)
         if isinstance(fill_value, int) and fill_value == 0 and getattr(fresh._dtype, "names", None) is not None:
@@ -242,19 +242,19 @@ class BaseDevice(Generic[A, S]):
         fresh.fill(fill_value, stream)
         return fresh
 
-    def empty_like(self, a: Any, dtype: Any = None, stream: Stream | None = None) -> A:
+    def empty_like(self, a: Any, dtype: Any = None, stream: BaseStream | None = None) -> A:
         """An array with the shape and dtype of `a` (of host or device) and arbitrary contents."""
         return self.empty(a.shape, _type_of(a) if dtype is None else dtype, stream)
 
-    def zeros_like(self, a: Any, dtype: Any = None, stream: Stream | None = None) -> A:
+    def zeros_like(self, a: Any, dtype: Any = None, stream: BaseStream | None = None) -> A:
         """An array of zeros with the shape and dtype of `a`."""
         return self.zeros(a.shape, _type_of(a) if dtype is None else dtype, stream)
 
-    def ones_like(self, a: Any, dtype: Any = None, stream: Stream | None = None) -> A:
+    def ones_like(self, a: Any, dtype: Any = None, stream: BaseStream | None = None) -> A:
         """An array of ones with the shape and dtype of `a`."""
         return self.ones(a.shape, _type_of(a) if dtype is None else dtype, stream)
 
-    def full_like(self, a: Any, fill_value: Any, dtype: Any = None, stream: Stream | None = None) -> A:
+    def full_like(self, a: Any, fill_value: Any, dtype: Any = None, stream: BaseStream | None = None) -> A:
         """An array of `fill_value` with the shape and dtype of `a`."""
         return self.full(a.shape, fill_value, _type_of(a) if dtype is None else dtype, stream)
 
@@ -277,10 +277,10 @@ class BaseDevice(Generic[A, S]):
     # ---- durable arrays ----
 
     @overload
-    def durable(self, array: A, /, *, durable: bool = True, stream: Stream | None = None) -> A: ...
+    def durable(self, array: A, /, *, durable: bool = True, stream: BaseStream | None = None) -> A: ...
     @overload
-    def durable(self, array: A, /, *more: A, durable: bool = True, stream: Stream | None = None) -> list[A]: ...
-    def durable(self, *arrays: A, durable: bool = True, stream: Stream | None = None) -> A | list[A]:
+    def durable(self, array: A, /, *more: A, durable: bool = True, stream: BaseStream | None = None) -> list[A]: ...
+    def durable(self, *arrays: A, durable: bool = True, stream: BaseStream | None = None) -> A | list[A]:
         """Has these arrays brought back, bit for bit, when the device's process is lost; answers them.
 
         A copy is taken in the daemon's host memory at this point of the stream, and at each `checkpoint`; the stream
@@ -298,7 +298,7 @@ class BaseDevice(Generic[A, S]):
         set_durable(self._connection, arrays, durable, stream)
         return arrays[0] if len(arrays) == 1 else list(arrays)
 
-    def checkpoint(self, *arrays: A, stream: Stream | None = None) -> None:
+    def checkpoint(self, *arrays: A, stream: BaseStream | None = None) -> None:
         """Takes new copies of durable arrays, as they are at this point of the stream: all of them, or none.
 
         Without arrays: of all durable ones of this session on the device. Returns at once, and the stream goes on
@@ -332,7 +332,7 @@ class BaseDevice(Generic[A, S]):
         reply.foretold = DONE
         return reply
 
-    def _flushing(self, stream: Stream | None) -> Reply:
+    def _flushing(self, stream: BaseStream | None) -> Reply:
         connection = self._connection
         connection.raise_deferred(NO_STREAM)  # which one it is, is known when the device is attached
         attachment = connection.attachment()

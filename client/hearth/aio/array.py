@@ -12,7 +12,7 @@ from hearth.aio.event_loop import in_loop
 from hearth.arrays import host_copy
 from hearth.arrays.base_array import BaseArray
 from hearth.errors import ArgumentError
-from hearth.kernels.module import as_bytes
+from hearth.kernels.base_module import as_bytes
 from hearth.transfer import plan, registered, router
 
 if TYPE_CHECKING:
@@ -22,13 +22,14 @@ if TYPE_CHECKING:
     import numpy as np
 
     from hearth.aio.connection import LoopAttachment, LoopConnection
+    from hearth.aio.stream import Stream
+    from hearth.base_stream import BaseStream
     from hearth.dtypes import Dtype
     from hearth.interfaces import DeviceContext
     from hearth.interop.ipc import Exported
     from hearth.progress import Progress
     from hearth.session.attachment import Attachment
     from hearth.session.memory import Memory
-    from hearth.stream import Stream as AnyStream
 
 
 _MIDDLING = 512 << 10
@@ -47,7 +48,7 @@ class DeviceArray(BaseArray):
     async def get(
         self,
         out: np.ndarray[Any, Any] | None = None,
-        stream: AnyStream | None = None,
+        stream: Stream | None = None,
         *,
         blocking: bool = True,
         timeout: float | None = None,
@@ -74,7 +75,7 @@ class DeviceArray(BaseArray):
     async def readinto(
         self,
         buffer: Any,
-        stream: AnyStream | None = None,
+        stream: Stream | None = None,
         *,
         timeout: float | None = None,
         progress: bool | Progress | None = None,
@@ -91,7 +92,7 @@ class DeviceArray(BaseArray):
     async def _come(
         self,
         attachment: Attachment,
-        stream: AnyStream | None,
+        stream: Stream | None,
         data: memoryview,
         blocking: bool,
         callers: bool,
@@ -209,7 +210,7 @@ class GlobalArray(DeviceArray):
     def set(
         self,
         a: Any,
-        stream: AnyStream | None = None,
+        stream: BaseStream | None = None,
         *,
         blocking: bool = False,
         progress: bool | Progress | None = None,

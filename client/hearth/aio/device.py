@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from hearth.aio.profile import Profile, Trace
     from hearth.arrays.described import PublishedArray
     from hearth.kernels.bindings import Array
-    from hearth.stream import Stream as AnyStream
     from hearth.types import DeviceInfo, MemoryUsage
 
 
@@ -64,7 +63,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
         connection.raise_deferred()
 
     @telemetry.traced("hearth.flush")
-    async def flush(self, stream: AnyStream | None = None, timeout: float | None = None) -> None:
+    async def flush(self, stream: Stream | None = None, timeout: float | None = None) -> None:
         """As `hearth.Device.flush`."""
         await self._connection.opened()
         await self._connection.home.answer(self._flushing(stream), timeout)
@@ -125,7 +124,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
         shared_mem: int = 0,
         iterations: int = 1,
         timeout: float | None = None,
-        stream: AnyStream | None = None,
+        stream: Stream | None = None,
         out: Sequence[Array | None] | None = None,
     ) -> list[Array]:
         """As `hearth.Device.dispatch`. Its inputs are to stay as they are until it returns. Cancelled, it goes on
@@ -152,7 +151,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
         shared_mem: int = 0,
         iterations: int = 1,
         timeout: float | None = None,
-        stream: AnyStream | None = None,
+        stream: Stream | None = None,
         out: Sequence[Array | None] | None = None,
         timed: bool = False,
         copy: bool = True,
@@ -208,7 +207,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
 
         return Prepared(self._connection)
 
-    def profile(self, stream: AnyStream | None = None) -> Profile:
+    def profile(self, stream: Stream | None = None) -> Profile:
         """Times the work of an ``async with`` block on the current stream, or on `stream`."""
         from hearth.aio.profile import Profile
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from hearth import telemetry
 from hearth.aio.thread_pool import Work
 from hearth.errors import HearthError, TimeoutError
-from hearth.kernels import pending_dispatch as sync
+from hearth.kernels.pending_dispatch import BasePendingDispatch, Job, carry
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from hearth.aio.event_loop import Home
 
 
-class PendingDispatch(sync.PendingDispatch):
+class PendingDispatch(BasePendingDispatch):
     """As `hearth.PendingDispatch`; `result` is awaited, by as many as like. To cancel that leaves the dispatch be."""
 
-    def __init__(self, job: sync.Job, *, take: bool = False) -> None:
+    def __init__(self, job: Job, *, take: bool = False) -> None:
         """`take`: its large inputs are the caller's, and are copied by a thread."""
         self._home = cast("LoopConnection", job.connection).home
         self._over: asyncio.Task[None] | None = None
@@ -37,10 +37,10 @@ class PendingDispatch(sync.PendingDispatch):
         return carrying.over
 
     @telemetry.traced("hearth.dispatch.result", telemetry.of_result)
-    async def result(self, timeout: float | None = None) -> list[np.ndarray[Any, Any]]:  # type: ignore[override]
+    async def result(self, timeout: float | None = None) -> list[np.ndarray[Any, Any]]:
         """As `hearth.PendingDispatch.result`."""
         await self._settled(timeout)
-        return super().result(0)
+        return self._finish(0)
 
     async def _settled(self, timeout: float | None) -> None:
         """Returns when it has ended. Raises `TimeoutError`."""
@@ -71,7 +71,7 @@ class _Carrying:
     """One dispatch's bytes: a thread says where those are that go by shared memory, and copies what has come when the
     dispatch is answered; none waits in between. Others it carries."""
 
-    def __init__(self, home: Home, job: sync.Job, taken: Work[None] | None) -> None:
+    def __init__(self, home: Home, job: Job, taken: Work[None] | None) -> None:
         """`taken`: what copies its inputs, in another thread."""
         self.over: Work[None] = Work(lambda: None)
         self._home = home
@@ -113,6 +113,6 @@ class _Carrying:
 
     def _carry(self) -> None:
         try:
-            sync.carry(self._job)
+            carry(self._job)
         finally:
             self.over.set_result(None)

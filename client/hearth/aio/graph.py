@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hearth.aio.awaited import AsyncWith
-from hearth.kernels import graph as sync_graph
-from hearth.kernels import prepared as sync_prepared
+from hearth.aio.stream import Stream
+from hearth.kernels.graph import BaseGraph
 from hearth.kernels.graph_program import Program
+from hearth.kernels.prepared import BasePrepared
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,13 +40,15 @@ class _Recording(AsyncWith, Program):
                 await self._connection.home.asked(ending)
 
 
-class Graph(_Recording, sync_graph.Graph):
+class Graph(_Recording, BaseGraph):
     """As `hearth.Graph`, recorded by ``async with gpu.graph() as g:``."""
 
     _connection: LoopConnection
+    _stream_type = Stream
 
 
-class Prepared(_Recording, sync_prepared.Prepared):
+class Prepared(_Recording, BasePrepared):
     """As `hearth.Prepared`, collected by ``async with gpu.prepared() as p:``."""
 
     _connection: LoopConnection
+    _stream_type = Stream

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from hearth.aio.awaited import AsyncWith
 from hearth.errors import HearthError
-from hearth.profiling import profile as sync_profile
-from hearth.profiling import trace as sync_trace
+from hearth.profiling.profile import BaseProfile
+from hearth.profiling.trace import BaseTrace
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hearth.session.reply import Asked
 
 
-class Profile(AsyncWith, sync_profile.Profile):
+class Profile(AsyncWith, BaseProfile):
     """As `hearth.Profile`: ``async with gpu.profile() as p:``."""
 
     _connection: LoopConnection
@@ -38,7 +38,7 @@ class Profile(AsyncWith, sync_profile.Profile):
             await self._connection.home.asked(ending)
 
 
-class Trace(AsyncWith, sync_trace.Trace):
+class Trace(AsyncWith, BaseTrace):
     """As `hearth.Trace`: ``async with gpu.trace() as t:``. Cancelled inside, it ends without waiting, and is lost."""
 
     _connection: LoopConnection

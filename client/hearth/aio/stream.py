@@ -4,63 +4,62 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hearth import stream as sync
 from hearth import telemetry
+from hearth.base_stream import BaseEvent, BaseStream
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from hearth.aio.connection import LoopConnection
 
 
-class Stream(sync.Stream):
+class Stream(BaseStream):
     """As `hearth.Stream`; `synchronize` and `done` are awaited."""
 
     _connection: LoopConnection
 
     @telemetry.traced("hearth.stream.synchronize")
-    async def synchronize(self, timeout: float | None = None) -> None:  # type: ignore[override]
+    async def synchronize(self, timeout: float | None = None) -> None:
         """As `hearth.Stream.synchronize`."""
         connection = self._connection
         await connection.opened()
         await connection.home.answer(self._synchronizing(), timeout)
         connection.raise_deferred()
 
-    async def done(self) -> bool:  # type: ignore[override]
-        """Whether everything submitted so far is done. Takes no errors."""
-        await self._connection.opened()
-        event, fresh = self._probing()
-        asked = Event.done
-        return await asked(event) or (fresh and await asked(event))  # type: ignore[arg-type]
-
-    def record(self, event: sync.Event | None = None) -> Event:
+    def record(self, event: Event | None = None) -> Event:
         """As `hearth.Stream.record`."""
-        recorded = super().record(event or Event(self._connection))
-        assert isinstance(recorded, Event)
-        return recorded
+        event = event or Event(self._connection)
+        self._record(event)
+        return event
 
-    if TYPE_CHECKING:
+    async def done(self) -> bool:
+        """Whether everything submitted so far is done. Takes no errors."""
+        connection = self._connection
+        await connection.opened()
+        event, fresh = self._probing()
+        if await connection.home.asked(event._querying(False)):
+            return True
+        if not fresh:
+            return False
+        await connection.opened()
+        return await connection.home.asked(event._querying(False))
 
-        def __enter__(self) -> Self: ...
 
-
-class Event(sync.Event):
+class Event(BaseEvent):
     """As `hearth.Event`; `synchronize`, `elapsed` and `done` are awaited."""
 
     _connection: LoopConnection
 
-    async def done(self) -> bool:  # type: ignore[override]
+    async def done(self) -> bool:
         """Whether the work before the record is done."""
         await self._connection.opened()
         return await self._connection.home.asked(self._querying(False))
 
     @telemetry.traced("hearth.event.synchronize")
-    async def synchronize(self, timeout: float | None = None) -> None:  # type: ignore[override]
+    async def synchronize(self, timeout: float | None = None) -> None:
         """As `hearth.Event.synchronize`."""
         await self._connection.opened()
         await self._connection.home.asked(self._querying(True), timeout)
 
-    async def elapsed(self, start: sync.Event) -> float:  # type: ignore[override]
+    async def elapsed(self, start: Event) -> float:
         """Milliseconds of device time from `start` to this event; waits for both."""
         await self._connection.opened()
         return await self._connection.home.asked(self._measuring(start))

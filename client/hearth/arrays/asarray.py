@@ -16,8 +16,8 @@ from hearth_proto import layouts
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hearth.base_stream import BaseStream
     from hearth.interfaces import ArrayLike, DeviceContext
-    from hearth.stream import Stream
 
 A = TypeVar("A", bound="ArrayLike")
 
@@ -100,7 +100,7 @@ def on_gpu(obj: Any) -> OnGpu | None:
     return None
 
 
-def copied(obj: Any, found: OnGpu, device: DeviceContext[A], stream: Stream | None) -> A:
+def copied(obj: Any, found: OnGpu, device: DeviceContext[A], stream: BaseStream | None) -> A:
     """A new array on the device with the contents of this process's GPU memory; done when it returns, for both sides.
 
     Raises `UnsupportedError` where this process cannot map memory of the device.

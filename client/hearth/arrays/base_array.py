@@ -10,9 +10,9 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
+from hearth import base_stream as streams
 from hearth import dtypes, shapes, telemetry
 from hearth import lazy_numpy as np
-from hearth import stream as streams
 from hearth.arrays import host_copy
 from hearth.arrays.allocation import allocate
 from hearth.arrays.arithmetic import refusal, refuse_operators, unpicklable
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from hearth.arrays.astype import Casting
     from hearth.arrays.tensor_map import Im2col, Options, TensorMap
     from hearth.arrays.views import Flags
+    from hearth.base_stream import BaseStream
     from hearth.dtypes import Dtype
     from hearth.interfaces import DeviceContext
     from hearth.progress import Progress
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
-    from hearth.stream import Stream
     from hearth.transfer.pinned_copy import PinnedCopy
     from hearth.transfer.plan import BufferPart
 
@@ -262,7 +262,7 @@ class BaseArray(OnDevice):
     def set(
         self,
         a: Any,
-        stream: Stream | None = None,
+        stream: BaseStream | None = None,
         *,
         blocking: bool = False,
         progress: bool | Progress | None = None,
@@ -319,7 +319,7 @@ class BaseArray(OnDevice):
         else:
             assign(self[index], value)
 
-    def fill(self, value: Any, stream: Stream | None = None) -> None:
+    def fill(self, value: Any, stream: BaseStream | None = None) -> None:
         """Sets every element to `value`."""
         pattern = dtypes.pattern(value, self._dtype) if isinstance(self._dtype, Element) else None
         if pattern is None:
@@ -342,7 +342,7 @@ class BaseArray(OnDevice):
         for move in strided.doublings(rows):
             attachment.submit(device_copy.command(handle, self, self, move))
 
-    def copy_from(self, other: BaseArray, stream: Stream | None = None) -> None:
+    def copy_from(self, other: BaseArray, stream: BaseStream | None = None) -> None:
         """Overwrites the array with one of the same shape and dtype, on this device or on another one of the session.
 
         From another device it is a send and a receive (so that it takes the right to them): `stream` is one of this
@@ -361,14 +361,14 @@ class BaseArray(OnDevice):
 
     # ---- new arrays ----
 
-    def copy(self, stream: Stream | None = None) -> Self:
+    def copy(self, stream: BaseStream | None = None) -> Self:
         """A copy on the same device, contiguous."""
         self._usable()
         fresh: Self = allocate(self._device, self._shape, self._dtype, stream)
         fresh.copy_from(self, stream)
         return fresh
 
-    def flatten(self, stream: Stream | None = None) -> Self:
+    def flatten(self, stream: BaseStream | None = None) -> Self:
         """A copy on the same device, with one axis."""
         return self.copy(stream).ravel()
 
@@ -379,7 +379,7 @@ class BaseArray(OnDevice):
         return self.copy()
 
     def astype(
-        self, dtype: Any, stream: Stream | None = None, *, casting: Casting = "unsafe", copy: bool = True
+        self, dtype: Any, stream: BaseStream | None = None, *, casting: Casting = "unsafe", copy: bool = True
     ) -> Self:
         """A copy on the same device with its elements converted; with ``copy=False``, itself where they need not be.
 
@@ -402,7 +402,7 @@ class BaseArray(OnDevice):
 
     # ---- lifetime ----
 
-    def checkpoint(self, stream: Stream | None = None) -> None:
+    def checkpoint(self, stream: BaseStream | None = None) -> None:
         """Takes a new copy of a durable array, as it is at this point of the stream: see `Device.checkpoint`."""
         self._device.checkpoint(self, stream=stream)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from hearth import stream as streams
+from hearth import base_stream as streams
 from hearth.arrays import strided
 from hearth.errors import ArgumentError, UnsupportedError
 from hearth.session.collective_order import sorted_order, submit_in_turn
@@ -16,11 +16,11 @@ from hearth_proto.v1 import commands_pb2
 if TYPE_CHECKING:
     import numpy as np
 
+    from hearth.base_stream import BaseStream
     from hearth.interfaces import ArrayLike
-    from hearth.stream import Stream
 
 
-def copy_into(to: ArrayLike, since: ArrayLike, stream: Stream | None) -> None:
+def copy_into(to: ArrayLike, since: ArrayLike, stream: BaseStream | None) -> None:
     """See `DeviceArray.copy_from`."""
     if since._device._node._session is not to._device._node._session:
         raise UnsupportedError(
@@ -69,7 +69,7 @@ def command(stream: int, to: ArrayLike, since: ArrayLike, move: strided.StridedC
     return made
 
 
-def copy_between(to: ArrayLike, since: ArrayLike, stream: Stream | None) -> None:
+def copy_between(to: ArrayLike, since: ArrayLike, stream: BaseStream | None) -> None:
     """Copies an array to another device of its session: on `stream` (None: the current one) there, and on the current
     stream here. Shapes and dtypes are the same, and not empty.
 

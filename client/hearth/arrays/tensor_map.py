@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
 import numpy as np
 
+from hearth import base_stream as streams
 from hearth import shapes
-from hearth import stream as streams
 from hearth.arrays.read_only import ReadOnlyMap
 from hearth.errors import ArgumentError, DtypeError
 from hearth.session.memory import Memory, OnDevice, Space
@@ -22,8 +22,8 @@ from hearth_proto.launches import TENSOR_MAP_BYTES
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
+    from hearth.base_stream import BaseStream
     from hearth.interfaces import ArrayLike
-    from hearth.stream import Stream
 
 _PER_BYTE = {"16u4_align8b": 2}
 """Packed types: elements in a byte of the array."""
@@ -56,7 +56,7 @@ class Options(TypedDict, total=False):
     swizzle: str
     l2_promotion: str
     oob_fill: str
-    stream: Stream | None
+    stream: BaseStream | None
 
 
 class _Handle(Memory):
@@ -107,7 +107,7 @@ class TensorMap(OnDevice):
         swizzle: str = "none",
         l2_promotion: str = "none",
         oob_fill: str = "none",
-        stream: Stream | None = None,
+        stream: BaseStream | None = None,
     ) -> None:
         if (box is None) == (im2col is None):
             raise ArgumentError(

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from hearth import stream as streams
+from hearth import base_stream as streams
 from hearth import telemetry
 from hearth.arrays.base_array import BaseArray
 from hearth.arrays.device_copy import moved
@@ -38,9 +38,9 @@ from hearth.session.collective_order import Roster, in_order, sorted_order
 from hearth_proto.v1 import commands_pb2, node_pb2
 
 if TYPE_CHECKING:
+    from hearth.base_stream import BaseStream
     from hearth.collectives.group_members import Named
     from hearth.session.lease import NodeSession
-    from hearth.stream import Stream
 
 TIMEOUT_S = 30.0
 D = TypeVar("D", bound=BaseDevice[Any, Any])
@@ -431,7 +431,7 @@ class BaseGroup(Generic[D, A]):
         )
 
     def _present_batch(
-        self, parts: Mapping[int, Sequence[RankPart]], timeout_ns: int, on: Mapping[int, Stream | None]
+        self, parts: Mapping[int, Sequence[RankPart]], timeout_ns: int, on: Mapping[int, BaseStream | None]
     ) -> None:
         self._check_open()
         present(self._connections, self._given, parts, timeout_ns, on)

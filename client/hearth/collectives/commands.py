@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from hearth import stream as streams
+from hearth import base_stream as streams
 from hearth.collectives import overlap
 from hearth.session.collective_order import Roster, submit_in_turn
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
+    from hearth.base_stream import BaseStream
     from hearth.collectives.part import RankPart
     from hearth.session.attachment import Attachment
     from hearth.session.collective_order import Turns
     from hearth.session.connection import Connection
-    from hearth.stream import Stream
 
 
 def present(
@@ -23,7 +23,7 @@ def present(
     roster: Roster,
     parts: Mapping[int, Sequence[RankPart]],
     timeout_ns: int,
-    on: Mapping[int, Stream | None] | None = None,
+    on: Mapping[int, BaseStream | None] | None = None,
 ) -> None:
     """Submits the parts of each rank in `parts`, as one operation of the roster's.
 

@@ -29,7 +29,7 @@ from hearth_proto.launches import TENSOR_MAP_BYTES
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
-    from hearth.kernels.function import Function
+    from hearth.kernels.base_function import BaseFunction
     from hearth.session.attachment import Attachment
     from hearth.session.send_queue import Limits
 
@@ -114,7 +114,7 @@ def in_order(args: Sequence[Any] | None, ins: Sequence[Any], outs: Sequence[Any]
     return [*given, *scalars]
 
 
-def binding_of(index: int, argument: Any, function: Function, attachment: Attachment) -> Binding:
+def binding_of(index: int, argument: Any, function: BaseFunction, attachment: Attachment) -> Binding:
     """One argument; the bytes of inputs are added later."""
     if isinstance(argument, In):
         return Binding(role=Binding.ROLE_INPUT, size=argument.array.nbytes)

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, SupportsIndex
 
-from hearth import stream as streams
+from hearth import base_stream as streams
+from hearth.base_stream import BaseStream
 from hearth.errors import ArgumentError, InvalidHandleError
 from hearth.session.send_queue import COUNT_MAX
-from hearth.stream import Stream
 
 if TYPE_CHECKING:
     from hearth.session.attachment import Attachment
@@ -75,7 +75,7 @@ class Program:
                 f"{self._what} is recorded once.", reason="INVALID_ARGUMENT", fix=f"make another: gpu.{self._kind}()."
             )
 
-    def _target(self, stream: Stream | None) -> Stream | None:
+    def _target(self, stream: BaseStream | None) -> BaseStream | None:
         return stream if stream is not None else streams.current(self._connection)
 
     def _state(self) -> str:

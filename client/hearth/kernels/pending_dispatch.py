@@ -187,18 +187,16 @@ class Job:
         return error
 
 
-class PendingDispatch:
-    """What `Device.dispatch_async` returns. May be dropped: the dispatch then runs to its end unheard."""
+class BasePendingDispatch:
+    """Abstract dispatch that has been sent: its state and times."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self._carrier: Carrier | None = self._carry() if job.travels else None
 
     def _carry(self) -> Carrier:
-        """Has its bytes carried beside it."""
-        carrier = threading.Thread(target=carry, args=(self._job,), name="hearth-dispatch", daemon=True)
-        carrier.start()
-        return carrier
+        """Begins to carry its bytes beside the caller."""
+        raise NotImplementedError
 
     @property
     def state(self) -> State:
@@ -214,15 +212,6 @@ class PendingDispatch:
         """Whether it has ended, well or not."""
         return self.state != "pending"
 
-    @telemetry.traced("hearth.dispatch.result", telemetry.of_result)
-    def result(self, timeout: float | None = None) -> list[np.ndarray[Any, Any]]:
-        """The outputs, in order; waits for them, `timeout` seconds at most. Every call returns the same arrays.
-
-        Raises what the dispatch failed with, each time it is asked; `TimeoutError` where it is still pending.
-        """
-        self._wait(timeout)
-        return [output.host for output in self._job.outputs]
-
     @property
     def timing(self) -> DispatchTiming:
         """Its times, once it is done. Raises what it failed with, and `ArgumentError` while it is pending."""
@@ -230,7 +219,7 @@ class PendingDispatch:
             raise ArgumentError(
                 "the dispatch is still pending.", reason="INVALID_ARGUMENT", fix="call result() before, or ask done()."
             )
-        self._wait(None)
+        self._finish(None)
         answer = self._job.result
         assert answer is not None
         return DispatchTiming(
@@ -245,7 +234,8 @@ class PendingDispatch:
     def __repr__(self) -> str:
         return f"<hearth.PendingDispatch {self.state}>"
 
-    def _wait(self, timeout: float | None) -> None:
+    def _finish(self, timeout: float | None) -> list[np.ndarray[Any, Any]]:
+        """Waits until the dispatch is done, and returns its outputs. Raises what it failed with."""
         job = self._job
         if self._carrier is not None:
             started = time.monotonic()
@@ -260,6 +250,25 @@ class PendingDispatch:
             job.finish(timeout)
         if job.error is not None:
             raise job.error.again()
+        return [output.host for output in job.outputs]
+
+
+class PendingDispatch(BasePendingDispatch):
+    """What `Device.dispatch_async` returns. May be dropped: the dispatch then runs to its end unheard."""
+
+    def _carry(self) -> Carrier:
+        """Has its bytes carried beside it."""
+        carrier = threading.Thread(target=carry, args=(self._job,), name="hearth-dispatch", daemon=True)
+        carrier.start()
+        return carrier
+
+    @telemetry.traced("hearth.dispatch.result", telemetry.of_result)
+    def result(self, timeout: float | None = None) -> list[np.ndarray[Any, Any]]:
+        """The outputs, in order; waits for them, `timeout` seconds at most. Every call returns the same arrays.
+
+        Raises what the dispatch failed with, each time it is asked; `TimeoutError` where it is still pending.
+        """
+        return self._finish(timeout)
 
 
 def carry(job: Job) -> None:

@@ -1,4 +1,7 @@
-"""Every command of a stretch of work with its times, as a list and as a file for Perfetto or chrome://tracing."""
+"""Every command of a stretch of work with its times, as a list and as a file for Perfetto or chrome://tracing.
+
+`BaseTrace` has all that `hearth.Trace` and `hearth.aio.Trace` have in common.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["KernelActivity", "Trace", "TraceEvent"]
 
 
-class Trace:
-    """``with gpu.trace() as t: ...``, then `events`, or `save("trace.json")` to look at it.
-
-    Has every command of this session on the device, of all streams and threads; the end waits for the work. A failure
-    is in the trace and surfaces where it would without.
-    """
+class BaseTrace:
+    """Abstract trace: its events, and the commands that begin and end it."""
 
     def __init__(self, connection: Connection, name: str, max_events: int | None = None) -> None:
         if max_events is not None and not 0 < max_events < 2**32:
@@ -72,11 +71,6 @@ class Trace:
         content = json.dumps(self.to_json(), separators=(",", ":"))
         Path(path).write_text(content, encoding="utf-8")
 
-    def __enter__(self) -> Self:
-        self._pause()
-        self._begin().wait()
-        return self
-
     def _pause(self) -> None:
         """The one of the whole process (HEARTH_TRACE) makes room for this one. Waits."""
         if self._connection.recorder is not None:
@@ -97,16 +91,6 @@ class Trace:
 
         # That a trace runs already is said here, not at the end.
         return self._connection.asking(command, begun, attachment)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        ending = self._end(error)
-        if ending is not None:
-            try:
-                ending.wait()
-            finally:
-                self._resume()
 
     def _drop(self) -> None:
         """Ends it, and nobody waits for what it has."""
@@ -159,6 +143,29 @@ class Trace:
     def __repr__(self) -> str:
         state = "running" if self._result is None else f"{len(self._result.events)} events"
         return f"<hearth.Trace of {self._name}: {state}>"
+
+
+class Trace(BaseTrace):
+    """``with gpu.trace() as t: ...``, then `events`, or `save("trace.json")` to look at it.
+
+    Has every command of this session on the device, of all streams and threads; the end waits for the work. A failure
+    is in the trace and surfaces where it would without.
+    """
+
+    def __enter__(self) -> Self:
+        self._pause()
+        self._begin().wait()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        ending = self._end(error)
+        if ending is not None:
+            try:
+                ending.wait()
+            finally:
+                self._resume()
 
 
 def document(name: str, result: commands_pb2.TraceResult) -> dict[str, Any]:

@@ -32,10 +32,12 @@ if TYPE_CHECKING:
     from hearth.transport.memory_segments import Place, Segment
 
     class StreamLike(Protocol):
-        """A stream that a copy is for: `hearth.stream.Stream`."""
+        """A stream that a copy is for: `hearth.base_stream.BaseStream`."""
 
         _connection: Connection
-        records: bool
+
+        @property
+        def _recorder(self) -> object | None: ...
 
         def _handle_on(self, attachment: Attachment) -> int: ...
 
@@ -84,7 +86,7 @@ class PinnedCopy:
             and connection.refusal is None
             and not connection._deferred
             and (shared.open if blocking else shared.alive_lately)
-            and (on is None or (not on.records and on._connection is connection))
+            and (on is None or (on._recorder is None and on._connection is connection))
             and (on is None or on._handle_on(attachment) == self.stream)
         )
 
