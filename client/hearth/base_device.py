@@ -24,6 +24,7 @@ from hearth.session.late_errors import NO_STREAM
 from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
+    from hearth.arrays.asarray import OnGpu
     from hearth.interfaces import NodeContext
     from hearth.progress import Progress
     from hearth.session.connection import Connection
@@ -169,11 +170,11 @@ class BaseDevice(Generic[A, S]):
         if isinstance(obj, np.ndarray | np.generic | bool | int | float | complex):
             upload(_host(obj, wanted))
         else:
-            from hearth.arrays.asarray import copied, on_gpu, with_host_array
+            from hearth.arrays.asarray import on_gpu, with_host_array
 
             found = on_gpu(obj)
             if found is not None:
-                fresh = copied(obj, found, self, stream)
+                fresh = self._from_gpu(obj, found, stream)
                 return fresh if wanted is None else fresh.astype(wanted, stream, copy=False)
             with_host_array(obj, wanted, upload)
         return made[0]
@@ -268,6 +269,10 @@ class BaseDevice(Generic[A, S]):
 
     def publish(self, name: str, array: A, tenants: Sequence[str] = ()) -> Any:
         """See `hearth.Device.publish`."""
+        raise NotImplementedError
+
+    def _from_gpu(self, obj: Any, found: OnGpu, stream: BaseStream | None) -> A:
+        """A copy of `obj`, an array in GPU memory of this process."""
         raise NotImplementedError
 
     def _at_host(self, a: Any) -> Any:

@@ -13,7 +13,9 @@ from hearth.kernels import dispatch as dispatches
 from hearth.stream import Event, Stream
 
 if TYPE_CHECKING:
+    from hearth.arrays.asarray import OnGpu
     from hearth.arrays.described import PublishedArray
+    from hearth.base_stream import BaseStream
     from hearth.kernels.bindings import Array
     from hearth.kernels.function import Function
     from hearth.kernels.graph import Graph
@@ -252,6 +254,11 @@ class Device(BaseDevice[DeviceArray, Stream]):
         return self._publications.listed()
 
     # ---- inside ----
+
+    def _from_gpu(self, obj: Any, found: OnGpu, stream: BaseStream | None) -> DeviceArray:
+        from hearth.arrays.asarray import copied
+
+        return copied(obj, found, self, stream)
 
     def _at_host(self, a: DeviceArray) -> Any:
         return a.get()

@@ -5,22 +5,28 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hearth import shapes, telemetry
+from hearth.aio import transfers
 from hearth.aio.array import DeviceArray
+from hearth.aio.event_loop import in_loop
 from hearth.aio.module import Function, RawModule
 from hearth.aio.stream import Event, Stream
+from hearth.arrays import host_copy
+from hearth.arrays.allocation import allocate
 from hearth.base_device import BaseDevice
 from hearth.errors import UnsupportedError
 from hearth.kernels.dispatch import How, job_of
 
 if TYPE_CHECKING:
-    from hearth.aio.connection import LoopConnection
+    from hearth.aio.connection import LoopAttachment, LoopConnection
     from hearth.aio.dispatch import PendingDispatch
     from hearth.aio.graph import Graph, Prepared
     from hearth.aio.profile import Profile, Trace
+    from hearth.arrays.asarray import OnGpu
     from hearth.arrays.described import PublishedArray
+    from hearth.base_stream import BaseStream
     from hearth.kernels.bindings import Array
     from hearth.types import DeviceInfo, MemoryUsage
 
@@ -218,6 +224,26 @@ class Device(BaseDevice[DeviceArray, Stream]):
         from hearth.aio.profile import Trace
 
         return Trace(self._connection, self._trace_name, max_events)
+
+    def _from_gpu(self, obj: Any, found: OnGpu, stream: BaseStream | None) -> DeviceArray:
+        from hearth.arrays.asarray import copied, local_gpu
+        from hearth.transport.memory_segments import address_of
+
+        if not in_loop():  # a plain call of another thread, which may wait
+            return copied(obj, found, self, stream)
+        here = local_gpu(obj, self)
+        fresh = allocate(self, found.shape, shapes.dtype_of(found.dtype), stream)
+        if fresh.nbytes:
+            attachment = fresh._usable()
+            part = host_copy.part_of(fresh, attachment, stream)
+
+            def read(into: memoryview) -> None:
+                here.copy(address_of(into), found.address, len(into), found.stream)
+                del keep[:]
+
+            keep = [obj]  # until it was read
+            transfers.upload_read(self._connection, cast("LoopAttachment", attachment), part, fresh.nbytes, read)
+        return fresh
 
     def _at_host(self, a: Any) -> Any:
         raise UnsupportedError(
