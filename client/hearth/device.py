@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hearth.kernels.module import RawModule
     from hearth.kernels.pending_dispatch import PendingDispatch
     from hearth.kernels.prepared import Prepared
+    from hearth.node import Node
     from hearth.profiling.profile import Profile
     from hearth.profiling.trace import Trace
     from hearth.types import MemoryUsage
@@ -37,6 +38,11 @@ class Device(BaseDevice[DeviceArray, Stream]):
 
     _array_type = DeviceArray
     _stream_type = Stream
+
+    if TYPE_CHECKING:
+
+        @property
+        def node(self) -> Node: ...
 
     @property
     def state(self) -> str:

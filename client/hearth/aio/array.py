@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from hearth.aio.connection import LoopAttachment, LoopConnection
+    from hearth.aio.device import Device
     from hearth.aio.stream import Stream
     from hearth.base_stream import BaseStream
     from hearth.dtypes import Dtype
@@ -43,6 +44,11 @@ class DeviceArray(BaseArray):
     __slots__ = ()
 
     _connection: LoopConnection
+
+    if TYPE_CHECKING:
+
+        @property
+        def device(self) -> Device: ...
 
     @telemetry.traced("hearth.get", telemetry.of_array)
     async def get(

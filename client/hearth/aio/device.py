@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hearth.aio.connection import LoopAttachment, LoopConnection
     from hearth.aio.dispatch import PendingDispatch
     from hearth.aio.graph import Graph, Prepared
+    from hearth.aio.node import Node
     from hearth.aio.profile import Profile, Trace
     from hearth.arrays.asarray import OnGpu
     from hearth.arrays.described import PublishedArray
@@ -38,6 +39,11 @@ class Device(BaseDevice[DeviceArray, Stream]):
     _connection: LoopConnection
     _array_type = DeviceArray
     _stream_type = Stream
+
+    if TYPE_CHECKING:
+
+        @property
+        def node(self) -> Node: ...
 
     async def ready(self) -> None:
         """Returns when plain calls go through: the device is attached, also again after a loss, and its queue has room.

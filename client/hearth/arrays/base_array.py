@@ -394,7 +394,7 @@ class BaseArray(OnDevice):
 
     def tensor_map(
         self, box: Sequence[int] | None = None, *, im2col: Im2col | None = None, **options: Unpack[Options]
-    ) -> TensorMap:
+    ) -> TensorMap[Self]:
         """The array as TMA sees it, to be passed to kernels; see `TensorMap`."""
         from hearth.arrays.tensor_map import TensorMap
 
