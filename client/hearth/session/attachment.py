@@ -17,7 +17,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from hearth.codec import batch
-from hearth.errors import ClosedError, HearthError, TimeoutError, broken
+from hearth.errors import ClosedError, HearthError, broken
 from hearth.session import send_queue
 from hearth.session.execute_stream import Execute
 from hearth.session.lane_channel import Laned
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from hearth.session.memory import Kind, Space
     from hearth.session.reply import ReplyLike
     from hearth.session.send_queue import Limits
-    from hearth.transport.base import Transport
     from hearth.transport.copy_signals import Signals
     from hearth.transport.lane import Lane
 
@@ -54,8 +53,8 @@ to say what is done."""
 
 
 class Attachment:
-    """A session's work on one device, from one attach to the loss of the device or the close of the session; where the
-    connection breaks, it goes on over the next."""
+    """Abstract attachment: a session's work on one device, from one attach to the loss of the device or the close of
+    the session. Where the connection breaks, it continues over the next. A subclass opens it."""
 
     def __init__(
         self,
@@ -102,26 +101,6 @@ class Attachment:
         """When the queue was empty last, but for what was then submitted."""
 
     # ---- life ----
-
-    def open(self, transport: Transport, token: str, device: int, timeout: float, lease: float = 30.0) -> None:
-        """Attaches; `lease`: how long, in seconds, it may be away when the connection breaks. Raises what the daemon
-        answers, or `TimeoutError`."""
-        self.execute = execute = Execute(self, transport, token, device, lease)
-        self._watchdog = Watchdog(self._point, execute.status, self._take_up_again)
-        execute.open()
-        with self._lock:
-            self._await(lambda: self.session.attached or self.session.error is not None, timeout)
-            error = self.session.error
-            self.alive = self.session.attached and error is None
-        if self.alive:
-            return
-        if error is None:
-            error = TimeoutError(
-                f"device {device} did not answer within {timeout:g} s.", reason="DEADLINE_EXCEEDED",
-                fix="see `hearth status`, or connect with a longer timeout.",
-            )  # fmt: skip
-            self.end(error)
-        raise error.again()
 
     def adopt(self, space: Space) -> None:
         """Works for `space` from now on, and empties its graveyard."""

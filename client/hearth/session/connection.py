@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from hearth.errors import BufferLostError, ClosedError, HearthError, InvalidHandleError
-from hearth.session.attachment import Attachment, closed
+from hearth.session.attachment import closed
 from hearth.session.collective_order import Turns
 from hearth.session.kernel_output import Prints
 from hearth.session.late_errors import Deferred
 from hearth.session.memory import Durables, Space
 from hearth.session.reply import Asked
-from hearth.transport.backoff import Reattaching
 from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
@@ -27,6 +25,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from hearth.codec.encode import Plain
+    from hearth.session.attachment import Attachment
     from hearth.session.late_errors import Whose
     from hearth.session.memory import Memory
     from hearth.session.reply import Reply
@@ -65,7 +64,7 @@ P = TypeVar("P", bound="Part")
 
 
 class Connection:
-    """The road to one device. Safe from any thread."""
+    """Abstract connection to one device. A subclass attaches. Safe from any thread."""
 
     def __init__(
         self, transport: Transport, token: str, ordinal: int, limits: Limits, timeout: float, lease: float = LEASE_S
@@ -135,24 +134,8 @@ class Connection:
         return self._attachment is not None or bool(self._deferred)
 
     def _attach(self) -> Attachment:
-        if self.refusal is not None:
-            raise self.refusal.again()
-        with self._attaching:
-            attachment = self._attachment
-            if attachment is not None and attachment.alive:
-                return attachment
-            again = Reattaching(self.timeout, self.transport.absent)
-            while True:
-                if self.refusal is not None:
-                    raise self.refusal.again()
-                fresh = Attachment(self.limits, self._ended, self._deferred.keep, self.prints, self._requests)
-                try:
-                    fresh.open(self.transport, self.token, self.ordinal, again.left, self.lease)
-                    break
-                except HearthError as error:
-                    time.sleep(again.pause(error))
-            self._take_up(fresh)
-            return fresh
+        """Attaches. Raises as `attachment` does."""
+        raise NotImplementedError
 
     def _take_up(self, attachment: Attachment) -> None:
         generation = attachment.session.generation

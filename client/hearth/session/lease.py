@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hearth.codec import decode, encode
 from hearth.errors import HearthError
 from hearth.session.attachment import closed
+from hearth.session.blocking_connection import BlockingConnection
 from hearth.session.connection import LEASE_S, Connection
 from hearth.session.send_queue import Limits
 
@@ -43,7 +44,7 @@ class NodeSession:
         timeout: float,
         roads: Roads | None = None,
     ) -> None:
-        """`roads` makes the connection to each device; None: `Connection`."""
+        """`roads` makes the connection to each device; None: `BlockingConnection`."""
         self.transport = transport
         self.session_id = opened.session_id
         self.token = opened.session_token
@@ -53,7 +54,7 @@ class NodeSession:
         self.pid = os.getpid()
         self.refusal: HearthError | None = None
         self.connections = {
-            device.ordinal: (roads or Connection)(
+            device.ordinal: (roads or BlockingConnection)(
                 transport, self.token, device.ordinal, self.limits, timeout, opened.lease_ns / 1e9 or LEASE_S
             )
             for device in opened.devices
