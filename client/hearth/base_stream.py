@@ -189,11 +189,11 @@ class BaseStream:
         twice, for an idle stream needs a moment for the record itself."""
         attachment = self._connection.attachment()
         probe = self._probe
-        if probe is not None and probe[0] == (attachment, attachment.session.submitted):
+        if probe is not None and probe[0] == (attachment, attachment.session.queue.submitted):
             return probe[1], False
         event = BaseEvent(self._connection)
         self._record(event)
-        self._probe = (attachment, attachment.session.submitted), event
+        self._probe = (attachment, attachment.session.queue.submitted), event
         return event, True
 
     def __enter__(self) -> Self:

@@ -108,19 +108,16 @@ class LoopAttachment(Attachment):
         super().end(error)
 
     def _await_room(self) -> None:
-        session = self.session
+        session, queue = self.session, self.queue
         if session.error is not None or not in_loop():
             super()._await_room()
-        elif (
-            session.queued >= TIMES * send_queue.QUEUE_COMMANDS
-            or session.queued_bytes >= TIMES * send_queue.QUEUE_BYTES
-        ):
-            raise full(f"{session.queued} commands ({session.queued_bytes} bytes) wait for the device")
+        elif queue.queued >= TIMES * send_queue.QUEUE_COMMANDS or queue.queued_bytes >= TIMES * send_queue.QUEUE_BYTES:
+            raise full(f"{queue.queued} commands ({queue.queued_bytes} bytes) wait for the device")
 
     @property
     def roomy(self) -> bool:
         """Whether a thread could submit without waiting."""
-        return not self.session.full or self.session.error is not None
+        return not self.queue.full or self.session.error is not None
 
 
 class LoopConnection(Connection):

@@ -67,6 +67,8 @@ class Attachment:
         """`requests`: mints their numbers, where others number theirs alike."""
         self._requests_minted = requests if requests is not None else itertools.count(1)
         self.session = Session(limits, next(self._requests_minted))
+        self.queue = self.session.queue
+        """Commands on their way out: the session's."""
         self._before: Callable[[], None] | None = None
         """Called by who waits for an answer, before the wait returns with it."""
         if prints is not None:
@@ -159,15 +161,15 @@ class Attachment:
 
     def launch(self, record: bytes) -> None:
         """Queues one packed launch; waits while the queue is full."""
-        session = self.session
+        queue, session = self.queue, self.session
         with self._lock:
             if (
-                session.queued >= send_queue.QUEUE_COMMANDS  # `session.full`, spelled out
-                or session.queued_bytes >= send_queue.QUEUE_BYTES
+                queue.queued >= send_queue.QUEUE_COMMANDS  # `queue.full`, spelled out
+                or queue.queued_bytes >= send_queue.QUEUE_BYTES
                 or session.error is not None
             ):
                 self._await_room()
-            session.launch(record)
+            queue.launch(record)
             laned = self._laned
             if laned is not None:
                 laned.push_work()
@@ -179,10 +181,10 @@ class Attachment:
         self._add(command.SerializeToString(), 0, None, False, worth)
 
     def count_up(self, key: object, n: int, command: Callable[[int], bytes]) -> None:
-        """Queues a command that answers nothing and does something `n` times; see `Session.count_up`."""
+        """Queues a command that answers nothing and does something `n` times; see `SendQueue.count_up`."""
         with self._lock:
             self._make_ready()
-            self.session.count_up(key, n, command)
+            self.queue.count_up(key, n, command)
             self._wake_sender(False)
 
     def request(self, command: commands_pb2.Command | Plain, *, reports: bool = False, barrier: bool = False) -> Reply:
@@ -209,11 +211,11 @@ class Attachment:
         command = batch.asking(request, command)
         try:
             with self._lock:
-                session = self.session
+                queue, session = self.queue, self.session
                 if (
                     session.error is not None or self._dead
-                    or session.queued >= send_queue.QUEUE_COMMANDS  # `session.full`, spelled out
-                    or session.queued_bytes >= send_queue.QUEUE_BYTES
+                    or queue.queued >= send_queue.QUEUE_COMMANDS  # `queue.full`, spelled out
+                    or queue.queued_bytes >= send_queue.QUEUE_BYTES
                 ):  # fmt: skip
                     self._make_ready()
                 laned = self._laned
@@ -232,7 +234,7 @@ class Attachment:
     def _make_ready(self) -> None:
         """Waits for room in the queue, and puts there first what was freed: it is there again for what is allocated
         now."""
-        if self.session.full or self.session.error is not None:
+        if self.queue.full or self.session.error is not None:
             self._await_room()
         if self._dead:
             self.bury()
@@ -248,8 +250,8 @@ class Attachment:
         data, session = batch.asking(request, command), self.session
         with self._lock:
             if one_way:
-                session.submitted += 1
-            if self._laned is not None and not (session.error is not None or self._dead or session.full):
+                self.queue.submitted += 1
+            if self._laned is not None and not (session.error is not None or self._dead or self.queue.full):
                 self._laned.push_request(data, request, reply, False)
                 return
         self._add(data, request, reply, False)
@@ -258,7 +260,7 @@ class Attachment:
         session = self.session
         with self._lock:
             self._make_ready()
-            first = not session.queued
+            first = not self.queue.queued
             session.add(data, request, reply, barrier=barrier, worth=worth)
             if self._laned is not None and reply is not None:
                 self._laned.push_awaited()
@@ -281,7 +283,7 @@ class Attachment:
             self._waiting_since = time.monotonic()
 
     def _await_room(self) -> None:
-        self._await(lambda: not self.session.full or self.session.error is not None, None)
+        self._await(lambda: not self.queue.full or self.session.error is not None, None)
         if self.session.error is not None:
             raise self.session.error.again()
 

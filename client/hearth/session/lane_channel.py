@@ -59,6 +59,7 @@ class Laned:
         self._lane = lane
         self._owner = owner
         self._session = owner.session
+        self._queue = owner.session.queue
         self._lock = lock
         self._waiters = owner.waiters
         self._role = Role(lock, owner.waiters.sleepers, self._needed, self._tick)
@@ -105,14 +106,14 @@ class Laned:
 
     def push_work(self) -> None:
         """One-way work was queued."""
-        session = self._session
+        session, queue = self._session, self._queue
         under_way = session.next_seq - 1 - max(session.acked, self._done)
         if under_way:
-            if session.queued + session.extra >= GATHER << 2 * under_way:
+            if queue.queued + queue.extra >= GATHER << 2 * under_way:
                 self.push()
             elif self._role.parked:  # it goes with an ack at the latest
                 self._role.summon()
-        elif session.queued + session.extra >= GATHER:
+        elif queue.queued + queue.extra >= GATHER:
             self.push()
         elif not self._soon:
             self.push()
@@ -125,7 +126,7 @@ class Laned:
         if not self._soon and time.monotonic() - self._pushed_alone < _SOON_S:
             self._soon = True
         self.push()
-        self._awaited = self._session.queued > 0
+        self._awaited = self._queue.queued > 0
 
     def push_request(self, command: bytes, request: int, reply: ReplyLike, barrier: bool) -> None:
         """Queues a request that somebody waits for, and sends it. It is what a lone command costs most, so that the
@@ -155,28 +156,28 @@ class Laned:
 
     def _push_on(self) -> None:
         """Something came: goes on with what was left behind."""
-        session = self._session
+        session, queue = self._session, self._queue
         under_way = session.next_seq - 1 - session.acked
         if (
             (
-                session.queued
-                and (self._awaited or not under_way or session.queued + session.extra >= GATHER << 2 * under_way)
+                queue.queued
+                and (self._awaited or not under_way or queue.queued + queue.extra >= GATHER << 2 * under_way)
             )
             or session.again or session.receipts.due
         ):  # fmt: skip
             self.push()
-            self._awaited = self._awaited and session.queued > 0
+            self._awaited = self._awaited and queue.queued > 0
 
     def push(self, idle: bool = False) -> None:
         """Sends what may go, as far as the lane takes it. Never waits."""
-        session, lane = self._session, self._lane
+        session, queue, lane = self._session, self._queue, self._lane
         try:
             while not (self._over or lane.blocked):
                 request = session.next_numbered(idle)
                 if request is None:
                     break
                 lane.send(*request)
-                if not (session.queued or session.again):
+                if not (queue.queued or session.again):
                     break
         except OSError as error:
             self._break(lane_broke(error))
@@ -186,7 +187,7 @@ class Laned:
             raise
         if lane.blocked and self._sender_waits:
             self.nudge()  # it waits until the lane takes more
-        if session.queued and self._role.parked:
+        if queue.queued and self._role.parked:
             self._role.summon()  # the window has no room: acks make some
 
     def nudge(self) -> None:
@@ -206,12 +207,12 @@ class Laned:
     def _needed(self) -> bool:
         """Whether somebody depends on what comes, though nobody waits for an answer."""
         waiters = self._waiters
-        return self._session.queued > 0 or waiters.watchers > 0 or waiters.listeners > 0
+        return self._queue.queued > 0 or waiters.watchers > 0 or waiters.listeners > 0
 
     def _tick(self, passed: bool) -> None:
         """Sends what was left behind for a request that did not follow, as long as a tick."""
         session = self._session
-        if passed and session.queued and session.next_seq == self._ticked and session.acked == session.next_seq - 1:
+        if passed and self._queue.queued and session.next_seq == self._ticked and session.acked == session.next_seq - 1:
             self._soon = False
             self.push()
         self._ticked = session.next_seq
@@ -371,7 +372,7 @@ class Laned:
                 self._break(session.fail_later)
                 return False
         self.fruitful = True
-        if session.queued or session.again or session.receipts.due:
+        if self._queue.queued or session.again or session.receipts.due:
             self._push_on()
         if self._waiters.watchers:
             self._owner.changed()
@@ -384,7 +385,7 @@ class Laned:
                 if self._over:
                     return
                 self._flush()
-                if self._session.queued:
+                if self._queue.queued:
                     self._soon = False  # who left it behind has gone on to something else
                 self._owner.bury()
                 self.push(idle)

@@ -128,7 +128,7 @@ def test_what_takes_long_goes_in_several_batches_at_once(
         if work.session.next_seq - base > len(sent):
             sent.append(number)
     assert sent == [1, 1 + GATHER * 4 // WORTH, 1 + GATHER * 4 // WORTH + GATHER * 16 // WORTH]
-    assert not work.session.queued and not work.session.extra
+    assert not work.session.queue.queued and not work.session.queue.extra
     daemon.gate.set()
     gpu.synchronize()
     assert notes(daemon) == list(range(1, 42))
@@ -379,14 +379,14 @@ def test_sending_that_is_interrupted_loses_nothing(
     gpu.synchronize()
     work = attachment(gpu)
     assert wait_for(lambda: work.session.idle), "what is alone is sent by who submits it"
-    whole = work.session.move
+    whole = work.session.queue.move
 
     def interrupted(*arguments: object) -> None:
         monkeypatch.undo()
         whole(*arguments)  # type: ignore[arg-type]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(work.session, "move", interrupted)
+    monkeypatch.setattr(work.session.queue, "move", interrupted)
     with pytest.raises(KeyboardInterrupt):
         work.submit(note(1))
     work.submit(note(2))
