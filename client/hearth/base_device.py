@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hearth.interfaces import NodeContext
     from hearth.progress import Progress
     from hearth.session.connection import Connection
-    from hearth.session.reply import Asked, Reply
+    from hearth.session.reply import PendingResult, Reply
     from hearth.types import DeviceInfo, DeviceProperties, MemoryUsage
     from hearth_proto.v1 import node_pb2
 
@@ -322,7 +322,7 @@ class BaseDevice(Generic[A, S]):
 
         It is called by the thread that waits for the device, before its `synchronize` or `get` returns.
         """
-        self._connection.prints.callback = callback
+        self._connection.kernel_output.callback = callback
 
     # ---- requests, whose answers a subclass waits for ----
 
@@ -344,7 +344,7 @@ class BaseDevice(Generic[A, S]):
         command = commands_pb2.Command(stream=resolve(stream, connection, attachment), flush=commands_pb2.Flush())
         return connection.reporting(command, attachment=attachment)
 
-    def _asking_usage(self) -> Asked[MemoryUsage]:
+    def _asking_usage(self) -> PendingResult[MemoryUsage]:
         from hearth.types import MemoryUsage
 
         command = commands_pb2.Command(memory_usage=commands_pb2.MemoryUsage())

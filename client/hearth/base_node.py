@@ -96,7 +96,7 @@ class BaseNode(Generic[D]):
     def on_output(self, callback: Callable[[str], object] | None) -> None:
         """As `Device.on_output`, for all devices."""
         for connection in self._session.connections.values():
-            connection.prints.callback = callback
+            connection.kernel_output.callback = callback
 
     # ---- requests ----
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
-    from hearth.session.reply import Asked, Reply
+    from hearth.session.reply import PendingResult, Reply
 
 
 class _Scope(NamedTuple):
@@ -218,7 +218,7 @@ class BaseStream:
     def __del__(self) -> None:
         attachment = getattr(self, "_attachment", None)
         if attachment is not None and attachment.alive and attachment.space is not None:
-            attachment.space.graveyard.bury("stream", self._handle)
+            attachment.space.deferred_frees.add("stream", self._handle)
 
 
 class BaseEvent:
@@ -256,14 +256,14 @@ class BaseEvent:
                 fix="record an event on a stream of the same device.",
             )
 
-    def _measuring(self, start: BaseEvent) -> Asked[float]:
+    def _measuring(self, start: BaseEvent) -> PendingResult[float]:
         attachment = self._connection.attachment()
         command = commands_pb2.Command()
         command.elapsed_time.start = start._recorded_on(attachment, self._connection)
         command.elapsed_time.end = self._recorded_on(attachment, self._connection)
         return self._connection.asking(command, lambda result: result.event.elapsed_ns / 1e6, attachment)
 
-    def _querying(self, wait: bool) -> Asked[bool]:
+    def _querying(self, wait: bool) -> PendingResult[bool]:
         attachment = self._connection.attachment()
         command = commands_pb2.Command()
         command.query_event.event = self._recorded_on(attachment, self._connection)
@@ -273,4 +273,4 @@ class BaseEvent:
     def __del__(self) -> None:
         attachment = getattr(self, "_attachment", None)
         if attachment is not None and attachment.alive and attachment.space is not None:
-            attachment.space.graveyard.bury("event", self._handle)
+            attachment.space.deferred_frees.add("event", self._handle)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from hearth.device import Device
     from hearth.session.connection import Connection
-    from hearth.session.lease import NodeSession, Roads
+    from hearth.session.lease import ConnectionFactory, NodeSession
     from hearth.types import NodeInfo, SessionInfo
 
 _LONGEST_LAUNCH_S = 365 * 86400.0
@@ -85,9 +85,9 @@ def session_of(
     launch_timeout: float,
     lanes: bool,
     wait_for_ready: bool,
-    roads: Roads | None = None,
+    make_connection: ConnectionFactory | None = None,
 ) -> NodeSession:
-    """A session, opened as `connect` says; `roads`: see `NodeSession`."""
+    """A session, opened as `connect` says; `make_connection`: see `NodeSession`."""
     if timeout <= 0:
         raise ArgumentError(f"timeout is {timeout} s.", reason="INVALID_ARGUMENT", fix="give seconds above 0.")
     if not 0 <= launch_timeout <= _LONGEST_LAUNCH_S:
@@ -107,8 +107,8 @@ def session_of(
         shown = credentials.find(found, token, ca, certificate, key, insecure=insecure)
         session = open_session(
             found, shown, timeout, name,
-            dedicated=dedicated, launch_timeout=launch_timeout, lanes=lanes, within=within, roads=roads,
-            meanwhile=_import_device,
+            dedicated=dedicated, launch_timeout=launch_timeout, lanes=lanes, within=within,
+            make_connection=make_connection, meanwhile=_import_device,
         )  # fmt: skip
         path = os.environ.get("HEARTH_TRACE")
         if path:

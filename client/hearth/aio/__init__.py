@@ -12,8 +12,8 @@ a `BaseArray`, and so on. Calls that do not wait are inherited from it, the same
 name and are coroutines. A property that would
 ask the daemon is a coroutine method (``await event.done()``, ``await f.num_regs()``, ``await mod.functions()``), and a
 block whose end waits is entered by ``async with`` (`graph`, `prepared`, `profile`, `trace`, groups, the node). Each
-question is sent, and its answer read, by the other client's code (`hearth.session.reply.Asked`); only the wait between
-is this package's.
+request is sent, and its answer read, by code that both clients share (`hearth.session.reply.PendingResult`); only the
+wait between is this package's.
 
 **Waiting takes no thread.** An answer completes a future of the loop, told by whoever receives: a thread that the
 session has anyway. So thousands may be awaited at once. Threads are used for what cannot do without: to connect, attach

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Any, Self
 
     from hearth.aio.connection import LoopConnection
-    from hearth.session.reply import Asked
+    from hearth.session.reply import PendingResult
 
 
 class _Recording(AsyncWith, Program):
@@ -24,7 +24,7 @@ class _Recording(AsyncWith, Program):
 
     _connection: LoopConnection
     _begin: Callable[[], None]
-    _end: Callable[..., Asked[Any] | None]
+    _end: Callable[..., PendingResult[Any] | None]
 
     async def __aenter__(self) -> Self:
         await self._connection.opened()

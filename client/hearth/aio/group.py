@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from hearth.collectives.flight_recorder import FlightRecord
     from hearth.collectives.group_members import Named
-    from hearth.session.collective_order import Roster
+    from hearth.session.collective_order import RankOrder
 
 
 class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
@@ -111,8 +111,8 @@ class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
             )
         super()._check_open()
 
-    def _pair(self, rank: int, peer: int) -> Roster:
-        if self._sessions[rank] is not self._sessions[peer] and (min(rank, peer), max(rank, peer)) not in self._rosters:
+    def _pair(self, rank: int, peer: int) -> RankOrder:
+        if self._sessions[rank] is not self._sessions[peer] and (min(rank, peer), max(rank, peer)) not in self._orders:
             raise ArgumentError(
                 f"ranks {rank} and {peer} are on different daemons and have not been paired.",
                 reason="INVALID_ARGUMENT",

@@ -80,12 +80,12 @@ class Connecting:
 
     async def _connect(self) -> Node:
         home = Home(asyncio.get_running_loop())
-        opening = partial(self._open_session, roads=partial(_road, home))
+        opening = partial(self._open_session, make_connection=partial(_make_connection, home))
         session = await home.call(opening, undo=lambda session: session.close())
         return Node(home, session)
 
 
-def _road(
+def _make_connection(
     home: Home, transport: Transport, token: str, ordinal: int, limits: Limits, timeout: float, lease: float
 ) -> Connection:
     from hearth.aio.connection import LoopConnection  # while the daemon answers, as the rest

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from hearth.aio.connection import LoopConnection
-    from hearth.session.reply import Asked
+    from hearth.session.reply import PendingResult
 
 
 class Profile(AsyncWith, BaseProfile):
@@ -68,7 +68,7 @@ class Trace(AsyncWith, BaseTrace):
             finally:
                 self._resume()
 
-    def _undo(self, begun: Asked[None]) -> None:
+    def _undo(self, begun: PendingResult[None]) -> None:
         with contextlib.suppress(HearthError):  # it did not begin: another runs, for one
             begun.wait()
             self._drop()

@@ -19,7 +19,7 @@ from hearth.arrays.arithmetic import refusal, refuse_operators, unpicklable
 from hearth.codec import encode
 from hearth.dtypes import Element
 from hearth.errors import ArgumentError, DtypeError
-from hearth.session.memory import Memory, OnDevice
+from hearth.session.memory import DeviceOperand, Memory
 from hearth.transport.spin_wait import UP
 from hearth_proto import layouts
 
@@ -49,7 +49,7 @@ _NUMPYS = frozenset({
 
 
 @refuse_operators
-class BaseArray(OnDevice):
+class BaseArray(DeviceOperand):
     """Abstract array in a device's memory: shape, dtype, views and the commands that do not wait.
 
     Views (slices, `reshape`, `view`) share their buffer, which is freed when the last of them is gone. A kernel is

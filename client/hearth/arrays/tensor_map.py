@@ -17,7 +17,7 @@ from hearth import base_stream as streams
 from hearth import shapes
 from hearth.arrays.read_only import ReadOnlyMap
 from hearth.errors import ArgumentError, DtypeError
-from hearth.session.memory import Memory, OnDevice, Space
+from hearth.session.memory import DeviceOperand, Memory, Space
 from hearth_proto.launches import TENSOR_MAP_BYTES
 from hearth_proto.v1 import commands_pb2
 
@@ -77,10 +77,10 @@ class _Handle(Memory):
         if self.owner is not None:
             self.owner = None
             if not self.space.lost:
-                self.space.graveyard.bury("tensor_map", self.handle)
+                self.space.deferred_frees.add("tensor_map", self.handle)
 
 
-class TensorMap(OnDevice, Generic[A]):
+class TensorMap(DeviceOperand, Generic[A]):
     """An array as TMA sees it, passed to kernels as an argument. Keeps the array's memory, also when that is freed.
 
     Either `box`, the elements of one copy along each axis, or `im2col`. `shape` and `strides` (in bytes) describe

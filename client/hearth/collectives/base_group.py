@@ -34,7 +34,7 @@ from hearth.collectives.operands import (
 from hearth.collectives.part import RankPart, among_all, by_rank, from_root, to_root
 from hearth.collectives.rendezvous import Formed, describe, form
 from hearth.errors import ArgumentError, ClosedError
-from hearth.session.collective_order import Roster, in_order, sorted_order
+from hearth.session.collective_order import RankOrder, in_order, sorted_order
 from hearth_proto.v1 import commands_pb2, node_pb2
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class BaseGroup(Generic[D, A]):
         self._ordinals = ordinals
         self._formed: list[Formed] = []
         """The group over daemons, and those of two of its ranks that have sent each other something."""
-        self._rosters: dict[tuple[int, ...], Roster] = {}
+        self._orders: dict[tuple[int, ...], RankOrder] = {}
         """Those of what was formed, by the ranks in it."""
         self._forming = threading.Lock()
         self._finalizer: weakref.finalize[..., BaseGroup[D, A]] | None = None
@@ -379,7 +379,7 @@ class BaseGroup(Generic[D, A]):
         for formed in list(self._formed):
             formed.leave()
             for connection in self._connections.values():
-                connection.turns.forget(formed.id)
+                connection.sequence.forget(formed.id)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -436,30 +436,30 @@ class BaseGroup(Generic[D, A]):
         self._check_open()
         present(self._connections, self._given, parts, timeout_ns, on)
 
-    def _pair(self, rank: int, peer: int) -> Roster:
+    def _pair(self, rank: int, peer: int) -> RankOrder:
         """Who has to come to a send between two ranks. Forms a group of the two over their daemons, the first time."""
         if self._sessions[rank] is self._sessions[peer]:
             return sorted_order(self._ordinals, (rank, peer))
         pair = (min(rank, peer), max(rank, peer))  # all there are, where the group has two
         with self._forming:
-            roster = self._rosters.get(pair) or self._form(pair)
+            order = self._orders.get(pair) or self._form(pair)
         self._check_open()
-        return roster
+        return order
 
     @telemetry.traced("hearth.group", telemetry.of_group)
-    def _form(self, ranks: tuple[int, ...]) -> Roster:
+    def _form(self, ranks: tuple[int, ...]) -> RankOrder:
         formed = form([(self._sessions[rank], self._ordinals[rank]) for rank in ranks], self._timeout)
         self._formed.append(formed)
-        self._rosters[ranks] = roster = Roster(formed.id, ranks)
+        self._orders[ranks] = order = RankOrder(formed.id, ranks)
         if self._closed:  # meanwhile, by another thread
             formed.leave()
-        return roster
+        return order
 
     def _ranks_of(self, session: NodeSession, info: node_pb2.GroupInfo) -> tuple[int, ...] | None:
         """Our ranks, in the order of one of a session's groups; None where that has nothing to do with this group."""
         if info.group:
             coordinated = any(each.id == info.group and each.coordinator is session for each in self._formed)
-            members = [roster.members for roster in self._rosters.values() if roster.name == info.group]
+            members = [order.members for order in self._orders.values() if order.name == info.group]
             return members[0] if coordinated and members else None
         name = tuple(member.device for member in info.members)
         ranks = {self._ordinals[rank]: rank for rank in range(len(self)) if self._sessions[rank] is session}

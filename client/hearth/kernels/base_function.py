@@ -19,7 +19,7 @@ from hearth.base_stream import _current
 from hearth.codec import encode
 from hearth.errors import HearthError, LaunchError, LaunchTypeError
 from hearth.kernels import arguments, launch_config, record_packer
-from hearth.session.memory import OnDevice
+from hearth.session.memory import DeviceOperand
 from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
     from hearth.session.memory import Space
-    from hearth.session.reply import Asked
+    from hearth.session.reply import PendingResult
 
     class Module(Protocol):
         """The module of a kernel: `hearth.kernels.base_module.BaseModule`."""
@@ -194,7 +194,7 @@ class BaseFunction:
         except TypeError:  # a list for the grid, say
             key, entry = (), None
         if entry is None:
-            if isinstance(grid, OnDevice):
+            if isinstance(grid, DeviceOperand):
                 if grid._memory.owner is not attachment.space:
                     self._refuse("the grid", grid)
                 key = ()
@@ -260,7 +260,7 @@ class BaseFunction:
 
     # ---- requests, whose answers a subclass waits for ----
 
-    def _occupying(self, block: Any, shared_mem: int, cluster: Any) -> Asked[Occupancy]:
+    def _occupying(self, block: Any, shared_mem: int, cluster: Any) -> PendingResult[Occupancy]:
         attachment = self._connection.attachment()
         command = commands_pb2.Command()
         asked = command.occupancy
@@ -271,7 +271,7 @@ class BaseFunction:
             asked.cluster.x, asked.cluster.y, asked.cluster.z = arguments.dimensions("cluster", cluster)
         return self._connection.asking(command, _occupancy, attachment)
 
-    def _describing(self) -> Asked[commands_pb2.FunctionResult]:
+    def _describing(self) -> PendingResult[commands_pb2.FunctionResult]:
         attachment = self._connection.attachment()
         command = commands_pb2.Command()
         command.describe_function.function = self._handle_on(attachment)

@@ -27,7 +27,7 @@ from hearth_proto.later import commands_pb2
 if TYPE_CHECKING:
     from hearth.interfaces import ArrayLike, DeviceContext
     from hearth.session.attachment import Attachment
-    from hearth.session.reply import Asked
+    from hearth.session.reply import PendingResult
 
 _ELF = b"\x7fELF"
 _FATBIN = (b"\x50\xed\x55\xba", b"\xb1\x43\x62\x46")  # fatbin, and the wrapper that nvcc links in
@@ -93,7 +93,7 @@ class BaseModule(Generic[F, G]):
             raise ArgumentError(f"{name!r} is no kernel's name.", reason="INVALID_ARGUMENT", fix="pass a str.")
         return self._function_type(self, name)
 
-    def _finding(self, name: str, dtype: Any, shape: shapes.Shape | None) -> Asked[G]:
+    def _finding(self, name: str, dtype: Any, shape: shapes.Shape | None) -> PendingResult[G]:
         connection = self._connection
         attachment = connection.attachment()
         handle = connection.mint()
@@ -129,9 +129,9 @@ class BaseModule(Generic[F, G]):
     def __del__(self) -> None:
         attachment = getattr(self, "_attachment", None)
         if attachment is not None and attachment.alive and attachment.space is not None:
-            attachment.space.graveyard.bury("module", self._handle)
+            attachment.space.deferred_frees.add("module", self._handle)
 
-    def _describing(self) -> Asked[commands_pb2.ModuleResult]:
+    def _describing(self) -> PendingResult[commands_pb2.ModuleResult]:
         attachment = self._connection.attachment()
         command = commands_pb2.Command()
         command.describe_module.module = self._handle_on(attachment)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
     from hearth.session.memory import Kind
-    from hearth.session.reply import Asked
+    from hearth.session.reply import PendingResult
 
 
 class GraphNode:
@@ -118,7 +118,7 @@ class BaseGraph(Program):
 
     def _end(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> Asked[None] | None:
+    ) -> PendingResult[None] | None:
         """None where there is nothing to wait for. Waiting goes into `_or_closed`."""
         stream, recorder, attachment = self._captured, self._recorder, self._begun
         assert stream is not None and recorder is not None and attachment is not None, (

@@ -35,7 +35,7 @@ class Program:
         if not self._closed:
             self._closed = True
             if self._space is not None and not self._space.lost:
-                self._space.graveyard.bury(self._kind, self._handle)
+                self._space.deferred_frees.add(self._kind, self._handle)
 
     def __del__(self) -> None:
         if getattr(self, "_closed", True) is False:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hearth.base_stream import BaseStream, LaunchCall
     from hearth.session.connection import Connection
     from hearth.session.memory import Kind
-    from hearth.session.reply import Asked
+    from hearth.session.reply import PendingResult
 
 RECORDED_MAX = 1 << 16
 """More rounds of a prepared list than any graph holds: the daemon refuses them."""
@@ -58,7 +58,7 @@ class BasePrepared(Program):
 
     def _end(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> Asked[None] | None:
+    ) -> PendingResult[None] | None:
         """None where there is nothing to wait for. Waiting goes into `_or_closed`."""
         stream, recorder = self._collecting, self._recorder
         self._collecting = self._recorder = None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
-    from hearth.session.reply import Asked
+    from hearth.session.reply import PendingResult
 
 
 class BaseProfile:
@@ -51,7 +51,7 @@ class BaseProfile:
         attachment.submit(command)
         self._attachment = attachment
 
-    def _end(self, error: BaseException | None) -> Asked[None] | None:
+    def _end(self, error: BaseException | None) -> PendingResult[None] | None:
         """None where nobody waits for it."""
         command = commands_pb2.Command(stream=self._stream)
         command.end_profile.profile = self._handle

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
-    from hearth.session.reply import Asked
+    from hearth.session.reply import PendingResult
 
 __all__ = ["KernelActivity", "Trace", "TraceEvent"]
 
@@ -80,7 +80,7 @@ class BaseTrace:
         if self._connection.recorder is not None:
             self._connection.recorder.resume(self._connection, self._result)
 
-    def _begin(self) -> Asked[None]:
+    def _begin(self) -> PendingResult[None]:
         attachment = self._connection.attachment()
         self._result = self._events = None
         command = commands_pb2.Command()
@@ -98,7 +98,7 @@ class BaseTrace:
             command = commands_pb2.Command(end_trace=commands_pb2.EndTrace())
             self._connection.asking(command, lambda _: None, self._attachment).reply.abandon()
 
-    def _end(self, error: BaseException | None) -> Asked[None] | None:
+    def _end(self, error: BaseException | None) -> PendingResult[None] | None:
         """None where there is nothing to wait for."""
         assert self._attachment is not None
         command = commands_pb2.Command(end_trace=commands_pb2.EndTrace())

@@ -19,20 +19,20 @@ from typing import TYPE_CHECKING
 from hearth.codec import batch
 from hearth.errors import ClosedError, HearthError, broken
 from hearth.session import send_queue
-from hearth.session.execute_stream import Execute
-from hearth.session.lane_channel import Laned
-from hearth.session.memory import burials
+from hearth.session.execute_stream import ExecuteStream
+from hearth.session.lane_channel import LaneChannel
+from hearth.session.memory import free_commands
 from hearth.session.protocol import Session
 from hearth.session.reply import Reply
 from hearth.session.waiters import Waiters
-from hearth.session.watchdog import Point, Watchdog
+from hearth.session.watchdog import ClientPosition, Watchdog
 from hearth.transport.spin_wait import Lookout
 from hearth_proto.cores import cores
 from hearth_proto.later import commands_pb2, device_pb2
 
 if TYPE_CHECKING:
     from hearth.codec.encode import Plain
-    from hearth.session.kernel_output import Prints
+    from hearth.session.kernel_output import KernelOutput
     from hearth.session.memory import Kind, Space
     from hearth.session.reply import ReplyLike
     from hearth.session.send_queue import Limits
@@ -61,7 +61,7 @@ class Attachment:
         limits: Limits,
         on_end: Callable[[Attachment, HearthError, bool], None],
         on_late_error: Callable[[HearthError], None],
-        prints: Prints | None = None,
+        kernel_output: KernelOutput | None = None,
         requests: Iterator[int] | None = None,
     ) -> None:
         """`requests`: mints their numbers, where others number theirs alike."""
@@ -71,14 +71,14 @@ class Attachment:
         """Commands on their way out: the session's."""
         self._before: Callable[[], None] | None = None
         """Called by who waits for an answer, before the wait returns with it."""
-        if prints is not None:
-            self.session.on_output = prints.add
-            self._before = prints.deliver
+        if kernel_output is not None:
+            self.session.on_output = kernel_output.add
+            self._before = kernel_output.deliver
         self.alive = False
         self.over = threading.Event()
         self.space: Space | None = None
         """Set by the connection once the generation is known."""
-        self.execute: Execute | None = None
+        self.execute: ExecuteStream | None = None
         self.lookout = Lookout(cores())
         """For threads that wait at a lane."""
         self.signals: Signals | None = None
@@ -94,28 +94,28 @@ class Attachment:
         """Where the stream's sender sleeps while it has nothing to do, until it is called; each stream has its own."""
         self._sender_waits = False
         """Whether it has to be called when there is something to send; with the lock held."""
-        self._laned: Laned | None = None
+        self._channel: LaneChannel | None = None
         self._held_until = 0.0
         """Nothing is sent before, unless a lane comes to life; 0: nothing is held back."""
-        self._dead: deque[tuple[Kind, int]] = deque()
-        """What was freed and has to be given back."""
+        self._freed: deque[tuple[Kind, int]] = deque()
+        """Handles that were freed and have to be given back."""
         self._waiting_since = 0.0
         """When the queue was empty last, but for what was then submitted."""
 
     # ---- life ----
 
     def adopt(self, space: Space) -> None:
-        """Works for `space` from now on, and empties its graveyard."""
+        """Works for `space` from now on, and gives back what is freed in it."""
         self.space = space
-        self._dead = space.graveyard.dead
-        space.graveyard.nudge = self._nudge
+        self._freed = space.deferred_frees.handles
+        space.deferred_frees.nudge = self._nudge
 
     def _nudge(self) -> None:
         # Called by the garbage collector, perhaps in a thread that holds the lock: it must not wait for it.
         if self._lock.acquire(blocking=False):
             try:
-                if self._laned is not None:
-                    self._laned.nudge()
+                if self._channel is not None:
+                    self._channel.nudge()
                 if self._sender_waits:
                     self._call_sender()
             finally:
@@ -141,7 +141,7 @@ class Attachment:
         connection that broke."""
         session, deadline = self.session, time.monotonic() + timeout
         with self._lock:
-            self.bury()
+            self.queue_frees()
             self._wake_sender()
             while not session.idle and session.error is None and (left := deadline - time.monotonic()) > 0:
                 if session.attached:
@@ -170,9 +170,9 @@ class Attachment:
             ):
                 self._await_room()
             queue.launch(record)
-            laned = self._laned
-            if laned is not None:
-                laned.push_work()
+            channel = self._channel
+            if channel is not None:
+                channel.push_work()
             elif self._sender_waits and session.sendable:
                 self._call_sender()
 
@@ -213,14 +213,14 @@ class Attachment:
             with self._lock:
                 queue, session = self.queue, self.session
                 if (
-                    session.error is not None or self._dead
+                    session.error is not None or self._freed
                     or queue.queued >= send_queue.QUEUE_COMMANDS  # `queue.full`, spelled out
                     or queue.queued_bytes >= send_queue.QUEUE_BYTES
                 ):  # fmt: skip
                     self._make_ready()
-                laned = self._laned
-                if laned is not None:
-                    laned.push_request(command, request, reply, barrier)
+                channel = self._channel
+                if channel is not None:
+                    channel.push_request(command, request, reply, barrier)
                     return reply
                 if session.add_ready(command, request, reply, barrier):
                     self._wake_sender()
@@ -236,8 +236,8 @@ class Attachment:
         now."""
         if self.queue.full or self.session.error is not None:
             self._await_room()
-        if self._dead:
-            self.bury()
+        if self._freed:
+            self.queue_frees()
 
     def hear(self, command: commands_pb2.Command, reply: ReplyLike, *, one_way: bool) -> None:
         """Queues a command that answers `reply`, which nobody need wait for. `one_way`: where the attachment ends
@@ -251,8 +251,8 @@ class Attachment:
         with self._lock:
             if one_way:
                 self.queue.submitted += 1
-            if self._laned is not None and not (session.error is not None or self._dead or self.queue.full):
-                self._laned.push_request(data, request, reply, False)
+            if self._channel is not None and not (session.error is not None or self._freed or self.queue.full):
+                self._channel.push_request(data, request, reply, False)
                 return
         self._add(data, request, reply, False)
 
@@ -262,8 +262,8 @@ class Attachment:
             self._make_ready()
             first = not self.queue.queued
             session.add(data, request, reply, barrier=barrier, worth=worth)
-            if self._laned is not None and reply is not None:
-                self._laned.push_awaited()
+            if self._channel is not None and reply is not None:
+                self._channel.push_awaited()
                 return
             self._wake_sender(reply is not None)
             if first:
@@ -277,7 +277,7 @@ class Attachment:
         turns."""
         self.waiters.watch()
         try:
-            self._change.wait(_TURN_S if self._laned is None else _LANE_TURN_S)
+            self._change.wait(_TURN_S if self._channel is None else _LANE_TURN_S)
         finally:
             self.waiters.watchers -= 1
             self._waiting_since = time.monotonic()
@@ -301,16 +301,16 @@ class Attachment:
             self.waiters.watchers -= 1
 
     def _wake_sender(self, awaited: bool = True) -> None:
-        if self._laned is not None:
-            self._laned.push_awaited() if awaited else self._laned.push_work()
+        if self._channel is not None:
+            self._channel.push_awaited() if awaited else self._channel.push_work()
         elif self._sender_waits and (self.session.sendable or self.session.receipt_due):
             self._call_sender()
 
-    def bury(self) -> None:
+    def queue_frees(self) -> None:
         """Queues what was freed; with the lock held."""
         if self.session.error is not None:
             return
-        for command in burials(self._dead):
+        for command in free_commands(self._freed):
             self.session.add(command.SerializeToString())
 
     def changed(self) -> None:
@@ -334,13 +334,13 @@ class Attachment:
                 if session.error is not None or stream != self._stream:
                     return None
                 self._sender_waits = away = False
-                if self._held_until or self._laned is not None:
+                if self._held_until or self._channel is not None:
                     if self._receipt_opens:
                         return session.receipts.request()
                     away = self._away
                 if not away:
-                    if self._dead and session.attached:
-                        self.bury()
+                    if self._freed and session.attached:
+                        self.queue_frees()
                     request = session.next_request(idle)
                     if request is not None:
                         self.changed()
@@ -373,7 +373,7 @@ class Attachment:
             self.changed()
         return True
 
-    def _point(self) -> Point | None:
+    def _point(self) -> ClientPosition | None:
         """Where it stands; None while nothing is waited for, or no stream has it."""
         session = self.session
         with self._lock:
@@ -382,15 +382,15 @@ class Attachment:
             if not session.outstanding and session.acked == session.next_seq - 1:
                 return None
             sent = session.next_seq - 1 if not session.again else session.again[0][0] - 1
-            return Point(session.acked, sent, session.receipts.responses, self._laned is not None)
+            return ClientPosition(session.acked, sent, session.receipts.responses, self._channel is not None)
 
     def _take_up_again(self, why: str) -> None:
         """Drops lane and stream, so that another stream goes on with what is missing."""
         with self._lock:
-            laned = self._laned
-            if laned is not None:
-                laned.give_up(broken(f"{why}."))
-        if laned is None and self.execute is not None:
+            channel = self._channel
+            if channel is not None:
+                channel.give_up(broken(f"{why}."))
+        if channel is None and self.execute is not None:
             self.execute.reopen()
 
     def suspend(self, error: HearthError) -> None:
@@ -418,22 +418,22 @@ class Attachment:
             session = self.session
             return session.attached and session.idle and not session.outstanding
 
-    def carry(self, lane: Lane | None, on_end: Callable[[], None], name: str) -> Laned | None:
+    def carry(self, lane: Lane | None, on_end: Callable[[], None], name: str) -> LaneChannel | None:
         with self._lock:
             self._held_until = 0.0
             if lane is not None and self.session.error is None:
                 lane.lookout = self.lookout
-                self._laned = self.waiters.laned = Laned(lane, self, self._lock, on_end)
-                self._laned.start(name)
+                self._channel = self.waiters.channel = LaneChannel(lane, self, self._lock, on_end)
+                self._channel.start(name)
             elif lane is not None:
                 lane.release()
             self._call_sender()
-            return self._laned
+            return self._channel
 
     def forked(self) -> None:
         """In the child of a fork: takes no lock."""
-        if self._laned is not None:
-            self._laned.forked()
+        if self._channel is not None:
+            self._channel.forked()
 
     @property
     def _held(self) -> bool:
@@ -442,12 +442,12 @@ class Attachment:
     @property
     def _receipt_opens(self) -> bool:
         """Whether a lane that is being opened waits for the daemon to be told what has come over the stream."""
-        return self._laned is None and self._held_until == math.inf and self.session.receipts.untold
+        return self._channel is None and self._held_until == math.inf and self.session.receipts.untold
 
     @property
     def _away(self) -> bool:
         """Whether the work goes another way than over the stream, or will."""
-        return self._laned is not None or self._held
+        return self._channel is not None or self._held
 
     def _call_sender(self) -> None:
         """The stream's sender has to look; with the lock held."""
@@ -456,10 +456,10 @@ class Attachment:
 
     def _leave_lane(self) -> None:
         self._held_until = 0.0
-        laned = self._laned
-        self._laned = self.waiters.laned = None
-        if laned is not None:
-            laned.close()
+        channel = self._channel
+        self._channel = self.waiters.channel = None
+        if channel is not None:
+            channel.close()
 
 
 def closed() -> ClosedError:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from hearth.errors import HearthError, TimeoutError
 from hearth.session.attachment import Attachment
 from hearth.session.connection import Connection
-from hearth.session.execute_stream import Execute
+from hearth.session.execute_stream import ExecuteStream
 from hearth.session.watchdog import Watchdog
-from hearth.transport.backoff import Reattaching
+from hearth.transport.backoff import AttachBackoff
 
 if TYPE_CHECKING:
     from hearth.transport.base import Transport
@@ -25,7 +25,7 @@ class BlockingAttachment(Attachment):
     def open(self, transport: Transport, token: str, device: int, timeout: float, lease: float = 30.0) -> None:
         """Attaches; `lease`: how long, in seconds, it may be away when the connection breaks. Raises what the daemon
         answers, or `TimeoutError`."""
-        self.execute = execute = Execute(self, transport, token, device, lease)
+        self.execute = execute = ExecuteStream(self, transport, token, device, lease)
         self._watchdog = Watchdog(self._point, execute.status, self._take_up_again)
         execute.open()
         with self._lock:
@@ -53,11 +53,13 @@ class BlockingConnection(Connection):
             attachment = self._attachment
             if attachment is not None and attachment.alive:
                 return attachment
-            again = Reattaching(self.timeout, self.transport.absent)
+            again = AttachBackoff(self.timeout, self.transport.absent)
             while True:
                 if self.refusal is not None:
                     raise self.refusal.again()
-                fresh = BlockingAttachment(self.limits, self._ended, self._deferred.keep, self.prints, self._requests)
+                fresh = BlockingAttachment(
+                    self.limits, self._ended, self._deferred.keep, self.kernel_output, self._requests
+                )
                 try:
                     fresh.open(self.transport, self.token, self.ordinal, again.left, self.lease)
                     break

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hearth.errors import HearthError, broken
-from hearth.session.receiver_role import Role
+from hearth.session.receiver_role import ReceiverRole
 from hearth_proto.frames import FrameError, Kind
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         signals: Signals | None
         """What the device writes as soon as copies are done."""
 
-        def bury(self) -> None:
+        def queue_frees(self) -> None:
             """Queues what was freed; with the lock held."""
 
         def changed(self) -> None:
@@ -50,7 +50,7 @@ _SOON_S = 0.2e-3
 _IDLE_S = 1.0
 
 
-class Laned:
+class LaneChannel:
     """One live lane. Methods that say nothing else are called with the attachment's lock held."""
 
     def __init__(self, lane: Lane, owner: Owner, lock: threading.Lock, on_end: Callable[[], None]) -> None:
@@ -62,7 +62,7 @@ class Laned:
         self._queue = owner.session.queue
         self._lock = lock
         self._waiters = owner.waiters
-        self._role = Role(lock, owner.waiters.sleepers, self._needed, self._tick)
+        self._role = ReceiverRole(lock, owner.waiters.sleepers, self._needed, self._tick)
         self._left = threading.Condition(lock)  # the sender waits for what others leave behind
         self._sender_waits = False
         self._soon = False
@@ -387,7 +387,7 @@ class Laned:
                 self._flush()
                 if self._queue.queued:
                     self._soon = False  # who left it behind has gone on to something else
-                self._owner.bury()
+                self._owner.queue_frees()
                 self.push(idle)
                 self._owner.changed()
                 blocked = self._lane.blocked
