@@ -178,7 +178,15 @@ class BaseStream:
         attachment.submit(command)
 
     def wait_event(self, event: BaseEvent) -> None:
-        """Lets later work of this stream wait, on the device, for the event's last record."""
+        """Lets later work of this stream wait, on the device, for the event's last record. Does not block.
+
+        Args:
+            event: A recorded event of the same device.
+
+        Raises:
+            ArgumentError: The event was never recorded, or belongs to another device.
+            InvalidHandleError: The event was lost with its device process.
+        """
         attachment = self._connection.attachment()
         command = commands_pb2.Command(stream=self._handle_on(attachment))
         command.wait_event.event = event._recorded_on(attachment, self._connection)

@@ -1,4 +1,4 @@
-"""Streams and events whose completion is waited for by the calling thread."""
+"""Streams and events whose completion the calling thread waits for."""
 
 from __future__ import annotations
 
@@ -9,50 +9,93 @@ from hearth.base_stream import BaseEvent, BaseStream
 class Stream(BaseStream):
     """A sequence of commands that run in order on a device. Made by `Device.stream`.
 
-    ``with stream:`` makes it the current stream of the thread for its device. Dropping it does not end its work.
+    ``with stream:`` makes it the current stream of the thread, or task, for its device. Its work continues when nothing
+    refers to it any more.
     """
 
     @telemetry.traced("hearth.stream.synchronize")
     def synchronize(self, timeout: float | None = None) -> None:
-        """Waits until everything submitted to the stream is done; `timeout` in seconds.
+        """Blocks until everything submitted to the stream is done.
 
-        Raises what failed on the stream since it was last asked, or `TimeoutError`; the work goes on after that.
+        Args:
+            timeout: Seconds to wait at most; None: no limit.
+
+        Raises:
+            HearthError: The first failure on the stream since errors were last reported; `HearthError.failures` lists
+                all.
+            TimeoutError: The work is not done in time; it continues.
         """
         self._synchronizing().wait(timeout)
         self._connection.raise_deferred(self._handle)  # of what was sent before, all answers have come before
 
     def record(self, event: Event | None = None) -> Event:
-        """Records an event after the work submitted so far; a new one unless given."""
+        """Records an event after the work submitted so far. Does not block.
+
+        Args:
+            event: An event of the same device, whose earlier record is replaced; None: a new one.
+
+        Returns:
+            The event.
+
+        Raises:
+            ArgumentError: The event belongs to another device.
+        """
         event = event or Event(self._connection)
         self._record(event)
         return event
 
     @property
     def done(self) -> bool:
-        """Whether everything submitted so far is done. Takes no errors."""
+        """True if everything submitted so far is done. Blocks for one request to the device; reports no errors."""
         event, fresh = self._probing()
         return event._querying(False).wait() or (fresh and event._querying(False).wait())
 
 
 class Event(BaseEvent):
-    """A point in a stream. Recorded by `Stream.record`."""
+    """A point in a stream. Made by `Device.event`, recorded by `Stream.record`."""
 
     @property
     def done(self) -> bool:
-        """Whether the work before the record is done."""
+        """True if the work before the record is done. Blocks for one request to the device."""
         return self._querying(False).wait()
 
     @telemetry.traced("hearth.event.synchronize")
     def synchronize(self, timeout: float | None = None) -> None:
-        """Waits for the work before the record; `timeout` in seconds. Raises `TimeoutError`."""
+        """Blocks until the work before the record is done.
+
+        Args:
+            timeout: Seconds to wait at most; None: no limit.
+
+        Raises:
+            ArgumentError: The event was never recorded.
+            TimeoutError: The work is not done in time; it continues.
+        """
         self._querying(True).wait(timeout)
 
     @telemetry.traced("hearth.event.elapsed")
     def elapsed(self, start: Event) -> float:
-        """Milliseconds of device time from `start` to this event; waits for both."""
+        """Measures the device time between two events. Blocks until both are done.
+
+        Args:
+            start: The earlier event, of the same device.
+
+        Returns:
+            Milliseconds from `start` to this event.
+
+        Raises:
+            ArgumentError: One of the events was never recorded, or they belong to different devices.
+        """
         return self._measuring(start).wait()
 
 
 def get_elapsed_time(start_event: Event, end_event: Event) -> float:
-    """Milliseconds of device time between two recorded events; waits for both."""
+    """Measures the device time between two recorded events, by CuPy's name. Blocks until both are done.
+
+    Args:
+        start_event: The earlier event.
+        end_event: The later event, of the same device.
+
+    Returns:
+        Milliseconds.
+    """
     return end_event.elapsed(start_event)

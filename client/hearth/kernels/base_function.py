@@ -57,7 +57,7 @@ ATTRIBUTES = ("num_regs", "shared_size_bytes", "local_size_bytes", "const_size_b
 
 
 class Occupancy(NamedTuple):
-    """What of a kernel fits its device at once."""
+    """The number of blocks of a kernel that its device holds at once."""
 
     blocks_per_multiprocessor: int
     multiprocessors: int
@@ -106,17 +106,28 @@ class BaseFunction:
         cluster: Any = None,
         iterations: int = 1,
     ) -> None:
-        """Launches the kernel, one way.
+        """Launches the kernel. Sent one way: does not block.
 
-        `grid` in blocks and `block` in threads: an int or one to three; `grid` may be a device array of three uint32,
-        which is read when the work before on the stream is done (a 0 in it launches nothing). `args` as
-        `hearth.kernels.arguments` says; `shared_mem`: dynamic shared memory in bytes; `timeout` in seconds, after which
-        the device process is ended. `mode`: ``"checked"``; ``"validate"``, which puts every array among the arguments
-        between red zones and reports what is written there (slow, and it takes a copy of each array); or
-        ``"unchecked"``, which leaves the geometry to the driver. `cooperative`: the whole grid is resident at once, so
-        that it can synchronise; `cluster`: blocks that share a cluster, as `grid`; `iterations`: launched so many
-        times in a row.
-        Raises `LaunchError` for what can be seen here; the rest surfaces at the next sync, read or flush.
+        Args:
+            grid: Blocks along each axis: an int or one to three; or a device array of three uint32, which is read when
+                the work before on the stream is done (a 0 in it launches nothing).
+            block: Threads along each axis: an int or one to three.
+            args: The kernel's arguments; see `hearth.kernels.arguments`.
+            shared_mem: Dynamic shared memory in bytes.
+            stream: Stream to launch on; None: the current one.
+            timeout: Seconds that the kernel may take, after which the device process is ended; None: the session's
+                limit.
+            mode: ``"checked"``; ``"validate"``, which puts every array among the arguments between red zones and
+                reports what is written there (slow, with a copy of each array); or ``"unchecked"``, which leaves the
+                geometry to the driver.
+            cooperative: Makes the whole grid resident at once, so that it can synchronise.
+            cluster: Blocks of a cluster along each axis, as `grid`; None: no clusters.
+            iterations: Number of launches in a row.
+
+        Raises:
+            LaunchError: The launch is invalid, as far as that can be seen here. Other failures are reported by the next
+                sync, read or flush.
+            LaunchTypeError: `args` is no tuple or list, or an argument has a type that no kernel takes.
         """
         connection = self._connection
         attachment = connection._attachment
@@ -244,7 +255,12 @@ class BaseFunction:
                 self._refuse(f"argument {index}", args[index], index)
 
     def __getitem__(self, geometry: Any) -> Callable[..., None]:
-        """Numba's form: ``f[grid, block]``, ``f[grid, block, stream]`` or ``f[grid, block, stream, shared_mem]``."""
+        """Binds a geometry, in Numba's form: ``f[grid, block]``, ``f[grid, block, stream]`` or ``f[grid, block, stream,
+        shared_mem]``.
+
+        Raises:
+            LaunchError: The index is no such tuple.
+        """
         if not isinstance(geometry, tuple) or not 2 <= len(geometry) <= 4:
             raise LaunchError(
                 f"f[{geometry!r}] is no launch geometry.", reason="LAUNCH_INVALID", fix="use f[grid, block](args...)."

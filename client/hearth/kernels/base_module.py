@@ -88,7 +88,14 @@ class BaseModule(Generic[F, G]):
         self._handle_on(self._connection.attachment())
 
     def get_function(self, name: str) -> F:
-        """A kernel by name, or by one of the `name_expressions`. Does not wait: a wrong name surfaces on use."""
+        """Returns a kernel. Does not block: an unknown name is reported by the first use of the kernel.
+
+        Args:
+            name: Name in the code, or one of the `name_expressions`.
+
+        Raises:
+            ArgumentError: `name` is no text.
+        """
         if not isinstance(name, str) or not name or not encodable(name):
             raise ArgumentError(f"{name!r} is no kernel's name.", reason="INVALID_ARGUMENT", fix="pass a str.")
         return self._function_type(self, name)
@@ -190,7 +197,7 @@ def _serialized(code: bytes, options: list[str], names: list[str], headers: dict
 
 
 def code_kind(code: bytes) -> int:
-    """What the code is, by its first bytes: ELF (CUBIN), fatbin, PTX (first statement ``.version``), else CUDA C++."""
+    """The kind of the code, by its first bytes: ELF (CUBIN), fatbin, PTX (first statement ``.version``), else CUDA C++."""
     if code.startswith(_ELF):
         return encode.CUBIN
     if code.startswith(_FATBIN):

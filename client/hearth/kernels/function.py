@@ -1,4 +1,4 @@
-"""Kernels whose attributes are waited for by the calling thread."""
+"""Kernels whose attributes block the calling thread until they are compiled."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 class Function(BaseFunction):
     """A kernel, called as in CuPy, ``f((grid,), (block,), (args...))``, or as in Numba, ``f[grid, block](args...)``.
 
-    Its attributes, by CuPy's names, wait for the compile.
+    Launches do not block. The attributes, by CuPy's names, block until the kernel is compiled, and raise `CompileError`
+    where it cannot be.
     """
 
     @property
     def attributes(self) -> dict[str, int]:
-        """All of the below in one dict."""
+        """Registers, shared, local and constant memory and the largest block, by name. Blocks for the compile."""
         return {name: getattr(self, name) for name in ATTRIBUTES}
 
     @property
@@ -30,27 +31,27 @@ class Function(BaseFunction):
 
     @property
     def shared_size_bytes(self) -> int:
-        """Static shared memory per block."""
+        """Static shared memory of a block, in bytes."""
         return self._describe().static_shared_bytes
 
     @property
     def local_size_bytes(self) -> int:
-        """Local memory per thread."""
+        """Local memory of a thread, in bytes."""
         return self._describe().local_bytes
 
     @property
     def const_size_bytes(self) -> int:
-        """Constant memory."""
+        """Constant memory, in bytes."""
         return self._describe().constant_bytes
 
     @property
     def max_threads_per_block(self) -> int:
-        """The largest block that the kernel's registers allow."""
+        """The largest block that the kernel's registers allow, in threads."""
         return self._describe().max_threads_per_block
 
     @property
     def max_dynamic_shared_size_bytes(self) -> int:
-        """The most dynamic shared memory that a launch may ask for."""
+        """The most dynamic shared memory that a launch may ask for, in bytes."""
         return self._describe().max_dynamic_shared_bytes
 
     @property
@@ -59,9 +60,15 @@ class Function(BaseFunction):
         return [(parameter.offset, parameter.size) for parameter in self._describe().parameters]
 
     def occupancy(self, block: Any, shared_mem: int = 0, *, cluster: Any = None) -> Occupancy:
-        """How many blocks of so many threads, with so much dynamic shared memory, the device holds at once.
+        """Computes the number of blocks of the kernel that the device holds at once. Blocks for the compile.
 
-        Raises `LaunchError` for a block that can never run.
+        Args:
+            block: Threads of a block along each axis: an int or one to three.
+            shared_mem: Dynamic shared memory of a block in bytes.
+            cluster: Blocks of a cluster along each axis; None: no clusters.
+
+        Raises:
+            LaunchError: Such a block can never run.
         """
         return self._occupying(block, shared_mem, cluster).wait()
 

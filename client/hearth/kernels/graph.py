@@ -48,10 +48,19 @@ class GraphNode:
     def set_args(
         self, args: Sequence[Any], *, grid: Any = None, block: Any = None, shared_mem: int | None = None
     ) -> None:
-        """Gives a launch other arguments, and another geometry where one is named.
+        """Gives a launch other arguments, and another geometry where one is named. Does not block.
 
-        Launches of the graph that were asked for before keep what they had, also while they run. Raises `LaunchError`
-        for what can be seen here; the rest surfaces at the next sync, read or flush of the current stream.
+        Launches of the graph that were submitted before keep their arguments, also while they run.
+
+        Args:
+            args: The kernel's arguments.
+            grid: Blocks along each axis; None: as before.
+            block: Threads along each axis; None: as before.
+            shared_mem: Dynamic shared memory in bytes; None: as before.
+
+        Raises:
+            LaunchError: The node is no launch, or the launch is invalid as far as that can be seen here. Other failures
+                are reported by the next sync, read or flush of the current stream.
         """
         call = self._call
         if call is None:
@@ -119,7 +128,7 @@ class BaseGraph(Program):
     def _end(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> PendingResult[None] | None:
-        """None where there is nothing to wait for. Waiting goes into `_or_closed`."""
+        """Ends the recording; None if there is nothing to wait for. The wait belongs into `_or_closed`."""
         stream, recorder, attachment = self._captured, self._recorder, self._begun
         assert stream is not None and recorder is not None and attachment is not None, (
             "left without having been entered"
@@ -149,10 +158,18 @@ class BaseGraph(Program):
     # ---- use ----
 
     def launch(self, n: SupportsIndex = 1, stream: BaseStream | None = None, *, timeout: float | None = None) -> None:
-        """Launches it `n` times in a row on `stream`, or on the current one; one way.
+        """Launches the graph, as one command that is ordered by all that is in it. Does not block.
 
-        It is ordered as one command that does all that is in it. `timeout`: seconds that each launch of it may take,
-        after which the device process is ended.
+        Args:
+            n: Number of launches in a row, from 1.
+            stream: Stream to launch on; None: the current one.
+            timeout: Seconds that each launch may take, after which the device process is ended; None: the session's
+                limit.
+
+        Raises:
+            ArgumentError: `n` is no such number, or the graph has not been recorded.
+            InvalidHandleError: The graph is closed, or was lost with its device process.
+            LaunchError: The stream is being recorded.
         """
         attachment = self._usable()
         on = streams.resolve(stream, self._connection, attachment)
@@ -176,12 +193,20 @@ class BaseGraph(Program):
         block: Any = None,
         shared_mem: int | None = None,
     ) -> None:
-        """As `GraphNode.set_args` of the node of that number."""
+        """Gives a launch of the graph other arguments: `GraphNode.set_args` by number.
+
+        Args:
+            node: Index of the node in `nodes`.
+            args: The kernel's arguments.
+            grid: Blocks along each axis; None: as before.
+            block: Threads along each axis; None: as before.
+            shared_mem: Dynamic shared memory in bytes; None: as before.
+        """
         self.nodes[node].set_args(args, grid=grid, block=block, shared_mem=shared_mem)
 
     @property
     def nodes(self) -> tuple[GraphNode, ...]:
-        """What was recorded, in order; a launch with iterations is as many nodes."""
+        """The recorded launches, copies and fills, in order; a launch with iterations makes one node for each."""
         return self._nodes
 
     def __len__(self) -> int:
@@ -198,8 +223,8 @@ class BaseGraph(Program):
 class Graph(BaseGraph):
     """Work recorded by ``with gpu.graph() as g:``, launched by `launch`.
 
-    The end of the block waits until the daemon has made the graph, and raises what could not be recorded; an exception
-    in the block discards it. Work on other streams, and other threads, goes on as ever.
+    The end of the block blocks until the daemon has made the graph, and raises what could not be recorded; an exception
+    in the block discards it. Work on other streams, and of other threads, continues.
     """
 
     _stream_type = Stream

@@ -1,4 +1,4 @@
-"""What graphs and prepared lists have in common: a handle on the daemon's side, and what becomes of it."""
+"""The handle on the daemon's side that graphs and prepared lists share, and its end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Program:
-    """What graphs and prepared lists have in common: a handle that is lost with the device's process."""
+    """A handle on the daemon's side that is lost with the device's process: of a graph, or of a prepared list."""
 
     _kind: Kind
     _what: str
@@ -31,7 +31,7 @@ class Program:
         self._closed = False
 
     def close(self) -> None:
-        """Gives it back now; launches that were asked for before still run. A second call does nothing."""
+        """Gives the handle back now; launches that were submitted before still run. A second call does nothing."""
         if not self._closed:
             self._closed = True
             if self._space is not None and not self._space.lost:
@@ -42,7 +42,7 @@ class Program:
             self.close()
 
     def _usable(self) -> Attachment:
-        """The attachment on which it can be used. Raises what stands against it."""
+        """Returns the attachment on which it can be used. Raises the reason why it cannot."""
         connection = self._connection
         if connection.refusal is not None:
             raise connection.refusal.again()

@@ -1,4 +1,4 @@
-"""Modules whose compile is waited for by the calling thread."""
+"""Modules whose compile the calling thread waits for."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 
 class GlobalArray(DeviceArray):
-    """A module's variable. Lives as long as the module; lost with the device process, whereupon
-    `RawModule.get_global` gives it anew."""
+    """A variable of a module. Lives as long as the module; lost with the device process, after which
+    `RawModule.get_global` returns it again.
+    """
 
     __slots__ = ("_typed",)
 
@@ -46,39 +47,67 @@ class GlobalArray(DeviceArray):
         blocking: bool = False,
         progress: bool | Progress | None = None,
     ) -> None:
-        """As `DeviceArray.set`; without a dtype of its own it takes any array of its size."""
+        """Overwrites the variable with a host array, like `DeviceArray.set`.
+
+        Args:
+            a: An array of the variable's shape and dtype; of any dtype and the same size if `get_global` was given no
+                dtype.
+            stream: Stream that orders the write; None: the current one.
+            blocking: Blocks until pinned memory has been read.
+            progress: True for a progress bar, or ``f(done, total)``, called with bytes.
+
+        Raises:
+            ArgumentError: The size or shape differs.
+            DtypeError: The dtypes differ.
+        """
         super().set(a if self._typed else as_bytes(self, a), stream, blocking=blocking, progress=progress)
 
 
 class RawModule(BaseModule[Function, GlobalArray]):
-    """Code of one or more kernels. Made by `Device.RawModule`, which returns at once: errors of the compiler surface at
-    `compile`, or where a kernel of the module is first waited for."""
+    """Code of one or more kernels. Made by `Device.RawModule`, which does not wait: errors of the compiler are reported
+    by `compile`, or by the first call that waits for a kernel of the module.
+    """
 
     _function_type = Function
     _global_type = GlobalArray
 
     def compile(self, log_stream: TextIO | None = None, *, timeout: float | None = None) -> None:
-        """Waits until it is compiled and loaded; the compiler's messages go to `log_stream`. Raises `CompileError`;
-        `QuotaExceededError` where a kernel that does not end kept it from being loaded: later, it is tried again."""
+        """Blocks until the module is compiled and loaded.
+
+        Args:
+            log_stream: Text file that the compiler's messages are written to.
+            timeout: Seconds to wait at most; None: no limit.
+
+        Raises:
+            CompileError: The code does not compile.
+            QuotaExceededError: A kernel that does not end kept the module from being loaded; a later call tries again.
+            TimeoutError: The compile is not done in time; it continues.
+        """
         with logged(log_stream) as log:
             log.append(self._describe(timeout).log)
 
     @property
     def functions(self) -> list[str]:
-        """Names of its kernels; waits for the compile."""
+        """Names of the kernels of the module. Blocks for the compile."""
         return list(self._describe().functions)
 
     @property
     def globals(self) -> list[str]:
-        """Names of its variables; waits for the compile."""
+        """Names of the variables of the module. Blocks for the compile."""
         return list(self._describe().globals)
 
     @telemetry.traced("hearth.get_global")
     def get_global(self, name: str, dtype: Any = None, shape: shapes.Shape | None = None) -> GlobalArray:
-        """A ``__constant__`` or ``__device__`` variable as an array; waits for the compile.
+        """Returns a ``__constant__`` or ``__device__`` variable as an array. Blocks for the compile.
 
-        Without `dtype` it is an array of bytes that can be set from any array of its size. Raises `InvalidHandleError`
-        where there is no such variable, `ArgumentError` where `dtype` and `shape` do not make its size.
+        Args:
+            name: Name of the variable in the code.
+            dtype: Type of its elements; None: bytes, which can be set from any array of the same size.
+            shape: Elements along each axis; None: one axis of all elements.
+
+        Raises:
+            InvalidHandleError: There is no such variable.
+            ArgumentError: `dtype` and `shape` do not make its size.
         """
         return self._finding(name, dtype, shape).wait()
 

@@ -59,7 +59,7 @@ class BasePrepared(Program):
     def _end(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> PendingResult[None] | None:
-        """None where there is nothing to wait for. Waiting goes into `_or_closed`."""
+        """Ends the collection; None if there is nothing to wait for. The wait belongs into `_or_closed`."""
         stream, recorder = self._collecting, self._recorder
         self._collecting = self._recorder = None
         assert stream is not None and recorder is not None, "left without having been entered"
@@ -80,7 +80,16 @@ class BasePrepared(Program):
             return self._connection.asking(command, read, attachment)
 
     def launch(self, n: SupportsIndex = 1, stream: BaseStream | None = None) -> None:
-        """Runs all of them in order, `n` times in a row, on `stream` or on the current one; one way."""
+        """Runs all launches in order. Does not block.
+
+        Args:
+            n: Number of rounds in a row, from 1.
+            stream: Stream to run on; None: the current one. A stream that a graph is recorded from records them.
+
+        Raises:
+            ArgumentError: `n` is no such number, or nothing has been collected.
+            InvalidHandleError: The list is closed, or was lost with its device process.
+        """
         attachment, times = self._usable(), count(n)
         target = self._target(stream)
         on = streams.resolve(stream, self._connection, attachment)
@@ -144,7 +153,7 @@ def launch_all(launches: Iterable[Sequence[Any]]) -> None:
 
 
 class _PreparedLaunch:
-    """As `_GraphLaunch`, of a prepared list."""
+    """The launch of one prepared list on one stream; see `hearth.kernels.graph`."""
 
     def __init__(self, prepared: int, on: int) -> None:
         self.on = on
