@@ -251,6 +251,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
         Raises:
             LaunchError: The dispatch is invalid; the error lists everything that is wrong. Failures of earlier commands
                 are not reported here.
+            ArgumentError, DtypeError: An argument or an array of `out` does not fit.
         """
         given = (args, ins, outs, scalars)
         how = dispatches.How(shared_mem, iterations, timeout, stream)
@@ -300,7 +301,8 @@ class Device(BaseDevice[DeviceArray, Stream]):
             The pending dispatch.
 
         Raises:
-            LaunchError: The dispatch is invalid.
+            LaunchError: The dispatch is invalid, as far as that can be seen here.
+            ArgumentError, DtypeError: An argument or an array of `out` does not fit.
         """
         from hearth.kernels.pending_dispatch import PendingDispatch
 

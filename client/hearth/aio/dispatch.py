@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 class PendingDispatch(BasePendingDispatch):
-    """As `hearth.PendingDispatch`; `result` is awaited, by as many as like. To cancel that leaves the dispatch be."""
+    """The asyncio counterpart of `hearth.PendingDispatch`: `result` is awaited, by any number of tasks. Cancelling that
+    does not cancel the dispatch.
+    """
 
     def __init__(self, job: Job, *, take: bool = False) -> None:
         """`take`: its large inputs are the caller's, and are copied by a thread."""
@@ -38,12 +40,12 @@ class PendingDispatch(BasePendingDispatch):
 
     @telemetry.traced("hearth.dispatch.result", telemetry.of_result)
     async def result(self, timeout: float | None = None) -> list[np.ndarray[Any, Any]]:
-        """As `hearth.PendingDispatch.result`."""
+        """Returns the outputs; arguments and errors of `hearth.PendingDispatch.result`."""
         await self._settled(timeout)
         return self._finish(0)
 
     async def _settled(self, timeout: float | None) -> None:
-        """Returns when it has ended. Raises `TimeoutError`."""
+        """Returns when the dispatch has ended. Raises `TimeoutError`."""
         self._home.check()
         if self._over is None:
             ending = self._home.over(self._carrier) if isinstance(self._carrier, Work) else None
@@ -57,7 +59,9 @@ class PendingDispatch(BasePendingDispatch):
             )
 
     async def _run(self) -> list[np.ndarray[Any, Any]]:
-        """Its result; where this is cancelled it goes on, and leaves the arrays that it was given as they are."""
+        """Returns the result. Where this is cancelled, the dispatch continues, and leaves the arrays that it was given
+        as they are.
+        """
         try:
             return await self.result()
         except BaseException as error:
@@ -68,8 +72,11 @@ class PendingDispatch(BasePendingDispatch):
 
 
 class _Carrying:
-    """One dispatch's bytes: a thread says where those are that go by shared memory, and copies what has come when the
-    dispatch is answered; none waits in between. Others it carries."""
+    """Carries the bytes of one dispatch.
+
+    A thread tells the device where bytes in shared memory are, and copies the outputs once the dispatch is answered;
+    none waits in between. Other bytes are carried by that thread.
+    """
 
     def __init__(self, home: Home, job: Job, taken: Work[None] | None) -> None:
         """`taken`: what copies its inputs, in another thread."""
@@ -81,7 +88,7 @@ class _Carrying:
         self._listens = False
 
     def begin(self) -> None:
-        """As a thread."""
+        """Begins; called in a thread."""
         job = self._job
         try:
             if self._taken is not None:
@@ -101,7 +108,7 @@ class _Carrying:
         self._carry()
 
     def _answered(self) -> None:
-        """Called by who receives, perhaps twice."""
+        """Called by the receiving thread, perhaps twice."""
         with self._lock:
             first, self._listens = self._listens, False
         if first:

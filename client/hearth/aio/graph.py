@@ -1,4 +1,4 @@
-"""Graphs and prepared lists, for asyncio: the end of ``async with`` waits for them, their launches do not."""
+"""Graphs and prepared lists, for asyncio: the end of ``async with`` is awaited, launches do not wait."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class _Recording(AsyncWith, Program):
-    """What both have in common: beside a class whose `_begin` and `_end` are what its ``with`` does."""
+    """The ``async with`` of graphs and prepared lists, over the `_begin` and `_end` of the class beside it."""
 
     _connection: LoopConnection
     _begin: Callable[[], None]
@@ -41,14 +41,14 @@ class _Recording(AsyncWith, Program):
 
 
 class Graph(_Recording, BaseGraph):
-    """As `hearth.Graph`, recorded by ``async with gpu.graph() as g:``."""
+    """The asyncio counterpart of `hearth.Graph`, recorded by ``async with gpu.graph() as g:``."""
 
     _connection: LoopConnection
     _stream_type = Stream
 
 
 class Prepared(_Recording, BasePrepared):
-    """As `hearth.Prepared`, collected by ``async with gpu.prepared() as p:``."""
+    """The asyncio counterpart of `hearth.Prepared`, collected by ``async with gpu.prepared() as p:``."""
 
     _connection: LoopConnection
     _stream_type = Stream

@@ -17,45 +17,46 @@ if TYPE_CHECKING:
 
 
 class Function(BaseFunction):
-    """As `hearth.Function`: launched by a plain call, which goes one way and never waits. Its attributes are awaited:
-    ``await f.num_regs()``."""
+    """The asyncio counterpart of `hearth.Function`. Launches are plain calls, which never wait; attributes are awaited:
+    ``await f.num_regs()``.
+    """
 
     _connection: LoopConnection
 
     async def attributes(self) -> dict[str, int]:
-        """All of the below in one dict."""
+        """Returns registers, shared, local and constant memory and the largest block, by name."""
         return {name: await getattr(self, name)() for name in ATTRIBUTES}
 
     async def num_regs(self) -> int:
-        """Registers per thread; 0 where the backend has none."""
+        """Returns the registers of a thread; 0 where the backend has none."""
         return (await self._describe()).registers
 
     async def shared_size_bytes(self) -> int:
-        """Static shared memory per block."""
+        """Returns the static shared memory of a block, in bytes."""
         return (await self._describe()).static_shared_bytes
 
     async def local_size_bytes(self) -> int:
-        """Local memory per thread."""
+        """Returns the local memory of a thread, in bytes."""
         return (await self._describe()).local_bytes
 
     async def const_size_bytes(self) -> int:
-        """Constant memory."""
+        """Returns the constant memory, in bytes."""
         return (await self._describe()).constant_bytes
 
     async def max_threads_per_block(self) -> int:
-        """The largest block that the kernel's registers allow."""
+        """Returns the largest block that the kernel's registers allow, in threads."""
         return (await self._describe()).max_threads_per_block
 
     async def max_dynamic_shared_size_bytes(self) -> int:
-        """The most dynamic shared memory that a launch may ask for."""
+        """Returns the most dynamic shared memory that a launch may ask for, in bytes."""
         return (await self._describe()).max_dynamic_shared_bytes
 
     async def parameters(self) -> list[tuple[int, int]]:
-        """(offset, size) in bytes of each parameter in the parameter block."""
+        """Returns (offset, size) in bytes of each parameter in the parameter block."""
         return [(parameter.offset, parameter.size) for parameter in (await self._describe()).parameters]
 
     async def occupancy(self, block: Any, shared_mem: int = 0, *, cluster: Any = None) -> Occupancy:
-        """As `hearth.Function.occupancy`."""
+        """Returns the occupancy; arguments and errors of `hearth.Function.occupancy`."""
         await self._connection.opened()
         return await self._connection.home.asked(self._occupying(block, shared_mem, cluster))
 
@@ -68,7 +69,7 @@ class Function(BaseFunction):
 
 
 class RawModule(BaseModule[Function, GlobalArray]):
-    """As `hearth.RawModule`; `compile`, `functions`, `globals` and `get_global` are awaited."""
+    """The asyncio counterpart of `hearth.RawModule`: `compile`, `functions`, `globals` and `get_global` are awaited."""
 
     _connection: LoopConnection
     _function_type = Function
@@ -76,22 +77,22 @@ class RawModule(BaseModule[Function, GlobalArray]):
 
     @telemetry.traced("hearth.compile")
     async def compile(self, log_stream: TextIO | None = None, *, timeout: float | None = None) -> None:
-        """As `hearth.RawModule.compile`."""
+        """Returns when the module is compiled and loaded; arguments and errors of `hearth.RawModule.compile`."""
         await self._connection.opened()
         with logged(log_stream) as log:
             log.append((await self._connection.home.asked(self._describing(), timeout)).log)
 
     async def functions(self) -> list[str]:
-        """Names of its kernels; waits for the compile."""
+        """Returns the names of the kernels of the module, once it is compiled."""
         await self._connection.opened()
         return list((await self._connection.home.asked(self._describing())).functions)
 
     async def globals(self) -> list[str]:
-        """Names of its variables; waits for the compile."""
+        """Returns the names of the variables of the module, once it is compiled."""
         await self._connection.opened()
         return list((await self._connection.home.asked(self._describing())).globals)
 
     async def get_global(self, name: str, dtype: Any = None, shape: shapes.Shape | None = None) -> GlobalArray:
-        """As `hearth.RawModule.get_global`."""
+        """Returns a variable as an array; arguments and errors of `hearth.RawModule.get_global`."""
         await self._connection.opened()
         return await self._connection.home.asked(self._finding(name, dtype, shape))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Profile(AsyncWith, BaseProfile):
-    """As `hearth.Profile`: ``async with gpu.profile() as p:``."""
+    """The asyncio counterpart of `hearth.Profile`: ``async with gpu.profile() as p:``."""
 
     _connection: LoopConnection
 
@@ -39,7 +39,10 @@ class Profile(AsyncWith, BaseProfile):
 
 
 class Trace(AsyncWith, BaseTrace):
-    """As `hearth.Trace`: ``async with gpu.trace() as t:``. Cancelled inside, it ends without waiting, and is lost."""
+    """The asyncio counterpart of `hearth.Trace`: ``async with gpu.trace() as t:``.
+
+    A block that is cancelled ends without waiting, and its trace is lost.
+    """
 
     _connection: LoopConnection
 

@@ -12,26 +12,36 @@ if TYPE_CHECKING:
 
 
 class Stream(BaseStream):
-    """As `hearth.Stream`; `synchronize` and `done` are awaited."""
+    """The asyncio counterpart of `hearth.Stream`: `synchronize` and `done` are awaited.
+
+    ``with stream:`` makes it the current stream of the task, also across its awaits.
+    """
 
     _connection: LoopConnection
 
     @telemetry.traced("hearth.stream.synchronize")
     async def synchronize(self, timeout: float | None = None) -> None:
-        """As `hearth.Stream.synchronize`."""
+        """Returns when everything submitted to the stream is done; arguments and errors of `hearth.Stream.synchronize`."""
         connection = self._connection
         await connection.opened()
         await connection.home.answer(self._synchronizing(), timeout)
         connection.raise_deferred()
 
     def record(self, event: Event | None = None) -> Event:
-        """As `hearth.Stream.record`."""
+        """Records an event after the work submitted so far. Does not wait.
+
+        Args:
+            event: An event of the same device, whose earlier record is replaced; None: a new one.
+
+        Returns:
+            The event.
+        """
         event = event or Event(self._connection)
         self._record(event)
         return event
 
     async def done(self) -> bool:
-        """Whether everything submitted so far is done. Takes no errors."""
+        """Returns True if everything submitted so far is done. Reports no errors."""
         connection = self._connection
         await connection.opened()
         event, fresh = self._probing()
@@ -44,27 +54,27 @@ class Stream(BaseStream):
 
 
 class Event(BaseEvent):
-    """As `hearth.Event`; `synchronize`, `elapsed` and `done` are awaited."""
+    """The asyncio counterpart of `hearth.Event`: `synchronize`, `elapsed` and `done` are awaited."""
 
     _connection: LoopConnection
 
     async def done(self) -> bool:
-        """Whether the work before the record is done."""
+        """Returns True if the work before the record is done."""
         await self._connection.opened()
         return await self._connection.home.asked(self._querying(False))
 
     @telemetry.traced("hearth.event.synchronize")
     async def synchronize(self, timeout: float | None = None) -> None:
-        """As `hearth.Event.synchronize`."""
+        """Returns when the work before the record is done; arguments and errors of `hearth.Event.synchronize`."""
         await self._connection.opened()
         await self._connection.home.asked(self._querying(True), timeout)
 
     async def elapsed(self, start: Event) -> float:
-        """Milliseconds of device time from `start` to this event; waits for both."""
+        """Returns the milliseconds of device time from `start` to this event, once both are done."""
         await self._connection.opened()
         return await self._connection.home.asked(self._measuring(start))
 
 
 async def get_elapsed_time(start_event: Event, end_event: Event) -> float:
-    """Milliseconds of device time between two recorded events; waits for both."""
+    """Returns the milliseconds of device time between two recorded events, once both are done."""
     return await end_event.elapsed(start_event)
