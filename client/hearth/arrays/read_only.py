@@ -33,8 +33,19 @@ class ReadOnlyMap(ReadOnly):
 
 
 def read_only(array: DeviceOperand) -> ReadOnly:
-    """`array` as an argument that the kernel promises not to write to: launches on several streams may then read it at
-    the same time, where otherwise each would wait for the one before."""
+    """Marks an array as an argument that the kernel does not write to.
+
+    Launches on several streams may then read the array at the same time; otherwise each waits for the one before.
+
+    Args:
+        array: A device array or a tensor map.
+
+    Returns:
+        The argument, to be passed to a kernel.
+
+    Raises:
+        LaunchTypeError: `array` is neither.
+    """
     if isinstance(array, ReadOnly):
         return array
     if not isinstance(array, DeviceOperand) or not hasattr(array, "_connection"):

@@ -1,4 +1,4 @@
-"""Times of a stretch of work, measured where the work is done.
+"""Times of a section of work, measured where the work is done.
 
 `BaseProfile` has all that `hearth.Profile` and `hearth.aio.Profile` have in common.
 """
@@ -52,7 +52,7 @@ class BaseProfile:
         self._attachment = attachment
 
     def _end(self, error: BaseException | None) -> PendingResult[None] | None:
-        """None where nobody waits for it."""
+        """Ends the profile; None if there is nothing to wait for."""
         command = commands_pb2.Command(stream=self._stream)
         command.end_profile.profile = self._handle
         assert self._attachment is not None
@@ -98,11 +98,12 @@ class BaseProfile:
 
 
 class Profile(BaseProfile):
-    """``with gpu.profile() as p: ...``, then `device_ns` and `wall_ns`. Profiles nest and overlap.
+    """Times of the work of a block: ``with gpu.profile() as p: ...``, then `device_ns` and `wall_ns`. Profiles nest and
+    overlap.
 
-    The end waits for the work, and raises what failed on the stream. Where that was told inside the block already, by
-    a `get` or the end of an inner profile, it raises `HearthError` with the reason ``PROFILE_INVALID``: the times would
-    be of something else than what was asked for.
+    The end of the block blocks until the work is done, and raises what failed on the stream. If that was reported
+    inside the block already, by a `get` or the end of an inner profile, it raises `HearthError` with the reason
+    ``PROFILE_INVALID``: the times would be of other work than was asked for.
     """
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Every command of a stretch of work with its times, as a list and as a file for Perfetto or chrome://tracing.
+"""The commands of a section of work with their times, as a list and as a file for Perfetto or chrome://tracing.
 
 `BaseTrace` has all that `hearth.Trace` and `hearth.aio.Trace` have in common.
 """
@@ -49,12 +49,12 @@ class BaseTrace:
 
     @property
     def kernels(self) -> list[KernelActivity]:
-        """What CUPTI saw; empty unless the daemon is configured to ask it."""
+        """Kernel activity from CUPTI; empty unless the daemon is configured to record it."""
         return list(kernels_of(self._done()))
 
     @property
     def dropped(self) -> int:
-        """Commands that came when the trace was full."""
+        """Number of commands that arrived when the trace was full."""
         return self._done().dropped
 
     @property
@@ -67,12 +67,16 @@ class BaseTrace:
         return document(self._name, self._done())
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes `to_json` to a file; open it at https://ui.perfetto.dev or chrome://tracing."""
+        """Writes `to_json` to a file; open it at https://ui.perfetto.dev or chrome://tracing.
+
+        Args:
+            path: The file, which is replaced.
+        """
         content = json.dumps(self.to_json(), separators=(",", ":"))
         Path(path).write_text(content, encoding="utf-8")
 
     def _pause(self) -> None:
-        """The one of the whole process (HEARTH_TRACE) makes room for this one. Waits."""
+        """Makes the process's trace (HEARTH_TRACE) give way to this one. Blocks."""
         if self._connection.recorder is not None:
             self._connection.recorder.pause(self._connection)
 
@@ -93,13 +97,13 @@ class BaseTrace:
         return self._connection.asking(command, begun, attachment)
 
     def _drop(self) -> None:
-        """Ends it, and nobody waits for what it has."""
+        """Ends the trace without waiting; its events are lost."""
         if self._attachment is None or self._attachment.alive:
             command = commands_pb2.Command(end_trace=commands_pb2.EndTrace())
             self._connection.asking(command, lambda _: None, self._attachment).reply.abandon()
 
     def _end(self, error: BaseException | None) -> PendingResult[None] | None:
-        """None where there is nothing to wait for."""
+        """Ends the trace; None if there is nothing to wait for."""
         assert self._attachment is not None
         command = commands_pb2.Command(end_trace=commands_pb2.EndTrace())
         if error is not None and not self._attachment.alive:
@@ -146,10 +150,10 @@ class BaseTrace:
 
 
 class Trace(BaseTrace):
-    """``with gpu.trace() as t: ...``, then `events`, or `save("trace.json")` to look at it.
+    """The commands of a block: ``with gpu.trace() as t: ...``, then `events`, or ``save("trace.json")``.
 
-    Has every command of this session on the device, of all streams and threads; the end waits for the work. A failure
-    is in the trace and surfaces where it would without.
+    Has every command of this session on the device, of all streams and threads. The end of the block blocks until the
+    work is done. A failure is in the trace, and is reported where it would be without.
     """
 
     def __enter__(self) -> Self:
@@ -169,7 +173,7 @@ class Trace(BaseTrace):
 
 
 def document(name: str, result: commands_pb2.TraceResult) -> dict[str, Any]:
-    """As `Trace.to_json`, of the device `name`."""
+    """The document of `Trace.to_json`, of the device `name`."""
     return chrome_trace(
         name, events_of(result), list(kernels_of(result)), epoch_ns=result.epoch_ns, dropped=result.dropped
     )
