@@ -46,7 +46,7 @@ def write(into: Path) -> None:
     own.__set_name__(doc.Class, "own_members")
     doc.Class.own_members = own  # type: ignore[assignment, method-assign]
     doc.Class.inherited_members = {}  # type: ignore[assignment]
-    pdoc.render.configure(docformat="markdown", show_source=False, footer_text="Hearth")
+    pdoc.render.configure(docformat="google", show_source=False, footer_text="Hearth")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Error parsing type annotation")  # of private attributes
         pdoc.pdoc("hearth", "hearth.aio", output_directory=into)

@@ -51,12 +51,12 @@ if TYPE_CHECKING:
     from hearth.errors import UnsupportedError as UnsupportedError
     from hearth.errors import UnsupportedTypeError as UnsupportedTypeError
     from hearth.failure import Failure as Failure
+    from hearth.kernels.base_function import Occupancy as Occupancy
     from hearth.kernels.bindings import In as In
     from hearth.kernels.bindings import InOut as InOut
     from hearth.kernels.bindings import Out as Out
     from hearth.kernels.by_value import Struct as Struct
     from hearth.kernels.function import Function as Function
-    from hearth.kernels.function import Occupancy as Occupancy
     from hearth.kernels.graph import Graph as Graph
     from hearth.kernels.graph import GraphNode as GraphNode
     from hearth.kernels.module import RawModule as RawModule
@@ -115,7 +115,8 @@ _HOMES = {
     ),
     "failure": ("Failure",),
     "collectives.flight_recorder": ("FlightRecord",),
-    "kernels.function": ("Function", "Occupancy"),
+    "kernels.base_function": ("Occupancy",),
+    "kernels.function": ("Function",),
     "kernels.graph": ("Graph", "GraphNode"),
     "collectives.group": ("Group",),
     "kernels.module": ("RawModule",),

@@ -16,24 +16,25 @@ from hearth.arrays import host_copy
 from hearth.arrays.allocation import allocate, allocate_many
 from hearth.arrays.base_array import BaseArray
 from hearth.arrays.published import Publications
+from hearth.base_stream import BaseStream, current, resolve
 from hearth.codec.decode import DONE
 from hearth.codec.encode import SYNC_ALL
 from hearth.errors import ArgumentError, DtypeError, UnsupportedError
 from hearth.session.late_errors import NO_STREAM
-from hearth.stream import Stream, current, resolve
 from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
+    from hearth.arrays.asarray import OnGpu
     from hearth.interfaces import NodeContext
     from hearth.progress import Progress
     from hearth.session.connection import Connection
-    from hearth.session.reply import Asked, Reply
+    from hearth.session.reply import PendingResult, Reply
     from hearth.types import DeviceInfo, DeviceProperties, MemoryUsage
     from hearth_proto.v1 import node_pb2
 
 A = TypeVar("A", bound=BaseArray)
 """The class of the device's arrays."""
-S = TypeVar("S", bound=Stream)
+S = TypeVar("S", bound=BaseStream)
 """The class of its streams."""
 
 
@@ -55,17 +56,17 @@ class BaseDevice(Generic[A, S]):
 
     @property
     def node(self) -> Any:
-        """The `Node` that the device belongs to."""
+        """The node that the device belongs to."""
         return self._node
 
     @property
     def ordinal(self) -> int:
-        """Its number on the node."""
+        """Number of the device on its node, from 0."""
         return self._connection.ordinal
 
     @property
     def properties(self) -> DeviceProperties:
-        """Name, backend, memory and limits, as of the connect."""
+        """Name, backend, memory and limits of the device, as of the connect."""
         if self._properties is None:
             from hearth.types import DeviceProperties
 
@@ -96,12 +97,12 @@ class BaseDevice(Generic[A, S]):
 
     @property
     def default_stream(self) -> S:
-        """The stream for work without one."""
+        """The stream of work that names no stream, unless ``with`` made another one current."""
         return self._default_stream
 
     @property
     def current_stream(self) -> S:
-        """The stream that ``with`` made current here, else the default one."""
+        """The stream that ``with`` made current in this thread or task, else the default one."""
         return cast("S | None", current(self._connection)) or self._default_stream
 
     # ---- arrays ----
@@ -110,21 +111,31 @@ class BaseDevice(Generic[A, S]):
         self,
         a: Any,
         dtype: Any = None,
-        stream: Stream | None = None,
+        stream: BaseStream | None = None,
         *,
         blocking: bool = False,
         progress: bool | Progress | None = None,
     ) -> A:
-        """`a` on this device: uploaded; copied from another device of the session, as by `DeviceArray.copy_from`; or
-        itself, where it lies here already with that dtype. `a` is anything that `np.asarray` takes or that speaks
-        DLPack; also an array in this process's own GPU memory (CuPy, PyTorch), which is copied there, where the daemon
-        has that GPU on this host. An array of this session with another dtype is converted as by `DeviceArray.astype`.
+        """Returns `a` as an array on this device; the array itself if it is here already with that dtype.
 
-        An ordinary host array is captured when the call returns, and may be changed then. One in pinned memory
-        (`hearth.empty_pinned`, or a C-contiguous part of such) is read by the device itself, in the order of the
-        stream: it is to stay as it is until that was synchronized with, unless ``blocking=True``, which waits until it
-        has been read. It need not be kept alive. An array that is not C-contiguous is copied on the host first.
-        `progress`: as in `DeviceArray.get`.
+        Host arrays are uploaded. Arrays of another device of the session are copied, as by `DeviceArray.copy_from`; an
+        array of this session with another dtype is converted, as by `DeviceArray.astype`. Arrays in GPU memory of this
+        process (CuPy, PyTorch) are copied on the GPU, where the daemon has that GPU on this host.
+
+        Args:
+            a: Anything that `np.asarray` takes or that speaks DLPack; arrays in this process's GPU memory; a device
+                array.
+            dtype: Type of the elements; None: that of `a`.
+            stream: Stream of the copy; None: the current one.
+            blocking: Blocks until pinned memory has been read. By default the device reads pinned memory
+                (`hearth.empty_pinned`, or a C-contiguous part of such) in the order of the stream, and it must stay
+                unchanged until that was synchronized with; it need not be kept alive. Other host arrays are captured
+                when the call returns. An array that is not C-contiguous is copied on the host first.
+            progress: True for a progress bar, or ``f(done, total)``, called with bytes.
+
+        Raises:
+            DtypeError: `a` makes no array, or not one of that dtype.
+            UnsupportedError: `a` is another session's, or cannot be read from here.
         """
         if isinstance(a, BaseArray):
             if a._device._node._session is not self._node._session:
@@ -141,12 +152,24 @@ class BaseDevice(Generic[A, S]):
         self,
         obj: Any,
         dtype: Any = None,
-        stream: Stream | None = None,
+        stream: BaseStream | None = None,
         *,
         blocking: bool = False,
         progress: bool | Progress | None = None,
     ) -> A:
-        """As `asarray`, always new memory."""
+        """Copies `obj` to new memory on this device; otherwise like `asarray`.
+
+        Args:
+            obj: See `asarray`.
+            dtype: Type of the elements; None: that of `obj`.
+            stream: Stream of the copy; None: the current one.
+            blocking: Blocks until pinned memory has been read; see `asarray`.
+            progress: True for a progress bar, or ``f(done, total)``, called with bytes.
+
+        Raises:
+            DtypeError: `obj` makes no array, or not one of that dtype.
+            UnsupportedError: `obj` cannot be read from here.
+        """
         if not np.here():  # else it sees the same in them
             host = dtypes.host(obj)
             if host is not None and (dtype is None or dtypes.named(dtype) is host.element):
@@ -169,17 +192,17 @@ class BaseDevice(Generic[A, S]):
         if isinstance(obj, np.ndarray | np.generic | bool | int | float | complex):
             upload(_host(obj, wanted))
         else:
-            from hearth.arrays.asarray import copied, on_gpu, with_host_array
+            from hearth.arrays.asarray import on_gpu, with_host_array
 
             found = on_gpu(obj)
             if found is not None:
-                fresh = copied(obj, found, self, stream)
+                fresh = self._from_gpu(obj, found, stream)
                 return fresh if wanted is None else fresh.astype(wanted, stream, copy=False)
             with_host_array(obj, wanted, upload)
         return made[0]
 
-    def _from_session(self, obj: A, wanted: np.dtype[Any] | None, stream: Stream | None) -> A:
-        """A copy of an array of one of the session's devices."""
+    def _from_session(self, obj: A, wanted: np.dtype[Any] | None, stream: BaseStream | None) -> A:
+        """Copies an array of one of the session's devices."""
         if wanted is not None and wanted != obj.dtype:
             obj = obj.astype(wanted, stream if obj._connection is self._connection else None)
             if obj._connection is self._connection:
@@ -190,31 +213,47 @@ class BaseDevice(Generic[A, S]):
         fresh.copy_from(obj, stream)
         return fresh
 
-    def empty(self, shape: shapes.Shape, dtype: Any = float, stream: Stream | None = None) -> A:
-        """An array with arbitrary contents."""
+    def empty(self, shape: shapes.Shape, dtype: Any = float, stream: BaseStream | None = None) -> A:
+        """Makes an array with arbitrary contents.
+
+        Args:
+            shape: Elements along each axis: an int or a sequence.
+            dtype: Type of the elements; float64 by default.
+            stream: Stream of the allocation; None: the current one.
+        """
         return allocate(self, shapes.shape_of(shape), shapes.type_of(dtype), stream)
 
-    def empty_pitched(self, shape: shapes.Shape, dtype: Any = float, stream: Stream | None = None) -> A:
-        """An array with arbitrary contents whose rows (along the last axis) are padded: `x.pitch` bytes apart.
+    def empty_pitched(self, shape: shapes.Shape, dtype: Any = float, stream: BaseStream | None = None) -> A:
+        """Makes an array with arbitrary contents whose rows (along the last axis) are padded: `x.pitch` bytes apart.
 
         The pitch is CubeCL's: the row's size rounded up to a power of two from 16 to 512 bytes that grows with it, so
         that every row starts where vector loads can.
+
+        Args:
+            shape: Elements along each axis: an int or a sequence.
+            dtype: Type of the elements; float64 by default.
+            stream: Stream of the allocation; None: the current one.
         """
         return allocate(self, shapes.shape_of(shape), shapes.type_of(dtype), stream, pitched=True)
 
-    def empty_many(self, specs: Iterable[tuple[shapes.Shape, Any]], stream: Stream | None = None) -> list[A]:
-        """Arrays of these (shape, dtype) in one reservation, which is had as a whole or not at all.
+    def empty_many(self, specs: Iterable[tuple[shapes.Shape, Any]], stream: BaseStream | None = None) -> list[A]:
+        """Makes several arrays with arbitrary contents in one reservation, which is had as a whole or not at all.
 
-        Each is an array of its own, at the device's alignment; the memory goes back when the last of them is gone.
+        Each array is aligned as the device wants it. The memory goes back when the last of them is gone.
+
+        Args:
+            specs: (shape, dtype) of each array.
+            stream: Stream of the allocation; None: the current one.
         """
         return allocate_many(self, [(shapes.shape_of(shape), shapes.type_of(dtype)) for shape, dtype in specs], stream)
 
     @contextmanager
     def persistent_memory(self) -> Iterator[None]:
-        """What is allocated inside stays with this session when it is freed, for its next allocation of the same size.
+        """Keeps memory that is allocated inside with this session when it is freed, for its next allocation of the same
+        size.
 
-        Others never get it, however short of memory they are, until `memory_cleanup`, or the session's end. For all of
-        the session's work on the device, whichever thread it comes from; windows nest.
+        No other session gets it, however short of memory it is, until `memory_cleanup` or the end of the session.
+        Applies to all of the session's work on the device, from every thread; windows nest.
         """
         connection = self._connection
         attachment = connection.attachment()
@@ -226,36 +265,80 @@ class BaseDevice(Generic[A, S]):
             if now is not None and now.space is attachment.space:  # another generation has no window to be closed
                 now.submit(_mode(commands_pb2.ALLOCATION_MODE_AUTO))
 
-    def zeros(self, shape: shapes.Shape, dtype: Any = float, stream: Stream | None = None) -> A:
-        """An array of zeros."""
+    def zeros(self, shape: shapes.Shape, dtype: Any = float, stream: BaseStream | None = None) -> A:
+        """Makes an array of zeros.
+
+        Args:
+            shape: Elements along each axis: an int or a sequence.
+            dtype: Type of the elements; float64 by default.
+            stream: Stream of the fill; None: the current one.
+        """
         return self.full(shape, 0, dtype, stream)
 
-    def ones(self, shape: shapes.Shape, dtype: Any = float, stream: Stream | None = None) -> A:
-        """An array of ones."""
+    def ones(self, shape: shapes.Shape, dtype: Any = float, stream: BaseStream | None = None) -> A:
+        """Makes an array of ones.
+
+        Args:
+            shape: Elements along each axis: an int or a sequence.
+            dtype: Type of the elements; float64 by default.
+            stream: Stream of the fill; None: the current one.
+        """
         return self.full(shape, 1, dtype, stream)
 
-    def full(self, shape: shapes.Shape, fill_value: Any, dtype: Any = None, stream: Stream | None = None) -> A:
-        """An array of `fill_value`, in its own dtype unless another is given."""
+    def full(self, shape: shapes.Shape, fill_value: Any, dtype: Any = None, stream: BaseStream | None = None) -> A:
+        """Makes an array of one value.
+
+        Args:
+            shape: Elements along each axis: an int or a sequence.
+            fill_value: The value of every element.
+            dtype: Type of the elements; None: that of `fill_value`.
+            stream: Stream of the fill; None: the current one.
+        """
         fresh = self.empty(shape, shapes.type_of_value(fill_value) if dtype is None else dtype, stream)
         if isinstance(fill_value, int) and fill_value == 0 and getattr(fresh._dtype, "names", None) is not None:
             fill_value = np.zeros((), fresh.dtype)
         fresh.fill(fill_value, stream)
         return fresh
 
-    def empty_like(self, a: Any, dtype: Any = None, stream: Stream | None = None) -> A:
-        """An array with the shape and dtype of `a` (of host or device) and arbitrary contents."""
+    def empty_like(self, a: Any, dtype: Any = None, stream: BaseStream | None = None) -> A:
+        """Makes an array with the shape of `a` and arbitrary contents.
+
+        Args:
+            a: An array of the host or of a device.
+            dtype: Type of the elements; None: that of `a`.
+            stream: Stream of the allocation; None: the current one.
+        """
         return self.empty(a.shape, _type_of(a) if dtype is None else dtype, stream)
 
-    def zeros_like(self, a: Any, dtype: Any = None, stream: Stream | None = None) -> A:
-        """An array of zeros with the shape and dtype of `a`."""
+    def zeros_like(self, a: Any, dtype: Any = None, stream: BaseStream | None = None) -> A:
+        """Makes an array of zeros with the shape of `a`.
+
+        Args:
+            a: An array of the host or of a device.
+            dtype: Type of the elements; None: that of `a`.
+            stream: Stream of the fill; None: the current one.
+        """
         return self.zeros(a.shape, _type_of(a) if dtype is None else dtype, stream)
 
-    def ones_like(self, a: Any, dtype: Any = None, stream: Stream | None = None) -> A:
-        """An array of ones with the shape and dtype of `a`."""
+    def ones_like(self, a: Any, dtype: Any = None, stream: BaseStream | None = None) -> A:
+        """Makes an array of ones with the shape of `a`.
+
+        Args:
+            a: An array of the host or of a device.
+            dtype: Type of the elements; None: that of `a`.
+            stream: Stream of the fill; None: the current one.
+        """
         return self.ones(a.shape, _type_of(a) if dtype is None else dtype, stream)
 
-    def full_like(self, a: Any, fill_value: Any, dtype: Any = None, stream: Stream | None = None) -> A:
-        """An array of `fill_value` with the shape and dtype of `a`."""
+    def full_like(self, a: Any, fill_value: Any, dtype: Any = None, stream: BaseStream | None = None) -> A:
+        """Makes an array of one value with the shape of `a`.
+
+        Args:
+            a: An array of the host or of a device.
+            fill_value: The value of every element.
+            dtype: Type of the elements; None: that of `a`.
+            stream: Stream of the fill; None: the current one.
+        """
         return self.full(a.shape, fill_value, _type_of(a) if dtype is None else dtype, stream)
 
     # ---- a subclass's ----
@@ -270,6 +353,10 @@ class BaseDevice(Generic[A, S]):
         """See `hearth.Device.publish`."""
         raise NotImplementedError
 
+    def _from_gpu(self, obj: Any, found: OnGpu, stream: BaseStream | None) -> A:
+        """A copy of `obj`, an array in GPU memory of this process."""
+        raise NotImplementedError
+
     def _at_host(self, a: Any) -> Any:
         """The contents of an array that only the host converts to another dtype."""
         raise NotImplementedError
@@ -277,34 +364,47 @@ class BaseDevice(Generic[A, S]):
     # ---- durable arrays ----
 
     @overload
-    def durable(self, array: A, /, *, durable: bool = True, stream: Stream | None = None) -> A: ...
+    def durable(self, array: A, /, *, durable: bool = True, stream: BaseStream | None = None) -> A: ...
     @overload
-    def durable(self, array: A, /, *more: A, durable: bool = True, stream: Stream | None = None) -> list[A]: ...
-    def durable(self, *arrays: A, durable: bool = True, stream: Stream | None = None) -> A | list[A]:
-        """Has these arrays brought back, bit for bit, when the device's process is lost; answers them.
+    def durable(self, array: A, /, *more: A, durable: bool = True, stream: BaseStream | None = None) -> list[A]: ...
+    def durable(self, *arrays: A, durable: bool = True, stream: BaseStream | None = None) -> A | list[A]:
+        """Makes arrays durable: they are brought back, bit for bit, when the device's process is lost.
 
-        A copy is taken in the daemon's host memory at this point of the stream, and at each `checkpoint`; the stream
-        goes on beside it, and only what writes to the arrays next waits. All arrays on the same memory (views) are
-        durable together. Each takes twice its size, which counts against `durable_bytes` of the tenant and the node:
-        `QuotaExceededError`, as all that goes wrong with a copy, comes with the next `synchronize`, `flush` or `get`.
-        ``durable=False`` ends it, and so does the array's end.
+        A copy is taken in the daemon's host memory at this point of the stream, and at each `checkpoint`. The stream
+        continues beside it; only work that writes to the arrays next waits. All arrays on the same memory (views) are
+        durable together. Each takes twice its size, which counts against `durable_bytes` of the tenant and the node.
 
-        Until the first copy is complete, and it is for sure when a `synchronize` has returned, a loss is a loss. After
-        it, whatever was written since the last complete copy is gone: `DeviceLostError` says so once, at the next
-        `synchronize` or `get`, also where nothing was under way.
+        Until the first copy is complete, which is certain once a `synchronize` has returned, a loss of the device loses
+        the array. After it, everything written since the last complete copy is gone: `DeviceLostError` reports that
+        once, at the next `synchronize` or `get`, even if nothing was under way.
+
+        Args:
+            *arrays: Arrays of this device.
+            durable: False ends it, and so does the end of the array.
+            stream: Stream that orders the copy; None: the current one.
+
+        Returns:
+            The array, or a list of the arrays.
+
+        Raises:
+            QuotaExceededError: By the next `synchronize`, `flush` or `get`, as every failure of a copy: the copies
+                exceed a limit.
         """
         from hearth.arrays.durable import set_durable
 
         set_durable(self._connection, arrays, durable, stream)
         return arrays[0] if len(arrays) == 1 else list(arrays)
 
-    def checkpoint(self, *arrays: A, stream: Stream | None = None) -> None:
+    def checkpoint(self, *arrays: A, stream: BaseStream | None = None) -> None:
         """Takes new copies of durable arrays, as they are at this point of the stream: all of them, or none.
 
-        Without arrays: of all durable ones of this session on the device. Returns at once, and the stream goes on
-        beside the copies. After a loss the arrays are what their last complete copies say; those of this call are
-        complete when a `synchronize` has returned without an error. An array whose producer failed is not copied, and
-        nor are those beside it: the copies of before stand.
+        Does not block, and the stream continues beside the copies. After a loss the arrays are as in their last
+        complete copies; those of this call are complete once a `synchronize` has returned without an error. If the
+        producer of an array failed, none of the copies is taken, and the previous ones stand.
+
+        Args:
+            *arrays: Durable arrays; none: all of this session on the device.
+            stream: Stream that orders the copies; None: the current one.
         """
         from hearth.arrays.durable import checkpoint
 
@@ -313,11 +413,14 @@ class BaseDevice(Generic[A, S]):
     # ---- output ----
 
     def on_output(self, callback: Callable[[str], object] | None) -> None:
-        """`callback(text)` takes what this session's kernels print here; None: ``sys.stdout`` again.
+        """Sets the callback for what this session's kernels print on the device.
 
         It is called by the thread that waits for the device, before its `synchronize` or `get` returns.
+
+        Args:
+            callback: Called with text; None: ``sys.stdout`` is written to again.
         """
-        self._connection.prints.callback = callback
+        self._connection.kernel_output.callback = callback
 
     # ---- requests, whose answers a subclass waits for ----
 
@@ -332,14 +435,14 @@ class BaseDevice(Generic[A, S]):
         reply.foretold = DONE
         return reply
 
-    def _flushing(self, stream: Stream | None) -> Reply:
+    def _flushing(self, stream: BaseStream | None) -> Reply:
         connection = self._connection
         connection.raise_deferred(NO_STREAM)  # which one it is, is known when the device is attached
         attachment = connection.attachment()
         command = commands_pb2.Command(stream=resolve(stream, connection, attachment), flush=commands_pb2.Flush())
         return connection.reporting(command, attachment=attachment)
 
-    def _asking_usage(self) -> Asked[MemoryUsage]:
+    def _asking_usage(self) -> PendingResult[MemoryUsage]:
         from hearth.types import MemoryUsage
 
         command = commands_pb2.Command(memory_usage=commands_pb2.MemoryUsage())

@@ -45,12 +45,12 @@ class BaseNode(Generic[D]):
 
     @property
     def tenant(self) -> str:
-        """Who this client is to the daemon; ``"default"`` where the daemon does not ask."""
+        """The tenant of this client; ``"default"`` where the daemon does not authenticate."""
         return self._session.opened.tenant
 
     @property
     def isolation(self) -> str:
-        """``"dedicated"`` where no other session shares its device processes, else ``"shared"``."""
+        """``"dedicated"`` if no other session shares the device processes, else ``"shared"``."""
         dedicated = self._session.opened.isolation == node_pb2.ISOLATION_DEDICATED
         return "dedicated" if dedicated else "shared"
 
@@ -60,7 +60,15 @@ class BaseNode(Generic[D]):
         return [self.device(ordinal) for ordinal in sorted(self._session.connections)]
 
     def device(self, ordinal: int = 0) -> D:
-        """One device. Raises `ArgumentError` where the node has none of that number."""
+        """Returns one device. Does not block.
+
+        Args:
+            ordinal: Number of the device on the node, from 0.
+
+        Raises:
+            ArgumentError: The node has no device of that number.
+            ClosedError: The node is closed.
+        """
         self._session.check()
         connection = self._session.connections.get(ordinal)
         if connection is None:
@@ -77,12 +85,13 @@ class BaseNode(Generic[D]):
         return device
 
     def _make_device(self, connection: Connection, opened: node_pb2.Device) -> D:
-        """A device of the class that belongs to this node's."""
+        """Makes a device of the class that belongs to this node's."""
         raise NotImplementedError
 
     @property
     def draining(self) -> bool:
-        """Whether the daemon has said that it will stop: it takes no new sessions, and ends this one before long.
+        """True once the daemon has announced that it will stop: it takes no new sessions, and ends this one before
+        long.
 
         Known as soon as a device has been used; unlike `describe`, this sends no request.
         """
@@ -90,13 +99,13 @@ class BaseNode(Generic[D]):
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """True once the node was closed."""
         return self._session.closed
 
     def on_output(self, callback: Callable[[str], object] | None) -> None:
-        """As `Device.on_output`, for all devices."""
+        """Sets the callback for output of kernels on all devices: see `Device.on_output`."""
         for connection in self._session.connections.values():
-            connection.prints.callback = callback
+            connection.kernel_output.callback = callback
 
     # ---- requests ----
 

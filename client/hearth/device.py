@@ -1,4 +1,4 @@
-"""Devices whose answers are waited for by the calling thread."""
+"""Devices whose calls block the calling thread until the device has answered."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from hearth.kernels import dispatch as dispatches
 from hearth.stream import Event, Stream
 
 if TYPE_CHECKING:
+    from hearth.arrays.asarray import OnGpu
     from hearth.arrays.described import PublishedArray
+    from hearth.base_stream import BaseStream
     from hearth.kernels.bindings import Array
     from hearth.kernels.function import Function
     from hearth.kernels.graph import Graph
     from hearth.kernels.module import RawModule
     from hearth.kernels.pending_dispatch import PendingDispatch
     from hearth.kernels.prepared import Prepared
+    from hearth.node import Node
     from hearth.profiling.profile import Profile
     from hearth.profiling.trace import Trace
     from hearth.types import MemoryUsage
@@ -30,20 +33,27 @@ class Device(BaseDevice[DeviceArray, Stream]):
     open.
 
     Sizes of new arrays are checked here, memory by the daemon: `OutOfMemoryError` comes with the next sync, read or
-    flush. What a first result does without is imported where it is asked for: see `hearth.connect`.
+    flush. Calls are asynchronous unless they say that they block. Safe from any thread.
     """
 
     _array_type = DeviceArray
     _stream_type = Stream
 
+    if TYPE_CHECKING:
+
+        @property
+        def node(self) -> Node: ...
+
     @property
     def state(self) -> str:
-        """``"starting"``, ``"serving"``, ``"lost"``, ``"fenced"`` or ``"stalled"``; asks the node."""
+        """``"starting"``, ``"serving"``, ``"lost"``, ``"fenced"`` or ``"stalled"``. Blocks for one request to the
+        daemon.
+        """
         return self._now().state
 
     @property
     def generation(self) -> int:
-        """Counts the processes that have served it; asks the node."""
+        """Number of processes that have served the device. Blocks for one request to the daemon."""
         return self._now().generation
 
     # ---- code ----
@@ -58,10 +68,25 @@ class Device(BaseDevice[DeviceArray, Stream]):
         headers: Mapping[str, str] | None = None,
         **unsupported: Any,
     ) -> RawModule:
-        """Loads CUDA C++ source, PTX, CUBIN or fatbin from `code` or a local file; returns at once.
+        """Loads CUDA C++ source, PTX, CUBIN or fatbin. Does not wait for the compile.
 
-        `options`: the compiler's; `name_expressions`: C++ names to instantiate, e.g. ``["scale<float>"]``; `headers`:
-        name in the source's ``#include`` -> text. Raises `UnsupportedError` for CuPy's further keywords.
+        Args:
+            code: Source text or binary; exclusive with `path`.
+            path: Local file with the code.
+            options: Options of the compiler, e.g. ``("-DN=4",)``.
+            name_expressions: C++ names to instantiate, e.g. ``["scale<float>"]``.
+            headers: Texts of headers by the name in the source's ``#include``.
+            **unsupported: Further keywords of CuPy's, accepted with their defaults.
+
+        Returns:
+            The module. Errors of the compiler are raised by `RawModule.compile`, or by the first call that waits for a
+            kernel.
+
+        Raises:
+            ArgumentError: Neither or both of `code` and `path` are given, or the code is larger than the daemon
+                accepts.
+            DtypeError: `code` or `options` has a wrong type.
+            UnsupportedError: A keyword of CuPy's asks for something that Hearth does not do.
         """
         from hearth.kernels.module import (
             RawModule,  # when the device has been attached to: its lane is opened meanwhile
@@ -78,45 +103,67 @@ class Device(BaseDevice[DeviceArray, Stream]):
         )
 
     def RawKernel(self, code: str | bytes, name: str, options: Iterable[str] = (), **unsupported: Any) -> Function:
-        """One kernel of its own module; returns at once."""
+        """Loads one kernel as a separate module. Does not wait for the compile.
+
+        Args:
+            code: CUDA C++ source, PTX, CUBIN or fatbin.
+            name: Name of the kernel in the code.
+            options: Options of the compiler.
+            **unsupported: Further keywords of CuPy's; see `RawModule`.
+        """
         return self.RawModule(code, options=options, **unsupported).get_function(name)
 
     # ---- streams ----
 
     def stream(self, priority: int = 0) -> Stream:
-        """A new stream; lower priorities are more urgent. ``with`` makes it current."""
+        """Makes a stream. ``with`` makes it the current one.
+
+        Args:
+            priority: CUDA's stream priority: lower numbers are more urgent; 0 is the default.
+        """
         return Stream(self._connection, priority)
 
     def graph(self) -> Graph:
-        """``with gpu.graph() as g:`` records the launches, copies and fills of the block; then ``g.launch(n)``."""
+        """Makes a graph: ``with gpu.graph() as g:`` records launches, copies and fills; then ``g.launch(n)``."""
         from hearth.kernels.graph import Graph
 
         return Graph(self._connection)
 
     def prepared(self) -> Prepared:
-        """``with gpu.prepared() as p:`` collects the launches of the block and checks them; then ``p.launch(n)``."""
+        """Makes a list: ``with gpu.prepared() as p:`` collects and checks launches; then ``p.launch(n)``."""
         from hearth.kernels.prepared import Prepared
 
         return Prepared(self._connection)
 
     def prepare(self, launches: Iterable[Sequence[Any]]) -> Prepared:
-        """Each of `launches` is ``(kernel, grid, block, args)`` or ``(kernel, grid, block, args, shared_mem)``.
+        """Checks launches together, to be run by one small command. Blocks until they are checked.
 
-        Checked together; raises everything that is wrong with them.
+        Args:
+            launches: For each launch ``(kernel, grid, block, args)`` or ``(kernel, grid, block, args, shared_mem)``.
+
+        Raises:
+            LaunchError: Launches are invalid; the error lists everything that is wrong with them.
+            ArgumentError: An entry of `launches` is no such tuple.
         """
         from hearth.kernels.prepared import prepare
 
         return prepare(self._connection, launches)
 
     def event(self) -> Event:
-        """An event, to be recorded by `Stream.record`."""
+        """Makes an event, to be recorded by `Stream.record`."""
         return Event(self._connection)
 
     @telemetry.traced("hearth.synchronize")
     def synchronize(self, timeout: float | None = None) -> None:
-        """Waits until all work of this session on the device is done; `timeout` in seconds.
+        """Blocks until all work of this session on the device is done.
 
-        Raises what failed since errors were last asked for, `DeviceLostError` once after a loss, or `TimeoutError`.
+        Args:
+            timeout: Seconds to wait at most; None: no limit.
+
+        Raises:
+            HearthError: The first failure since errors were last reported; `HearthError.failures` lists all of them.
+            DeviceLostError: The device was lost; raised once for each loss.
+            TimeoutError: The work is not done in time; it continues.
         """
         self._synchronizing().wait(timeout)
         if self._connection._deferred:  # what failed before has been told before
@@ -124,17 +171,38 @@ class Device(BaseDevice[DeviceArray, Stream]):
 
     @telemetry.traced("hearth.flush")
     def flush(self, stream: Stream | None = None, timeout: float | None = None) -> None:
-        """Waits until everything submitted before is handed to the device. Raises what failed on the stream."""
+        """Blocks until everything submitted before is handed to the device. Does not wait for the work itself.
+
+        Args:
+            stream: Stream whose failures are reported; None: the current one.
+            timeout: Seconds to wait at most; None: no limit.
+
+        Raises:
+            HearthError: A command of the stream failed.
+            TimeoutError: The commands are not handed over in time.
+        """
         self._flushing(stream).wait(timeout)
 
     def profile(self, stream: Stream | None = None) -> Profile:
-        """Times the work of a ``with`` block on the current stream, or on `stream`."""
+        """Measures the time of the work of a ``with`` block. The end of the block blocks until the work is done.
+
+        Args:
+            stream: Stream whose work is measured; None: the current one.
+        """
         from hearth.profiling.profile import Profile
 
         return Profile(self._connection, stream)
 
     def trace(self, max_events: int | None = None) -> Trace:
-        """Records every command of a ``with`` block, of all streams; `max_events`: the daemon's default if None."""
+        """Records every command of a ``with`` block, of all streams. The end of the block blocks until the work is
+        done.
+
+        Args:
+            max_events: Number of commands after which further ones are dropped; None: the daemon's default.
+
+        Raises:
+            ArgumentError: `max_events` is not between 1 and 2**32 - 1.
+        """
         from hearth.profiling.trace import Trace
 
         return Trace(self._connection, self._trace_name, max_events)
@@ -160,14 +228,30 @@ class Device(BaseDevice[DeviceArray, Stream]):
     ) -> list[Array]:
         """Uploads the inputs, runs the kernel and returns the outputs, in the order of the arguments.
 
-        `args` in the kernel's order: `In`, `Out`, `InOut`, NumPy arrays (as `In`), device arrays, values. Or, for
-        kernels that take their parameters in this order: `ins`, `outs` (each `(shape, dtype)` or one of the classes)
-        and `scalars`. `iterations`: launched so many times in a row, between one upload and one download. `timeout`, in
-        seconds, is the kernel's, as in a launch. `out`: for each output an array for it, or None; nothing is written to
-        any before the kernel is done.
+        Blocks until the outputs are there. Ordered on the stream like a launch.
 
-        Ordered on `stream` like a launch. Raises what is wrong with the dispatch, all of it; errors of earlier commands
-        stay where they are.
+        Args:
+            function: The kernel.
+            grid: Blocks along each axis, as in a launch.
+            block: Threads along each axis, as in a launch.
+            args: Arguments in the kernel's order: `In`, `Out`, `InOut`, NumPy arrays (as `In`), device arrays, values.
+            ins: Instead of `args`: host arrays, for a kernel that takes inputs, outputs and scalars in this order.
+            outs: Instead of `args`: outputs, each ``(shape, dtype)`` or one of the classes above.
+            scalars: Instead of `args`: values.
+            shared_mem: Dynamic shared memory in bytes.
+            iterations: Number of launches between the upload and the download.
+            timeout: Seconds that the kernel may take, after which the device process is ended; None: the session's
+                limit.
+            stream: Stream to run on; None: the current one.
+            out: For each output an array to fill, or None for a new one. Nothing is written before the kernel is done.
+
+        Returns:
+            The outputs as host arrays.
+
+        Raises:
+            LaunchError: The dispatch is invalid; the error lists everything that is wrong. Failures of earlier commands
+                are not reported here.
+            ArgumentError, DtypeError: An argument or an array of `out` does not fit.
         """
         given = (args, ins, outs, scalars)
         how = dispatches.How(shared_mem, iterations, timeout, stream)
@@ -193,11 +277,32 @@ class Device(BaseDevice[DeviceArray, Stream]):
         timed: bool = False,
         copy: bool = True,
     ) -> PendingDispatch:
-        """As `dispatch`, without waiting: see `PendingDispatch`.
+        """Sends a dispatch, like `dispatch`, without waiting for it.
 
-        Arrays given as `out` hold the outputs when its `result` has returned. `timed` measures the times on the device.
-        Inputs may be changed once this returns; `copy=False` saves a copy of the large ones and asks for them to stay
-        as they are until the dispatch is done.
+        Args:
+            function: The kernel.
+            grid: Blocks along each axis.
+            block: Threads along each axis.
+            args: Arguments in the kernel's order.
+            ins: Instead of `args`: inputs.
+            outs: Instead of `args`: outputs.
+            scalars: Instead of `args`: values.
+            shared_mem: Dynamic shared memory in bytes.
+            iterations: Number of launches between the upload and the download.
+            timeout: Seconds that the kernel may take; None: the session's limit.
+            stream: Stream to run on; None: the current one.
+            out: For each output an array to fill, or None. They hold the outputs once `PendingDispatch.result` has
+                returned.
+            timed: Measures the times on the device, for `PendingDispatch.timing`.
+            copy: False saves a copy of large inputs, which must then stay unchanged until the dispatch is done. By
+                default inputs may be changed once this returns.
+
+        Returns:
+            The pending dispatch.
+
+        Raises:
+            LaunchError: The dispatch is invalid, as far as that can be seen here.
+            ArgumentError, DtypeError: An argument or an array of `out` does not fit.
         """
         from hearth.kernels.pending_dispatch import PendingDispatch
 
@@ -208,30 +313,42 @@ class Device(BaseDevice[DeviceArray, Stream]):
     # ---- memory ----
 
     def memory_usage(self) -> MemoryUsage:
-        """What this session holds on the device, and what is left."""
+        """Returns the memory that this session holds on the device, and what is free. Blocks for the answer."""
         return self._asking_usage().wait()
 
     def memory_cleanup(self) -> None:
-        """Gives unused pool memory back to the device."""
+        """Returns unused memory of the pools to the device. Blocks until that is done."""
         self._cleaning().wait()
 
     # ---- published arrays ----
 
     @telemetry.traced("hearth.publish", telemetry.of_name)
     def publish(self, name: str, array: DeviceArray, tenants: Sequence[str] = ()) -> None:
-        """Lets other sessions attach the array under `name`, once the work before is done: those of this tenant, and
-        those of `tenants` (``"*"``: of all).
+        """Lets other sessions attach an array under a name, once the work before is done. Blocks until it is published.
 
-        The array stays usable, read-only. Its name holds the memory: freeing the array does not end it. To publish it
-        so once more changes nothing: whoever lost the connection before the answer came can ask again.
-        Raises what failed before, and `InvalidHandleError` (``NAME_IN_USE``), `ArgumentError`, `UnsupportedError`.
+        The array stays usable, read-only. The name holds the memory: freeing the array does not end it. To publish the
+        same array under the same name again changes nothing, so that a call whose connection broke can be repeated.
+
+        Args:
+            name: Name within this tenant.
+            array: An array of this device.
+            tenants: Other tenants that may attach it; ``"*"``: all.
+
+        Raises:
+            InvalidHandleError: The name is taken (``NAME_IN_USE``).
+            ArgumentError: The array cannot be published, or the name is no valid one.
+            UnsupportedError: The daemon does not publish arrays.
         """
         self._publications.publish(name, array, tenants)
 
     def unpublish(self, name: str) -> None:
-        """Ends a name of this tenant, whichever of its sessions gave it. Arrays that are attached stay.
+        """Ends a name of this tenant, whichever of its sessions published it. Attached arrays stay usable.
 
-        Raises `InvalidHandleError` (``NOT_PUBLISHED``).
+        Args:
+            name: The published name.
+
+        Raises:
+            InvalidHandleError: There is no such name (``NOT_PUBLISHED``).
         """
         self._publications.unpublish(name)
 
@@ -239,19 +356,33 @@ class Device(BaseDevice[DeviceArray, Stream]):
     def attach(
         self, name: str, tenant: str | None = None, *, shape: shapes.Shape | None = None, dtype: Any = None
     ) -> DeviceArray:
-        """The array that `tenant` (None: this session's own) published under `name`, to be read.
+        """Attaches a published array, read-only. Blocks until it is attached.
 
-        `shape` and `dtype`: how to see it, instead of as its publisher did. Raises `InvalidHandleError`
-        (``NOT_PUBLISHED``) where there is none or it is not for this tenant, `ArgumentError` where it does not hold
-        such an array.
+        Args:
+            name: The published name.
+            tenant: Tenant that published it; None: this session's own.
+            shape: Shape to view the memory with; None: the publisher's.
+            dtype: Element type to view the memory with; None: the publisher's.
+
+        Returns:
+            The array.
+
+        Raises:
+            InvalidHandleError: There is no such name, or it is not for this tenant (``NOT_PUBLISHED``).
+            ArgumentError: The memory does not hold an array of that shape and dtype.
         """
         return self._publications.attach(self, name, tenant, shape, dtype)
 
     def published(self) -> list[PublishedArray]:
-        """What this session may attach on the device, of its own tenant first."""
+        """Lists the arrays that this session may attach, those of its own tenant first. Blocks for the answer."""
         return self._publications.listed()
 
     # ---- inside ----
+
+    def _from_gpu(self, obj: Any, found: OnGpu, stream: BaseStream | None) -> DeviceArray:
+        from hearth.arrays.asarray import copied
+
+        return copied(obj, found, self, stream)
 
     def _at_host(self, a: DeviceArray) -> Any:
         return a.get()

@@ -1,4 +1,4 @@
-"""`connect`, and nodes whose answers are waited for by the calling thread."""
+"""`connect`, and nodes whose calls block the calling thread until the daemon has answered."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from hearth.device import Device
     from hearth.session.connection import Connection
-    from hearth.session.lease import NodeSession, Roads
+    from hearth.session.lease import ConnectionFactory, NodeSession
     from hearth.types import NodeInfo, SessionInfo
 
 _LONGEST_LAUNCH_S = 365 * 86400.0
@@ -42,26 +42,36 @@ def connect(
 ) -> Node:
     """Opens a session on a node's daemon.
 
-    `target`: ``"host:7421"``, ``"https://host:7421"`` for TLS, or ``"unix:/run/hearth/hearth.sock"``; ``"local"``: this
-    machine's daemon, at the usual Unix socket if that is there, else at 127.0.0.1:7421. None: the environment's
-    HEARTH_TARGET, else ``"local"``. `timeout` in seconds, also for a device that comes back after a loss. `name`
-    appears in the daemon's logs.
+    Blocks until the session is open.
 
-    Who the caller is: `token` (else HEARTH_TOKEN, else what stands in the file HEARTH_TOKEN_FILE); over TLS also
-    `certificate` and `key`, PEM files (else HEARTH_CERTIFICATE and HEARTH_KEY); on a Unix socket, without a token, this
-    process's user. `ca`, a PEM file (else HEARTH_CA), has the authority of the daemon's certificate, where that is not
-    a public one. A token is not sent to another host without TLS, unless `insecure` allows it.
+    Args:
+        target: ``"host:7421"``, ``"https://host:7421"`` for TLS, ``"unix:/run/hearth/hearth.sock"``, or ``"local"``:
+            this machine's daemon, at the usual Unix socket if that is there, else at 127.0.0.1:7421. None: the
+            environment's HEARTH_TARGET, else ``"local"``.
+        timeout: Seconds for the connect, and later for a device that comes back after a loss.
+        name: Name of the session in the daemon's logs.
+        token: Token of the caller; None: HEARTH_TOKEN, else the content of the file HEARTH_TOKEN_FILE. On a Unix
+            socket, without a token, the caller is this process's user.
+        ca: PEM file with the authority of the daemon's certificate; None: HEARTH_CA, else the public authorities.
+        certificate: PEM file with the caller's certificate, for TLS; None: HEARTH_CERTIFICATE.
+        key: PEM file with the key of `certificate`; None: HEARTH_KEY.
+        insecure: Allows a token to be sent to another host without TLS.
+        isolation: ``"dedicated"`` asks for device processes that no other session shares; None: as configured.
+        launch_timeout: Seconds that a launch may take that has no timeout; 0: the daemon's default.
+        lanes: Uses direct connections to the device processes where the daemon offers them: for commands on its host,
+            and for large arrays over TCP.
+        wait_for_ready: As in gRPC: while no daemon answers, or one that is starting, draining or full, tries again for
+            `timeout` seconds in all. Otherwise the first failure is raised at once.
 
-    ``isolation="dedicated"`` asks for device processes that no other session shares. `launch_timeout`, in seconds,
-    limits launches that have no limit of their own; 0: the daemon's default. `lanes`: whether work goes straight to the
-    device processes where the daemon, on this host and reached over its Unix socket, offers that; and, over TCP, large
-    arrays, by connections of their own.
+    Returns:
+        The node, to be closed or entered by ``with``.
 
-    `wait_for_ready`, as in gRPC: where no daemon answers, or one that is starting, draining or full, tries again for
-    `timeout` seconds in all before it raises that; without it at once.
-
-    Raises `ConnectError`; `AuthenticationError`; `QuotaExceededError` where there are too many sessions;
-    `UnsupportedError` for a protocol version that the daemon does not speak.
+    Raises:
+        ConnectError: No daemon answers at `target`.
+        AuthenticationError: The daemon does not accept the caller.
+        QuotaExceededError: There are too many sessions.
+        UnsupportedError: The daemon does not speak this client's protocol version.
+        ArgumentError: An argument is out of its range.
     """
     return Node(
         session_of(
@@ -85,9 +95,9 @@ def session_of(
     launch_timeout: float,
     lanes: bool,
     wait_for_ready: bool,
-    roads: Roads | None = None,
+    make_connection: ConnectionFactory | None = None,
 ) -> NodeSession:
-    """A session, opened as `connect` says; `roads`: see `NodeSession`."""
+    """Opens a session, as `connect` says; `make_connection`: see `NodeSession`."""
     if timeout <= 0:
         raise ArgumentError(f"timeout is {timeout} s.", reason="INVALID_ARGUMENT", fix="give seconds above 0.")
     if not 0 <= launch_timeout <= _LONGEST_LAUNCH_S:
@@ -107,8 +117,8 @@ def session_of(
         shown = credentials.find(found, token, ca, certificate, key, insecure=insecure)
         session = open_session(
             found, shown, timeout, name,
-            dedicated=dedicated, launch_timeout=launch_timeout, lanes=lanes, within=within, roads=roads,
-            meanwhile=_import_device,
+            dedicated=dedicated, launch_timeout=launch_timeout, lanes=lanes, within=within,
+            make_connection=make_connection, meanwhile=_import_device,
         )  # fmt: skip
         path = os.environ.get("HEARTH_TRACE")
         if path:
@@ -144,7 +154,10 @@ def _trace(session: NodeSession, path: str) -> None:
 
 
 class Node(BaseNode["Device"]):
-    """A session on a node. Closed by `close`, at the end of ``with``, when collected, or when Python exits."""
+    """A session on a node. Closed by `close`, at the end of ``with``, when collected, or when Python exits.
+
+    Made by `connect`. Safe from any thread.
+    """
 
     def _make_device(self, connection: Connection, opened: node_pb2.Device) -> Device:
         from hearth.device import Device
@@ -153,49 +166,91 @@ class Node(BaseNode["Device"]):
 
     @telemetry.traced("hearth.synchronize")
     def synchronize(self, timeout: float | None = None) -> None:
-        """Waits until all work of this session is done, on all its devices at once; `timeout` in seconds.
+        """Blocks until all work of this session is done, on all its devices at once.
 
-        Raises as `Device.synchronize`: for several devices what failed on the first of them. What failed on others is
-        raised when they are asked next.
+        Args:
+            timeout: Seconds to wait at most; None: no limit.
+
+        Raises:
+            HearthError: The first failure on the first device that has one, as by `Device.synchronize`. Failures on
+                other devices are raised by the next call that reports errors there.
+            TimeoutError: The work is not done in time; it continues.
         """
         from hearth.session.reply import wait_for_all
 
         wait_for_all(self._synchronizing(), timeout)
 
     def describe(self) -> NodeInfo:
-        """Name, versions, features, and every device's present state."""
+        """Describes the node: name, versions, features, and the present state of every device.
+
+        Blocks for one request to the daemon.
+        """
         return self._describe()
 
     def sessions(self) -> list[SessionInfo]:
-        """The sessions on the node that this one may see."""
+        """Lists the sessions on the node that this one may see.
+
+        Blocks for one request to the daemon.
+        """
         return self._list_sessions()
 
     def status(self) -> dict[str, Any]:
-        """What the daemon's page shows: devices, tenants, sessions, throughput, faults, as far as this client may see
-        them. The document of HTTP's ``/status``."""
+        """Returns the document of the daemon's status page: devices, tenants, sessions, throughput and faults.
+
+        Blocks for one request to the daemon. Has what this client may see of the document of HTTP's ``/status``.
+        """
         return self._fetch_status()
 
     def end_session(self, session_id: str) -> list[int]:
-        """Ends a session: one of the tenant's own, or, with the right to administer, anybody's. Raises
-        `InvalidHandleError` where there is none of that id.
+        """Ends a session of the caller's tenant, or, with the right to administer, of any tenant.
 
-        Returns the ordinals of devices on which a kernel of it still runs, beside the work of others: what it held is
-        free there when that kernel has ended, or the last of them has gone. Empty where all is free."""
+        Blocks for one request to the daemon.
+
+        Args:
+            session_id: Public id of the session, as `sessions` lists it.
+
+        Returns:
+            The ordinals of devices on which a kernel of the session still runs. Memory of the session is freed there
+            when that kernel has ended. Empty where everything is freed.
+
+        Raises:
+            InvalidHandleError: There is no session of that id.
+            AuthenticationError: The session is another tenant's, and the caller has no right to administer.
+        """
         return self._end_session(session_id)
 
     def restart_device(self, ordinal: int) -> None:
-        """Replaces a device's processes and lifts its fence; arrays on it are lost. Raises `AuthenticationError`
-        without the right to administer."""
+        """Replaces the processes of a device and lifts its fence. Arrays on it are lost.
+
+        Blocks for one request to the daemon.
+
+        Args:
+            ordinal: Number of the device on the node.
+
+        Raises:
+            AuthenticationError: The caller has no right to administer.
+        """
         self._restart_device(ordinal)
 
     def drain(self) -> int:
-        """Has the daemon refuse new sessions; how many go on. Raises `AuthenticationError` without the right to
-        administer."""
+        """Has the daemon refuse new sessions; present ones continue.
+
+        Blocks for one request to the daemon.
+
+        Returns:
+            The number of sessions that continue.
+
+        Raises:
+            AuthenticationError: The caller has no right to administer.
+        """
         return self._drain()
 
     @telemetry.traced("hearth.close")
     def close(self) -> None:
-        """Sends what is queued, ends the session and frees all that it holds on the devices."""
+        """Sends queued commands, ends the session and frees all that it holds on the devices.
+
+        Blocks some seconds at most. A second call does nothing.
+        """
         self._close()
 
     def __enter__(self) -> Node:

@@ -1,290 +1,101 @@
-"""Logical streams and events, by CuPy's names.
-
-A stream belongs to a device of a session; used with `with`, it is the current stream of the thread (or task) for that
-device. Work without a stream of its own goes to the current one, at first the device's default stream.
-"""
+"""Streams and events whose completion the calling thread waits for."""
 
 from __future__ import annotations
 
-import threading
-from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NamedTuple
-
 from hearth import telemetry
-from hearth.codec.decode import DONE
-from hearth.codec.encode import SYNC
-from hearth.errors import ArgumentError, InvalidHandleError, LaunchError
-from hearth_proto.later import commands_pb2
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from hearth.session.attachment import Attachment
-    from hearth.session.connection import Connection
-    from hearth.session.reply import Asked, Reply
+from hearth.base_stream import BaseEvent, BaseStream
 
 
-class _Scope(NamedTuple):
-    """What one `with` made current, by device; `outer` comes back at its end. Never changed, so that a stream can be
-    entered in several threads at once."""
+class Stream(BaseStream):
+    """A sequence of commands that run in order on a device. Made by `Device.stream`.
 
-    streams: dict[int, Stream]
-    outer: _Scope | None
-
-
-_current: ContextVar[_Scope | None] = ContextVar("hearth_current_streams", default=None)
-
-
-def current(connection: Connection) -> Stream | None:
-    """The stream that `with` made current here for the connection's device; None: the default stream."""
-    scope = _current.get()
-    return None if scope is None else scope.streams.get(id(connection))
-
-
-def resolve(stream: Stream | None, connection: Connection, attachment: Attachment, *, work: bool = True) -> int:
-    """The handle of `stream`, or of the current one. Raises `ArgumentError` for a stream of another device.
-
-    `work`: False for commands that give the stream nothing to do.
+    ``with stream:`` makes it the current stream of the thread, or task, for its device. Its work continues when nothing
+    refers to it any more.
     """
-    if stream is None:
-        stream = current(connection)
-        if stream is None:
-            return 0
-    elif stream._connection is not connection:
-        raise ArgumentError(
-            f"{stream!r} belongs to another device or session.",
-            reason="INVALID_ARGUMENT",
-            fix=f"make one with node.device({connection.ordinal}).stream().",
-        )
-    return stream._work_on(attachment) if work else stream._handle_on(attachment)
-
-
-def resolve_for_memory(stream: Stream | None, connection: Connection, attachment: Attachment) -> int:
-    """As `resolve`, for an allocation. Raises `LaunchError` where the stream's work is being recorded."""
-    handle = resolve(stream, connection, attachment)
-    target = stream if stream is not None else current(connection)
-    if target is not None and target.records:
-        raise LaunchError(
-            "memory cannot be allocated while a graph is recorded: a graph has none of its own.",
-            reason="CAPTURE_INVALID",
-            fix="make the arrays before the block, or on another stream.",
-        )
-    return handle
-
-
-def resolve_for_collective(stream: Stream | None, connection: Connection, attachment: Attachment) -> int:
-    """The handle of `stream`; None: of the default one. Raises `LaunchError` where its work is being recorded."""
-    if stream is None:
-        return 0
-    if stream.records:
-        raise LaunchError(
-            "a collective cannot be recorded in a graph.", reason="CAPTURE_INVALID", fix="call it outside the block."
-        )
-    return resolve(stream, connection, attachment)
-
-
-class LaunchCall(NamedTuple):
-    """A launch as it was asked for, without its arguments."""
-
-    function: Any
-    """The `hearth.kernels.function.Function`."""
-    grid: Any
-    block: Any
-    shared_mem: int = 0
-    mode: str = "checked"
-    cooperative: bool = False
-    cluster: Any = None
-    iterations: int = 1
-
-
-class Stream:
-    """A sequence of commands that run in order; see `Device.stream`."""
-
-    records = False
-    """Whether work on it is recorded rather than run; see `hearth.kernels.graph`."""
-
-    def __init__(self, connection: Connection, priority: int = 0, *, default: bool = False) -> None:
-        self._connection = connection
-        self.priority = priority
-        self._default = default
-        self._attachment: Attachment | None = None
-        self._handle = 0
-        self._making = threading.Lock()
-        self._sync = 0, SYNC
-        """The command that waits for it, behind its handle."""
-        self._probe: tuple[tuple[Attachment, int], Event] | None = None
-        """What `done` recorded last, and after how many submissions: polling does not record ever anew."""
-        if not default:
-            self._handle_on(connection.attachment())
-
-    def _handle_on(self, attachment: Attachment) -> int:
-        """Its handle, on the attachment that is about to be used: after a loss it is created again."""
-        if self._default or self._attachment is attachment:
-            return self._handle
-        with self._making:
-            if self._attachment is not attachment:
-                handle = self._connection.mint()
-                create = commands_pb2.CreateStream(stream=handle, priority=self.priority)
-                attachment.submit(commands_pb2.Command(create_stream=create))
-                self._handle, self._attachment = handle, attachment
-        return self._handle
-
-    def launched(self, attachment: Attachment, record: bytes, call: LaunchCall, args: object) -> None:
-        """Takes a launch that was packed for it."""
-        attachment.launch(record)
-
-    def _work_on(self, attachment: Attachment) -> int:
-        """Its handle, for work."""
-        return self._handle_on(attachment)
 
     @telemetry.traced("hearth.stream.synchronize")
     def synchronize(self, timeout: float | None = None) -> None:
-        """Waits until everything submitted to the stream is done; `timeout` in seconds.
+        """Blocks until everything submitted to the stream is done.
 
-        Raises what failed on the stream since it was last asked, or `TimeoutError`; the work goes on after that.
+        Args:
+            timeout: Seconds to wait at most; None: no limit.
+
+        Raises:
+            HearthError: The first failure on the stream since errors were last reported; `HearthError.failures` lists
+                all.
+            TimeoutError: The work is not done in time; it continues.
         """
         self._synchronizing().wait(timeout)
         self._connection.raise_deferred(self._handle)  # of what was sent before, all answers have come before
 
-    def _synchronizing(self) -> Reply:
-        connection = self._connection
-        connection.raise_deferred(self._handle)
-        attachment = connection.attachment()
-        handle = self._handle_on(attachment)
-        if self._sync[0] != handle:
-            command = commands_pb2.Command(stream=handle, sync=commands_pb2.Sync())
-            self._sync = handle, command.SerializeToString()
-        reply = attachment.ask(self._sync[1], reports=True)
-        reply.foretold = DONE
-        return reply
-
     def record(self, event: Event | None = None) -> Event:
-        """Records an event after the work submitted so far; a new one unless given."""
+        """Records an event after the work submitted so far. Does not block.
+
+        Args:
+            event: An event of the same device, whose earlier record is replaced; None: a new one.
+
+        Returns:
+            The event.
+
+        Raises:
+            ArgumentError: The event belongs to another device.
+        """
         event = event or Event(self._connection)
-        attachment = self._connection.attachment()
-        handle = event._record_on(attachment, self._connection)
-        command = commands_pb2.Command(stream=self._handle_on(attachment))
-        command.record_event.event = handle
-        attachment.submit(command)
+        self._record(event)
         return event
 
-    def wait_event(self, event: Event) -> None:
-        """Lets later work of this stream wait, on the device, for the event's last record."""
-        attachment = self._connection.attachment()
-        command = commands_pb2.Command(stream=self._handle_on(attachment))
-        command.wait_event.event = event._recorded_on(attachment, self._connection)
-        attachment.submit(command)
-
     @property
     def done(self) -> bool:
-        """Whether everything submitted so far is done. Takes no errors."""
+        """True if everything submitted so far is done. Blocks for one request to the device; reports no errors."""
         event, fresh = self._probing()
-        return event.done or (fresh and event.done)
-
-    def _probing(self) -> tuple[Event, bool]:
-        """An event behind everything submitted so far, and whether it was recorded just now: then it is to be asked
-        twice, for an idle stream needs a moment for the record itself."""
-        attachment = self._connection.attachment()
-        probe = self._probe
-        if probe is not None and probe[0] == (attachment, attachment.session.submitted):
-            return probe[1], False
-        event = self.record()
-        self._probe = (attachment, attachment.session.submitted), event
-        return event, True
-
-    def __enter__(self) -> Stream:
-        outer = _current.get()
-        streams = {} if outer is None else dict(outer.streams)
-        streams[id(self._connection)] = self
-        _current.set(_Scope(streams, outer))
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        scope = _current.get()
-        _current.set(None if scope is None else scope.outer)
-
-    def __repr__(self) -> str:
-        name = "default" if self._default else str(self._handle)
-        return f"<hearth.Stream {name} of device {self._connection.ordinal}>"
-
-    def __del__(self) -> None:
-        attachment = getattr(self, "_attachment", None)
-        if attachment is not None and attachment.alive and attachment.space is not None:
-            attachment.space.graveyard.bury("stream", self._handle)
+        return event._querying(False).wait() or (fresh and event._querying(False).wait())
 
 
-class Event:
-    """A point in a stream. Recorded by `Stream.record`."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._attachment: Attachment | None = None
-        self._handle = 0
-
-    def _record_on(self, attachment: Attachment, connection: Connection) -> int:
-        self._check(connection)
-        if self._attachment is not attachment:
-            self._handle, self._attachment = self._connection.mint(), attachment
-        return self._handle
-
-    def _recorded_on(self, attachment: Attachment, connection: Connection) -> int:
-        self._check(connection)
-        if self._attachment is None:
-            raise ArgumentError("the event was never recorded.", reason="INVALID_ARGUMENT", fix="stream.record(event)")
-        if self._attachment is not attachment:
-            raise InvalidHandleError(
-                "the event was lost with the connection or device process that it was recorded on.",
-                reason="INVALID_HANDLE",
-                fix="record it again.",
-            )
-        return self._handle
-
-    def _check(self, connection: Connection) -> None:
-        if connection is not self._connection:
-            raise ArgumentError(
-                f"the event belongs to device {self._connection.ordinal} of its session, "
-                f"not to this device {connection.ordinal}.",
-                reason="INVALID_ARGUMENT",
-                fix="record an event on a stream of the same device.",
-            )
+class Event(BaseEvent):
+    """A point in a stream. Made by `Device.event`, recorded by `Stream.record`."""
 
     @property
     def done(self) -> bool:
-        """Whether the work before the record is done."""
+        """True if the work before the record is done. Blocks for one request to the device."""
         return self._querying(False).wait()
 
     @telemetry.traced("hearth.event.synchronize")
     def synchronize(self, timeout: float | None = None) -> None:
-        """Waits for the work before the record; `timeout` in seconds. Raises `TimeoutError`."""
+        """Blocks until the work before the record is done.
+
+        Args:
+            timeout: Seconds to wait at most; None: no limit.
+
+        Raises:
+            ArgumentError: The event was never recorded.
+            TimeoutError: The work is not done in time; it continues.
+        """
         self._querying(True).wait(timeout)
 
     @telemetry.traced("hearth.event.elapsed")
     def elapsed(self, start: Event) -> float:
-        """Milliseconds of device time from `start` to this event; waits for both."""
+        """Measures the device time between two events. Blocks until both are done.
+
+        Args:
+            start: The earlier event, of the same device.
+
+        Returns:
+            Milliseconds from `start` to this event.
+
+        Raises:
+            ArgumentError: One of the events was never recorded, or they belong to different devices.
+        """
         return self._measuring(start).wait()
-
-    def _measuring(self, start: Event) -> Asked[float]:
-        attachment = self._connection.attachment()
-        command = commands_pb2.Command()
-        command.elapsed_time.start = start._recorded_on(attachment, self._connection)
-        command.elapsed_time.end = self._recorded_on(attachment, self._connection)
-        return self._connection.asking(command, lambda result: result.event.elapsed_ns / 1e6, attachment)
-
-    def _querying(self, wait: bool) -> Asked[bool]:
-        attachment = self._connection.attachment()
-        command = commands_pb2.Command()
-        command.query_event.event = self._recorded_on(attachment, self._connection)
-        command.query_event.wait = wait
-        return self._connection.asking(command, lambda result: result.event.done, attachment)
-
-    def __del__(self) -> None:
-        attachment = getattr(self, "_attachment", None)
-        if attachment is not None and attachment.alive and attachment.space is not None:
-            attachment.space.graveyard.bury("event", self._handle)
 
 
 def get_elapsed_time(start_event: Event, end_event: Event) -> float:
-    """Milliseconds of device time between two recorded events; waits for both."""
+    """Measures the device time between two recorded events, by CuPy's name. Blocks until both are done.
+
+    Args:
+        start_event: The earlier event.
+        end_event: The later event, of the same device.
+
+    Returns:
+        Milliseconds.
+    """
     return end_event.elapsed(start_event)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 import hearth
-from hearth import DeviceArray, Node
+from hearth import DeviceArray, Node, aio
 
 Launch = Callable[..., None]
 
@@ -39,6 +39,34 @@ def arrays(gpu: hearth.Device) -> list[int]:
     with x.ipc() as view:
         print(view.address, f"{x[0, 0]:.2f}", total, host.dtype, len(x), bool(x[0, 0]))
     return [*shape, *(row.nbytes for row in rows), *x.flatten().strides]
+
+
+def back(x: DeviceArray) -> Node:
+    gpu: hearth.Device = x.device
+    array: DeviceArray = x.tensor_map((2, 2)).array
+    stream: hearth.Stream = gpu.current_stream
+    event: hearth.Event = stream.record()
+    done: bool = stream.done or event.done
+    variable: DeviceArray = gpu.RawModule(code="source").get_global("table", np.float32)
+    variable.set(np.zeros(3, np.float32))
+    print(array.device.node.name, done, event.elapsed(stream.record()))
+    return gpu.node
+
+
+async def asynchronous(x: aio.DeviceArray) -> aio.Node:
+    gpu: aio.Device = x.device
+    array: aio.DeviceArray = x.tensor_map((2, 2)).array
+    with gpu.stream() as stream:
+        event: aio.Event = stream.record()
+        current: aio.Stream = gpu.current_stream
+    done: bool = await current.done() or await event.done()
+    kernel: aio.Function = gpu.RawModule(code="source").get_function("f")
+    async with gpu.graph() as graph, gpu.profile() as profile:
+        kernel(1, 1, (array,))
+    graph.launch(await kernel.num_regs())
+    results: list[npt.NDArray[np.float32]] = await gpu.dispatch_async(kernel, 1, 1, outs=[(3, np.float32)]).result()
+    print(done, profile.device_ns, results, await event.elapsed(stream.record()))
+    return array.device.node
 
 
 def work(node: Node) -> None:

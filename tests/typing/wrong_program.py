@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import hearth
+from hearth import aio
 
 
 def arrays(gpu: hearth.Device) -> None:
@@ -28,6 +29,16 @@ def launches(gpu: hearth.Device) -> None:
     kernel((1,), (1,), (), threads=4)  # E: call-arg
     gpu.RawKernel("code")  # E: call-arg
     gpu.stream(priority="high")  # E: arg-type
+
+
+async def clients(x: hearth.DeviceArray, y: aio.DeviceArray) -> None:
+    x.device.nothing()  # E: attr-defined
+    y.device.node.nothing()  # E: attr-defined
+    x.tensor_map((2, 2)).array.nothing()  # E: attr-defined
+    stream: hearth.Stream = y.device.stream()  # E: assignment
+    function: hearth.Function = y.device.RawKernel("code", "f")  # E: assignment
+    node: hearth.Node = y.device.node  # E: assignment
+    print(stream, function, node)
 
 
 def sessions() -> None:

@@ -12,8 +12,8 @@ a `BaseArray`, and so on. Calls that do not wait are inherited from it, the same
 name and are coroutines. A property that would
 ask the daemon is a coroutine method (``await event.done()``, ``await f.num_regs()``, ``await mod.functions()``), and a
 block whose end waits is entered by ``async with`` (`graph`, `prepared`, `profile`, `trace`, groups, the node). Each
-question is sent, and its answer read, by the other client's code (`hearth.session.reply.Asked`); only the wait between
-is this package's.
+request is sent, and its answer read, by code that both clients share (`hearth.session.reply.PendingResult`); only the
+wait between is this package's.
 
 **Waiting takes no thread.** An answer completes a future of the loop, told by whoever receives: a thread that the
 session has anyway. So thousands may be awaited at once. Threads are used for what cannot do without: to connect, attach
@@ -27,7 +27,8 @@ when they are needed and gone 2 s later.
 may be given before the device has been attached to; a large array is copied when the call returns, and travels in the
 background; a full queue takes four times what it takes of a thread, and then raises `QuotaExceededError` (QUEUE_FULL).
 One in pinned memory (`hearth.empty_pinned`) is not copied on the daemon's host: the device reads it in the order of the
-stream, and it is to stay as it is until that was synchronized with.
+stream, and it is to stay as it is until that was synchronized with. So is one in this process's own GPU memory (CuPy,
+PyTorch), which a thread copies by way of the host.
 Who submits without ever waiting for a result awaits ``gpu.ready()`` now and then, as one awaits a stream writer's
 `drain`. After a `DeviceLostError` a plain call works at once, for the device is attached again behind it; but where
 durable arrays come back it raises `UnavailableError` until ``await gpu.ready()``.

@@ -12,7 +12,7 @@ from hearth.aio.event_loop import in_loop
 from hearth.arrays import host_copy
 from hearth.arrays.base_array import BaseArray
 from hearth.errors import ArgumentError
-from hearth.kernels.module import as_bytes
+from hearth.kernels.base_module import as_bytes
 from hearth.transfer import plan, registered, router
 
 if TYPE_CHECKING:
@@ -22,13 +22,15 @@ if TYPE_CHECKING:
     import numpy as np
 
     from hearth.aio.connection import LoopAttachment, LoopConnection
+    from hearth.aio.device import Device
+    from hearth.aio.stream import Stream
+    from hearth.base_stream import BaseStream
     from hearth.dtypes import Dtype
     from hearth.interfaces import DeviceContext
     from hearth.interop.ipc import Exported
     from hearth.progress import Progress
     from hearth.session.attachment import Attachment
     from hearth.session.memory import Memory
-    from hearth.stream import Stream as AnyStream
 
 
 _MIDDLING = 512 << 10
@@ -37,27 +39,32 @@ threads: half of it at 1 MiB (CPU)."""
 
 
 class DeviceArray(BaseArray):
-    """As `hearth.DeviceArray`; `get`, `item`, `publish`, `ipc` and the like are awaited."""
+    """The asyncio counterpart of `hearth.DeviceArray`: `get`, `item`, `publish`, `ipc` and the like are awaited."""
 
     __slots__ = ()
 
     _connection: LoopConnection
 
+    if TYPE_CHECKING:
+
+        @property
+        def device(self) -> Device: ...
+
     @telemetry.traced("hearth.get", telemetry.of_array)
     async def get(
         self,
         out: np.ndarray[Any, Any] | None = None,
-        stream: AnyStream | None = None,
+        stream: Stream | None = None,
         *,
         blocking: bool = True,
         timeout: float | None = None,
         progress: bool | Progress | None = None,
     ) -> np.ndarray[Any, Any]:
-        """As `hearth.DeviceArray.get`. Its place in the order of the stream is where it is first awaited.
+        """Copies the array to host memory; arguments and errors of `hearth.DeviceArray.get`.
 
-        Cancelled or late, it leaves `out` as it is, or filled where that had begun, and nobody in it.
-        ``blocking=False``, with an `out` as it says there, returns when the device has been told to fill `out` itself.
-        `progress` is called in the loop.
+        Its place in the order of the stream is where it is first awaited. Cancelled or late, it leaves `out` as it is,
+        or filled if that had begun, and nothing writes to it afterwards. ``blocking=False``, with such an `out`,
+        returns when the device has been told to fill `out` itself. `progress` is called in the loop.
         """
         connection = self._connection
         await connection.opened()
@@ -74,12 +81,12 @@ class DeviceArray(BaseArray):
     async def readinto(
         self,
         buffer: Any,
-        stream: AnyStream | None = None,
+        stream: Stream | None = None,
         *,
         timeout: float | None = None,
         progress: bool | Progress | None = None,
     ) -> int:
-        """As `hearth.DeviceArray.readinto`; cancelled or late, as `get` with an `out`."""
+        """Reads the bytes of the array into a buffer: see `hearth.DeviceArray.readinto`. Cancelled or late, like `get`."""
         data = dtypes.writable(buffer, self._nbytes)
         await self._connection.opened()
         self._connection.raise_deferred()
@@ -91,14 +98,14 @@ class DeviceArray(BaseArray):
     async def _come(
         self,
         attachment: Attachment,
-        stream: AnyStream | None,
+        stream: Stream | None,
         data: memoryview,
         blocking: bool,
         callers: bool,
         timeout: float | None,
         progress: bool | Progress | None,
     ) -> None:
-        """All of it, into memory that is the caller's or that nobody else knows."""
+        """Reads all bytes, into memory of the caller or memory that nothing else refers to."""
         connection, part = self._connection, host_copy.part_of(self, attachment, stream)
         report = progresses.reporter(progress, "download")
         if plan.inline(len(data), attachment.session.limits) and not _beside(connection, attachment, len(data)):
@@ -113,20 +120,20 @@ class DeviceArray(BaseArray):
         connection.raise_deferred()  # a copy that was sent before may have failed since: its answer has come
 
     async def item(self, *index: SupportsIndex) -> Any:
-        """As `hearth.DeviceArray.item`."""
+        """Reads one element as a Python object: see `hearth.DeviceArray.item`."""
         from hearth.arrays import views
 
         return await views.element(self, index)._element()
 
     async def tolist(self) -> Any:
-        """The elements as nested lists of Python objects."""
+        """Reads the elements as nested lists of Python objects."""
         dtype = self._dtype
         if isinstance(dtype, dtypes.Element):
             return dtypes.elements(await self._bytes(), self._shape, dtype)
         return (await self.get()).tolist()
 
     async def tobytes(self) -> bytes:
-        """As `hearth.DeviceArray.tobytes`."""
+        """Reads the bytes of the array, in C order."""
         return bytes(await self._bytes())
 
     async def _bytes(self) -> memoryview:
@@ -149,14 +156,14 @@ class DeviceArray(BaseArray):
         raise TypeError("an array of hearth.aio is not copied to the host without a word: use await x.get()")
 
     async def ipc(self) -> Exported:
-        """As `hearth.DeviceArray.ipc`."""
+        """Maps the array's memory into this process: see `hearth.DeviceArray.ipc`."""
         from hearth.interop import ipc
 
         await self._connection.opened()
         return await self._connection.home.call(partial(ipc.export, self), undo=lambda exported: exported.close())
 
     async def publish(self, name: str, tenants: Sequence[str] = ()) -> None:
-        """Lets other sessions attach it under `name`, read-only; see `Device.publish`."""
+        """Lets other sessions attach the array under a name, read-only: see `Device.publish`."""
         await self._device.publish(name, self, tenants)
 
     def _send(
@@ -184,12 +191,12 @@ class DeviceArray(BaseArray):
 
 
 def _beside(connection: LoopConnection, attachment: Attachment, size: int) -> bool:
-    """Whether what might come in a batch does not: where such reads are a habit, and memory may be shared."""
+    """True if a read that fits a batch goes beside it: such reads are a habit, and memory may be shared."""
     return plan.worth_a_ring(connection, size) and size >= _MIDDLING and registered.likely(connection, attachment)
 
 
 class GlobalArray(DeviceArray):
-    """A module's variable; as `hearth.kernels.module.GlobalArray`."""
+    """The asyncio counterpart of `hearth.kernels.module.GlobalArray`: a variable of a module."""
 
     __slots__ = ("_typed",)
 
@@ -209,10 +216,18 @@ class GlobalArray(DeviceArray):
     def set(
         self,
         a: Any,
-        stream: AnyStream | None = None,
+        stream: BaseStream | None = None,
         *,
         blocking: bool = False,
         progress: bool | Progress | None = None,
     ) -> None:
-        """As `hearth.DeviceArray.set`; without a dtype of its own it takes any array of its size."""
+        """Overwrites the variable with a host array, like `DeviceArray.set`.
+
+        Args:
+            a: An array of the variable's shape and dtype; of any dtype and the same size if `get_global` was given no
+                dtype.
+            stream: Stream that orders the write; None: the current one.
+            blocking: Not for the event loop.
+            progress: True for a progress bar, or ``f(done, total)``, called with bytes.
+        """
         super().set(a if self._typed else as_bytes(self, a), stream, blocking=blocking, progress=progress)

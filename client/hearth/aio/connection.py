@@ -18,12 +18,12 @@ from hearth.errors import ClosedError, HearthError, QuotaExceededError, TimeoutE
 from hearth.session import send_queue
 from hearth.session.attachment import Attachment
 from hearth.session.connection import Connection
-from hearth.session.execute_stream import Execute
+from hearth.session.execute_stream import ExecuteStream
 from hearth.session.memory import Space
-from hearth.transport.backoff import Reattaching
+from hearth.transport.backoff import AttachBackoff
 
 if TYPE_CHECKING:
-    from hearth.session.kernel_output import Prints
+    from hearth.session.kernel_output import KernelOutput
     from hearth.session.send_queue import Limits
     from hearth.transport.base import Transport
 
@@ -47,10 +47,10 @@ class LoopAttachment(Attachment):
         limits: Limits,
         on_end: Callable[[Attachment, HearthError, bool], None],
         on_late_error: Callable[[HearthError], None],
-        prints: Prints,
+        kernel_output: KernelOutput,
         requests: Iterator[int],
     ) -> None:
-        super().__init__(limits, on_end, on_late_error, prints, requests)
+        super().__init__(limits, on_end, on_late_error, kernel_output, requests)
         self._opened = threading.Event()
 
     def wait_opened(self) -> None:
@@ -59,13 +59,13 @@ class LoopAttachment(Attachment):
         if self.session.error is not None:
             raise self.session.error.again()
 
-    def open_patiently(self, transport: Transport, token: str, device: int, lease: float, again: Reattaching) -> None:
+    def open_patiently(self, transport: Transport, token: str, device: int, lease: float, again: AttachBackoff) -> None:
         """As `Connection._attach` does it, and what was queued meanwhile stays. Raises what it failed with."""
         session = self.session
         try:
             while True:
                 try:
-                    self._try(Execute(self, transport, token, device, lease), device, again.left)
+                    self._try(ExecuteStream(self, transport, token, device, lease), device, again.left)
                     return
                 except HearthError as error:
                     pause = again.pause(error)
@@ -78,7 +78,7 @@ class LoopAttachment(Attachment):
         finally:
             self._opened.set()
 
-    def _try(self, execute: Execute, device: int, timeout: float) -> None:
+    def _try(self, execute: ExecuteStream, device: int, timeout: float) -> None:
         session = self.session
         if session.error is not None:  # closed meanwhile
             raise session.error.again()
@@ -108,19 +108,16 @@ class LoopAttachment(Attachment):
         super().end(error)
 
     def _await_room(self) -> None:
-        session = self.session
+        session, queue = self.session, self.queue
         if session.error is not None or not in_loop():
             super()._await_room()
-        elif (
-            session.queued >= TIMES * send_queue.QUEUE_COMMANDS
-            or session.queued_bytes >= TIMES * send_queue.QUEUE_BYTES
-        ):
-            raise full(f"{session.queued} commands ({session.queued_bytes} bytes) wait for the device")
+        elif queue.queued >= TIMES * send_queue.QUEUE_COMMANDS or queue.queued_bytes >= TIMES * send_queue.QUEUE_BYTES:
+            raise full(f"{queue.queued} commands ({queue.queued_bytes} bytes) wait for the device")
 
     @property
     def roomy(self) -> bool:
         """Whether a thread could submit without waiting."""
-        return not self.session.full or self.session.error is not None
+        return not self.queue.full or self.session.error is not None
 
 
 class LoopConnection(Connection):
@@ -169,7 +166,7 @@ class LoopConnection(Connection):
             if attachment is not None and attachment.session.device_lost and self._space is not None:
                 self._space.lost = True  # as `_ended` will say in a moment
             self._last = fresh = LoopAttachment(
-                self.limits, self._ended, self._deferred.keep, self.prints, self._requests
+                self.limits, self._ended, self._deferred.keep, self.kernel_output, self._requests
             )
             if self._space is None or (self._space.lost and not self.durables.any()):
                 self._space = space = Space(0)  # nothing of another one is left: its generation can wait
@@ -186,7 +183,7 @@ class LoopConnection(Connection):
         super()._ended(attachment, error, report)
 
     def _open(self, fresh: LoopAttachment) -> None:
-        again = Reattaching(self.timeout, self.transport.absent)
+        again = AttachBackoff(self.timeout, self.transport.absent)
         fresh.open_patiently(self.transport, self.token, self.ordinal, self.lease, again)
         space = fresh.space
         if space is None:
@@ -196,7 +193,7 @@ class LoopConnection(Connection):
             if self.recorder is not None:
                 self.recorder.attached(self, fresh)
             for handle in fresh.session.durable:  # nobody had them any more when it began
-                space.graveyard.bury("buffer", handle)
+                space.deferred_frees.add("buffer", handle)
         if self.refusal is not None:
             fresh.end(self.refusal)
 

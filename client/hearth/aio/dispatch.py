@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from hearth import telemetry
 from hearth.aio.thread_pool import Work
 from hearth.errors import HearthError, TimeoutError
-from hearth.kernels import pending_dispatch as sync
+from hearth.kernels.pending_dispatch import BasePendingDispatch, Job, carry
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from hearth.aio.event_loop import Home
 
 
-class PendingDispatch(sync.PendingDispatch):
-    """As `hearth.PendingDispatch`; `result` is awaited, by as many as like. To cancel that leaves the dispatch be."""
+class PendingDispatch(BasePendingDispatch):
+    """The asyncio counterpart of `hearth.PendingDispatch`: `result` is awaited, by any number of tasks. Cancelling that
+    does not cancel the dispatch.
+    """
 
-    def __init__(self, job: sync.Job, *, take: bool = False) -> None:
+    def __init__(self, job: Job, *, take: bool = False) -> None:
         """`take`: its large inputs are the caller's, and are copied by a thread."""
         self._home = cast("LoopConnection", job.connection).home
         self._over: asyncio.Task[None] | None = None
@@ -37,13 +39,13 @@ class PendingDispatch(sync.PendingDispatch):
         return carrying.over
 
     @telemetry.traced("hearth.dispatch.result", telemetry.of_result)
-    async def result(self, timeout: float | None = None) -> list[np.ndarray[Any, Any]]:  # type: ignore[override]
-        """As `hearth.PendingDispatch.result`."""
+    async def result(self, timeout: float | None = None) -> list[np.ndarray[Any, Any]]:
+        """Returns the outputs; arguments and errors of `hearth.PendingDispatch.result`."""
         await self._settled(timeout)
-        return super().result(0)
+        return self._finish(0)
 
     async def _settled(self, timeout: float | None) -> None:
-        """Returns when it has ended. Raises `TimeoutError`."""
+        """Returns when the dispatch has ended. Raises `TimeoutError`."""
         self._home.check()
         if self._over is None:
             ending = self._home.over(self._carrier) if isinstance(self._carrier, Work) else None
@@ -57,7 +59,9 @@ class PendingDispatch(sync.PendingDispatch):
             )
 
     async def _run(self) -> list[np.ndarray[Any, Any]]:
-        """Its result; where this is cancelled it goes on, and leaves the arrays that it was given as they are."""
+        """Returns the result. Where this is cancelled, the dispatch continues, and leaves the arrays that it was given
+        as they are.
+        """
         try:
             return await self.result()
         except BaseException as error:
@@ -68,10 +72,13 @@ class PendingDispatch(sync.PendingDispatch):
 
 
 class _Carrying:
-    """One dispatch's bytes: a thread says where those are that go by shared memory, and copies what has come when the
-    dispatch is answered; none waits in between. Others it carries."""
+    """Carries the bytes of one dispatch.
 
-    def __init__(self, home: Home, job: sync.Job, taken: Work[None] | None) -> None:
+    A thread tells the device where bytes in shared memory are, and copies the outputs once the dispatch is answered;
+    none waits in between. Other bytes are carried by that thread.
+    """
+
+    def __init__(self, home: Home, job: Job, taken: Work[None] | None) -> None:
         """`taken`: what copies its inputs, in another thread."""
         self.over: Work[None] = Work(lambda: None)
         self._home = home
@@ -81,7 +88,7 @@ class _Carrying:
         self._listens = False
 
     def begin(self) -> None:
-        """As a thread."""
+        """Begins; called in a thread."""
         job = self._job
         try:
             if self._taken is not None:
@@ -101,7 +108,7 @@ class _Carrying:
         self._carry()
 
     def _answered(self) -> None:
-        """Called by who receives, perhaps twice."""
+        """Called by the receiving thread, perhaps twice."""
         with self._lock:
             first, self._listens = self._listens, False
         if first:
@@ -113,6 +120,6 @@ class _Carrying:
 
     def _carry(self) -> None:
         try:
-            sync.carry(self._job)
+            carry(self._job)
         finally:
             self.over.set_result(None)

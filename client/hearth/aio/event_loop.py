@@ -14,7 +14,7 @@ from hearth.errors import UnsupportedError
 from hearth.session.reply import wait_for_all
 
 if TYPE_CHECKING:
-    from hearth.session.reply import Asked, Reply
+    from hearth.session.reply import PendingResult, Reply
     from hearth_proto.v1 import commands_pb2
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ class Home:
             raise reply.given_up(timeout)
         return reply.wait()
 
-    async def asked(self, asked: Asked[T], timeout: float | None = None) -> T:
+    async def asked(self, asked: PendingResult[T], timeout: float | None = None) -> T:
         """What is made of the answer."""
         await self.answer(asked.reply, timeout)
         return asked.wait()

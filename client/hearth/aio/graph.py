@@ -1,13 +1,14 @@
-"""Graphs and prepared lists, for asyncio: the end of ``async with`` waits for them, their launches do not."""
+"""Graphs and prepared lists, for asyncio: the end of ``async with`` is awaited, launches do not wait."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from hearth.aio.awaited import AsyncWith
-from hearth.kernels import graph as sync_graph
-from hearth.kernels import prepared as sync_prepared
+from hearth.aio.stream import Stream
+from hearth.kernels.graph import BaseGraph
 from hearth.kernels.graph_program import Program
+from hearth.kernels.prepared import BasePrepared
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,15 +16,15 @@ if TYPE_CHECKING:
     from typing import Any, Self
 
     from hearth.aio.connection import LoopConnection
-    from hearth.session.reply import Asked
+    from hearth.session.reply import PendingResult
 
 
 class _Recording(AsyncWith, Program):
-    """What both have in common: beside a class whose `_begin` and `_end` are what its ``with`` does."""
+    """The ``async with`` of graphs and prepared lists, over the `_begin` and `_end` of the class beside it."""
 
     _connection: LoopConnection
     _begin: Callable[[], None]
-    _end: Callable[..., Asked[Any] | None]
+    _end: Callable[..., PendingResult[Any] | None]
 
     async def __aenter__(self) -> Self:
         await self._connection.opened()
@@ -39,13 +40,15 @@ class _Recording(AsyncWith, Program):
                 await self._connection.home.asked(ending)
 
 
-class Graph(_Recording, sync_graph.Graph):
-    """As `hearth.Graph`, recorded by ``async with gpu.graph() as g:``."""
+class Graph(_Recording, BaseGraph):
+    """The asyncio counterpart of `hearth.Graph`, recorded by ``async with gpu.graph() as g:``."""
 
     _connection: LoopConnection
+    _stream_type = Stream
 
 
-class Prepared(_Recording, sync_prepared.Prepared):
-    """As `hearth.Prepared`, collected by ``async with gpu.prepared() as p:``."""
+class Prepared(_Recording, BasePrepared):
+    """The asyncio counterpart of `hearth.Prepared`, collected by ``async with gpu.prepared() as p:``."""
 
     _connection: LoopConnection
+    _stream_type = Stream

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from hearth.collectives.flight_recorder import FlightRecord
     from hearth.collectives.group_members import Named
-    from hearth.session.collective_order import Roster
+    from hearth.session.collective_order import RankOrder
 
 
 class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
@@ -67,21 +67,21 @@ class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
             await self._home.call(partial(super()._pair, rank, peer))
 
     async def subgroup(self, ranks: Iterable[int]) -> Group:
-        """As `hearth.Group.subgroup`."""
+        """Makes a group of some of the devices; arguments and errors of `hearth.Group.subgroup`."""
         return await Group(self._chosen(ranks), timeout=self._timeout)
 
     async def rebuild(self, without: Iterable[Named] | Named = ()) -> Group:
-        """As `hearth.Group.rebuild`."""
+        """Makes the group anew; arguments and errors of `hearth.Group.rebuild`."""
         fresh = await Group(self._left(without), timeout=self._timeout)
         await self.close()
         return fresh
 
     async def flight_recorder(self) -> list[FlightRecord]:
-        """As `hearth.Group.flight_recorder`."""
+        """Returns the group's last operations: see `hearth.Group.flight_recorder`."""
         return await self._home.call(self._flight_records)
 
     async def close(self) -> None:
-        """As `hearth.Group.close`. Cancelled, it goes on by itself."""
+        """Closes the group: see `hearth.Group.close`. Where this is cancelled, it continues in the background."""
         self._home.check()
         closing = self._home.calls.run(self._close)
         await self._home.over(closing)
@@ -111,8 +111,8 @@ class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
             )
         super()._check_open()
 
-    def _pair(self, rank: int, peer: int) -> Roster:
-        if self._sessions[rank] is not self._sessions[peer] and (min(rank, peer), max(rank, peer)) not in self._rosters:
+    def _pair(self, rank: int, peer: int) -> RankOrder:
+        if self._sessions[rank] is not self._sessions[peer] and (min(rank, peer), max(rank, peer)) not in self._orders:
             raise ArgumentError(
                 f"ranks {rank} and {peer} are on different daemons and have not been paired.",
                 reason="INVALID_ARGUMENT",

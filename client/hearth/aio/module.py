@@ -1,113 +1,98 @@
-"""Modules and their kernels, for asyncio: launches do not wait, and what asks the compiler is awaited."""
+"""Modules and their kernels, for asyncio: launches do not wait, and requests to the compiler are awaited."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO
 
 from hearth import telemetry
 from hearth.aio.array import GlobalArray
-from hearth.kernels import function as sync_function
-from hearth.kernels import module as sync
-from hearth.kernels.function import ATTRIBUTES
+from hearth.kernels.base_function import ATTRIBUTES, BaseFunction
+from hearth.kernels.base_module import BaseModule, logged
 
 if TYPE_CHECKING:
     from hearth import shapes
     from hearth.aio.connection import LoopConnection
-    from hearth.kernels.function import Occupancy
+    from hearth.kernels.base_function import Occupancy
+    from hearth_proto.v1 import commands_pb2
 
 
-class Function(sync_function.Function):
-    """As `hearth.Function`: launched by a plain call, which goes one way and never waits. What it says of itself is
-    awaited: ``await f.num_regs()``."""
+class Function(BaseFunction):
+    """The asyncio counterpart of `hearth.Function`. Launches are plain calls, which never wait; attributes are awaited:
+    ``await f.num_regs()``.
+    """
 
     _connection: LoopConnection
 
-    async def attributes(self) -> dict[str, int]:  # type: ignore[override]
-        """All of the below in one dict."""
+    async def attributes(self) -> dict[str, int]:
+        """Returns registers, shared, local and constant memory and the largest block, by name."""
         return {name: await getattr(self, name)() for name in ATTRIBUTES}
 
-    async def num_regs(self) -> int:  # type: ignore[override]
-        """Registers per thread; 0 where the backend has none."""
-        await self._know()
-        return super().num_regs
+    async def num_regs(self) -> int:
+        """Returns the registers of a thread; 0 where the backend has none."""
+        return (await self._describe()).registers
 
-    async def shared_size_bytes(self) -> int:  # type: ignore[override]
-        """Static shared memory per block."""
-        await self._know()
-        return super().shared_size_bytes
+    async def shared_size_bytes(self) -> int:
+        """Returns the static shared memory of a block, in bytes."""
+        return (await self._describe()).static_shared_bytes
 
-    async def local_size_bytes(self) -> int:  # type: ignore[override]
-        """Local memory per thread."""
-        await self._know()
-        return super().local_size_bytes
+    async def local_size_bytes(self) -> int:
+        """Returns the local memory of a thread, in bytes."""
+        return (await self._describe()).local_bytes
 
-    async def const_size_bytes(self) -> int:  # type: ignore[override]
-        """Constant memory."""
-        await self._know()
-        return super().const_size_bytes
+    async def const_size_bytes(self) -> int:
+        """Returns the constant memory, in bytes."""
+        return (await self._describe()).constant_bytes
 
-    async def max_threads_per_block(self) -> int:  # type: ignore[override]
-        """The largest block that the kernel's registers allow."""
-        await self._know()
-        return super().max_threads_per_block
+    async def max_threads_per_block(self) -> int:
+        """Returns the largest block that the kernel's registers allow, in threads."""
+        return (await self._describe()).max_threads_per_block
 
-    async def max_dynamic_shared_size_bytes(self) -> int:  # type: ignore[override]
-        """The most dynamic shared memory that a launch may ask for."""
-        await self._know()
-        return super().max_dynamic_shared_size_bytes
+    async def max_dynamic_shared_size_bytes(self) -> int:
+        """Returns the most dynamic shared memory that a launch may ask for, in bytes."""
+        return (await self._describe()).max_dynamic_shared_bytes
 
-    async def parameters(self) -> list[tuple[int, int]]:  # type: ignore[override]
-        """(offset, size) in bytes of each parameter in the parameter block."""
-        await self._know()
-        return super().parameters
+    async def parameters(self) -> list[tuple[int, int]]:
+        """Returns (offset, size) in bytes of each parameter in the parameter block."""
+        return [(parameter.offset, parameter.size) for parameter in (await self._describe()).parameters]
 
-    async def occupancy(  # type: ignore[override]
-        self, block: Any, shared_mem: int = 0, *, cluster: Any = None
-    ) -> Occupancy:
-        """As `hearth.Function.occupancy`."""
+    async def occupancy(self, block: Any, shared_mem: int = 0, *, cluster: Any = None) -> Occupancy:
+        """Returns the occupancy; arguments and errors of `hearth.Function.occupancy`."""
         await self._connection.opened()
         return await self._connection.home.asked(self._occupying(block, shared_mem, cluster))
 
-    async def _know(self) -> None:
-        if self._described is None:
+    async def _describe(self) -> commands_pb2.FunctionResult:
+        described = self._described
+        if described is None:
             await self._connection.opened()
-            self._described = await self._connection.home.asked(self._describing())
+            self._described = described = await self._connection.home.asked(self._describing())
+        return described
 
 
-class RawModule(sync.RawModule):
-    """As `hearth.RawModule`; `compile`, `functions`, `globals` and `get_global` are awaited."""
+class RawModule(BaseModule[Function, GlobalArray]):
+    """The asyncio counterpart of `hearth.RawModule`: `compile`, `functions`, `globals` and `get_global` are awaited."""
 
     _connection: LoopConnection
+    _function_type = Function
     _global_type = GlobalArray
 
     @telemetry.traced("hearth.compile")
-    async def compile(  # type: ignore[override]
-        self, log_stream: TextIO | None = None, *, timeout: float | None = None
-    ) -> None:
-        """As `hearth.RawModule.compile`."""
+    async def compile(self, log_stream: TextIO | None = None, *, timeout: float | None = None) -> None:
+        """Returns when the module is compiled and loaded; arguments and errors of `hearth.RawModule.compile`."""
         await self._connection.opened()
-        with sync.logged(log_stream) as log:
+        with logged(log_stream) as log:
             log.append((await self._connection.home.asked(self._describing(), timeout)).log)
 
-    async def functions(self) -> list[str]:  # type: ignore[override]
-        """Names of its kernels; waits for the compile."""
+    async def functions(self) -> list[str]:
+        """Returns the names of the kernels of the module, once it is compiled."""
         await self._connection.opened()
         return list((await self._connection.home.asked(self._describing())).functions)
 
-    async def globals(self) -> list[str]:  # type: ignore[override]
-        """Names of its variables; waits for the compile."""
+    async def globals(self) -> list[str]:
+        """Returns the names of the variables of the module, once it is compiled."""
         await self._connection.opened()
         return list((await self._connection.home.asked(self._describing())).globals)
 
-    def get_function(self, name: str) -> Function:
-        """As `hearth.RawModule.get_function`."""
-        return cast("Function", super().get_function(name))
-
-    async def get_global(  # type: ignore[override]
-        self, name: str, dtype: Any = None, shape: shapes.Shape | None = None
-    ) -> GlobalArray:
-        """As `hearth.RawModule.get_global`."""
+    async def get_global(self, name: str, dtype: Any = None, shape: shapes.Shape | None = None) -> GlobalArray:
+        """Returns a variable as an array; arguments and errors of `hearth.RawModule.get_global`."""
         await self._connection.opened()
-        return cast("GlobalArray", await self._connection.home.asked(self._finding(name, dtype, shape)))
-
-    _function_type = Function
+        return await self._connection.home.asked(self._finding(name, dtype, shape))

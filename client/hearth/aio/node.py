@@ -45,10 +45,28 @@ def connect(
     lanes: bool = True,
     wait_for_ready: bool = False,
 ) -> Connecting:
-    """As `hearth.connect`: ``async with hearth.aio.connect(...) as node:``, or ``node = await hearth.aio.connect(...)``
-    and ``await node.close()``. Raises as that, when awaited. The node belongs to the event loop that it is awaited in.
+    """Opens a session on a node's daemon: ``async with hearth.aio.connect(...) as node:``, or ``node = await
+    hearth.aio.connect(...)`` and ``await node.close()``.
 
-    Cancelled, it leaves no session behind: one that was being opened is closed as soon as it is there.
+    The node belongs to the event loop that this is awaited in. Cancelled, it leaves no session behind: one that was
+    being opened is closed as soon as it is there.
+
+    Args:
+        target: Address of the daemon; see `hearth.connect`.
+        timeout: Seconds for the connect, and later for a device that comes back after a loss.
+        name: Name of the session in the daemon's logs.
+        token: Token of the caller.
+        ca: PEM file with the authority of the daemon's certificate.
+        certificate: PEM file with the caller's certificate.
+        key: PEM file with the key of `certificate`.
+        insecure: Allows a token to be sent to another host without TLS.
+        isolation: ``"dedicated"`` asks for device processes that no other session shares.
+        launch_timeout: Seconds that a launch may take that has no timeout; 0: the daemon's default.
+        lanes: Uses direct connections to the device processes where the daemon offers them.
+        wait_for_ready: Tries again for `timeout` seconds while no daemon is ready.
+
+    Raises:
+        HearthError: When awaited, as `hearth.connect`.
     """
     return Connecting(
         partial(
@@ -59,7 +77,7 @@ def connect(
 
 
 class Connecting:
-    """What `connect` returns, to be awaited or entered, once."""
+    """A session that is being opened, returned by `connect`; to be awaited or entered once."""
 
     def __init__(self, open_session: Callable[..., NodeSession]) -> None:
         self._open_session = open_session
@@ -80,12 +98,12 @@ class Connecting:
 
     async def _connect(self) -> Node:
         home = Home(asyncio.get_running_loop())
-        opening = partial(self._open_session, roads=partial(_road, home))
+        opening = partial(self._open_session, make_connection=partial(_make_connection, home))
         session = await home.call(opening, undo=lambda session: session.close())
         return Node(home, session)
 
 
-def _road(
+def _make_connection(
     home: Home, transport: Transport, token: str, ordinal: int, limits: Limits, timeout: float, lease: float
 ) -> Connection:
     from hearth.aio.connection import LoopConnection  # while the daemon answers, as the rest
@@ -94,7 +112,8 @@ def _road(
 
 
 class Node(AsyncWith, BaseNode["Device"]):
-    """As `hearth.Node`, for the event loop that it was made in: what asks the daemon is awaited.
+    """The asyncio counterpart of `hearth.Node`, for the event loop that it was made in: requests to the daemon are
+    awaited.
 
     Closed by `close`, at the end of ``async with``, when collected, or when Python exits.
     """
@@ -104,7 +123,14 @@ class Node(AsyncWith, BaseNode["Device"]):
         self._home = home
 
     def device(self, ordinal: int = 0) -> Device:
-        """One device. Raises `ArgumentError` where the node has none of that number."""
+        """Returns one device. Does not wait.
+
+        Args:
+            ordinal: Number of the device on the node, from 0.
+
+        Raises:
+            ArgumentError: The node has no device of that number.
+        """
         self._home.check()
         return super().device(ordinal)
 
@@ -115,7 +141,7 @@ class Node(AsyncWith, BaseNode["Device"]):
 
     @telemetry.traced("hearth.synchronize")
     async def synchronize(self, timeout: float | None = None) -> None:
-        """As `hearth.Node.synchronize`."""
+        """Returns when all work of this session is done; arguments and errors of `hearth.Node.synchronize`."""
         self._session.check()
         used = [device._connection for device in self.devices if device._connection.used]
         for connection in used:
@@ -123,33 +149,38 @@ class Node(AsyncWith, BaseNode["Device"]):
         await self._home.answers(self._synchronizing(), timeout)
 
     async def describe(self) -> NodeInfo:
-        """Name, versions, features, and every device's present state."""
+        """Describes the node: name, versions, features, and the present state of every device."""
         return await self._home.call(self._describe)
 
     async def sessions(self) -> list[SessionInfo]:
-        """The sessions on the node that this one may see."""
+        """Lists the sessions on the node that this one may see."""
         return await self._home.call(self._list_sessions)
 
     async def status(self) -> dict[str, Any]:
-        """As `hearth.Node.status`."""
+        """Returns the document of the daemon's status page: see `hearth.Node.status`."""
         return await self._home.call(self._fetch_status)
 
     async def end_session(self, session_id: str) -> list[int]:
-        """As `hearth.Node.end_session`."""
+        """Ends a session; arguments, result and errors of `hearth.Node.end_session`."""
         return await self._home.call(partial(self._end_session, session_id))
 
     async def restart_device(self, ordinal: int) -> None:
-        """As `hearth.Node.restart_device`."""
+        """Replaces the processes of a device; arguments and errors of `hearth.Node.restart_device`."""
         await self._home.call(partial(self._restart_device, ordinal))
 
     async def drain(self) -> int:
-        """As `hearth.Node.drain`: of the whole daemon. To wait for room in a queue, see `Device.ready`."""
+        """Has the daemon refuse new sessions, and returns the number of those that continue: see `hearth.Node.drain`.
+
+        To wait for room in a queue, see `Device.ready`.
+        """
         return await self._home.call(self._drain)
 
     @telemetry.traced("hearth.close")
     async def close(self) -> None:
-        """Sends what is queued, ends the session and frees all that it holds on the devices. Cancelled, it goes on by
-        itself."""
+        """Sends queued commands, ends the session and frees all that it holds on the devices.
+
+        Where this is cancelled, it continues in the background.
+        """
         self._home.check()
         closing = self._home.calls.run(self._close)
         await self._home.over(closing)

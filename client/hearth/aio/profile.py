@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 
 from hearth.aio.awaited import AsyncWith
 from hearth.errors import HearthError
-from hearth.profiling import profile as sync_profile
-from hearth.profiling import trace as sync_trace
+from hearth.profiling.profile import BaseProfile
+from hearth.profiling.trace import BaseTrace
 
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
     from hearth.aio.connection import LoopConnection
-    from hearth.session.reply import Asked
+    from hearth.session.reply import PendingResult
 
 
-class Profile(AsyncWith, sync_profile.Profile):
-    """As `hearth.Profile`: ``async with gpu.profile() as p:``."""
+class Profile(AsyncWith, BaseProfile):
+    """The asyncio counterpart of `hearth.Profile`: ``async with gpu.profile() as p:``."""
 
     _connection: LoopConnection
 
@@ -38,8 +38,11 @@ class Profile(AsyncWith, sync_profile.Profile):
             await self._connection.home.asked(ending)
 
 
-class Trace(AsyncWith, sync_trace.Trace):
-    """As `hearth.Trace`: ``async with gpu.trace() as t:``. Cancelled inside, it ends without waiting, and is lost."""
+class Trace(AsyncWith, BaseTrace):
+    """The asyncio counterpart of `hearth.Trace`: ``async with gpu.trace() as t:``.
+
+    A block that is cancelled ends without waiting, and its trace is lost.
+    """
 
     _connection: LoopConnection
 
@@ -68,7 +71,7 @@ class Trace(AsyncWith, sync_trace.Trace):
             finally:
                 self._resume()
 
-    def _undo(self, begun: Asked[None]) -> None:
+    def _undo(self, begun: PendingResult[None]) -> None:
         with contextlib.suppress(HearthError):  # it did not begin: another runs, for one
             begun.wait()
             self._drop()

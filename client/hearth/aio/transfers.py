@@ -17,6 +17,8 @@ from hearth.session.one_way import heard_otherwise
 from hearth.transfer import registered, router
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hearth.aio.connection import LoopAttachment, LoopConnection
     from hearth.aio.event_loop import Home
     from hearth.aio.thread_pool import Work
@@ -68,7 +70,38 @@ def upload(
     except BaseException:
         connection.put_down(size)
         raise
-    up = _Upload(connection, attachment, reply, number, report, data)
+    up = _Upload(connection, attachment, reply, number, report, size, lambda: data)
+    connection.home.uploads.run(up.carry)
+
+
+def upload_read(
+    connection: LoopConnection,
+    attachment: LoopAttachment,
+    part: BufferPart,
+    size: int,
+    read: Callable[[memoryview], None],
+) -> None:
+    """Writes bytes in the order of the stream that a thread reads first: `read` fills the host memory that it is given,
+    and may block.
+
+    An error of `read` is kept for the next await that reports errors, and the write fails. Raises
+    `QuotaExceededError` where too many bytes are on their way.
+    """
+    connection.take_on(size)
+    try:
+        reply, number = router.begin_upload(connection, attachment, part, size)
+    except BaseException:
+        connection.put_down(size)
+        raise
+
+    def source() -> memoryview:
+        memory = registered.memory(size) if registered.likely(connection, attachment) else None
+        if memory is None:
+            memory = memoryview(bytearray(size))
+        read(memory)
+        return memory
+
+    up = _Upload(connection, attachment, reply, number, None, size, source)
     connection.home.uploads.run(up.carry)
 
 
@@ -82,11 +115,15 @@ class _Upload(_Carried):
         reply: Reply,
         number: int,
         report: Progress | None,
-        data: memoryview,
+        size: int,
+        source: Callable[[], memoryview],
     ) -> None:
+        """`source` returns the bytes; it is called by a thread, once."""
         super().__init__(connection, attachment, reply, number, report)
-        self._data: memoryview | None = data
-        self._size = len(data)
+        self._source: Callable[[], memoryview] | None = source
+        self._data: memoryview | None = None
+        """The bytes, until the write is answered."""
+        self._size = size
         reply.on_late_error = partial(_told, connection, attachment)
         reply.abandon()  # so that its error is known before the answer of a synchronize that comes behind it
         reply.on_answer = self._answered
@@ -96,17 +133,22 @@ class _Upload(_Carried):
     def _answered(self) -> None:
         """The bytes are not needed any more, by the device either."""
         with self._lock:
-            data, self._data = self._data, None
-        if data is not None:
+            source, self._source, self._data = self._source, None, None
+        if source is not None:
             self._connection.put_down(self._size)
 
     def carry(self) -> None:
         """As a thread: has them taken from where they lie; else carries them."""
-        connection, attachment, reply, data = self._connection, self._attachment, self._reply, self._data
-        if data is None:
+        connection, attachment, reply, source = self._connection, self._attachment, self._reply, self._source
+        if source is None:
             return
         try:
             attachment.wait_opened()
+            data = self._read(source)
+            with self._lock:
+                if self._source is None:
+                    return  # it has failed meanwhile, which the answer reports
+                self._data = data
             if registered.upload(connection, attachment, self._number, data) is None:
                 router.carry_upload(connection, attachment, reply, self._number, data, self._report)
             elif self._report is not None:
@@ -114,6 +156,19 @@ class _Upload(_Carried):
         except HearthError as error:
             if reply.error is None and not connection.refusal:
                 _told(connection, attachment, error)
+
+    def _read(self, source: Callable[[], memoryview]) -> memoryview:
+        """The bytes. Where they cannot be had, the daemon is told not to wait for them."""
+        try:
+            return source()
+        except BaseException as error:  # MemoryError, for one
+            from hearth.transfer.grpc_stream import give_up
+
+            self._reply.on_late_error = None  # this error is the cause
+            give_up(self._connection, self._number)
+            if isinstance(error, HearthError):
+                raise
+            raise HearthError(f"the upload was given up: {error!r}.", reason="CANCELLED", fix="try again.") from error
 
 
 def _told(connection: LoopConnection, attachment: LoopAttachment, error: HearthError) -> None:

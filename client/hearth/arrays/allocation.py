@@ -5,23 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+from hearth import base_stream as streams
 from hearth import shapes
-from hearth import stream as streams
 from hearth.codec import encode
 from hearth.session.memory import Memory
 from hearth_proto import layouts
 from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
+    from hearth.base_stream import BaseStream
     from hearth.dtypes import Dtype
     from hearth.interfaces import DeviceContext
-    from hearth.stream import Stream
 
 A = TypeVar("A")
 
 
 def allocate(
-    device: DeviceContext[A], shape: tuple[int, ...], dtype: Dtype, on: Stream | None = None, *, pitched: bool = False
+    device: DeviceContext[A],
+    shape: tuple[int, ...],
+    dtype: Dtype,
+    on: BaseStream | None = None,
+    *,
+    pitched: bool = False,
 ) -> A:
     """An array with arbitrary contents; `pitched`: with padded rows."""
     size = shapes.bytes_of(shape, dtype)
@@ -37,7 +42,7 @@ def allocate(
 
 
 def allocate_many(
-    device: DeviceContext[A], specs: Sequence[tuple[tuple[int, ...], Dtype]], on: Stream | None = None
+    device: DeviceContext[A], specs: Sequence[tuple[tuple[int, ...], Dtype]], on: BaseStream | None = None
 ) -> list[A]:
     """Arrays in one reservation, which succeeds or fails as a whole."""
     if not specs:

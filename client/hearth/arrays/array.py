@@ -1,4 +1,4 @@
-"""Arrays on a device whose contents are read by calls that wait."""
+"""Arrays on a device whose contents are read by calls that block."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from hearth.transport.spin_wait import DOWN
 if TYPE_CHECKING:
     import numpy as np
 
+    from hearth.device import Device
     from hearth.interop.ipc import Exported
     from hearth.progress import Progress
     from hearth.session.attachment import Attachment
@@ -34,6 +35,11 @@ class DeviceArray(BaseArray):
 
     __slots__ = ()
 
+    if TYPE_CHECKING:
+
+        @property
+        def device(self) -> Device: ...
+
     # ---- contents ----
 
     @telemetry.traced("hearth.get", telemetry.of_array)
@@ -46,15 +52,26 @@ class DeviceArray(BaseArray):
         timeout: float | None = None,
         progress: bool | Progress | None = None,
     ) -> np.ndarray[Any, Any]:
-        """A copy in host memory, after the work before it on `stream` and on the array; in `out` if given.
+        """Copies the array to host memory, after the work before it on `stream` and on the array. Blocks until it is
+        there.
 
-        ``blocking=False``, with an `out` that lies in pinned memory (`hearth.empty_pinned`) and can take the bytes as
-        they are (C-contiguous): returns at once; `out` is filled in the order of the stream, and is not to be read
-        before that was synchronized with, which raises what failed. Where that cannot be (ordinary memory, a device of
-        another host) it waits all the same.
+        Args:
+            out: Host array of the same shape and dtype to fill; None: a new one.
+            stream: Stream that orders the read; None: the current one.
+            blocking: False returns at once, if `out` lies in pinned memory (`hearth.empty_pinned`) and is C-contiguous:
+                it is filled in the order of the stream, and must not be read before that was synchronized with, which
+                raises failures. Otherwise (ordinary memory, a device of another host) the call blocks all the same.
+            timeout: Seconds to wait at most; None: no limit.
+            progress: True for a bar on a terminal or in a notebook, or ``f(done, total)``, called with bytes.
 
-        `timeout` in seconds. `progress`: True for a bar on a terminal or in a notebook, or `f(done, total)` in bytes.
-        Raises what failed on the stream, `BufferLostError`, `DeviceLostError`, `TimeoutError`.
+        Returns:
+            `out`, or the new array.
+
+        Raises:
+            HearthError: Earlier work on the stream or the array failed.
+            BufferLostError: The array was lost with its device process.
+            DeviceLostError: The device was lost; raised once for each loss.
+            TimeoutError: The contents have not come in time.
         """
         copies = self._copies
         if out is not None and copies is not None and progress is None:
@@ -79,11 +96,22 @@ class DeviceArray(BaseArray):
         timeout: float | None = None,
         progress: bool | Progress | None = None,
     ) -> int:
-        """Its bytes, in C order, into a writable buffer of that size: a bytearray, `array.array`, memoryview, mmap or
-        an array of NumPy's, whatever the type of its elements. Returns the number of bytes, as `io` does.
+        """Reads the bytes of the array, in C order, into a buffer. Blocks as `get` does.
 
-        Waits and raises as `get` does; also `DtypeError` for an object that is no buffer, `ArgumentError` for one that
-        is read-only, not contiguous, or of another size.
+        Args:
+            buffer: A writable buffer of that size: a bytearray, `array.array`, memoryview, mmap or an array of NumPy's,
+                whatever the type of its elements.
+            stream: Stream that orders the read; None: the current one.
+            timeout: Seconds to wait at most; None: no limit.
+            progress: True for a progress bar, or ``f(done, total)``, called with bytes.
+
+        Returns:
+            The number of bytes, as `io.RawIOBase.readinto` does.
+
+        Raises:
+            DtypeError: `buffer` is no buffer.
+            ArgumentError: It is read-only, not contiguous, or of another size.
+            HearthError: As `get` raises.
         """
         data = dtypes.writable(buffer, self._nbytes)
         self._connection.raise_deferred(NO_STREAM)
@@ -99,23 +127,27 @@ class DeviceArray(BaseArray):
         return host if dtype is None else host.astype(dtype, copy=False)
 
     def item(self, *index: SupportsIndex) -> Any:
-        """One element as a Python object: the only one, the one at a flat index, or that of one index for each axis.
+        """Reads one element as a Python object. Blocks as `get` does, and reads no more than that element.
 
-        Waits, as `get` does, and reads no more than that element. Raises ValueError where there are several.
+        Args:
+            *index: A flat index, or one index for each axis; none: the only element.
+
+        Raises:
+            ValueError: No index is given, and there are several elements.
         """
         from hearth.arrays import views
 
         return views.element(self, index)._element()
 
     def tolist(self) -> Any:
-        """The elements as nested lists of Python objects."""
+        """Reads the elements as nested lists of Python objects. Blocks as `get` does."""
         dtype = self._dtype
         if isinstance(dtype, dtypes.Element):
             return dtypes.elements(self._bytes(), self._shape, dtype)
         return self.get().tolist()
 
     def tobytes(self) -> bytes:
-        """Its bytes, in C order. Waits as `get` does; `readinto` fills memory that exists already."""
+        """Reads the bytes of the array, in C order. Blocks as `get` does; `readinto` fills existing memory."""
         return bytes(self._bytes())
 
     def __bool__(self) -> bool:
@@ -169,20 +201,28 @@ class DeviceArray(BaseArray):
     # ---- sharing ----
 
     def ipc(self) -> Exported:
-        """The same memory, mapped into this process: for CuPy, PyTorch and others that use this host's GPU themselves
-        (on the CPU backend, for NumPy). See `hearth.interop.ipc.Exported` for what it is, and until when.
+        """Maps the array's memory into this process: for CuPy, PyTorch and others that use this host's GPU themselves
+        (on the CPU backend, for NumPy). See `hearth.interop.ipc.Exported`. Blocks as `get` does.
 
-        Waits as `get` does, and raises what that raises; also `UnsupportedError` where this process cannot map it
-        (another host, no CUDA, not that GPU), `ArgumentError` for an array that is attached, published or used by
-        graphs, `OutOfMemoryError`, `QuotaExceededError`, and `AuthenticationError` without the rights to read and to
-        write.
+        Raises:
+            UnsupportedError: This process cannot map it: it is on another host, has no CUDA, or does not see that GPU.
+            ArgumentError: The array is empty, attached, published or used by graphs.
+            OutOfMemoryError: The device has no room for the memory that is shared.
+            QuotaExceededError: A limit is exceeded.
+            AuthenticationError: The caller has no right to read and to write.
         """
         from hearth.interop import ipc
 
         return ipc.export(self)
 
     def publish(self, name: str, tenants: Sequence[str] = ()) -> None:
-        """Lets other sessions attach it under `name`, read-only; see `Device.publish`."""
+        """Lets other sessions attach the array under a name, read-only: see `Device.publish`. Blocks until it is
+        published.
+
+        Args:
+            name: Name within this tenant.
+            tenants: Other tenants that may attach it; ``"*"``: all.
+        """
         self._device.publish(name, self, tenants)
 
     def __dlpack_device__(self) -> tuple[int, int]:

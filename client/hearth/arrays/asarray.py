@@ -16,8 +16,9 @@ from hearth_proto import layouts
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hearth.base_stream import BaseStream
     from hearth.interfaces import ArrayLike, DeviceContext
-    from hearth.stream import Stream
+    from hearth.interop.cuda_driver import CudaDevice
 
 A = TypeVar("A", bound="ArrayLike")
 
@@ -100,13 +101,28 @@ def on_gpu(obj: Any) -> OnGpu | None:
     return None
 
 
-def copied(obj: Any, found: OnGpu, device: DeviceContext[A], stream: Stream | None) -> A:
+def copied(obj: Any, found: OnGpu, device: DeviceContext[A], stream: BaseStream | None) -> A:
     """A new array on the device with the contents of this process's GPU memory; done when it returns, for both sides.
 
     Raises `UnsupportedError` where this process cannot map memory of the device.
     """
     from hearth.arrays.allocation import allocate
     from hearth.interop import ipc
+
+    here = local_gpu(obj, device)
+    fresh = allocate(device, found.shape, shapes.dtype_of(found.dtype), stream)
+    if fresh.nbytes:
+        try:
+            view = ipc.export(fresh)
+        except UnsupportedError as error:
+            raise _unreachable(obj, device, error) from error
+        with view:
+            here.copy(view.address, found.address, fresh.nbytes, found.stream)
+    return fresh
+
+
+def local_gpu(obj: Any, device: DeviceContext[Any]) -> CudaDevice:
+    """The device as this process has it. Raises `UnsupportedError`, about `obj`, where it does not have the device."""
     from hearth.interop.cuda_driver import CudaDevice
     from hearth.interop.ipc_memory import device_of
 
@@ -114,19 +130,19 @@ def copied(obj: Any, found: OnGpu, device: DeviceContext[A], stream: Stream | No
         here = device_of(device.properties)
         if not isinstance(here, CudaDevice):
             raise UnsupportedError(f"device {device.ordinal} is no GPU.", reason="UNSUPPORTED")
-        fresh = allocate(device, found.shape, shapes.dtype_of(found.dtype), stream)
-        if fresh.nbytes:
-            with ipc.export(fresh) as view:
-                here.copy(view.address, found.address, fresh.nbytes, found.stream)
-        return fresh
     except UnsupportedError as error:
-        raise UnsupportedError(
-            f"this {_name(obj)} lies in GPU memory of this process, from where device {device.ordinal} cannot take it: "
-            f"{error.message}",
-            reason="UNSUPPORTED",
-            fix=_TO_HOST,
-            details=error.details,
-        ) from error
+        raise _unreachable(obj, device, error) from error
+    return here
+
+
+def _unreachable(obj: Any, device: DeviceContext[Any], error: UnsupportedError) -> UnsupportedError:
+    return UnsupportedError(
+        f"this {_name(obj)} lies in GPU memory of this process, from where device {device.ordinal} cannot take it: "
+        f"{error.message}",
+        reason="UNSUPPORTED",
+        fix=_TO_HOST,
+        details=error.details,
+    )
 
 
 def _dense(obj: Any, address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype[Any]) -> int:

@@ -16,8 +16,8 @@ from hearth.errors import DtypeError, UnsupportedError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hearth.base_stream import BaseStream
     from hearth.interfaces import ArrayLike, DeviceContext
-    from hearth.stream import Stream
 
 A = TypeVar("A", bound="ArrayLike")
 Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
@@ -51,7 +51,7 @@ _FROM_FLOAT = {"float16": "__float2half({})", "bfloat16": "__float2bfloat16({})"
 _PARTS = {"complex64": "float", "complex128": "double"}
 
 
-def astype(array: A, dtype: Any, on: Stream | None, casting: Casting, copy: bool) -> A:
+def astype(array: A, dtype: Any, on: BaseStream | None, casting: Casting, copy: bool) -> A:
     """See `DeviceArray.astype`."""
     wanted = shapes.dtype_of(dtype)
     if wanted == array.dtype:

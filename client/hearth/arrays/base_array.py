@@ -10,16 +10,16 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
+from hearth import base_stream as streams
 from hearth import dtypes, shapes, telemetry
 from hearth import lazy_numpy as np
-from hearth import stream as streams
 from hearth.arrays import host_copy
 from hearth.arrays.allocation import allocate
 from hearth.arrays.arithmetic import refusal, refuse_operators, unpicklable
 from hearth.codec import encode
 from hearth.dtypes import Element
 from hearth.errors import ArgumentError, DtypeError
-from hearth.session.memory import Memory, OnDevice
+from hearth.session.memory import DeviceOperand, Memory
 from hearth.transport.spin_wait import UP
 from hearth_proto import layouts
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from hearth.arrays.astype import Casting
     from hearth.arrays.tensor_map import Im2col, Options, TensorMap
     from hearth.arrays.views import Flags
+    from hearth.base_stream import BaseStream
     from hearth.dtypes import Dtype
     from hearth.interfaces import DeviceContext
     from hearth.progress import Progress
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
-    from hearth.stream import Stream
     from hearth.transfer.pinned_copy import PinnedCopy
     from hearth.transfer.plan import BufferPart
 
@@ -49,7 +49,7 @@ _NUMPYS = frozenset({
 
 
 @refuse_operators
-class BaseArray(OnDevice):
+class BaseArray(DeviceOperand):
     """Abstract array in a device's memory: shape, dtype, views and the commands that do not wait.
 
     Views (slices, `reshape`, `view`) share their buffer, which is freed when the last of them is gone. A kernel is
@@ -99,7 +99,7 @@ class BaseArray(OnDevice):
 
     @property
     def device(self) -> Any:
-        """The `Device` on which the array lies."""
+        """The device on which the array lies."""
         return self._device
 
     @property
@@ -158,7 +158,7 @@ class BaseArray(OnDevice):
 
     @property
     def durable(self) -> bool:
-        """Whether the array comes back after a loss of the device: see `Device.durable`."""
+        """True if the array is brought back after a loss of the device: see `Device.durable`."""
         return self._memory.owner is not None and self._memory in self._connection.durables
 
     def __repr__(self) -> str:
@@ -202,11 +202,14 @@ class BaseArray(OnDevice):
         return (self[row] for row in range(self._shape[0]))
 
     def __getitem__(self, index: Any) -> Self:
-        """A view: integers, slices, `...` and None, as in NumPy, of elements that lie in rows at one distance.
+        """Returns a view: integers, slices, `...` and None, as in NumPy, of elements that lie in rows at one distance.
 
         That is, contiguous memory, or one axis cut: ``x[2:5]``, ``x[:, 3:7]``, ``x[..., 0]``, ``x[::2]``. An element is
-        a view, too, without axes: ``x[3].item()`` reads it. Raises IndexError as NumPy does, and `UnsupportedError` for
-        steps back, masks, lists of indices, and selections that are no such rows.
+        a view, too, without axes: ``x[3].item()`` reads it.
+
+        Raises:
+            IndexError: The index is out of range.
+            UnsupportedError: The index steps back, is a mask or a list, or selects no such rows.
         """
         if index is Ellipsis:
             return self._view(0, self._shape, self._dtype, self._strides)
@@ -216,7 +219,14 @@ class BaseArray(OnDevice):
         return self._view(selection.offset, selection.shape, self._dtype, selection.strides)
 
     def reshape(self, *shape: SupportsIndex | tuple[SupportsIndex, ...]) -> Self:
-        """A view of another shape; one axis may be -1. Raises `UnsupportedError` where NumPy would make a copy."""
+        """Returns a view of another shape.
+
+        Args:
+            *shape: Elements along each axis, as one tuple or several ints; one may be -1.
+
+        Raises:
+            UnsupportedError: NumPy would make a copy.
+        """
         axes: Any = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
         fresh = shapes.reshaped(self.size, axes)
         if self._rows is None:
@@ -226,11 +236,22 @@ class BaseArray(OnDevice):
         return self._view(0, fresh, self._dtype, views.reshaped(self._rows, self._dtype.itemsize, fresh))
 
     def ravel(self) -> Self:
-        """A view with one axis. Raises `UnsupportedError` where that takes a copy: see `flatten`."""
+        """Returns a view with one axis.
+
+        Raises:
+            UnsupportedError: That takes a copy: see `flatten`.
+        """
         return self.reshape(self.size)
 
     def squeeze(self, axis: int | tuple[int, ...] | None = None) -> Self:
-        """A view without the axes of length 1, or without those of `axis`. Raises `ArgumentError` for a longer one."""
+        """Returns a view without axes of length 1.
+
+        Args:
+            axis: The axes to leave out; None: all of length 1.
+
+        Raises:
+            ArgumentError: An axis is longer.
+        """
         from hearth.arrays import views
 
         shape, strides = views.squeezed(self._shape, self._strides, axis)
@@ -238,19 +259,31 @@ class BaseArray(OnDevice):
 
     @property
     def T(self) -> Self:
-        """As `transpose`."""
+        """The array with its axes in reverse order: see `transpose`."""
         return self.transpose()
 
     def transpose(self, *axes: int | Sequence[int] | None) -> Self:
-        """A view with its axes in another order, by default in reverse, as far as rows of memory can be seen so: of an
-        array with one axis, or where only axes of length 1 change places. Raises `UnsupportedError` for any other."""
+        """Returns a view with its axes in another order, as far as rows of memory can be seen so: of an array with one
+        axis, or where only axes of length 1 change places.
+
+        Args:
+            *axes: The order, as one tuple or several ints; none: reverse order.
+
+        Raises:
+            UnsupportedError: The order takes a copy.
+        """
         from hearth.arrays import views
 
         shape, strides = views.transposed(self._shape, self.strides, self._dtype.itemsize, axes)
         return self._view(0, shape, self._dtype, strides)
 
     def view(self, dtype: Any) -> Self:
-        """The same bytes as another dtype; the last axis, which has to be contiguous then, changes as in NumPy."""
+        """Returns a view of the same bytes as another dtype.
+
+        Args:
+            dtype: Type of the elements. The last axis, which must be contiguous if the size differs, changes as in
+                NumPy.
+        """
         from hearth.arrays import views
 
         dense = self._rows is None
@@ -262,18 +295,24 @@ class BaseArray(OnDevice):
     def set(
         self,
         a: Any,
-        stream: Stream | None = None,
+        stream: BaseStream | None = None,
         *,
         blocking: bool = False,
         progress: bool | Progress | None = None,
     ) -> None:
-        """Overwrites the array with a host array of the same shape and dtype.
+        """Overwrites the array with a host array.
 
-        An ordinary array may be changed once this returns. One in pinned memory (`hearth.empty_pinned`) is read in the
-        order of the stream: it is to stay as it is until that was synchronized with, unless ``blocking=True``, which
-        waits until it has been read.
+        Args:
+            a: An array of the same shape and dtype.
+            stream: Stream that orders the write; None: the current one.
+            blocking: Blocks until pinned memory has been read. By default the device reads pinned memory
+                (`hearth.empty_pinned`) in the order of the stream, and it must stay unchanged until that was
+                synchronized with. Other arrays may be changed once this returns.
+            progress: True for a progress bar, or ``f(done, total)``, called with bytes.
 
-        Raises `ArgumentError` and `DtypeError` where they differ.
+        Raises:
+            ArgumentError: The shapes differ.
+            DtypeError: The dtypes differ.
         """
         copies = self._copies
         if copies is not None and progress is None and not telemetry.made():
@@ -306,11 +345,16 @@ class BaseArray(OnDevice):
         host_copy.write(self, host, stream, progress, blocking)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        """Sets `x[index]` to a number, a host array or an array on the device, cast and broadcast as in NumPy. One way;
-        from the device itself nothing passes through the host.
+        """Sets ``x[index]`` to a number, a host array or an array on the device, cast and broadcast as in NumPy.
 
-        Raises as ``x[index]`` does; `ArgumentError` and `DtypeError` for values that do not fit, `UnsupportedError` for
-        an array on the device that would be repeated along inner axes, or belongs to another session.
+        Sent one way; nothing passes through the host from the device itself.
+
+        Raises:
+            IndexError: The index is out of range.
+            ArgumentError: The shape of the value does not fit.
+            DtypeError: The dtype of the value does not fit.
+            UnsupportedError: An array on the device would be repeated along inner axes, or belongs to another session;
+                or the index selects no view, as by ``x[index]``.
         """
         from hearth.arrays.setitem import assign, assign_array
 
@@ -319,8 +363,13 @@ class BaseArray(OnDevice):
         else:
             assign(self[index], value)
 
-    def fill(self, value: Any, stream: Stream | None = None) -> None:
-        """Sets every element to `value`."""
+    def fill(self, value: Any, stream: BaseStream | None = None) -> None:
+        """Sets every element to one value.
+
+        Args:
+            value: The value, converted to the array's dtype.
+            stream: Stream that orders the fill; None: the current one.
+        """
         pattern = dtypes.pattern(value, self._dtype) if isinstance(self._dtype, Element) else None
         if pattern is None:
             pattern = shapes.element(value, self.dtype).tobytes()
@@ -342,12 +391,20 @@ class BaseArray(OnDevice):
         for move in strided.doublings(rows):
             attachment.submit(device_copy.command(handle, self, self, move))
 
-    def copy_from(self, other: BaseArray, stream: Stream | None = None) -> None:
+    def copy_from(self, other: BaseArray, stream: BaseStream | None = None) -> None:
         """Overwrites the array with one of the same shape and dtype, on this device or on another one of the session.
 
-        From another device it is a send and a receive (so that it takes the right to them): `stream` is one of this
-        device, there it is the current one. Raises `UnsupportedError` for another session's array, `ArgumentError`
-        for another shape or dtype or memory that overlaps, `LaunchError` where it cannot be recorded in a graph.
+        From another device it is a send and a receive, so that it takes the right to collectives.
+
+        Args:
+            other: The source.
+            stream: Stream of this array's device that orders the copy; None: the current one. On another device of
+                `other`, the current stream is used.
+
+        Raises:
+            UnsupportedError: `other` is another session's.
+            ArgumentError: The shape or dtype differs, or the memory overlaps.
+            LaunchError: The copy cannot be recorded in a graph.
         """
         if not isinstance(other, BaseArray):
             raise DtypeError(
@@ -361,15 +418,23 @@ class BaseArray(OnDevice):
 
     # ---- new arrays ----
 
-    def copy(self, stream: Stream | None = None) -> Self:
-        """A copy on the same device, contiguous."""
+    def copy(self, stream: BaseStream | None = None) -> Self:
+        """Copies the array to new, contiguous memory on the same device.
+
+        Args:
+            stream: Stream that orders the copy; None: the current one.
+        """
         self._usable()
         fresh: Self = allocate(self._device, self._shape, self._dtype, stream)
         fresh.copy_from(self, stream)
         return fresh
 
-    def flatten(self, stream: Stream | None = None) -> Self:
-        """A copy on the same device, with one axis."""
+    def flatten(self, stream: BaseStream | None = None) -> Self:
+        """Copies the array to new memory on the same device, with one axis.
+
+        Args:
+            stream: Stream that orders the copy; None: the current one.
+        """
         return self.copy(stream).ravel()
 
     def __copy__(self) -> Self:
@@ -379,14 +444,23 @@ class BaseArray(OnDevice):
         return self.copy()
 
     def astype(
-        self, dtype: Any, stream: Stream | None = None, *, casting: Casting = "unsafe", copy: bool = True
+        self, dtype: Any, stream: BaseStream | None = None, *, casting: Casting = "unsafe", copy: bool = True
     ) -> Self:
-        """A copy on the same device with its elements converted; with ``copy=False``, itself where they need not be.
+        """Copies the array on the same device with its elements converted.
 
-        One way, by a kernel that the daemon compiles once for each pair of dtypes. Booleans, whole numbers, floats of
-        16 (also bfloat16), 32 and 64 bits and complex numbers are converted; of a complex number a real dtype has the
-        real part. A value that the new type does not hold becomes what C++ makes of it on the device. Raises
-        `UnsupportedError` for other dtypes, `DtypeError` where `casting` forbids it.
+        One way, by a kernel that the daemon compiles once for each pair of dtypes. Booleans, integers, floats of 16
+        (also bfloat16), 32 and 64 bits and complex numbers are converted; a real dtype takes the real part of a complex
+        number. A value that the new type does not hold becomes what C++ makes of it on the device.
+
+        Args:
+            dtype: Type of the new elements.
+            stream: Stream that orders the conversion; None: the current one.
+            casting: Conversions that are allowed, as in NumPy; ``"unsafe"``: all.
+            copy: False returns the array itself if it has the dtype already.
+
+        Raises:
+            UnsupportedError: The dtypes are none of those above.
+            DtypeError: `casting` forbids the conversion.
         """
         from hearth.arrays.astype import astype
 
@@ -394,20 +468,30 @@ class BaseArray(OnDevice):
 
     def tensor_map(
         self, box: Sequence[int] | None = None, *, im2col: Im2col | None = None, **options: Unpack[Options]
-    ) -> TensorMap:
-        """The array as TMA sees it, to be passed to kernels; see `TensorMap`."""
+    ) -> TensorMap[Self]:
+        """Makes a tensor map of the array, for TMA, to be passed to kernels.
+
+        Args:
+            box: Elements of one copy along each axis, innermost last.
+            im2col: Pixels of a convolution to copy, instead of `box`.
+            **options: Further options; see `TensorMap`.
+        """
         from hearth.arrays.tensor_map import TensorMap
 
         return TensorMap(self, box, im2col=im2col, **options)
 
     # ---- lifetime ----
 
-    def checkpoint(self, stream: Stream | None = None) -> None:
-        """Takes a new copy of a durable array, as it is at this point of the stream: see `Device.checkpoint`."""
+    def checkpoint(self, stream: BaseStream | None = None) -> None:
+        """Takes a new copy of a durable array, as it is at this point of the stream: see `Device.checkpoint`.
+
+        Args:
+            stream: Stream that orders the copy; None: the current one.
+        """
         self._device.checkpoint(self, stream=stream)
 
     def free(self) -> None:
-        """Gives the memory back now, for all views; using any of them afterwards is an error."""
+        """Gives the memory back now, for all views. Using any of them afterwards is an error."""
         self._memory.free()
 
     # ---- inside ----
@@ -426,7 +510,7 @@ class BaseArray(OnDevice):
         dtype: Dtype,
         strides: tuple[int, ...] | None = None,
     ) -> Self:
-        """The array `offset` bytes further on in the same memory; without strides, in C order."""
+        """Returns the array `offset` bytes further on in the same memory; without strides, in C order."""
         made: Self = self._device._array_type(self._device, self._memory, self._offset + offset, shape, dtype, strides)
         return made
 

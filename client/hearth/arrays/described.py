@@ -1,4 +1,4 @@
-"""What a published buffer holds, in the words that its publisher and those who attach it have in common."""
+"""Shape and dtype of a published buffer, in the form that its publisher and its readers share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REGISTERED = 2
 
 @dataclass(frozen=True)
 class PublishedArray:
-    """What can be attached; `shape` and `dtype` are None where its publisher does not say, or says what cannot be."""
+    """An array that can be attached. `shape` and `dtype` are None where the publisher gives none, or invalid ones."""
 
     name: str
     tenant: str
@@ -37,7 +37,7 @@ class PublishedArray:
 
 
 def describe(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
-    """Shape and dtype for who attaches. Raises `UnsupportedError` for a dtype that a name does not describe."""
+    """Serializes shape and dtype for readers. Raises `UnsupportedError` for a dtype that a name does not describe."""
     name = dtype.str if dtype.isbuiltin == 1 or dtype.kind in "SUmM" else dtype.name
     if _dtype_named(name) != dtype:
         raise UnsupportedError(
@@ -49,7 +49,7 @@ def describe(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
 
 
 def parse(description: bytes) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
-    """Shape and dtype that a publisher describes; None where it describes no array: it may be anybody, in any words."""
+    """Shape and dtype from a description; None where it describes no array: the publisher may be any program."""
     try:
         said = json.loads(description)
         shape, name = said["shape"], said["dtype"]

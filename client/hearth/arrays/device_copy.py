@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from hearth import stream as streams
+from hearth import base_stream as streams
 from hearth.arrays import strided
 from hearth.errors import ArgumentError, UnsupportedError
-from hearth.session.collective_order import sorted_order, submit_in_turn
+from hearth.session.collective_order import sorted_order, submit_in_order
 from hearth_proto import layouts
 from hearth_proto.collectives import ITEM_SIZES
 from hearth_proto.v1 import commands_pb2
@@ -16,11 +16,11 @@ from hearth_proto.v1 import commands_pb2
 if TYPE_CHECKING:
     import numpy as np
 
+    from hearth.base_stream import BaseStream
     from hearth.interfaces import ArrayLike
-    from hearth.stream import Stream
 
 
-def copy_into(to: ArrayLike, since: ArrayLike, stream: Stream | None) -> None:
+def copy_into(to: ArrayLike, since: ArrayLike, stream: BaseStream | None) -> None:
     """See `DeviceArray.copy_from`."""
     if since._device._node._session is not to._device._node._session:
         raise UnsupportedError(
@@ -69,7 +69,7 @@ def command(stream: int, to: ArrayLike, since: ArrayLike, move: strided.StridedC
     return made
 
 
-def copy_between(to: ArrayLike, since: ArrayLike, stream: Stream | None) -> None:
+def copy_between(to: ArrayLike, since: ArrayLike, stream: BaseStream | None) -> None:
     """Copies an array to another device of its session: on `stream` (None: the current one) there, and on the current
     stream here. Shapes and dtypes are the same, and not empty.
 
@@ -78,22 +78,22 @@ def copy_between(to: ArrayLike, since: ArrayLike, stream: Stream | None) -> None
     source = since if since._as_rows().dense else since.copy()
     target: ArrayLike = to if to._as_rows().dense else to._device.empty(to.shape, to.dtype, stream)
     here, there = source._connection, target._connection
-    roster = sorted_order([here.ordinal, there.ordinal])
+    order = sorted_order([here.ordinal, there.ordinal])
     dtype, count = moved(source, source.size)
     commands = []
     for peer, array, on in (1, source, streams.current(here)), (0, target, stream or streams.current(there)):
         attachment = array._usable()
         command = commands_pb2.Command(stream=streams.resolve_for_collective(on, array._connection, attachment))
-        command.collective.devices.extend((here.ordinal, there.ordinal)[member] for member in roster.members)
-        operation = command.collective.operations.add(count=count, dtype=dtype, peer=roster.rank(peer))
+        command.collective.devices.extend((here.ordinal, there.ordinal)[member] for member in order.members)
+        operation = command.collective.operations.add(count=count, dtype=dtype, peer=order.rank(peer))
         if array is source:
             operation.kind = commands_pb2.COLLECTIVE_KIND_SEND
             operation.source, operation.source_offset = array._memory.handle, array._offset
         else:
             operation.kind = commands_pb2.COLLECTIVE_KIND_RECV
             operation.destination, operation.destination_offset = array._memory.handle, array._offset
-        commands.append((array._connection.turns, attachment, command))
-    submit_in_turn(commands, roster)
+        commands.append((array._connection.sequence, attachment, command))
+    submit_in_order(commands, order)
     if target is not to:
         to.copy_from(target, stream)
 

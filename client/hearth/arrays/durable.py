@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from hearth import stream as streams
+from hearth import base_stream as streams
 from hearth.arrays.base_array import BaseArray
 from hearth.errors import ArgumentError, DtypeError, UnsupportedError
 from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
+    from hearth.base_stream import BaseStream
     from hearth.session.connection import Connection
-    from hearth.stream import Stream
 
 
-def set_durable(connection: Connection, arrays: Sequence[Any], durable: bool, stream: Stream | None) -> None:
+def set_durable(connection: Connection, arrays: Sequence[Any], durable: bool, stream: BaseStream | None) -> None:
     """See `Device.durable`."""
     attachment = connection.attachment()
     command = commands_pb2.Command(stream=streams.resolve(stream, connection, attachment))
@@ -36,7 +36,7 @@ def set_durable(connection: Connection, arrays: Sequence[Any], durable: bool, st
     attachment.submit(command)
 
 
-def checkpoint(connection: Connection, arrays: Sequence[Any], stream: Stream | None) -> None:
+def checkpoint(connection: Connection, arrays: Sequence[Any], stream: BaseStream | None) -> None:
     """See `Device.checkpoint`."""
     attachment = connection.attachment()
     command = commands_pb2.Command(stream=streams.resolve(stream, connection, attachment))

@@ -9,9 +9,9 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hearth import base_stream as streams
 from hearth import lazy_numpy as np
 from hearth import progress as progresses
-from hearth import stream as streams
 from hearth import telemetry
 from hearth.errors import ArgumentError
 from hearth.transfer import plan, router
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Protocol
 
+    from hearth.base_stream import BaseStream
     from hearth.interfaces import ArrayLike
     from hearth.progress import Progress
     from hearth.session.attachment import Attachment
-    from hearth.stream import Stream
     from hearth.transfer.pinned_copy import PinnedCopy
 
     class HostCopied(ArrayLike, Protocol):
@@ -70,7 +70,7 @@ class PinnedCopies:
         self._pairs: dict[int, _Pair] = {}
         """By the id of the host array."""
 
-    def find(self, array: ArrayLike, host: Any, way: int, on: Stream | None, blocking: bool) -> PinnedCopy | None:
+    def find(self, array: ArrayLike, host: Any, way: int, on: BaseStream | None, blocking: bool) -> PinnedCopy | None:
         """The copy to repeat, where nothing that matters has changed since it was made."""
         pair = self._pairs.get(id(host))
         if (
@@ -90,7 +90,7 @@ class PinnedCopies:
         return None
 
     def remember(
-        self, array: ArrayLike, host: np.ndarray[Any, Any], way: int, given: Stream | None, copy: PinnedCopy
+        self, array: ArrayLike, host: np.ndarray[Any, Any], way: int, given: BaseStream | None, copy: PinnedCopy
     ) -> None:
         """Keeps a copy that was made of the host array as it is."""
         pairs = self._pairs
@@ -108,7 +108,7 @@ class PinnedCopies:
         pair.copies[way, None if on is None else id(on)] = copy
 
 
-def part_of(array: ArrayLike, attachment: Attachment, on: Stream | None) -> plan.BufferPart:
+def part_of(array: ArrayLike, attachment: Attachment, on: BaseStream | None) -> plan.BufferPart:
     """The array's bytes, in the order of a stream."""
     stream = streams.resolve(on, array._connection, attachment)
     return plan.BufferPart(stream, array._memory.handle, array._offset, array._rows)
@@ -121,7 +121,7 @@ def part_of(array: ArrayLike, attachment: Attachment, on: Stream | None) -> plan
 def write(
     array: HostCopied,
     host: np.ndarray[Any, Any],
-    stream: Stream | None,
+    stream: BaseStream | None,
     show: bool | Progress | None,
     blocking: bool = False,
 ) -> None:
@@ -137,7 +137,7 @@ def write(
 
 @telemetry.traced("hearth.upload", telemetry.of_upload)
 def write_bytes(
-    array: HostCopied, data: memoryview, stream: Stream | None, show: bool | Progress | None, blocking: bool = False
+    array: HostCopied, data: memoryview, stream: BaseStream | None, show: bool | Progress | None, blocking: bool = False
 ) -> None:
     """Overwrites the array with the bytes of a buffer that is no array of NumPy's."""
     attachment = array._usable()
@@ -152,7 +152,7 @@ def write_bytes(
 def read(
     array: HostCopied,
     attachment: Attachment,
-    on: Stream | None,
+    on: BaseStream | None,
     into: np.ndarray[Any, Any],
     timeout: float | None,
     show: bool | Progress | None,
@@ -167,7 +167,7 @@ def read(
 def fetch(
     array: HostCopied,
     attachment: Attachment,
-    on: Stream | None,
+    on: BaseStream | None,
     data: memoryview,
     timeout: float | None,
     show: bool | Progress | None,
@@ -217,14 +217,14 @@ def _check_out(array: ArrayLike, out: np.ndarray[Any, Any]) -> np.ndarray[Any, A
     return out
 
 
-def _recorded(array: ArrayLike, given: Stream | None) -> bool:
+def _recorded(array: ArrayLike, given: BaseStream | None) -> bool:
     """Whether the stream is being recorded: a copy from or to the host is refused there, which the daemon says at once
     where no memory is shared."""
     on = given if given is not None else streams.current(array._connection)
-    return on is not None and on.records
+    return on is not None and on._recorder is not None
 
 
-def _remember(array: HostCopied, host: np.ndarray[Any, Any], way: int, on: Stream | None, copy: PinnedCopy) -> None:
+def _remember(array: HostCopied, host: np.ndarray[Any, Any], way: int, on: BaseStream | None, copy: PinnedCopy) -> None:
     if type(host) is np.ndarray and host.dtype is array._dtype and host.base is not None:
         if array._copies is None:
             array._copies = PinnedCopies()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from hearth.errors import LaunchTypeError
-from hearth.session.memory import OnDevice
+from hearth.session.memory import DeviceOperand
 from hearth_proto import launches
 
 
-class ReadOnly(OnDevice):
+class ReadOnly(DeviceOperand):
     """An array that a kernel only reads; see `read_only`."""
 
     __slots__ = ("_connection", "array")
@@ -32,15 +32,26 @@ class ReadOnlyMap(ReadOnly):
     _passed = (f"Q{launches.TENSOR_MAP_BYTES - 8}x", launches.TENSOR_MAP_BYTES, 64)
 
 
-def read_only(array: OnDevice) -> ReadOnly:
-    """`array` as an argument that the kernel promises not to write to: launches on several streams may then read it at
-    the same time, where otherwise each would wait for the one before."""
+def read_only(array: DeviceOperand) -> ReadOnly:
+    """Marks an array as an argument that the kernel does not write to.
+
+    Launches on several streams may then read the array at the same time; otherwise each waits for the one before.
+
+    Args:
+        array: A device array or a tensor map.
+
+    Returns:
+        The argument, to be passed to a kernel.
+
+    Raises:
+        LaunchTypeError: `array` is neither.
+    """
     if isinstance(array, ReadOnly):
         return array
-    if not isinstance(array, OnDevice) or not hasattr(array, "_connection"):
+    if not isinstance(array, DeviceOperand) or not hasattr(array, "_connection"):
         raise LaunchTypeError(
             f"read_only takes a device array, not a {type(array).__name__}.",
             reason="LAUNCH_INVALID",
             fix="upload it with gpu.asarray(...).",
         )
-    return ReadOnly(array) if array._passed == OnDevice._passed else ReadOnlyMap(array)
+    return ReadOnly(array) if array._passed == DeviceOperand._passed else ReadOnlyMap(array)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from hearth import lazy_numpy as np
 from hearth.errors import UnsupportedError
-from hearth.session.memory import OnDevice
+from hearth.session.memory import DeviceOperand
 from hearth_proto.layouts import RowLayout, contiguous
 
 
@@ -87,7 +87,7 @@ def _integer(part: Any) -> int:
         return part
     if isinstance(part, bool | np.bool_) or getattr(part, "dtype", None) == np.bool_:
         raise _unsupported("a mask", "read and select here, x.get()[mask], or select in a kernel.")
-    if isinstance(part, list | tuple | np.ndarray | OnDevice) and (not hasattr(part, "ndim") or part.ndim):
+    if isinstance(part, list | tuple | np.ndarray | DeviceOperand) and (not hasattr(part, "ndim") or part.ndim):
         raise _unsupported("a list of indices", "take views one by one, read x.get()[indices], or gather in a kernel.")
     try:
         return int(part.__index__())

@@ -9,21 +9,30 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypedDict
 
 import numpy as np
 
+from hearth import base_stream as streams
 from hearth import shapes
-from hearth import stream as streams
 from hearth.arrays.read_only import ReadOnlyMap
 from hearth.errors import ArgumentError, DtypeError
-from hearth.session.memory import Memory, OnDevice, Space
+from hearth.session.memory import DeviceOperand, Memory, Space
 from hearth_proto.launches import TENSOR_MAP_BYTES
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    from hearth.base_stream import BaseStream
     from hearth.interfaces import ArrayLike
-    from hearth.stream import Stream
+
+    A = TypeVar("A", bound=ArrayLike, default=Any)
+    """The class of the array."""
+else:
+    from typing import TypeVar
+
+    A = TypeVar("A")  # without a default before Python 3.13
 
 _PER_BYTE = {"16u4_align8b": 2}
 """Packed types: elements in a byte of the array."""
@@ -56,7 +65,7 @@ class Options(TypedDict, total=False):
     swizzle: str
     l2_promotion: str
     oob_fill: str
-    stream: Stream | None
+    stream: BaseStream | None
 
 
 class _Handle(Memory):
@@ -68,10 +77,10 @@ class _Handle(Memory):
         if self.owner is not None:
             self.owner = None
             if not self.space.lost:
-                self.space.graveyard.bury("tensor_map", self.handle)
+                self.space.deferred_frees.add("tensor_map", self.handle)
 
 
-class TensorMap(OnDevice):
+class TensorMap(DeviceOperand, Generic[A]):
     """An array as TMA sees it, passed to kernels as an argument. Keeps the array's memory, also when that is freed.
 
     Either `box`, the elements of one copy along each axis, or `im2col`. `shape` and `strides` (in bytes) describe
@@ -95,7 +104,7 @@ class TensorMap(OnDevice):
 
     def __init__(
         self,
-        array: ArrayLike,
+        array: A,
         box: Sequence[int] | None = None,
         *,
         im2col: Im2col | None = None,
@@ -107,7 +116,7 @@ class TensorMap(OnDevice):
         swizzle: str = "none",
         l2_promotion: str = "none",
         oob_fill: str = "none",
-        stream: Stream | None = None,
+        stream: BaseStream | None = None,
     ) -> None:
         if (box is None) == (im2col is None):
             raise ArgumentError(
@@ -142,7 +151,7 @@ class TensorMap(OnDevice):
         self._offset = 0
 
     @property
-    def array(self) -> Any:
+    def array(self) -> A:
         """The `DeviceArray` that it was made from."""
         return self._array
 

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from hearth import stream as streams
+from hearth import base_stream as streams
 from hearth import telemetry
 from hearth.arrays.base_array import BaseArray
 from hearth.arrays.device_copy import moved
@@ -34,13 +34,13 @@ from hearth.collectives.operands import (
 from hearth.collectives.part import RankPart, among_all, by_rank, from_root, to_root
 from hearth.collectives.rendezvous import Formed, describe, form
 from hearth.errors import ArgumentError, ClosedError
-from hearth.session.collective_order import Roster, in_order, sorted_order
+from hearth.session.collective_order import RankOrder, in_order, sorted_order
 from hearth_proto.v1 import commands_pb2, node_pb2
 
 if TYPE_CHECKING:
+    from hearth.base_stream import BaseStream
     from hearth.collectives.group_members import Named
     from hearth.session.lease import NodeSession
-    from hearth.stream import Stream
 
 TIMEOUT_S = 30.0
 D = TypeVar("D", bound=BaseDevice[Any, Any])
@@ -76,7 +76,7 @@ class BaseGroup(Generic[D, A]):
         self._ordinals = ordinals
         self._formed: list[Formed] = []
         """The group over daemons, and those of two of its ranks that have sent each other something."""
-        self._rosters: dict[tuple[int, ...], Roster] = {}
+        self._orders: dict[tuple[int, ...], RankOrder] = {}
         """Those of what was formed, by the ranks in it."""
         self._forming = threading.Lock()
         self._finalizer: weakref.finalize[..., BaseGroup[D, A]] | None = None
@@ -93,12 +93,12 @@ class BaseGroup(Generic[D, A]):
 
     @property
     def id(self) -> str:
-        """What a group over daemons is called in their logs; empty for a group of one session."""
+        """The group's name in the daemons' logs; empty for a group of one session."""
         return self._formed[0].id.hex() if self._formed else ""
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """True once the group was closed."""
         return self._closed
 
     def __repr__(self) -> str:
@@ -119,7 +119,14 @@ class BaseGroup(Generic[D, A]):
     ) -> list[A]:
         """Reduces the arrays elementwise, so that each device has the result: in place, or in `outs`.
 
-        `op`: ``"sum"``, ``"mean"``, ``"min"``, ``"max"`` or ``"prod"``.
+        Args:
+            arrays: One array for each device, in the group's order, all of one shape and dtype, and contiguous.
+            op: ``"sum"``, ``"mean"``, ``"min"``, ``"max"`` or ``"prod"``.
+            outs: Arrays for the results, which may be `arrays`; None: in place.
+            timeout: Seconds for all ranks to come and to finish; None: the daemon's default.
+
+        Returns:
+            The arrays that were written.
         """
         timeout_ns = self._begin(timeout)
         number = reduction(op)
@@ -138,8 +145,18 @@ class BaseGroup(Generic[D, A]):
         out: A | None = None,
         timeout: float | None = None,
     ) -> A:
-        """Reduces the arrays elementwise into one at the rank `root`: `out`, which may be its own of `arrays`, or a new
-        one. `op` as in `all_reduce`."""
+        """Reduces the arrays elementwise into one array at a root.
+
+        Args:
+            arrays: One array for each device, in the group's order, all of one shape and dtype, and contiguous.
+            root: Rank that gets the result.
+            op: ``"sum"``, ``"mean"``, ``"min"``, ``"max"`` or ``"prod"``.
+            out: Array for the result, which may be the root's of `arrays`; None: a new one.
+            timeout: Seconds for all ranks to come and to finish; None: the daemon's default.
+
+        Returns:
+            The array that was written.
+        """
         timeout_ns = self._begin(timeout)
         root = check_rank("root", root, len(self.devices))
         number = reduction(op)
@@ -157,10 +174,16 @@ class BaseGroup(Generic[D, A]):
         outs: Sequence[A] | None = None,
         timeout: float | None = None,
     ) -> list[A]:
-        """Gives every device what the rank `root` has.
+        """Copies the array of a root to every device.
 
-        `arrays`: one for each device, overwritten with the root's unless there are `outs`; or the root's array alone,
-        which the others get in `outs`, or in new ones.
+        Args:
+            arrays: One for each device, overwritten with the root's unless there are `outs`; or the root's array alone.
+            root: Rank whose array is copied.
+            outs: Arrays for the copies; None: `arrays`, or new ones where the root's array is given alone.
+            timeout: Seconds for all ranks to come and to finish; None: the daemon's default.
+
+        Returns:
+            The arrays that were written, one for each device.
         """
         timeout_ns = self._begin(timeout)
         root = check_rank("root", root, len(self.devices))
@@ -185,6 +208,14 @@ class BaseGroup(Generic[D, A]):
         """Gives every device all arrays, stacked in the group's order: n arrays of a shape become (n, *shape).
 
         In place where rank r passes ``outs[r][r]``.
+
+        Args:
+            arrays: One array for each device, in the group's order, all of one shape and dtype, and contiguous.
+            outs: Arrays for the results; None: new ones.
+            timeout: Seconds for all ranks to come and to finish; None: the daemon's default.
+
+        Returns:
+            The arrays that were written.
         """
         timeout_ns = self._begin(timeout)
         sources = self._operands.arrays(arrays)
@@ -204,7 +235,16 @@ class BaseGroup(Generic[D, A]):
         """Reduces the arrays elementwise and gives each device its share of the result along the first dimension, which
         n divides: shape (n * k, ...) becomes (k, ...).
 
-        `op` as in `all_reduce`. In place where ``outs[r]`` is ``arrays[r][r * k : (r + 1) * k]``.
+        In place where ``outs[r]`` is ``arrays[r][r * k : (r + 1) * k]``.
+
+        Args:
+            arrays: One array for each device, in the group's order, all of one shape and dtype, and contiguous.
+            op: ``"sum"``, ``"mean"``, ``"min"``, ``"max"`` or ``"prod"``.
+            outs: Arrays for the shares; None: new ones.
+            timeout: Seconds for all ranks to come and to finish; None: the daemon's default.
+
+        Returns:
+            The arrays that were written.
         """
         timeout_ns = self._begin(timeout)
         number = reduction(op)
@@ -223,7 +263,16 @@ class BaseGroup(Generic[D, A]):
         timeout: float | None = None,
     ) -> list[A]:
         """Gives rank r the r-th share of every array along the first dimension, which n divides, in the group's order:
-        a transposition of the shares. Never in place."""
+        a transposition of the shares. Never in place.
+
+        Args:
+            arrays: One array for each device, in the group's order, all of one shape and dtype, and contiguous.
+            outs: Arrays for the results; None: new ones.
+            timeout: Seconds for all ranks to come and to finish; None: the daemon's default.
+
+        Returns:
+            The arrays that were written.
+        """
         timeout_ns = self._begin(timeout)
         sources = self._operands.arrays(arrays)
         share = split("arrays[0]", sources[0], len(self.devices))
@@ -240,9 +289,18 @@ class BaseGroup(Generic[D, A]):
         out: A | None = None,
         timeout: float | None = None,
     ) -> A:
-        """Gives the rank `root` all arrays, stacked in the group's order: shape (n, *shape), in `out` or a new one.
+        """Gives a root all arrays, stacked in the group's order: shape (n, *shape).
 
         In place where the root passes ``out[root]``.
+
+        Args:
+            arrays: One array for each device, in the group's order, all of one shape and dtype, and contiguous.
+            root: Rank that gets them.
+            out: Array for the result; None: a new one.
+            timeout: Seconds for all ranks to come and to finish; None: the daemon's default.
+
+        Returns:
+            The array that was written.
         """
         timeout_ns = self._begin(timeout)
         root = check_rank("root", root, len(self.devices))
@@ -260,11 +318,20 @@ class BaseGroup(Generic[D, A]):
         outs: Sequence[A] | None = None,
         timeout: float | None = None,
     ) -> list[A]:
-        """Gives each device its share of the rank `root`'s array along the first dimension, which n divides: shape
-        (n * k, ...) becomes (k, ...).
+        """Gives each device its share of a root's array along the first dimension, which n divides: shape (n * k, ...)
+        becomes (k, ...).
 
-        As the reverse of `gather`, shape (n, *shape) goes to `outs` of `shape` as well. In place where ``outs[root]``
-        is ``array[root * k : (root + 1) * k]``.
+        The reverse of `gather` as well: shape (n, *shape) goes to `outs` of `shape`. In place where ``outs[root]`` is
+        ``array[root * k : (root + 1) * k]``.
+
+        Args:
+            array: The root's array, contiguous.
+            root: Rank that has it.
+            outs: Arrays for the shares; None: new ones.
+            timeout: Seconds for all ranks to come and to finish; None: the daemon's default.
+
+        Returns:
+            The arrays that were written.
         """
         timeout_ns = self._begin(timeout)
         root = check_rank("root", root, len(self.devices))
@@ -281,7 +348,10 @@ class BaseGroup(Generic[D, A]):
     def barrier(self, timeout: float | None = None) -> None:
         """Lets later work on each device's current stream wait, on the device, until all of them have come this far.
 
-        Sent one way; a synchronize after it waits for it. `timeout` as for all operations.
+        Sent one way; a synchronize after it waits for it.
+
+        Args:
+            timeout: Seconds for all ranks to come and to finish; None: the daemon's default.
         """
         timeout_ns = self._begin(timeout)
         kind = commands_pb2.COLLECTIVE_KIND_BARRIER
@@ -290,11 +360,16 @@ class BaseGroup(Generic[D, A]):
     # ---- from one rank to another ----
 
     def send(self, array: A, to: int, timeout: float | None = None) -> None:
-        """Sends an array from its device to the rank `to`, which has to receive one of the same size and dtype.
+        """Sends an array from its device to another rank, which has to receive one of the same size and dtype.
 
-        Between two ranks outside of a batch, what one does first has to meet what the other does first, and so on: a
-        send its receive. The two may be called in either order and from different threads. Both ranks sending first,
-        or everybody around a ring, belongs into a `batch`.
+        Between two ranks outside of a batch, the first call of one has to meet the first call of the other, and so on:
+        a send its receive. The two may be called in either order and from different threads. Both ranks sending first,
+        or all ranks around a ring, belongs into a `batch`.
+
+        Args:
+            array: A contiguous array on a device of the group.
+            to: The receiving rank.
+            timeout: Seconds for all ranks to come and to finish; None: the daemon's default.
         """
         timeout_ns = self._begin(timeout)
         source: A = check_array("array", array)
@@ -305,8 +380,16 @@ class BaseGroup(Generic[D, A]):
         )
 
     def recv(self, array: A, source: int, timeout: float | None = None) -> A:
-        """Receives into an array, on its device, what the rank `source` sends to that device's; see `send`. Returns the
-        array."""
+        """Receives into an array, on its device, what another rank sends to that device's; see `send`.
+
+        Args:
+            array: A contiguous array on a device of the group.
+            source: The sending rank.
+            timeout: Seconds for all ranks to come and to finish; None: the daemon's default.
+
+        Returns:
+            The array.
+        """
         timeout_ns = self._begin(timeout)
         target: A = check_out("array", array)
         rank, peer = self._rank_of("array", target), check_rank("source", source, len(self.devices))
@@ -329,12 +412,14 @@ class BaseGroup(Generic[D, A]):
             attachment.submit(command)
 
     def batch(self, timeout: float | None = None) -> Batch:
-        """``with group.batch():`` presents what the block calls at its end, as one NCCL group.
+        """Collects the calls of a block: ``with group.batch():`` presents them at its end as one NCCL group.
 
-        For what would wait for each other otherwise (a ring of sends and receives), and for many small operations.
-        Every send of the block needs its receive in it. Nothing is presented where the block, or a check, raises. Only
-        the calls of this thread (or task) belong to it, on one stream of each device; `timeout`, in seconds, is for all
-        of them together.
+        For calls that would wait for each other otherwise (a ring of sends and receives), and for many small
+        operations. Every send of the block needs its receive in it. Nothing is presented where the block, or a check,
+        raises. Only the calls of this thread (or task) belong to it, on one stream of each device.
+
+        Args:
+            timeout: Seconds for all calls together; None: the daemon's default.
         """
         check_none_open(self)
         return Batch(self, self._connections, self._begin(timeout), self._present_batch)
@@ -379,7 +464,7 @@ class BaseGroup(Generic[D, A]):
         for formed in list(self._formed):
             formed.leave()
             for connection in self._connections.values():
-                connection.turns.forget(formed.id)
+                connection.sequence.forget(formed.id)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -431,35 +516,35 @@ class BaseGroup(Generic[D, A]):
         )
 
     def _present_batch(
-        self, parts: Mapping[int, Sequence[RankPart]], timeout_ns: int, on: Mapping[int, Stream | None]
+        self, parts: Mapping[int, Sequence[RankPart]], timeout_ns: int, on: Mapping[int, BaseStream | None]
     ) -> None:
         self._check_open()
         present(self._connections, self._given, parts, timeout_ns, on)
 
-    def _pair(self, rank: int, peer: int) -> Roster:
-        """Who has to come to a send between two ranks. Forms a group of the two over their daemons, the first time."""
+    def _pair(self, rank: int, peer: int) -> RankOrder:
+        """The ranks of a send between two ranks. Forms a group of the two over their daemons, the first time."""
         if self._sessions[rank] is self._sessions[peer]:
             return sorted_order(self._ordinals, (rank, peer))
         pair = (min(rank, peer), max(rank, peer))  # all there are, where the group has two
         with self._forming:
-            roster = self._rosters.get(pair) or self._form(pair)
+            order = self._orders.get(pair) or self._form(pair)
         self._check_open()
-        return roster
+        return order
 
     @telemetry.traced("hearth.group", telemetry.of_group)
-    def _form(self, ranks: tuple[int, ...]) -> Roster:
+    def _form(self, ranks: tuple[int, ...]) -> RankOrder:
         formed = form([(self._sessions[rank], self._ordinals[rank]) for rank in ranks], self._timeout)
         self._formed.append(formed)
-        self._rosters[ranks] = roster = Roster(formed.id, ranks)
+        self._orders[ranks] = order = RankOrder(formed.id, ranks)
         if self._closed:  # meanwhile, by another thread
             formed.leave()
-        return roster
+        return order
 
     def _ranks_of(self, session: NodeSession, info: node_pb2.GroupInfo) -> tuple[int, ...] | None:
         """Our ranks, in the order of one of a session's groups; None where that has nothing to do with this group."""
         if info.group:
             coordinated = any(each.id == info.group and each.coordinator is session for each in self._formed)
-            members = [roster.members for roster in self._rosters.values() if roster.name == info.group]
+            members = [order.members for order in self._orders.values() if order.name == info.group]
             return members[0] if coordinated and members else None
         name = tuple(member.device for member in info.members)
         ranks = {self._ordinals[rank]: rank for rank in range(len(self)) if self._sessions[rank] is session}

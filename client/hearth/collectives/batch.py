@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
-from hearth import stream as streams
+from hearth import base_stream as streams
 from hearth.collectives.part import RankPart, by_rank
 from hearth.errors import ArgumentError
 from hearth_proto.v1 import commands_pb2
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
 
+    from hearth.base_stream import BaseStream
     from hearth.session.connection import Connection
-    from hearth.stream import Stream
 
-Present = Callable[["Mapping[int, Sequence[RankPart]]", int, "Mapping[int, Stream | None]"], None]
+Present = Callable[["Mapping[int, Sequence[RankPart]]", int, "Mapping[int, BaseStream | None]"], None]
 
 _open: ContextVar[tuple[Batch, ...]] = ContextVar("hearth_open_batches", default=())
 
@@ -50,7 +50,7 @@ class Batch:
         self._timeout_ns = timeout_ns
         self._present = present
         self._parts: list[RankPart] = []
-        self._streams: dict[int, Stream | None] = {}
+        self._streams: dict[int, BaseStream | None] = {}
 
     def add(self, parts: Iterable[RankPart]) -> None:
         """Puts them behind what is there. Raises `ArgumentError` where a rank changes its stream in between."""

@@ -5,31 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from hearth import stream as streams
+from hearth import base_stream as streams
 from hearth.collectives import overlap
-from hearth.session.collective_order import Roster, submit_in_turn
+from hearth.session.collective_order import RankOrder, submit_in_order
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
+    from hearth.base_stream import BaseStream
     from hearth.collectives.part import RankPart
     from hearth.session.attachment import Attachment
-    from hearth.session.collective_order import Turns
+    from hearth.session.collective_order import CollectiveSequence
     from hearth.session.connection import Connection
-    from hearth.stream import Stream
 
 
 def present(
     connections: Mapping[int, Connection],
-    roster: Roster,
+    order: RankOrder,
     parts: Mapping[int, Sequence[RankPart]],
     timeout_ns: int,
-    on: Mapping[int, Stream | None] | None = None,
+    on: Mapping[int, BaseStream | None] | None = None,
 ) -> None:
     """Submits the parts of each rank in `parts`, as one operation of the roster's.
 
     `on`: each rank's stream; without, the current ones. Nothing is submitted where anything is refused here.
     """
-    commands: list[tuple[Turns, Attachment, commands_pb2.Command]] = []
+    commands: list[tuple[CollectiveSequence, Attachment, commands_pb2.Command]] = []
     for rank, own in parts.items():
         connection = connections[rank]
         attachment = connection.attachment()
@@ -40,12 +40,12 @@ def present(
         stream = streams.current(connection) if on is None else on[rank]
         command = commands_pb2.Command(stream=streams.resolve_for_collective(stream, connection, attachment))
         collective = command.collective
-        if isinstance(roster.name, bytes):
-            collective.group = roster.name
+        if isinstance(order.name, bytes):
+            collective.group = order.name
         else:
-            collective.devices.extend(roster.name)
+            collective.devices.extend(order.name)
         collective.timeout_ns = timeout_ns
         for part in own:
-            part.write(collective.operations.add(), roster)
-        commands.append((connection.turns, attachment, command))
-    submit_in_turn(commands, roster)
+            part.write(collective.operations.add(), order)
+        commands.append((connection.sequence, attachment, command))
+    submit_in_order(commands, order)

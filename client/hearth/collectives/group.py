@@ -1,4 +1,4 @@
-"""Groups of devices whose answers are waited for by the calling thread."""
+"""Groups of devices whose calls that wait block the calling thread."""
 
 from __future__ import annotations
 
@@ -40,30 +40,45 @@ class Group(BaseGroup[Device, DeviceArray]):
     """
 
     def subgroup(self, ranks: Iterable[int]) -> Group:
-        """A group of some of the devices, in the order of `ranks`; formed anew where it is over daemons."""
+        """Makes a group of some of the devices. Blocks where it is formed anew, over daemons.
+
+        Args:
+            ranks: Ranks of this group, in the order of the new one.
+        """
         return Group(self._chosen(ranks), timeout=self._timeout)
 
     def rebuild(self, without: Iterable[Named] | Named = ()) -> Group:
-        """A fresh group of the same devices, in their order, less those named by rank, device or whole node; this one
-        is closed.
+        """Makes the group anew without lost members, in the same order, and closes this one. Blocks where it is formed
+        over daemons.
 
-        For after a `CommunicatorError`. A node that is named is not asked for anything, so that it may be gone. Raises
-        as `Group` does, and then this one stays as it is.
+        To be called after a `CommunicatorError`. No request is sent to a node that is named, so that it may be gone.
+
+        Args:
+            without: Members to leave out: ranks, devices or whole nodes.
+
+        Raises:
+            HearthError: As `Group` raises; this group stays as it is.
         """
         fresh = Group(self._left(without), timeout=self._timeout)
         self.close()
         return fresh
 
     def flight_recorder(self) -> list[FlightRecord]:
-        """The group's last operations as its daemon (the first device's) has them, the newest last; bounded.
+        """Returns the group's last operations as its daemon (the first device's) has them, the newest last; bounded.
+        Blocks.
 
-        Groups of one session that have the same devices share it. Raises `ConnectError` where that daemon is gone.
+        Groups of one session that have the same devices share it.
+
+        Raises:
+            ConnectError: That daemon is gone.
         """
         return self._flight_records()
 
     def close(self) -> None:
-        """Gives the group up: its operations that are under way fail where it is over daemons, and none can be
-        presented any more. Waits some seconds at most. A second call does nothing."""
+        """Closes the group: no more operations can be presented, and those under way fail where it is over daemons.
+
+        Blocks some seconds at most. A second call does nothing.
+        """
         self._close()
 
     def __enter__(self) -> Group:

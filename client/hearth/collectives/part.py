@@ -9,7 +9,7 @@ from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
     from hearth.arrays.base_array import BaseArray
-    from hearth.session.collective_order import Roster
+    from hearth.session.collective_order import RankOrder
 
 
 class RankPart(NamedTuple):
@@ -31,8 +31,8 @@ class RankPart(NamedTuple):
         """Source and destination, where it has them."""
         return tuple(array for array in (self.source, self.destination) if array is not None)
 
-    def write(self, to: commands_pb2.CollectiveOperation, roster: Roster) -> None:
-        """As a message, with the ranks of `roster`."""
+    def write(self, to: commands_pb2.CollectiveOperation, order: RankOrder) -> None:
+        """As a message, with the ranks of `order`."""
         to.kind = self.kind
         if self.source is not None:
             to.source, to.source_offset = self.source._memory.handle, self.source._offset
@@ -40,9 +40,9 @@ class RankPart(NamedTuple):
             to.destination, to.destination_offset = self.destination._memory.handle, self.destination._offset
         to.count, to.dtype, to.op = self.elements, self.dtype, self.op
         if self.root is not None:
-            to.root = roster.rank(self.root)
+            to.root = order.rank(self.root)
         if self.peer is not None:
-            to.peer = roster.rank(self.peer)
+            to.peer = order.rank(self.peer)
 
 
 def among_all(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hearth.codec.encode import Plain
     from hearth.endpoint.credentials import Credentials
     from hearth.endpoint.target import Target
-    from hearth.session.lease import NodeSession, Roads
+    from hearth.session.lease import ConnectionFactory, NodeSession
     from hearth.transport.base import Answer, Transport
     from hearth_proto.v1 import node_pb2
 
@@ -41,14 +41,14 @@ def open_session(
     launch_timeout: float = 0.0,
     lanes: bool = True,
     within: float | None = None,
-    roads: Roads | None = None,
+    make_connection: ConnectionFactory | None = None,
     meanwhile: Callable[[], object],
 ) -> NodeSession:
     """Connects and opens a session: with frames where the daemon takes them, else with gRPC.
 
-    `timeout` is the session's, `within` that of the attempt, if it is another; `roads`: see `NodeSession`; `meanwhile`
-    imports what the devices need, while the answer is on its way. Raises `ConnectError` saying what was tried, or what
-    the daemon answers."""
+    `timeout` is the session's, `within` that of the attempt, if it is another; `make_connection`: see `NodeSession`;
+    `meanwhile` imports what the devices need, while the answer is on its way. Raises `ConnectError` saying
+    what was tried, or the error that the daemon answers."""
     from hearth.version import __version__
 
     name = client_name or default_name()
@@ -72,7 +72,7 @@ def open_session(
     transport.stripes = transport.stripes if lanes else 0
     transport.metadata = of_session(opened.session_token)
     transport.session_id = opened.session_id
-    return NodeSession(transport, opened, timeout, roads)
+    return NodeSession(transport, opened, timeout, make_connection)
 
 
 def _by_frames(

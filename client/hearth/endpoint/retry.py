@@ -28,16 +28,22 @@ _SPREAD = 0.2
 def retrying(
     *, timeout: float = 60.0, idempotent: bool = False, on_retry: Callable[[HearthError, float], object] | None = None
 ) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
-    """Has a function called again, for `timeout` seconds in all, where the daemon had no room or was not there.
+    """Decorates a function to be called again where the daemon had no room or was not there.
 
     >>> @hearth.retrying(timeout=30)
     ... def train(gpu): ...
 
-    Only what has not begun is made again by itself: errors that are `HearthError.retryable`. So the function should do
-    one thing that can be refused, or be one that may run twice: with ``idempotent=True`` it is also called again when a
-    device, its arrays, the session or the connection were lost on the way, and has to make anew what it needs of them.
-    `on_retry` is told the error and the seconds until the next attempt. When there is no time for another, the last
-    error is raised. Coroutine functions are awaited again.
+    Only work that has not begun is repeated: errors that are `HearthError.retryable`. So the function should do one
+    thing that can be refused, or be one that may run twice. Coroutine functions are awaited again.
+
+    Args:
+        timeout: Seconds for all attempts together. When there is no time for another, the last error is raised.
+        idempotent: Calls the function again also when a device, its arrays, the session or the connection were lost on
+            the way; it has to make anew what it needs of them.
+        on_retry: Called with the error and the seconds until the next attempt.
+
+    Raises:
+        ArgumentError: `timeout` is not above 0.
     """
     if timeout <= 0:
         raise ArgumentError(f"timeout is {timeout} s.", reason="INVALID_ARGUMENT", fix="give seconds above 0.")

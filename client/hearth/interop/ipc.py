@@ -17,7 +17,7 @@ import os
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from hearth import stream
+from hearth import base_stream as streams
 from hearth.errors import ArgumentError, BufferLostError, ClosedError, HearthError
 from hearth.interop import dlpack
 from hearth.interop.ipc_file import fetch
@@ -185,7 +185,7 @@ def _await(array: ArrayLike, attachment: Attachment) -> None:
     """Waits, however long it takes, until what was sent for the array is done: by reading a byte of it. Raises what a
     read does."""
     connection = array._connection
-    command = commands_pb2.Command(stream=stream.resolve(None, connection, attachment))
+    command = commands_pb2.Command(stream=streams.resolve(None, connection, attachment))
     command.read.buffer, command.read.offset, command.read.size = array._memory.handle, array._offset, 1
     connection.report(command, attachment=attachment)
 

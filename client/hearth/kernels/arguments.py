@@ -29,7 +29,7 @@ from hearth import lazy_numpy as np
 from hearth.arrays.read_only import ReadOnly
 from hearth.errors import LaunchError, LaunchTypeError
 from hearth.kernels import record_packer
-from hearth.session.memory import OnDevice
+from hearth.session.memory import DeviceOperand
 from hearth_proto import launches
 
 _INTEGERS = {("i", 1): "b", ("i", 2): "h", ("i", 4): "i", ("i", 8): "q",
@@ -194,7 +194,7 @@ def fixed(types: Sequence[type]) -> bool:
 
 def parameter(index: int, arg: Any) -> Parameter:
     """How one argument is passed. Raises `LaunchTypeError`."""
-    if isinstance(arg, OnDevice):
+    if isinstance(arg, DeviceOperand):
         return Parameter(*arg._passed, True, isinstance(arg, ReadOnly))
     if np.here() and isinstance(arg, np.generic | np.ndarray):
         return _numpys(index, arg)

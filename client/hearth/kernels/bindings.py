@@ -23,13 +23,13 @@ from hearth import shapes
 from hearth.errors import ArgumentError, DtypeError, LaunchError, LaunchTypeError
 from hearth.kernels import arguments
 from hearth.kernels.pending_dispatch import Output
-from hearth.session.memory import OnDevice
+from hearth.session.memory import DeviceOperand
 from hearth.transfer import plan
 from hearth_proto.launches import TENSOR_MAP_BYTES
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
-    from hearth.kernels.function import Function
+    from hearth.kernels.base_function import BaseFunction
     from hearth.session.attachment import Attachment
     from hearth.session.send_queue import Limits
 
@@ -99,9 +99,9 @@ def in_order(args: Sequence[Any] | None, ins: Sequence[Any], outs: Sequence[Any]
         )
     if args is not None:
         return [In(arg) if isinstance(arg, np.ndarray) and arg.ndim else arg for arg in args]
-    given: list[Any] = [each if isinstance(each, In | InOut | OnDevice) else In(each) for each in ins]
+    given: list[Any] = [each if isinstance(each, In | InOut | DeviceOperand) else In(each) for each in ins]
     for index, each in enumerate(outs):
-        if isinstance(each, Out | InOut | OnDevice):
+        if isinstance(each, Out | InOut | DeviceOperand):
             given.append(each)
         elif isinstance(each, tuple | list) and len(each) == 2:
             given.append(Out(*each))
@@ -114,7 +114,7 @@ def in_order(args: Sequence[Any] | None, ins: Sequence[Any], outs: Sequence[Any]
     return [*given, *scalars]
 
 
-def binding_of(index: int, argument: Any, function: Function, attachment: Attachment) -> Binding:
+def binding_of(index: int, argument: Any, function: BaseFunction, attachment: Attachment) -> Binding:
     """One argument; the bytes of inputs are added later."""
     if isinstance(argument, In):
         return Binding(role=Binding.ROLE_INPUT, size=argument.array.nbytes)
@@ -243,7 +243,7 @@ def _fitting(sizes: Sequence[int], room: int) -> list[bool]:
 
 def _host(array: Any) -> Array:
     """A C-contiguous array in native byte order. Raises `DtypeError` for what cannot lie in device memory."""
-    if isinstance(array, OnDevice):
+    if isinstance(array, DeviceOperand):
         raise LaunchTypeError(
             f"{array!r} lies on the device already.", reason="LAUNCH_INVALID", fix="pass it as it is, without In."
         )

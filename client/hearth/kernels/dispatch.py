@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hearth import base_stream as streams
 from hearth import lazy_numpy as np
-from hearth import stream as streams
 from hearth.errors import LaunchTypeError
 from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
     from hearth.interfaces import DeviceContext
+    from hearth.kernels.base_function import BaseFunction
     from hearth.kernels.bindings import Array
-    from hearth.kernels.function import Function
     from hearth.kernels.pending_dispatch import Job
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
@@ -34,7 +34,7 @@ class How(NamedTuple):
     shared_mem: int
     iterations: int
     timeout: float | None
-    stream: streams.Stream | None
+    stream: streams.BaseStream | None
     timed: bool = False
     copy: bool = False
     apart: bool = False
@@ -43,7 +43,7 @@ class How(NamedTuple):
 
 def job_of(
     device: DeviceContext[Any],
-    function: Function,
+    function: BaseFunction,
     grid: Any,
     block: Any,
     arguments_given: _Given,

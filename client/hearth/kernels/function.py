@@ -1,266 +1,27 @@
-"""Kernels and their launches: checks that need no daemon, and the packed record.
-
-The hot path does as little as it can: everything that follows from the types of the arguments, the grid and the other
-keywords is kept from launch to launch; what is left is to check that the arrays are alive and to pack the values.
-"""
+"""Kernels whose attributes block the calling thread until they are compiled."""
 
 from __future__ import annotations
 
-import struct
-import threading
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from hearth import progress
-from hearth import stream as streams
-from hearth.codec import encode
-from hearth.errors import HearthError, LaunchError, LaunchTypeError
-from hearth.kernels import arguments, launch_config, record_packer
-from hearth.session.memory import OnDevice
-from hearth.stream import _current
-from hearth_proto.later import commands_pb2
+from hearth.kernels.base_function import ATTRIBUTES, BaseFunction
 
 if TYPE_CHECKING:
-    from typing import Protocol
-
-    from hearth.session.attachment import Attachment
-    from hearth.session.connection import Connection
-    from hearth.session.memory import Space
-    from hearth.session.reply import Asked
-    from hearth.stream import Stream
-
-    class Module(Protocol):
-        """The module of a kernel: `hearth.kernels.module.RawModule`."""
-
-        _connection: Connection
-
-        def _handle_on(self, attachment: Attachment) -> int: ...
+    from hearth.kernels.base_function import Occupancy
+    from hearth_proto.v1 import commands_pb2
 
 
-_CACHE_LIMIT = 1024
-_LISTS = (tuple, list)
-_CONSTANTS = (tuple, int)
-_ONCE = 1
-_USUAL = (0, None, False, None, 1)
-"""Stream, timeout, cooperative, cluster and iterations of nearly all launches."""
+class Function(BaseFunction):
+    """A kernel, called as in CuPy, ``f((grid,), (block,), (args...))``, or as in Numba, ``f[grid, block](args...)``.
 
-_Recent = tuple[Any, Any, object, object, int, str, bytes, record_packer.Packer]
-"""Attachment, space, grid, block, shared_mem and mode of a launch like the last ones, its head, what packs the rest.
-Replaced as a whole. A plain tuple: to look into it is most of what a launch costs."""
-_NEVER: _Recent = (None, None, _LISTS, None, 0, "", b"", lambda args, space: None)
-
-
-ATTRIBUTES = ("num_regs", "shared_size_bytes", "local_size_bytes", "const_size_bytes", "max_threads_per_block")
-"""What `Attributes.attributes` has."""
-
-
-class Occupancy(NamedTuple):
-    """What of a kernel fits its device at once."""
-
-    blocks_per_multiprocessor: int
-    multiprocessors: int
-    max_cooperative_blocks: int
-    """The largest grid of a cooperative launch; 0 where the device has none."""
-    max_clusters: int
-    """Where a cluster was asked for."""
-    suggested_block: int
-    """Threads of a block that gives the most occupancy."""
-
-
-class _Bound(NamedTuple):
-    """A function on one attachment: replaced as a whole, so that a launch sees one or the other."""
-
-    attachment: Attachment | None
-    handle: int
-    heads: dict[object, tuple[bytes, arguments.Signature]]
-
-
-class Function:
-    """A kernel, called as in CuPy, ``f((grid,), (block,), (args...))``, or as in Numba, ``f[grid, block](args...)``."""
-
-    def __init__(self, module: Module, name: str) -> None:
-        self._module = module
-        self._connection = module._connection
-        self.name = name
-        self._making = threading.Lock()
-        self._bound = _Bound(None, 0, {})
-        self._before: tuple[bytes, arguments.Signature] | None = None
-        """What was launched last, and is no `_recent`."""
-        self._recent: _Recent = _NEVER
-        self._described: commands_pb2.FunctionResult | None = None
-        self._bind(self._connection.attachment())
-
-    def __call__(
-        self,
-        grid: Any,
-        block: Any,
-        args: Sequence[Any] = (),
-        shared_mem: int = 0,
-        *,
-        stream: Stream | None = None,
-        timeout: float | None = None,
-        mode: str = "checked",
-        cooperative: bool = False,
-        cluster: Any = None,
-        iterations: int = 1,
-    ) -> None:
-        """Launches the kernel, one way.
-
-        `grid` in blocks and `block` in threads: an int or one to three; `grid` may be a device array of three uint32,
-        which is read when the work before on the stream is done (a 0 in it launches nothing). `args` as
-        `hearth.kernels.arguments` says; `shared_mem`: dynamic shared memory in bytes; `timeout` in seconds, after which
-        the device process is ended. `mode`: ``"checked"``; ``"validate"``, which puts every array among the arguments
-        between red zones and reports what is written there (slow, and it takes a copy of each array); or
-        ``"unchecked"``, which leaves the geometry to the driver. `cooperative`: the whole grid is resident at once, so
-        that it can synchronise; `cluster`: blocks that share a cluster, as `grid`; `iterations`: launched so many
-        times in a row.
-        Raises `LaunchError` for what can be seen here; the rest surfaces at the next sync, read or flush.
-        """
-        connection = self._connection
-        attachment = connection._attachment
-        if attachment is None or not attachment.alive:
-            attachment = connection.attachment()
-        if stream is None and _current.get() is None:
-            on, space, same_grid, same_block, same_shared_mem, same_mode, head, pack = self._recent
-            if (
-                grid is same_grid and block is same_block and on is attachment and mode is same_mode
-                and shared_mem is same_shared_mem and iterations is _ONCE
-                and timeout is None and cluster is None and not cooperative and type(args) is tuple
-            ):  # fmt: skip
-                try:
-                    tail = pack(args, space)
-                except (ValueError, struct.error):  # what is wrong, `_pack` says
-                    tail = None
-                if tail is not None:
-                    attachment.launch(head + tail)
-                    return
-        record = self._pack(
-            attachment, grid, block, args, shared_mem, stream, timeout, mode, cooperative, cluster, iterations
-        )
-        target = stream
-        if target is None and _current.get() is not None:
-            target = streams.current(connection)
-        if target is None or not target.records:
-            attachment.launch(record)
-        else:
-            call = streams.LaunchCall(self, grid, block, shared_mem, mode, cooperative, cluster, iterations)
-            target.launched(attachment, record, call, args)
-
-    def _pack(
-        self,
-        attachment: Attachment,
-        grid: Any,
-        block: Any,
-        args: Sequence[Any],
-        shared_mem: int = 0,
-        stream: Stream | None = None,
-        timeout: float | None = None,
-        mode: str = "checked",
-        cooperative: bool = False,
-        cluster: Any = None,
-        iterations: int = 1,
-    ) -> bytes:
-        """The launch as a packed record. Raises as `__call__` does."""
-        if not isinstance(args, _LISTS):
-            raise LaunchTypeError(
-                f"args is a {type(args).__name__}; it is a tuple of the kernel's arguments.",
-                reason="LAUNCH_INVALID",
-                fix="write f(grid, block, (x,)), with the comma.",
-            )
-        connection = self._connection
-        bound = self._bound
-        if bound.attachment is not attachment:
-            bound = self._bind(attachment)
-        plain = stream is None and _current.get() is None
-        on = 0 if plain else streams.resolve(stream, connection, attachment, work=False)
-        heads = bound.heads
-        key: tuple[Any, ...]
-        try:
-            key = (
-                on,
-                grid,
-                block,
-                shared_mem,
-                timeout,
-                mode,
-                cooperative,
-                cluster,
-                iterations,
-                *map(type, args),
-            )
-            entry = heads.get(key)
-        except TypeError:  # a list for the grid, say
-            key, entry = (), None
-        if entry is None:
-            if isinstance(grid, OnDevice):
-                if grid._memory.owner is not attachment.space:
-                    self._refuse("the grid", grid)
-                key = ()
-            entry = launch_config.head(
-                bound.handle, on, grid, block, args, shared_mem, timeout, mode, cooperative, cluster, iterations
-            )
-            if key and arguments.fixed(key[9:]):
-                if len(heads) >= _CACHE_LIMIT:
-                    heads.clear()
-                heads[key] = entry
-        elif entry is self._before and self._recent[6] is not entry[0] and (on, *key[4:5], *key[6:9]) == _USUAL:
-            self._remember(attachment, grid, block, shared_mem, mode, entry, key[9:])
-        self._before = entry
-        head, signature = entry
-        space = attachment.space
-        assert space is not None
-        try:
-            tail = signature.pack_checked(args, space)
-        except struct.error:
-            self._check_memory(signature, args, space)
-            tail = signature.tail(args)  # says what does not fit
-        if tail is None:
-            self._check_memory(signature, args, space)
-            tail = signature.tail(args)
-        return head + tail
-
-    def _remember(
-        self,
-        attachment: Attachment,
-        grid: Any,
-        block: Any,
-        shared_mem: int,
-        mode: str,
-        entry: tuple[bytes, arguments.Signature],
-        types: tuple[type, ...],
-    ) -> None:
-        """It was launched twice in this way, and may be again: with the very same grid and block it is as good as
-        packed."""
-        if type(grid) in _CONSTANTS and type(block) in _CONSTANTS and attachment.space is not None:
-            pack = arguments.typed(types, entry[1])
-            if pack is not None:
-                self._recent = attachment, attachment.space, grid, block, shared_mem, mode, entry[0], pack
-
-    def _check_memory(self, signature: arguments.Signature, args: Sequence[Any], space: Space) -> None:
-        for index in signature.pointers:
-            if args[index]._memory.owner is not space:
-                self._refuse(f"argument {index}", args[index], index)
-
-    def __getitem__(self, geometry: Any) -> Callable[..., None]:
-        """Numba's form: ``f[grid, block]``, ``f[grid, block, stream]`` or ``f[grid, block, stream, shared_mem]``."""
-        if not isinstance(geometry, tuple) or not 2 <= len(geometry) <= 4:
-            raise LaunchError(
-                f"f[{geometry!r}] is no launch geometry.", reason="LAUNCH_INVALID", fix="use f[grid, block](args...)."
-            )
-        grid, block = geometry[:2]
-        stream = geometry[2] or None if len(geometry) > 2 else None
-        shared_mem = geometry[3] if len(geometry) > 3 else 0
-
-        def launch(*args: Any) -> None:
-            self(grid, block, args, shared_mem, stream=stream)
-
-        return launch
-
-    # ---- what the kernel says of itself, by CuPy's names; each waits for the compile ----
+    Launches do not block. The attributes, by CuPy's names, block until the kernel is compiled, and raise `CompileError`
+    where it cannot be.
+    """
 
     @property
     def attributes(self) -> dict[str, int]:
-        """All of the below in one dict."""
+        """Registers, shared, local and constant memory and the largest block, by name. Blocks for the compile."""
         return {name: getattr(self, name) for name in ATTRIBUTES}
 
     @property
@@ -270,130 +31,49 @@ class Function:
 
     @property
     def shared_size_bytes(self) -> int:
-        """Static shared memory per block."""
+        """Static shared memory of a block, in bytes."""
         return self._describe().static_shared_bytes
 
     @property
     def local_size_bytes(self) -> int:
-        """Local memory per thread."""
+        """Local memory of a thread, in bytes."""
         return self._describe().local_bytes
 
     @property
     def const_size_bytes(self) -> int:
-        """Constant memory."""
+        """Constant memory, in bytes."""
         return self._describe().constant_bytes
 
     @property
     def max_threads_per_block(self) -> int:
-        """The largest block that the kernel's registers allow."""
+        """The largest block that the kernel's registers allow, in threads."""
         return self._describe().max_threads_per_block
 
     @property
     def max_dynamic_shared_size_bytes(self) -> int:
-        """The most dynamic shared memory that a launch may ask for."""
+        """The most dynamic shared memory that a launch may ask for, in bytes."""
         return self._describe().max_dynamic_shared_bytes
-
-    def occupancy(self, block: Any, shared_mem: int = 0, *, cluster: Any = None) -> Occupancy:
-        """How many blocks of so many threads, with so much dynamic shared memory, the device holds at once.
-
-        Raises `LaunchError` for a block that can never run.
-        """
-        return self._occupying(block, shared_mem, cluster).wait()
-
-    def _occupying(self, block: Any, shared_mem: int, cluster: Any) -> Asked[Occupancy]:
-        attachment = self._connection.attachment()
-        command = commands_pb2.Command()
-        asked = command.occupancy
-        asked.function = self._handle_on(attachment)
-        asked.block.x, asked.block.y, asked.block.z = arguments.dimensions("block", block)
-        asked.shared_mem = shared_mem
-        if cluster is not None:
-            asked.cluster.x, asked.cluster.y, asked.cluster.z = arguments.dimensions("cluster", cluster)
-        return self._connection.asking(command, _occupancy, attachment)
 
     @property
     def parameters(self) -> list[tuple[int, int]]:
         """(offset, size) in bytes of each parameter in the parameter block."""
         return [(parameter.offset, parameter.size) for parameter in self._describe().parameters]
 
+    def occupancy(self, block: Any, shared_mem: int = 0, *, cluster: Any = None) -> Occupancy:
+        """Computes the number of blocks of the kernel that the device holds at once. Blocks for the compile.
+
+        Args:
+            block: Threads of a block along each axis: an int or one to three.
+            shared_mem: Dynamic shared memory of a block in bytes.
+            cluster: Blocks of a cluster along each axis; None: no clusters.
+
+        Raises:
+            LaunchError: Such a block can never run.
+        """
+        return self._occupying(block, shared_mem, cluster).wait()
+
     def _describe(self) -> commands_pb2.FunctionResult:
         if self._described is None:
             with progress.waiting("compile"):
                 self._described = self._describing().wait()
         return self._described
-
-    def _describing(self) -> Asked[commands_pb2.FunctionResult]:
-        attachment = self._connection.attachment()
-        command = commands_pb2.Command()
-        command.describe_function.function = self._handle_on(attachment)
-        return self._connection.asking(command, lambda result: result.function, attachment)
-
-    def _repr_html_(self) -> str:
-        from hearth import html_repr
-
-        described = self._described
-        rows: list[tuple[str, object]] = [("device", self._connection.ordinal)]
-        if described is None:
-            rows.append(("attributes", "not asked for yet: .attributes, which waits for the compile"))
-        else:
-            parameters = described.parameters
-            rows += [
-                ("registers of a thread", described.registers),
-                ("static shared memory", html_repr.size(described.static_shared_bytes)),
-                ("local memory of a thread", html_repr.size(described.local_bytes)),
-                ("constant memory", html_repr.size(described.constant_bytes)),
-                ("most threads of a block", described.max_threads_per_block),
-                ("parameters", f"{len(parameters)}, {sum(each.size for each in parameters)} bytes"),
-            ]
-        return html_repr.pairs(f"Kernel {self.name}", rows)
-
-    def __repr__(self) -> str:
-        return f"<hearth.Function {self.name} of device {self._connection.ordinal}>"
-
-    # ---- inside ----
-
-    def _handle_on(self, attachment: Attachment) -> int:
-        return self._bind(attachment).handle
-
-    def _bind(self, attachment: Attachment) -> _Bound:
-        """The function on the attachment that is about to be used: after a loss it is looked up again."""
-        if self._bound.attachment is attachment:
-            return self._bound
-        with self._making:
-            if self._bound.attachment is not attachment:
-                module = self._module._handle_on(attachment)
-                connection = self._connection
-                handle = connection.mint()
-                on = streams.resolve(None, connection, attachment, work=False)
-                attachment.submit(encode.get_function(on, handle, module, self.name))
-                self._bound = _Bound(attachment, handle, {})
-            return self._bound
-
-    def _refuse(self, what: str, array: Any, index: int | None = None) -> None:
-        """Says why the array cannot be used here."""
-        details = {} if index is None else {"argument": str(index)}
-        if array._connection is not self._connection:
-            raise LaunchError(
-                f"{what} is {array!r} of another device or session; {self!r} cannot reach it.",
-                reason="LAUNCH_INVALID",
-                fix="use arrays and kernels of one device; go through the host with gpu.asarray(x.get()).",
-                details=details,
-            )
-        try:
-            self._connection.check(array._memory, f"{what}, {array!r},")
-        except HearthError as error:
-            for name, value in details.items():
-                error.details.setdefault(name, value)
-            raise
-        raise LaunchError(f"{what}, {array!r}, changed hands during the launch.", reason="LAUNCH_INVALID")
-
-
-def _occupancy(answer: commands_pb2.Result) -> Occupancy:
-    result = answer.occupancy
-    return Occupancy(
-        result.blocks_per_multiprocessor,
-        result.multiprocessors,
-        result.max_cooperative_blocks,
-        result.max_clusters,
-        result.suggested_block,
-    )

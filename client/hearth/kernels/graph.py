@@ -3,64 +3,39 @@
 Inside ``with gpu.graph() as g:`` a private stream is current; the launches, copies and fills that it is given are
 recorded instead of run, and nothing else may be given to it. What a graph uses lives as long as it does, also where the
 arrays and modules are gone.
+
+`BaseGraph` has all that `hearth.Graph` and `hearth.aio.Graph` have in common.
 """
 
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex
 
-from hearth import stream as streams
+from hearth import base_stream as streams
 from hearth.errors import HearthError, LaunchError
 from hearth.kernels import launch_config
-from hearth.kernels.graph_program import Program, count, lost
-from hearth.stream import LaunchCall, Stream
+from hearth.kernels.graph_program import Program, count
+from hearth.kernels.recorders import CaptureRecorder
+from hearth.stream import Stream
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from hearth.base_stream import BaseStream, LaunchCall
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
     from hearth.session.memory import Kind
-    from hearth.session.reply import Asked
-
-
-class RecordingStream(Stream):
-    """The private stream of a graph that is being recorded. It ends with the attachment that it was made on."""
-
-    records = True
-
-    def __init__(self, connection: Connection) -> None:
-        self.calls: list[LaunchCall] = []
-        self._order = threading.Lock()
-        super().__init__(connection)
-
-    def launched(self, attachment: Attachment, record: bytes, call: LaunchCall, _args: object) -> None:
-        """Sends the launch, and notes it in the order in which it was sent."""
-        with self._order:
-            attachment.launch(record)
-            self.calls.append(call)
-
-    def submitted(self, attachment: Attachment, command: bytes, calls: Sequence[LaunchCall]) -> None:
-        """Sends a prepared list, and notes its launches."""
-        with self._order:
-            attachment.count_up(object(), 1, lambda _: command)
-            self.calls.extend(calls)
-
-    def _handle_on(self, attachment: Attachment) -> int:
-        if self._attachment is not None and self._attachment is not attachment:
-            raise lost("the graph that was being recorded", self._connection, None)
-        return super()._handle_on(attachment)
+    from hearth.session.reply import PendingResult
 
 
 class GraphNode:
     """One launch, copy or fill of a graph."""
 
-    def __init__(self, graph: Graph, index: int, kind: str, kernel: str, call: LaunchCall | None) -> None:
+    def __init__(self, graph: BaseGraph, index: int, kind: str, kernel: str, call: LaunchCall | None) -> None:
         self._graph = graph
         self._call = call
         self.index = index
@@ -73,10 +48,19 @@ class GraphNode:
     def set_args(
         self, args: Sequence[Any], *, grid: Any = None, block: Any = None, shared_mem: int | None = None
     ) -> None:
-        """Gives a launch other arguments, and another geometry where one is named.
+        """Gives a launch other arguments, and another geometry where one is named. Does not block.
 
-        Launches of the graph that were asked for before keep what they had, also while they run. Raises `LaunchError`
-        for what can be seen here; the rest surfaces at the next sync, read or flush of the current stream.
+        Launches of the graph that were submitted before keep their arguments, also while they run.
+
+        Args:
+            args: The kernel's arguments.
+            grid: Blocks along each axis; None: as before.
+            block: Threads along each axis; None: as before.
+            shared_mem: Dynamic shared memory in bytes; None: as before.
+
+        Raises:
+            LaunchError: The node is no launch, or the launch is invalid as far as that can be seen here. Other failures
+                are reported by the next sync, read or flush of the current stream.
         """
         call = self._call
         if call is None:
@@ -96,9 +80,10 @@ class GraphNode:
         command = commands_pb2.Command(stream=streams.resolve(None, connection, attachment))
         command.update_graph.graph = self._graph._handle
         command.update_graph.node = self.index
+        default = streams.BaseStream(connection, default=True)
         command.update_graph.launch = call.function._pack(
-            attachment, call.grid, call.block, args, call.shared_mem, Stream(connection, default=True), None,
-            call.mode, call.cooperative, call.cluster,
+            attachment, call.grid, call.block, args, call.shared_mem, default, None, call.mode, call.cooperative,
+            call.cluster,
         )  # fmt: skip
         attachment.submit(command)
         self._call = call
@@ -107,12 +92,11 @@ class GraphNode:
         return f"<hearth.GraphNode {self.index}: {' '.join(filter(None, (self.kind, self.kernel)))}>"
 
 
-class Graph(Program):
-    """Work recorded by ``with gpu.graph() as g:``, launched by `launch`.
+class BaseGraph(Program):
+    """Abstract graph: its nodes and launches, and the requests that begin and end its recording."""
 
-    The end of the block waits until the daemon has made the graph, and raises what could not be recorded; an exception
-    in the block discards it. Work on other streams, and other threads, goes on as ever.
-    """
+    _stream_type: ClassVar[type[BaseStream]]
+    """The class of the stream that is current inside the block."""
 
     _kind: Kind = "graph"
     _what = "the graph"
@@ -120,45 +104,38 @@ class Graph(Program):
     def __init__(self, connection: Connection) -> None:
         super().__init__(connection)
         self._nodes: tuple[GraphNode, ...] = ()
-        self._recorder: RecordingStream | None = None
+        self._captured: BaseStream | None = None
+        """The stream that the work is recorded from."""
+        self._recorder: CaptureRecorder | None = None
         self._begun: Attachment | None = None
         self._last: _GraphLaunch | None = None
 
     # ---- recording ----
 
-    def __enter__(self) -> Self:
-        self._begin()
-        return self
-
     def _begin(self) -> None:
         self._ready_to_enter()
         connection = self._connection
         attachment = connection.attachment()
-        recorder = RecordingStream(connection)
+        stream, recorder = self._stream_type(connection), CaptureRecorder(connection)
+        stream._recorder = recorder
         handle = connection.mint()
-        command = commands_pb2.Command(stream=recorder._handle_on(attachment))
+        command = commands_pb2.Command(stream=stream._handle_on(attachment))
         command.begin_capture.graph = handle
         attachment.submit(command)
-        self._handle, self._begun, self._recorder = handle, attachment, recorder
-        recorder.__enter__()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        ending = self._end(kind, error, trace)
-        if ending is not None:
-            with self._or_closed():
-                ending.wait()
+        self._handle, self._begun, self._captured, self._recorder = handle, attachment, stream, recorder
+        stream.__enter__()
 
     def _end(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> Asked[None] | None:
-        """None where there is nothing to wait for. Waiting goes into `_or_closed`."""
-        recorder, attachment = self._recorder, self._begun
-        assert recorder is not None and attachment is not None, "left without having been entered"
-        recorder.__exit__(kind, error, trace)
-        self._recorder = self._begun = None
-        command = commands_pb2.Command(stream=recorder._handle)
+    ) -> PendingResult[None] | None:
+        """Ends the recording; None if there is nothing to wait for. The wait belongs into `_or_closed`."""
+        stream, recorder, attachment = self._captured, self._recorder, self._begun
+        assert stream is not None and recorder is not None and attachment is not None, (
+            "left without having been entered"
+        )
+        stream.__exit__(kind, error, trace)
+        self._captured = self._recorder = self._begun = None
+        command = commands_pb2.Command(stream=stream._handle)
         command.end_capture.graph = self._handle
         if error is not None:
             command.end_capture.discard = True
@@ -180,16 +157,24 @@ class Graph(Program):
 
     # ---- use ----
 
-    def launch(self, n: SupportsIndex = 1, stream: Stream | None = None, *, timeout: float | None = None) -> None:
-        """Launches it `n` times in a row on `stream`, or on the current one; one way.
+    def launch(self, n: SupportsIndex = 1, stream: BaseStream | None = None, *, timeout: float | None = None) -> None:
+        """Launches the graph, as one command that is ordered by all that is in it. Does not block.
 
-        It is ordered as one command that does all that is in it. `timeout`: seconds that each launch of it may take,
-        after which the device process is ended.
+        Args:
+            n: Number of launches in a row, from 1.
+            stream: Stream to launch on; None: the current one.
+            timeout: Seconds that each launch may take, after which the device process is ended; None: the session's
+                limit.
+
+        Raises:
+            ArgumentError: `n` is no such number, or the graph has not been recorded.
+            InvalidHandleError: The graph is closed, or was lost with its device process.
+            LaunchError: The stream is being recorded.
         """
         attachment = self._usable()
         on = streams.resolve(stream, self._connection, attachment)
         target = self._target(stream)
-        if target is not None and target.records:
+        if target is not None and target._recorder is not None:
             raise LaunchError(
                 "a graph cannot be launched inside the recording of another one.",
                 reason="CAPTURE_INVALID",
@@ -208,12 +193,20 @@ class Graph(Program):
         block: Any = None,
         shared_mem: int | None = None,
     ) -> None:
-        """As `GraphNode.set_args` of the node of that number."""
+        """Gives a launch of the graph other arguments: `GraphNode.set_args` by number.
+
+        Args:
+            node: Index of the node in `nodes`.
+            args: The kernel's arguments.
+            grid: Blocks along each axis; None: as before.
+            block: Threads along each axis; None: as before.
+            shared_mem: Dynamic shared memory in bytes; None: as before.
+        """
         self.nodes[node].set_args(args, grid=grid, block=block, shared_mem=shared_mem)
 
     @property
     def nodes(self) -> tuple[GraphNode, ...]:
-        """What was recorded, in order; a launch with iterations is as many nodes."""
+        """The recorded launches, copies and fills, in order; a launch with iterations makes one node for each."""
         return self._nodes
 
     def __len__(self) -> int:
@@ -225,6 +218,28 @@ class Graph(Program):
     def __repr__(self) -> str:
         state = ", being recorded" if self._recorder is not None else self._state()
         return f"<hearth.Graph of {len(self)} nodes on device {self._connection.ordinal}{state}>"
+
+
+class Graph(BaseGraph):
+    """Work recorded by ``with gpu.graph() as g:``, launched by `launch`.
+
+    The end of the block blocks until the daemon has made the graph, and raises what could not be recorded; an exception
+    in the block discards it. Work on other streams, and of other threads, continues.
+    """
+
+    _stream_type = Stream
+
+    def __enter__(self) -> Self:
+        self._begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        ending = self._end(kind, error, trace)
+        if ending is not None:
+            with self._or_closed():
+                ending.wait()
 
 
 class _GraphLaunch:

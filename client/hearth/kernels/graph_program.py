@@ -1,4 +1,4 @@
-"""What graphs and prepared lists have in common: a handle on the daemon's side, and what becomes of it."""
+"""The handle on the daemon's side that graphs and prepared lists share, and its end."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, SupportsIndex
 
-from hearth import stream as streams
+from hearth import base_stream as streams
+from hearth.base_stream import BaseStream
 from hearth.errors import ArgumentError, InvalidHandleError
 from hearth.session.send_queue import COUNT_MAX
-from hearth.stream import Stream
 
 if TYPE_CHECKING:
     from hearth.session.attachment import Attachment
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Program:
-    """What graphs and prepared lists have in common: a handle that is lost with the device's process."""
+    """A handle on the daemon's side that is lost with the device's process: of a graph, or of a prepared list."""
 
     _kind: Kind
     _what: str
@@ -31,18 +31,18 @@ class Program:
         self._closed = False
 
     def close(self) -> None:
-        """Gives it back now; launches that were asked for before still run. A second call does nothing."""
+        """Gives the handle back now; launches that were submitted before still run. A second call does nothing."""
         if not self._closed:
             self._closed = True
             if self._space is not None and not self._space.lost:
-                self._space.graveyard.bury(self._kind, self._handle)
+                self._space.deferred_frees.add(self._kind, self._handle)
 
     def __del__(self) -> None:
         if getattr(self, "_closed", True) is False:
             self.close()
 
     def _usable(self) -> Attachment:
-        """The attachment on which it can be used. Raises what stands against it."""
+        """Returns the attachment on which it can be used. Raises the reason why it cannot."""
         connection = self._connection
         if connection.refusal is not None:
             raise connection.refusal.again()
@@ -75,7 +75,7 @@ class Program:
                 f"{self._what} is recorded once.", reason="INVALID_ARGUMENT", fix=f"make another: gpu.{self._kind}()."
             )
 
-    def _target(self, stream: Stream | None) -> Stream | None:
+    def _target(self, stream: BaseStream | None) -> BaseStream | None:
         return stream if stream is not None else streams.current(self._connection)
 
     def _state(self) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from hearth.errors import ArgumentError, LaunchError, LaunchTypeError
 from hearth.kernels import arguments
-from hearth.session.memory import OnDevice
+from hearth.session.memory import DeviceOperand
 from hearth_proto.launches import Extension, LaunchFlag
 
 MODES = {"checked": 0, "unchecked": int(LaunchFlag.UNCHECKED), "validate": int(LaunchFlag.VALIDATE)}
@@ -39,7 +39,7 @@ def head(
     check_shared_mem(shared_mem)
     flags = MODES[mode] | (LaunchFlag.COOPERATIVE if cooperative else 0)
     extension = _extension(grid, cluster, iterations)
-    dims = (0, 0, 0) if isinstance(grid, OnDevice) else arguments.dimensions("grid", grid)
+    dims = (0, 0, 0) if isinstance(grid, DeviceOperand) else arguments.dimensions("grid", grid)
     signature = arguments.signature(args)
     packed = signature.head(
         function,
@@ -85,7 +85,7 @@ def _extension(grid: Any, cluster: Any, iterations: int) -> Extension | None:
     """What few launches have; None for most."""
     check_iterations(iterations)
     blocks = (0, 0, 0) if cluster is None else arguments.dimensions("cluster", cluster)
-    if isinstance(grid, OnDevice):
+    if isinstance(grid, DeviceOperand):
         _check_grid(grid)
         return Extension(blocks, iterations, grid._memory.handle, grid._offset)
     if iterations == 1 and cluster is None:
@@ -93,7 +93,7 @@ def _extension(grid: Any, cluster: Any, iterations: int) -> Extension | None:
     return Extension(blocks, iterations)
 
 
-def _check_grid(grid: OnDevice) -> None:
+def _check_grid(grid: DeviceOperand) -> None:
     """Raises `LaunchTypeError` for an array that holds no grid."""
     dtype, size = getattr(grid, "dtype", None), getattr(grid, "size", None)
     if str(dtype) not in ("uint32", "int32") or size != 3:

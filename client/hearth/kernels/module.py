@@ -1,184 +1,28 @@
-"""Modules: source or binary code on its way to kernels, by CuPy's names.
-
-A module's code is kept here, so that it can be loaded again when the device's process was lost.
-"""
+"""Modules whose compile the calling thread waits for."""
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from hearth import lazy_numpy as np
-from hearth import progress, shapes, telemetry
-from hearth import stream as streams
+from hearth import progress as progresses
+from hearth import shapes, telemetry
 from hearth.arrays.array import DeviceArray
-from hearth.codec import encode
-from hearth.codec.encode import encodable
-from hearth.errors import ArgumentError, DtypeError, HearthError, UnsupportedError
+from hearth.kernels.base_module import BaseModule, as_bytes, logged
 from hearth.kernels.function import Function
-from hearth.session.memory import Memory
-from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
+    from hearth.base_stream import BaseStream
     from hearth.dtypes import Dtype
-    from hearth.interfaces import ArrayLike, DeviceContext
+    from hearth.interfaces import DeviceContext
     from hearth.progress import Progress
-    from hearth.session.attachment import Attachment
-    from hearth.session.reply import Asked
-
-_ELF = b"\x7fELF"
-_FATBIN = (b"\x50\xed\x55\xba", b"\xb1\x43\x62\x46")  # fatbin, and the wrapper that nvcc links in
-
-
-class RawModule:
-    """Code of one or more kernels. Made by `Device.RawModule`, which returns at once: errors of the compiler surface at
-    `compile`, or where a kernel of the module is first waited for."""
-
-    _function_type: ClassVar[type[Function]] = Function
-    _global_type: ClassVar[Callable[..., Any]]
-
-    def __init__(
-        self,
-        device: DeviceContext[Any],
-        code: str | bytes | None = None,
-        *,
-        path: str | os.PathLike[str] | None = None,
-        options: Iterable[str] = (),
-        name_expressions: Iterable[str] | None = None,
-        headers: Mapping[str, str] | None = None,
-        **unsupported: Any,
-    ) -> None:
-        _refuse_keywords(unsupported)
-        self._device = device
-        self._connection = device._connection
-        if (code is None) == (path is None):
-            raise ArgumentError("give either code or path.", reason="INVALID_ARGUMENT", fix="code=source")
-        if path is not None:
-            from pathlib import Path
-
-            code = Path(path).read_bytes()
-        assert code is not None
-        if not isinstance(code, str | bytes | bytearray):
-            raise DtypeError(f"code is {type(code).__name__}.", reason="INVALID_ARGUMENT", fix="pass str or bytes.")
-        if isinstance(code, str) and not encodable(code):
-            raise DtypeError("code is no text that UTF-8 can hold.", reason="INVALID_ARGUMENT", fix="read it as UTF-8.")
-        data = code.encode() if isinstance(code, str) else bytes(code)
-        if isinstance(options, str):
-            raise DtypeError("options is a str.", reason="INVALID_ARGUMENT", fix=f"options=({options!r},)")
-        self._load = _serialized(data, list(options), list(name_expressions or ()), dict(headers or {}))
-        limit = self._connection.limits.max_code_bytes
-        size = len(self._load)
-        if size > limit:
-            raise ArgumentError(
-                f"the code, options and headers take {size} bytes; the daemon takes {limit}.",
-                reason="MESSAGE_TOO_LARGE",
-                fix="compile to a CUBIN for one architecture, or split the module.",
-            )
-        self._making = threading.Lock()
-        self._attachment: Attachment | None = None
-        self._handle = 0
-        self._handle_on(self._connection.attachment())
-
-    def compile(self, log_stream: TextIO | None = None, *, timeout: float | None = None) -> None:
-        """Waits until it is compiled and loaded; the compiler's messages go to `log_stream`. Raises `CompileError`;
-        `QuotaExceededError` where a kernel that does not end kept it from being loaded: later, it is tried again."""
-        with logged(log_stream) as log:
-            log.append(self._describe(timeout).log)
-
-    @property
-    def functions(self) -> list[str]:
-        """Names of its kernels; waits for the compile."""
-        return list(self._describe().functions)
-
-    @property
-    def globals(self) -> list[str]:
-        """Names of its variables; waits for the compile."""
-        return list(self._describe().globals)
-
-    def get_function(self, name: str) -> Function:
-        """A kernel by name, or by one of the `name_expressions`. Does not wait: a wrong name surfaces on use."""
-        if not isinstance(name, str) or not name or not encodable(name):
-            raise ArgumentError(f"{name!r} is no kernel's name.", reason="INVALID_ARGUMENT", fix="pass a str.")
-        return self._function_type(self, name)
-
-    @telemetry.traced("hearth.get_global")
-    def get_global(self, name: str, dtype: Any = None, shape: shapes.Shape | None = None) -> GlobalArray:
-        """A ``__constant__`` or ``__device__`` variable as an array; waits for the compile.
-
-        Without `dtype` it is an array of bytes that can be set from any array of its size. Raises `InvalidHandleError`
-        where there is no such variable, `ArgumentError` where `dtype` and `shape` do not make its size.
-        """
-        return self._finding(name, dtype, shape).wait()
-
-    def _finding(self, name: str, dtype: Any, shape: shapes.Shape | None) -> Asked[GlobalArray]:
-        connection = self._connection
-        attachment = connection.attachment()
-        handle = connection.mint()
-        command = commands_pb2.Command(stream=streams.resolve(None, connection, attachment, work=False))
-        command.get_global.buffer = handle
-        command.get_global.module = self._handle_on(attachment)
-        command.get_global.name = name
-        # "global" is a keyword of Python
-        return connection.asking(
-            command,
-            lambda result: self._found(attachment, handle, name, getattr(result, "global").size, dtype, shape),
-            attachment,
-        )
-
-    def _found(
-        self, attachment: Attachment, handle: int, name: str, size: int, dtype: Any, shape: shapes.Shape | None
-    ) -> GlobalArray:
-        kind = shapes.type_of("uint8" if dtype is None else dtype)
-        axes = (size // kind.itemsize,) if shape is None else shapes.shape_of(shape)
-        if shapes.bytes_of(axes, kind) != size:
-            raise ArgumentError(
-                f"{name} has {size} bytes; shape {axes} of {kind} has {shapes.bytes_of(axes, kind)}.",
-                reason="INVALID_ARGUMENT",
-                fix="give the variable's own type and extent.",
-            )
-        assert attachment.space is not None
-        memory = Memory(attachment.space, handle, size, owned=False, keep=self)
-        found: GlobalArray = self._global_type(self._device, memory, 0, axes, kind, typed=dtype is not None)
-        return found
-
-    def __repr__(self) -> str:
-        return f"<hearth.RawModule {self._handle} of device {self._connection.ordinal}>"
-
-    def __del__(self) -> None:
-        attachment = getattr(self, "_attachment", None)
-        if attachment is not None and attachment.alive and attachment.space is not None:
-            attachment.space.graveyard.bury("module", self._handle)
-
-    @telemetry.traced("hearth.compile")
-    def _describe(self, timeout: float | None = None) -> commands_pb2.ModuleResult:
-        with progress.waiting("compile"):
-            return self._describing().wait(timeout)
-
-    def _describing(self) -> Asked[commands_pb2.ModuleResult]:
-        attachment = self._connection.attachment()
-        command = commands_pb2.Command()
-        command.describe_module.module = self._handle_on(attachment)
-        return self._connection.asking(command, lambda result: result.module, attachment)
-
-    def _handle_on(self, attachment: Attachment) -> int:
-        """Its handle, on the attachment that is about to be used: after a loss it is loaded again."""
-        if self._attachment is attachment:
-            return self._handle
-        with self._making:
-            if self._attachment is not attachment:
-                handle = self._connection.mint()
-                on = streams.resolve(None, self._connection, attachment, work=False)
-                attachment.submit(encode.load_module(on, handle, self._load))
-                self._handle, self._attachment = handle, attachment
-        return self._handle
+    from hearth.session.memory import Memory
+    from hearth_proto.v1 import commands_pb2
 
 
 class GlobalArray(DeviceArray):
-    """A module's variable. Lives as long as the module; lost with the device process, whereupon
-    `RawModule.get_global` gives it anew."""
+    """A variable of a module. Lives as long as the module; lost with the device process, after which
+    `RawModule.get_global` returns it again.
+    """
 
     __slots__ = ("_typed",)
 
@@ -198,78 +42,76 @@ class GlobalArray(DeviceArray):
     def set(
         self,
         a: Any,
-        stream: streams.Stream | None = None,
+        stream: BaseStream | None = None,
         *,
         blocking: bool = False,
         progress: bool | Progress | None = None,
     ) -> None:
-        """As `DeviceArray.set`; without a dtype of its own it takes any array of its size."""
+        """Overwrites the variable with a host array, like `DeviceArray.set`.
+
+        Args:
+            a: An array of the variable's shape and dtype; of any dtype and the same size if `get_global` was given no
+                dtype.
+            stream: Stream that orders the write; None: the current one.
+            blocking: Blocks until pinned memory has been read.
+            progress: True for a progress bar, or ``f(done, total)``, called with bytes.
+
+        Raises:
+            ArgumentError: The size or shape differs.
+            DtypeError: The dtypes differ.
+        """
         super().set(a if self._typed else as_bytes(self, a), stream, blocking=blocking, progress=progress)
 
 
-def as_bytes(variable: ArrayLike, a: Any) -> np.ndarray[Any, Any]:
-    """A host array as the bytes of a variable without a dtype. Raises `ArgumentError` for another size."""
-    host = np.ascontiguousarray(a)
-    shapes.dtype_of(host.dtype)
-    if host.nbytes != variable.nbytes:
-        raise ArgumentError(
-            f"an array of {host.nbytes} bytes ({host.dtype} {host.shape}) cannot be set into a variable of "
-            f"{variable.nbytes} bytes.",
-            reason="INVALID_ARGUMENT",
-            fix="set all of it, or get_global(name, dtype, shape)[a:b].set(...) for a part.",
-        )
-    return host.reshape(-1).view(np.uint8).reshape(variable.shape)
+class RawModule(BaseModule[Function, GlobalArray]):
+    """Code of one or more kernels. Made by `Device.RawModule`, which does not wait: errors of the compiler are reported
+    by `compile`, or by the first call that waits for a kernel of the module.
+    """
 
+    _function_type = Function
+    _global_type = GlobalArray
 
-RawModule._global_type = GlobalArray
+    def compile(self, log_stream: TextIO | None = None, *, timeout: float | None = None) -> None:
+        """Blocks until the module is compiled and loaded.
 
+        Args:
+            log_stream: Text file that the compiler's messages are written to.
+            timeout: Seconds to wait at most; None: no limit.
 
-@contextmanager
-def logged(log_stream: TextIO | None) -> Iterator[list[str]]:
-    """Writes the compiler's messages to `log_stream`: those that the block notes, or what it fails with has."""
-    log: list[str] = []
-    try:
-        yield log
-    except HearthError as error:
-        log.append(error.details.get("log", ""))
-        raise
-    finally:
-        if log_stream is not None and any(log):
-            log_stream.write("".join(log))
+        Raises:
+            CompileError: The code does not compile.
+            QuotaExceededError: A kernel that does not end kept the module from being loaded; a later call tries again.
+            TimeoutError: The compile is not done in time; it continues.
+        """
+        with logged(log_stream) as log:
+            log.append(self._describe(timeout).log)
 
+    @property
+    def functions(self) -> list[str]:
+        """Names of the kernels of the module. Blocks for the compile."""
+        return list(self._describe().functions)
 
-def _serialized(code: bytes, options: list[str], names: list[str], headers: dict[str, str]) -> bytes:
-    """A `LoadModule`, but for its handle."""
-    kind = code_kind(code)
-    if not (options or names or headers):
-        return encode.code(kind, code)
-    load = commands_pb2.LoadModule(
-        kind=commands_pb2.CodeKind.Name(kind), code=code, options=options, name_expressions=names, headers=headers
-    )
-    return load.SerializeToString()
+    @property
+    def globals(self) -> list[str]:
+        """Names of the variables of the module. Blocks for the compile."""
+        return list(self._describe().globals)
 
+    @telemetry.traced("hearth.get_global")
+    def get_global(self, name: str, dtype: Any = None, shape: shapes.Shape | None = None) -> GlobalArray:
+        """Returns a ``__constant__`` or ``__device__`` variable as an array. Blocks for the compile.
 
-def code_kind(code: bytes) -> int:
-    """What the code is, by its first bytes: ELF (CUBIN), fatbin, PTX (first statement ``.version``), else CUDA C++."""
-    if code.startswith(_ELF):
-        return encode.CUBIN
-    if code.startswith(_FATBIN):
-        return encode.FATBIN
-    for line in code[: 64 << 10].splitlines():
-        text = line.strip()
-        if text and not text.startswith(b"//"):
-            return encode.PTX if text.startswith(b".version") else encode.CUDA_CPP
-    return encode.CUDA_CPP
+        Args:
+            name: Name of the variable in the code.
+            dtype: Type of its elements; None: bytes, which can be set from any array of the same size.
+            shape: Elements along each axis; None: one axis of all elements.
 
+        Raises:
+            InvalidHandleError: There is no such variable.
+            ArgumentError: `dtype` and `shape` do not make its size.
+        """
+        return self._finding(name, dtype, shape).wait()
 
-def _refuse_keywords(keywords: Mapping[str, Any]) -> None:
-    for name, value in keywords.items():
-        if name == "backend" and value == "nvrtc":
-            continue  # CuPy's default
-        if name in ("jitify", "translate_cucomplex", "enable_cooperative_groups") and not value:
-            continue
-        raise UnsupportedError(
-            f"{name}={value!r} is not supported: code is compiled by the daemon.",
-            reason="UNSUPPORTED",
-            fix="leave it out; pass headers={...} for includes of your own.",
-        )
+    @telemetry.traced("hearth.compile")
+    def _describe(self, timeout: float | None = None) -> commands_pb2.ModuleResult:
+        with progresses.waiting("compile"):
+            return self._describing().wait(timeout)

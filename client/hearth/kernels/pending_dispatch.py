@@ -1,7 +1,7 @@
-"""A dispatch that has been sent: whether it is done, its outputs, its times.
+"""A dispatch that has been sent: its state, its outputs, its times.
 
-Its bytes travel inside the command and its answer, or beside them. Where there are such, a thread carries them, so that
-the dispatch comes to its end whoever looks at it, and also where nobody does any more.
+Its bytes travel inside the command and its answer, or beside them. In the latter case a thread carries them, so that
+the dispatch completes whether or not any thread waits for it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ State = Literal["pending", "done", "failed"]
 
 
 class Carrier(Protocol):
-    """Who carries a dispatch's bytes: a thread, or like one."""
+    """Carries a dispatch's bytes: a thread, or like one."""
 
     def is_alive(self) -> bool: ...
     def join(self, timeout: float | None = None) -> None: ...
@@ -58,7 +58,7 @@ class DispatchTiming:
 
 @dataclass
 class Output:
-    """Where one output goes: into `host`, by way of `scratch` where `host` cannot take bytes as they come."""
+    """The destination of one output: `host`, by way of `scratch` where `host` cannot take bytes as they come."""
 
     host: np.ndarray[Any, Any]
     scratch: np.ndarray[Any, Any]
@@ -70,7 +70,7 @@ class Output:
         return plan.host_bytes(self.scratch)
 
     def fill(self, memory: memoryview) -> None:
-        """The bytes are in this memory, which is nobody else's until `settle`."""
+        """Takes the bytes from this memory, which must stay unchanged until `settle`."""
         if self.scratch is not self.host:
             self.scratch = np.frombuffer(memory, self.scratch.dtype).reshape(self.scratch.shape)
             return
@@ -79,16 +79,17 @@ class Output:
         registered.copy(self.into, memory)
 
     def settle(self) -> None:
-        """The bytes are there."""
+        """Called when the bytes are there."""
         if self.scratch is not self.host:
             self.host[...] = self.scratch
             self.scratch = self.host
 
 
 class Job:
-    """One dispatch's bytes on their way. `uploads` are (transfer, bytes), which must not change before they are sent.
+    """The bytes of one dispatch in transit. `uploads` are (transfer, bytes), which must not change before they are
+    sent.
 
-    It knows nothing of who waits for it, so that it goes on when they are gone.
+    A job does not refer to the object that waits for it, so that it continues without it.
     """
 
     def __init__(
@@ -112,26 +113,27 @@ class Job:
 
     @property
     def travels(self) -> bool:
-        """Whether it has bytes beside the command."""
+        """True if there are bytes beside the command."""
         return self._bytes.any
 
     @property
     def answered(self) -> bool:
-        """Whether the daemon has answered."""
+        """True once the daemon has answered."""
         return self.reply.done
 
     @property
     def error(self) -> HearthError | None:
-        """What it failed with, as far as that is known."""
+        """The error of the dispatch, as far as it is known."""
         return self._error or self.reply.error
 
     def take(self) -> None:
-        """Copies the large inputs, which were not when it was made: they may change from now on."""
+        """Copies the large inputs that were not copied when the job was made: they may change from now on."""
         self._bytes.take()
 
     def place(self) -> bool:
-        """Says of the bytes that can go by shared memory where they are; whether those are all. Does not wait for the
-        device, as `carry` does, which is to follow."""
+        """Tells the device where bytes in shared memory are; True if there are no others. Does not wait for the device;
+        `carry` follows.
+        """
         return self._bytes.place()
 
     def carry(self) -> None:
@@ -149,12 +151,12 @@ class Job:
             raise
 
     def give_up(self) -> None:
-        """Ends its transfers; nobody waits for its answer any more."""
+        """Ends its transfers and abandons its answer."""
         self._bytes.cancel()
         self.reply.abandon()
 
     def drop(self) -> None:
-        """It goes on to its end, but the arrays for its outputs are left as they are from now on."""
+        """Leaves the arrays for its outputs as they are from now on; the dispatch continues."""
         with self._finishing:
             self._dropped = True
 
@@ -182,23 +184,21 @@ class Job:
             self.result = answer
 
     def fail(self, error: HearthError) -> HearthError:
-        """It has failed."""
+        """Marks the dispatch as failed."""
         self._error = error
         return error
 
 
-class PendingDispatch:
-    """What `Device.dispatch_async` returns. May be dropped: the dispatch then runs to its end unheard."""
+class BasePendingDispatch:
+    """Abstract dispatch that has been sent: its state and times."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self._carrier: Carrier | None = self._carry() if job.travels else None
 
     def _carry(self) -> Carrier:
-        """Has its bytes carried beside it."""
-        carrier = threading.Thread(target=carry, args=(self._job,), name="hearth-dispatch", daemon=True)
-        carrier.start()
-        return carrier
+        """Begins to carry its bytes beside the caller."""
+        raise NotImplementedError
 
     @property
     def state(self) -> State:
@@ -211,17 +211,8 @@ class PendingDispatch:
         return "failed" if job.error is not None else "done"
 
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Returns True once the dispatch has ended, with or without an error. Does not block."""
         return self.state != "pending"
-
-    @telemetry.traced("hearth.dispatch.result", telemetry.of_result)
-    def result(self, timeout: float | None = None) -> list[np.ndarray[Any, Any]]:
-        """The outputs, in order; waits for them, `timeout` seconds at most. Every call returns the same arrays.
-
-        Raises what the dispatch failed with, each time it is asked; `TimeoutError` where it is still pending.
-        """
-        self._wait(timeout)
-        return [output.host for output in self._job.outputs]
 
     @property
     def timing(self) -> DispatchTiming:
@@ -230,7 +221,7 @@ class PendingDispatch:
             raise ArgumentError(
                 "the dispatch is still pending.", reason="INVALID_ARGUMENT", fix="call result() before, or ask done()."
             )
-        self._wait(None)
+        self._finish(None)
         answer = self._job.result
         assert answer is not None
         return DispatchTiming(
@@ -245,7 +236,8 @@ class PendingDispatch:
     def __repr__(self) -> str:
         return f"<hearth.PendingDispatch {self.state}>"
 
-    def _wait(self, timeout: float | None) -> None:
+    def _finish(self, timeout: float | None) -> list[np.ndarray[Any, Any]]:
+        """Waits until the dispatch is done, and returns its outputs. Raises what it failed with."""
         job = self._job
         if self._carrier is not None:
             started = time.monotonic()
@@ -260,9 +252,36 @@ class PendingDispatch:
             job.finish(timeout)
         if job.error is not None:
             raise job.error.again()
+        return [output.host for output in job.outputs]
+
+
+class PendingDispatch(BasePendingDispatch):
+    """A dispatch in flight, returned by `Device.dispatch_async`. When nothing refers to it any more, the dispatch still
+    completes.
+    """
+
+    def _carry(self) -> Carrier:
+        """Starts a thread that carries its bytes."""
+        carrier = threading.Thread(target=carry, args=(self._job,), name="hearth-dispatch", daemon=True)
+        carrier.start()
+        return carrier
+
+    @telemetry.traced("hearth.dispatch.result", telemetry.of_result)
+    def result(self, timeout: float | None = None) -> list[np.ndarray[Any, Any]]:
+        """Returns the outputs, in the order of the arguments. Blocks until they are there; every call returns the same
+        arrays.
+
+        Args:
+            timeout: Seconds to wait at most; None: no limit.
+
+        Raises:
+            HearthError: The dispatch failed; raised by every call.
+            TimeoutError: The dispatch is still pending.
+        """
+        return self._finish(timeout)
 
 
 def carry(job: Job) -> None:
-    """Brings it to its end, whatever that is."""
+    """Carries the job to its end; an error is kept in the job."""
     with contextlib.suppress(HearthError):  # kept in the job, for who asks
         job.carry()

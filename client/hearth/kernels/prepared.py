@@ -2,17 +2,19 @@
 
 Inside ``with gpu.prepared() as p:`` launches are collected instead of sent, and nothing else may be asked of the
 current stream. What a list uses lives as long as it does, also where the arrays and modules are gone.
+
+`BasePrepared` has all that `hearth.Prepared` and `hearth.aio.Prepared` have in common.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex
 
-from hearth import stream as streams
-from hearth.errors import ArgumentError, LaunchError
-from hearth.kernels.graph import RecordingStream
-from hearth.kernels.graph_program import Program, count, lost
+from hearth import base_stream as streams
+from hearth.errors import ArgumentError
+from hearth.kernels.graph_program import Program, count
+from hearth.kernels.recorders import CaptureRecorder, PreparedRecorder
 from hearth.stream import Stream
 from hearth_proto.v1 import commands_pb2
 
@@ -20,53 +22,20 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from hearth.session.attachment import Attachment
+    from hearth.base_stream import BaseStream, LaunchCall
     from hearth.session.connection import Connection
     from hearth.session.memory import Kind
-    from hearth.session.reply import Asked
-    from hearth.stream import LaunchCall
+    from hearth.session.reply import PendingResult
 
 RECORDED_MAX = 1 << 16
 """More rounds of a prepared list than any graph holds: the daemon refuses them."""
 
 
-class Collector(Stream):
-    """In the place of a stream, while launches are prepared: takes them, and nothing else."""
+class BasePrepared(Program):
+    """Abstract prepared list: its launches, and the request that checks them."""
 
-    records = True
-
-    def __init__(self, connection: Connection) -> None:
-        self._home = connection.attachment()
-        self.packed: list[bytes] = []
-        self.calls: list[LaunchCall] = []
-        self.kept: list[object] = []
-        """Arguments: they have to be there when the daemon looks the launches up."""
-        super().__init__(connection, default=True)
-
-    def launched(self, attachment: Attachment, record: bytes, call: LaunchCall, args: object) -> None:
-        """Takes the launch instead of sending it."""
-        if attachment is not self._home:
-            raise lost("the list of launches that was being prepared", self._connection, None)
-        self.packed.append(record)
-        self.calls.append(call)
-        self.kept.append(args)
-
-    def _work_on(self, attachment: Attachment) -> int:
-        raise LaunchError(
-            "only launches can be prepared.",
-            reason="CAPTURE_INVALID",
-            fix="copy, fill, allocate and read outside the block, or record a graph: with gpu.graph() as g.",
-        )
-
-    def __repr__(self) -> str:
-        return f"<launches being prepared for device {self._connection.ordinal}>"
-
-
-class Prepared(Program):
-    """Launches collected by ``with gpu.prepared() as p:`` or `Device.prepare`, run by `launch`.
-
-    They are checked together at the end of the block, which raises everything that is wrong with them.
-    """
+    _stream_type: ClassVar[type[BaseStream]]
+    """The class of the stream that is current inside the block."""
 
     _kind: Kind = "prepared"
     _what = "the prepared list"
@@ -74,58 +43,60 @@ class Prepared(Program):
     def __init__(self, connection: Connection) -> None:
         super().__init__(connection)
         self._calls: tuple[LaunchCall, ...] = ()
-        self._collector: Collector | None = None
+        self._collecting: BaseStream | None = None
+        """The stream that stands in for the current one inside the block."""
+        self._recorder: PreparedRecorder | None = None
         self._last: _PreparedLaunch | None = None
-
-    def __enter__(self) -> Self:
-        self._begin()
-        return self
 
     def _begin(self) -> None:
         self._ready_to_enter()
-        self._collector = Collector(self._connection)
+        self._recorder = PreparedRecorder(self._connection)
+        self._collecting = self._stream_type(self._connection, default=True)
+        self._collecting._recorder = self._recorder
         self._handle = self._connection.mint()
-        self._collector.__enter__()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        ending = self._end(kind, error, trace)
-        if ending is not None:
-            with self._or_closed():
-                ending.wait()
+        self._collecting.__enter__()
 
     def _end(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> Asked[None] | None:
-        """None where there is nothing to wait for. Waiting goes into `_or_closed`."""
-        collector, self._collector = self._collector, None
-        assert collector is not None, "left without having been entered"
-        collector.__exit__(kind, error, trace)
+    ) -> PendingResult[None] | None:
+        """Ends the collection; None if there is nothing to wait for. The wait belongs into `_or_closed`."""
+        stream, recorder = self._collecting, self._recorder
+        self._collecting = self._recorder = None
+        assert stream is not None and recorder is not None, "left without having been entered"
+        stream.__exit__(kind, error, trace)
         if error is not None:
             self._closed = True
             return None
-        attachment = collector._home
+        attachment = recorder.attachment
         command = commands_pb2.Command()
         command.prepare.prepared = self._handle
-        command.prepare.launches = b"".join(collector.packed)
+        command.prepare.launches = b"".join(recorder.packed)
         self._space = attachment.space
 
         def read(_: commands_pb2.Result) -> None:
-            self._calls = tuple(call for call in collector.calls for _ in range(call.iterations))
+            self._calls = tuple(call for call in recorder.calls for _ in range(call.iterations))
 
         with self._or_closed():
             return self._connection.asking(command, read, attachment)
 
-    def launch(self, n: SupportsIndex = 1, stream: Stream | None = None) -> None:
-        """Runs all of them in order, `n` times in a row, on `stream` or on the current one; one way."""
+    def launch(self, n: SupportsIndex = 1, stream: BaseStream | None = None) -> None:
+        """Runs all launches in order. Does not block.
+
+        Args:
+            n: Number of rounds in a row, from 1.
+            stream: Stream to run on; None: the current one. A stream that a graph is recorded from records them.
+
+        Raises:
+            ArgumentError: `n` is no such number, or nothing has been collected.
+            InvalidHandleError: The list is closed, or was lost with its device process.
+        """
         attachment, times = self._usable(), count(n)
         target = self._target(stream)
         on = streams.resolve(stream, self._connection, attachment)
         if self._last is None or self._last.on != on:
             self._last = _PreparedLaunch(self._handle, on)
-        if isinstance(target, RecordingStream):
-            target.submitted(attachment, self._last.command(times), self._calls * min(times, RECORDED_MAX))
+        if target is not None and isinstance(target._recorder, CaptureRecorder):
+            target._recorder.submitted(attachment, self._last.command(times), self._calls * min(times, RECORDED_MAX))
         else:
             attachment.count_up(self._last, times, self._last.command)
 
@@ -136,8 +107,29 @@ class Prepared(Program):
         return True  # also where there is nothing in it
 
     def __repr__(self) -> str:
-        state = ", being collected" if self._collector is not None else self._state()
+        state = ", being collected" if self._recorder is not None else self._state()
         return f"<hearth.Prepared of {len(self)} launches on device {self._connection.ordinal}{state}>"
+
+
+class Prepared(BasePrepared):
+    """Launches collected by ``with gpu.prepared() as p:`` or `Device.prepare`, run by `launch`.
+
+    They are checked together at the end of the block, which raises everything that is wrong with them.
+    """
+
+    _stream_type = Stream
+
+    def __enter__(self) -> Self:
+        self._begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        ending = self._end(kind, error, trace)
+        if ending is not None:
+            with self._or_closed():
+                ending.wait()
 
 
 def prepare(connection: Connection, launches: Iterable[Sequence[Any]]) -> Prepared:
@@ -161,7 +153,7 @@ def launch_all(launches: Iterable[Sequence[Any]]) -> None:
 
 
 class _PreparedLaunch:
-    """As `_GraphLaunch`, of a prepared list."""
+    """The launch of one prepared list on one stream; see `hearth.kernels.graph`."""
 
     def __init__(self, prepared: int, on: int) -> None:
         self.on = on

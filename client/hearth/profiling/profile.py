@@ -1,10 +1,13 @@
-"""Times of a stretch of work, measured where the work is done."""
+"""Times of a section of work, measured where the work is done.
+
+`BaseProfile` has all that `hearth.Profile` and `hearth.aio.Profile` have in common.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hearth import stream as streams
+from hearth import base_stream as streams
 from hearth.errors import ArgumentError, HearthError
 from hearth_proto.v1 import commands_pb2
 
@@ -14,18 +17,13 @@ if TYPE_CHECKING:
 
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
-    from hearth.session.reply import Asked
+    from hearth.session.reply import PendingResult
 
 
-class Profile:
-    """``with gpu.profile() as p: ...``, then `device_ns` and `wall_ns`. Profiles nest and overlap.
+class BaseProfile:
+    """Abstract profile: its times, and the commands that begin and end it."""
 
-    The end waits for the work, and raises what failed on the stream. Where that was told inside the block already, by
-    a `get` or the end of an inner profile, it raises `HearthError` with the reason ``PROFILE_INVALID``: the times would
-    be of something else than what was asked for.
-    """
-
-    def __init__(self, connection: Connection, stream: streams.Stream | None = None) -> None:
+    def __init__(self, connection: Connection, stream: streams.BaseStream | None = None) -> None:
         self._connection = connection
         self._given = stream
         self._attachment: Attachment | None = None
@@ -43,10 +41,6 @@ class Profile:
         """Nanoseconds from start to end on the daemon's clock."""
         return self._done().wall_ns
 
-    def __enter__(self) -> Self:
-        self._begin()
-        return self
-
     def _begin(self) -> None:
         attachment = self._connection.attachment()
         self._stream = streams.resolve(self._given, self._connection, attachment)
@@ -57,15 +51,8 @@ class Profile:
         attachment.submit(command)
         self._attachment = attachment
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        ending = self._end(error)
-        if ending is not None:
-            ending.wait()
-
-    def _end(self, error: BaseException | None) -> Asked[None] | None:
-        """None where nobody waits for it."""
+    def _end(self, error: BaseException | None) -> PendingResult[None] | None:
+        """Ends the profile; None if there is nothing to wait for."""
         command = commands_pb2.Command(stream=self._stream)
         command.end_profile.profile = self._handle
         assert self._attachment is not None
@@ -108,3 +95,24 @@ class Profile:
                 "the profile has not ended.", reason="PROFILE_INVALID", fix="read the times after the with block."
             )
         return self._result
+
+
+class Profile(BaseProfile):
+    """Times of the work of a block: ``with gpu.profile() as p: ...``, then `device_ns` and `wall_ns`. Profiles nest and
+    overlap.
+
+    The end of the block blocks until the work is done, and raises what failed on the stream. If that was reported
+    inside the block already, by a `get` or the end of an inner profile, it raises `HearthError` with the reason
+    ``PROFILE_INVALID``: the times would be of other work than was asked for.
+    """
+
+    def __enter__(self) -> Self:
+        self._begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        ending = self._end(error)
+        if ending is not None:
+            ending.wait()

@@ -1,4 +1,7 @@
-"""Every command of a stretch of work with its times, as a list and as a file for Perfetto or chrome://tracing."""
+"""The commands of a section of work with their times, as a list and as a file for Perfetto or chrome://tracing.
+
+`BaseTrace` has all that `hearth.Trace` and `hearth.aio.Trace` have in common.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +20,13 @@ if TYPE_CHECKING:
 
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
-    from hearth.session.reply import Asked
+    from hearth.session.reply import PendingResult
 
 __all__ = ["KernelActivity", "Trace", "TraceEvent"]
 
 
-class Trace:
-    """``with gpu.trace() as t: ...``, then `events`, or `save("trace.json")` to look at it.
-
-    Has every command of this session on the device, of all streams and threads; the end waits for the work. A failure
-    is in the trace and surfaces where it would without.
-    """
+class BaseTrace:
+    """Abstract trace: its events, and the commands that begin and end it."""
 
     def __init__(self, connection: Connection, name: str, max_events: int | None = None) -> None:
         if max_events is not None and not 0 < max_events < 2**32:
@@ -50,12 +49,12 @@ class Trace:
 
     @property
     def kernels(self) -> list[KernelActivity]:
-        """What CUPTI saw; empty unless the daemon is configured to ask it."""
+        """Kernel activity from CUPTI; empty unless the daemon is configured to record it."""
         return list(kernels_of(self._done()))
 
     @property
     def dropped(self) -> int:
-        """Commands that came when the trace was full."""
+        """Number of commands that arrived when the trace was full."""
         return self._done().dropped
 
     @property
@@ -68,17 +67,16 @@ class Trace:
         return document(self._name, self._done())
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes `to_json` to a file; open it at https://ui.perfetto.dev or chrome://tracing."""
+        """Writes `to_json` to a file; open it at https://ui.perfetto.dev or chrome://tracing.
+
+        Args:
+            path: The file, which is replaced.
+        """
         content = json.dumps(self.to_json(), separators=(",", ":"))
         Path(path).write_text(content, encoding="utf-8")
 
-    def __enter__(self) -> Self:
-        self._pause()
-        self._begin().wait()
-        return self
-
     def _pause(self) -> None:
-        """The one of the whole process (HEARTH_TRACE) makes room for this one. Waits."""
+        """Makes the process's trace (HEARTH_TRACE) give way to this one. Blocks."""
         if self._connection.recorder is not None:
             self._connection.recorder.pause(self._connection)
 
@@ -86,7 +84,7 @@ class Trace:
         if self._connection.recorder is not None:
             self._connection.recorder.resume(self._connection, self._result)
 
-    def _begin(self) -> Asked[None]:
+    def _begin(self) -> PendingResult[None]:
         attachment = self._connection.attachment()
         self._result = self._events = None
         command = commands_pb2.Command()
@@ -98,24 +96,14 @@ class Trace:
         # That a trace runs already is said here, not at the end.
         return self._connection.asking(command, begun, attachment)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        ending = self._end(error)
-        if ending is not None:
-            try:
-                ending.wait()
-            finally:
-                self._resume()
-
     def _drop(self) -> None:
-        """Ends it, and nobody waits for what it has."""
+        """Ends the trace without waiting; its events are lost."""
         if self._attachment is None or self._attachment.alive:
             command = commands_pb2.Command(end_trace=commands_pb2.EndTrace())
             self._connection.asking(command, lambda _: None, self._attachment).reply.abandon()
 
-    def _end(self, error: BaseException | None) -> Asked[None] | None:
-        """None where there is nothing to wait for."""
+    def _end(self, error: BaseException | None) -> PendingResult[None] | None:
+        """Ends the trace; None if there is nothing to wait for."""
         assert self._attachment is not None
         command = commands_pb2.Command(end_trace=commands_pb2.EndTrace())
         if error is not None and not self._attachment.alive:
@@ -161,8 +149,31 @@ class Trace:
         return f"<hearth.Trace of {self._name}: {state}>"
 
 
+class Trace(BaseTrace):
+    """The commands of a block: ``with gpu.trace() as t: ...``, then `events`, or ``save("trace.json")``.
+
+    Has every command of this session on the device, of all streams and threads. The end of the block blocks until the
+    work is done. A failure is in the trace, and is reported where it would be without.
+    """
+
+    def __enter__(self) -> Self:
+        self._pause()
+        self._begin().wait()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        ending = self._end(error)
+        if ending is not None:
+            try:
+                ending.wait()
+            finally:
+                self._resume()
+
+
 def document(name: str, result: commands_pb2.TraceResult) -> dict[str, Any]:
-    """As `Trace.to_json`, of the device `name`."""
+    """The document of `Trace.to_json`, of the device `name`."""
     return chrome_trace(
         name, events_of(result), list(kernels_of(result)), epoch_ns=result.epoch_ns, dropped=result.dropped
     )

@@ -17,26 +17,25 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from hearth.codec import batch
-from hearth.errors import ClosedError, HearthError, TimeoutError, broken
+from hearth.errors import ClosedError, HearthError, broken
 from hearth.session import send_queue
-from hearth.session.execute_stream import Execute
-from hearth.session.lane_channel import Laned
-from hearth.session.memory import burials
+from hearth.session.execute_stream import ExecuteStream
+from hearth.session.lane_channel import LaneChannel
+from hearth.session.memory import free_commands
 from hearth.session.protocol import Session
 from hearth.session.reply import Reply
 from hearth.session.waiters import Waiters
-from hearth.session.watchdog import Point, Watchdog
+from hearth.session.watchdog import ClientPosition, Watchdog
 from hearth.transport.spin_wait import Lookout
 from hearth_proto.cores import cores
 from hearth_proto.later import commands_pb2, device_pb2
 
 if TYPE_CHECKING:
     from hearth.codec.encode import Plain
-    from hearth.session.kernel_output import Prints
+    from hearth.session.kernel_output import KernelOutput
     from hearth.session.memory import Kind, Space
     from hearth.session.reply import ReplyLike
     from hearth.session.send_queue import Limits
-    from hearth.transport.base import Transport
     from hearth.transport.copy_signals import Signals
     from hearth.transport.lane import Lane
 
@@ -54,30 +53,32 @@ to say what is done."""
 
 
 class Attachment:
-    """A session's work on one device, from one attach to the loss of the device or the close of the session; where the
-    connection breaks, it goes on over the next."""
+    """Abstract attachment: a session's work on one device, from one attach to the loss of the device or the close of
+    the session. Where the connection breaks, it continues over the next. A subclass opens it."""
 
     def __init__(
         self,
         limits: Limits,
         on_end: Callable[[Attachment, HearthError, bool], None],
         on_late_error: Callable[[HearthError], None],
-        prints: Prints | None = None,
+        kernel_output: KernelOutput | None = None,
         requests: Iterator[int] | None = None,
     ) -> None:
         """`requests`: mints their numbers, where others number theirs alike."""
         self._requests_minted = requests if requests is not None else itertools.count(1)
         self.session = Session(limits, next(self._requests_minted))
+        self.queue = self.session.queue
+        """Commands on their way out: the session's."""
         self._before: Callable[[], None] | None = None
         """Called by who waits for an answer, before the wait returns with it."""
-        if prints is not None:
-            self.session.on_output = prints.add
-            self._before = prints.deliver
+        if kernel_output is not None:
+            self.session.on_output = kernel_output.add
+            self._before = kernel_output.deliver
         self.alive = False
         self.over = threading.Event()
         self.space: Space | None = None
         """Set by the connection once the generation is known."""
-        self.execute: Execute | None = None
+        self.execute: ExecuteStream | None = None
         self.lookout = Lookout(cores())
         """For threads that wait at a lane."""
         self.signals: Signals | None = None
@@ -93,48 +94,28 @@ class Attachment:
         """Where the stream's sender sleeps while it has nothing to do, until it is called; each stream has its own."""
         self._sender_waits = False
         """Whether it has to be called when there is something to send; with the lock held."""
-        self._laned: Laned | None = None
+        self._channel: LaneChannel | None = None
         self._held_until = 0.0
         """Nothing is sent before, unless a lane comes to life; 0: nothing is held back."""
-        self._dead: deque[tuple[Kind, int]] = deque()
-        """What was freed and has to be given back."""
+        self._freed: deque[tuple[Kind, int]] = deque()
+        """Handles that were freed and have to be given back."""
         self._waiting_since = 0.0
         """When the queue was empty last, but for what was then submitted."""
 
     # ---- life ----
 
-    def open(self, transport: Transport, token: str, device: int, timeout: float, lease: float = 30.0) -> None:
-        """Attaches; `lease`: how long, in seconds, it may be away when the connection breaks. Raises what the daemon
-        answers, or `TimeoutError`."""
-        self.execute = execute = Execute(self, transport, token, device, lease)
-        self._watchdog = Watchdog(self._point, execute.status, self._take_up_again)
-        execute.open()
-        with self._lock:
-            self._await(lambda: self.session.attached or self.session.error is not None, timeout)
-            error = self.session.error
-            self.alive = self.session.attached and error is None
-        if self.alive:
-            return
-        if error is None:
-            error = TimeoutError(
-                f"device {device} did not answer within {timeout:g} s.", reason="DEADLINE_EXCEEDED",
-                fix="see `hearth status`, or connect with a longer timeout.",
-            )  # fmt: skip
-            self.end(error)
-        raise error.again()
-
     def adopt(self, space: Space) -> None:
-        """Works for `space` from now on, and empties its graveyard."""
+        """Works for `space` from now on, and gives back what is freed in it."""
         self.space = space
-        self._dead = space.graveyard.dead
-        space.graveyard.nudge = self._nudge
+        self._freed = space.deferred_frees.handles
+        space.deferred_frees.nudge = self._nudge
 
     def _nudge(self) -> None:
         # Called by the garbage collector, perhaps in a thread that holds the lock: it must not wait for it.
         if self._lock.acquire(blocking=False):
             try:
-                if self._laned is not None:
-                    self._laned.nudge()
+                if self._channel is not None:
+                    self._channel.nudge()
                 if self._sender_waits:
                     self._call_sender()
             finally:
@@ -160,7 +141,7 @@ class Attachment:
         connection that broke."""
         session, deadline = self.session, time.monotonic() + timeout
         with self._lock:
-            self.bury()
+            self.queue_frees()
             self._wake_sender()
             while not session.idle and session.error is None and (left := deadline - time.monotonic()) > 0:
                 if session.attached:
@@ -180,18 +161,18 @@ class Attachment:
 
     def launch(self, record: bytes) -> None:
         """Queues one packed launch; waits while the queue is full."""
-        session = self.session
+        queue, session = self.queue, self.session
         with self._lock:
             if (
-                session.queued >= send_queue.QUEUE_COMMANDS  # `session.full`, spelled out
-                or session.queued_bytes >= send_queue.QUEUE_BYTES
+                queue.queued >= send_queue.QUEUE_COMMANDS  # `queue.full`, spelled out
+                or queue.queued_bytes >= send_queue.QUEUE_BYTES
                 or session.error is not None
             ):
                 self._await_room()
-            session.launch(record)
-            laned = self._laned
-            if laned is not None:
-                laned.push_work()
+            queue.launch(record)
+            channel = self._channel
+            if channel is not None:
+                channel.push_work()
             elif self._sender_waits and session.sendable:
                 self._call_sender()
 
@@ -200,10 +181,10 @@ class Attachment:
         self._add(command.SerializeToString(), 0, None, False, worth)
 
     def count_up(self, key: object, n: int, command: Callable[[int], bytes]) -> None:
-        """Queues a command that answers nothing and does something `n` times; see `Session.count_up`."""
+        """Queues a command that answers nothing and does something `n` times; see `SendQueue.count_up`."""
         with self._lock:
             self._make_ready()
-            self.session.count_up(key, n, command)
+            self.queue.count_up(key, n, command)
             self._wake_sender(False)
 
     def request(self, command: commands_pb2.Command | Plain, *, reports: bool = False, barrier: bool = False) -> Reply:
@@ -230,16 +211,16 @@ class Attachment:
         command = batch.asking(request, command)
         try:
             with self._lock:
-                session = self.session
+                queue, session = self.queue, self.session
                 if (
-                    session.error is not None or self._dead
-                    or session.queued >= send_queue.QUEUE_COMMANDS  # `session.full`, spelled out
-                    or session.queued_bytes >= send_queue.QUEUE_BYTES
+                    session.error is not None or self._freed
+                    or queue.queued >= send_queue.QUEUE_COMMANDS  # `queue.full`, spelled out
+                    or queue.queued_bytes >= send_queue.QUEUE_BYTES
                 ):  # fmt: skip
                     self._make_ready()
-                laned = self._laned
-                if laned is not None:
-                    laned.push_request(command, request, reply, barrier)
+                channel = self._channel
+                if channel is not None:
+                    channel.push_request(command, request, reply, barrier)
                     return reply
                 if session.add_ready(command, request, reply, barrier):
                     self._wake_sender()
@@ -253,10 +234,10 @@ class Attachment:
     def _make_ready(self) -> None:
         """Waits for room in the queue, and puts there first what was freed: it is there again for what is allocated
         now."""
-        if self.session.full or self.session.error is not None:
+        if self.queue.full or self.session.error is not None:
             self._await_room()
-        if self._dead:
-            self.bury()
+        if self._freed:
+            self.queue_frees()
 
     def hear(self, command: commands_pb2.Command, reply: ReplyLike, *, one_way: bool) -> None:
         """Queues a command that answers `reply`, which nobody need wait for. `one_way`: where the attachment ends
@@ -269,9 +250,9 @@ class Attachment:
         data, session = batch.asking(request, command), self.session
         with self._lock:
             if one_way:
-                session.submitted += 1
-            if self._laned is not None and not (session.error is not None or self._dead or session.full):
-                self._laned.push_request(data, request, reply, False)
+                self.queue.submitted += 1
+            if self._channel is not None and not (session.error is not None or self._freed or self.queue.full):
+                self._channel.push_request(data, request, reply, False)
                 return
         self._add(data, request, reply, False)
 
@@ -279,10 +260,10 @@ class Attachment:
         session = self.session
         with self._lock:
             self._make_ready()
-            first = not session.queued
+            first = not self.queue.queued
             session.add(data, request, reply, barrier=barrier, worth=worth)
-            if self._laned is not None and reply is not None:
-                self._laned.push_awaited()
+            if self._channel is not None and reply is not None:
+                self._channel.push_awaited()
                 return
             self._wake_sender(reply is not None)
             if first:
@@ -296,13 +277,13 @@ class Attachment:
         turns."""
         self.waiters.watch()
         try:
-            self._change.wait(_TURN_S if self._laned is None else _LANE_TURN_S)
+            self._change.wait(_TURN_S if self._channel is None else _LANE_TURN_S)
         finally:
             self.waiters.watchers -= 1
             self._waiting_since = time.monotonic()
 
     def _await_room(self) -> None:
-        self._await(lambda: not self.session.full or self.session.error is not None, None)
+        self._await(lambda: not self.queue.full or self.session.error is not None, None)
         if self.session.error is not None:
             raise self.session.error.again()
 
@@ -320,16 +301,16 @@ class Attachment:
             self.waiters.watchers -= 1
 
     def _wake_sender(self, awaited: bool = True) -> None:
-        if self._laned is not None:
-            self._laned.push_awaited() if awaited else self._laned.push_work()
+        if self._channel is not None:
+            self._channel.push_awaited() if awaited else self._channel.push_work()
         elif self._sender_waits and (self.session.sendable or self.session.receipt_due):
             self._call_sender()
 
-    def bury(self) -> None:
+    def queue_frees(self) -> None:
         """Queues what was freed; with the lock held."""
         if self.session.error is not None:
             return
-        for command in burials(self._dead):
+        for command in free_commands(self._freed):
             self.session.add(command.SerializeToString())
 
     def changed(self) -> None:
@@ -353,13 +334,13 @@ class Attachment:
                 if session.error is not None or stream != self._stream:
                     return None
                 self._sender_waits = away = False
-                if self._held_until or self._laned is not None:
+                if self._held_until or self._channel is not None:
                     if self._receipt_opens:
                         return session.receipts.request()
                     away = self._away
                 if not away:
-                    if self._dead and session.attached:
-                        self.bury()
+                    if self._freed and session.attached:
+                        self.queue_frees()
                     request = session.next_request(idle)
                     if request is not None:
                         self.changed()
@@ -392,7 +373,7 @@ class Attachment:
             self.changed()
         return True
 
-    def _point(self) -> Point | None:
+    def _point(self) -> ClientPosition | None:
         """Where it stands; None while nothing is waited for, or no stream has it."""
         session = self.session
         with self._lock:
@@ -401,15 +382,15 @@ class Attachment:
             if not session.outstanding and session.acked == session.next_seq - 1:
                 return None
             sent = session.next_seq - 1 if not session.again else session.again[0][0] - 1
-            return Point(session.acked, sent, session.receipts.responses, self._laned is not None)
+            return ClientPosition(session.acked, sent, session.receipts.responses, self._channel is not None)
 
     def _take_up_again(self, why: str) -> None:
         """Drops lane and stream, so that another stream goes on with what is missing."""
         with self._lock:
-            laned = self._laned
-            if laned is not None:
-                laned.give_up(broken(f"{why}."))
-        if laned is None and self.execute is not None:
+            channel = self._channel
+            if channel is not None:
+                channel.give_up(broken(f"{why}."))
+        if channel is None and self.execute is not None:
             self.execute.reopen()
 
     def suspend(self, error: HearthError) -> None:
@@ -437,22 +418,22 @@ class Attachment:
             session = self.session
             return session.attached and session.idle and not session.outstanding
 
-    def carry(self, lane: Lane | None, on_end: Callable[[], None], name: str) -> Laned | None:
+    def carry(self, lane: Lane | None, on_end: Callable[[], None], name: str) -> LaneChannel | None:
         with self._lock:
             self._held_until = 0.0
             if lane is not None and self.session.error is None:
                 lane.lookout = self.lookout
-                self._laned = self.waiters.laned = Laned(lane, self, self._lock, on_end)
-                self._laned.start(name)
+                self._channel = self.waiters.channel = LaneChannel(lane, self, self._lock, on_end)
+                self._channel.start(name)
             elif lane is not None:
                 lane.release()
             self._call_sender()
-            return self._laned
+            return self._channel
 
     def forked(self) -> None:
         """In the child of a fork: takes no lock."""
-        if self._laned is not None:
-            self._laned.forked()
+        if self._channel is not None:
+            self._channel.forked()
 
     @property
     def _held(self) -> bool:
@@ -461,12 +442,12 @@ class Attachment:
     @property
     def _receipt_opens(self) -> bool:
         """Whether a lane that is being opened waits for the daemon to be told what has come over the stream."""
-        return self._laned is None and self._held_until == math.inf and self.session.receipts.untold
+        return self._channel is None and self._held_until == math.inf and self.session.receipts.untold
 
     @property
     def _away(self) -> bool:
         """Whether the work goes another way than over the stream, or will."""
-        return self._laned is not None or self._held
+        return self._channel is not None or self._held
 
     def _call_sender(self) -> None:
         """The stream's sender has to look; with the lock held."""
@@ -475,10 +456,10 @@ class Attachment:
 
     def _leave_lane(self) -> None:
         self._held_until = 0.0
-        laned = self._laned
-        self._laned = self.waiters.laned = None
-        if laned is not None:
-            laned.close()
+        channel = self._channel
+        self._channel = self.waiters.channel = None
+        if channel is not None:
+            channel.close()
 
 
 def closed() -> ClosedError:

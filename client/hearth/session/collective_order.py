@@ -1,7 +1,7 @@
-"""Who is which rank to the daemon, and in what order operations are presented.
+"""Ranks as the daemon numbers them, and the order in which operations are presented.
 
-The daemon matches what the ranks of a `Roster` present by number: each device counts its own. Whoever presents for
-several devices holds them all meanwhile, so that any two operations are in the same order on every device they share.
+The daemon matches what the ranks of a `RankOrder` present by number: each device counts its own. A thread that presents
+for several devices holds them all meanwhile, so that any two operations have the same order on every device they share.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Name = tuple[int, ...] | bytes
 """Devices of a session in rank order, or the id of a group over daemons."""
 
 
-class Roster(NamedTuple):
+class RankOrder(NamedTuple):
     """The ranks that have to come to an operation, by the name under which the daemon knows them."""
 
     name: Name
@@ -32,26 +32,26 @@ class Roster(NamedTuple):
     """The group's ranks, in the daemon's rank order."""
 
     def rank(self, member: int) -> int:
-        """What the group's rank `member` is to the daemon."""
+        """The rank of the group's member `member` to the daemon."""
         return self.members.index(member)
 
 
-def in_order(ordinals: Sequence[int]) -> Roster:
+def in_order(ordinals: Sequence[int]) -> RankOrder:
     """Devices of a session in the order given: for what depends on it."""
-    return Roster(tuple(ordinals), tuple(range(len(ordinals))))
+    return RankOrder(tuple(ordinals), tuple(range(len(ordinals))))
 
 
-def sorted_order(ordinals: Sequence[int], among: Iterable[int] | None = None) -> Roster:
+def sorted_order(ordinals: Sequence[int], among: Iterable[int] | None = None) -> RankOrder:
     """The same devices, or the ranks `among` them, sorted: groups that differ only in their order share it."""
     ranks = range(len(ordinals)) if among is None else among
     members = tuple(sorted(ranks, key=ordinals.__getitem__))
-    return Roster(tuple(ordinals[rank] for rank in members), members)
+    return RankOrder(tuple(ordinals[rank] for rank in members), members)
 
 
 _places = itertools.count()
 
 
-class Turns:
+class CollectiveSequence:
     """One device of a session: how many operations it has presented under each name, and who presents now."""
 
     __slots__ = ("_counts", "lock", "place")
@@ -77,11 +77,11 @@ class Turns:
 
 
 @contextmanager
-def taken(turns: Iterable[Turns]) -> Iterator[None]:
-    """Holds these devices, all sessions' in one order, so that nobody waits in a circle."""
+def taken(sequences: Iterable[CollectiveSequence]) -> Iterator[None]:
+    """Holds these devices, all sessions' in one order, so that no threads wait in a circle."""
     held: list[threading.Lock] = []
     try:
-        for each in sorted(turns, key=lambda each: each.place):
+        for each in sorted(sequences, key=lambda each: each.place):
             each.lock.acquire()
             held.append(each.lock)
         yield
@@ -90,16 +90,18 @@ def taken(turns: Iterable[Turns]) -> Iterator[None]:
             lock.release()
 
 
-def submit_in_turn(commands: Sequence[tuple[Turns, Attachment, commands_pb2.Command]], roster: Roster) -> None:
-    """Submits each device's part of one operation of the roster's, under one number.
+def submit_in_order(
+    commands: Sequence[tuple[CollectiveSequence, Attachment, commands_pb2.Command]], order: RankOrder
+) -> None:
+    """Submits each device's part of one operation of `order`'s ranks, under one number.
 
     All take their number first: a rank that fails to submit has had its turn as well. And all the same number: a send
     that no rank received leaves its rank ahead of the others, and what they do together later is to meet nonetheless.
     """
-    with taken(turns for turns, _, _ in commands):
-        number = 1 + max((turns.count(roster.name) for turns, _, _ in commands), default=0)
-        for turns, _, command in commands:
-            turns.take(roster.name, number)
+    with taken(sequence for sequence, _, _ in commands):
+        number = 1 + max((sequence.count(order.name) for sequence, _, _ in commands), default=0)
+        for sequence, _, command in commands:
+            sequence.take(order.name, number)
             command.collective.sequence = number
         for _, attachment, command in commands:
             attachment.submit(command, WORTH * len(command.collective.operations))

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from hearth.errors import BufferLostError, ClosedError, HearthError, InvalidHandleError
-from hearth.session.attachment import Attachment, closed
-from hearth.session.collective_order import Turns
-from hearth.session.kernel_output import Prints
-from hearth.session.late_errors import Deferred
-from hearth.session.memory import Durables, Space
-from hearth.session.reply import Asked
-from hearth.transport.backoff import Reattaching
+from hearth.session.attachment import closed
+from hearth.session.collective_order import CollectiveSequence
+from hearth.session.kernel_output import KernelOutput
+from hearth.session.late_errors import DeferredErrors
+from hearth.session.memory import DurableBuffers, Space
+from hearth.session.reply import PendingResult
 from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
@@ -27,7 +25,8 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from hearth.codec.encode import Plain
-    from hearth.session.late_errors import Whose
+    from hearth.session.attachment import Attachment
+    from hearth.session.late_errors import ErrorOrigin
     from hearth.session.memory import Memory
     from hearth.session.reply import Reply
     from hearth.session.send_queue import Limits
@@ -65,7 +64,7 @@ P = TypeVar("P", bound="Part")
 
 
 class Connection:
-    """The road to one device. Safe from any thread."""
+    """Abstract connection to one device. A subclass attaches. Safe from any thread."""
 
     def __init__(
         self, transport: Transport, token: str, ordinal: int, limits: Limits, timeout: float, lease: float = LEASE_S
@@ -82,11 +81,11 @@ class Connection:
         """Once set, every use raises it: closed, or forked."""
         self.mint = itertools.count(1).__next__
         self._requests = itertools.count(1)  # of all attachments: an answer to an earlier one's may come late
-        self.prints = Prints()
-        self.durables = Durables()
+        self.kernel_output = KernelOutput()
+        self.durables = DurableBuffers()
         self.middling_copies = 0
         """How many copies were large enough for the ring; see `hearth.transfer.plan.worth_a_ring`."""
-        self.turns = Turns()
+        self.sequence = CollectiveSequence()
         """What the device has presented in groups."""
         self.recorder: Recorder | None = None
         """HEARTH_TRACE's."""
@@ -95,7 +94,7 @@ class Connection:
         self._attachment: Attachment | None = None
         self._space: Space | None = None
         self._attaching = threading.Lock()
-        self._deferred = Deferred()
+        self._deferred = DeferredErrors()
 
     # ---- attachments ----
 
@@ -135,24 +134,8 @@ class Connection:
         return self._attachment is not None or bool(self._deferred)
 
     def _attach(self) -> Attachment:
-        if self.refusal is not None:
-            raise self.refusal.again()
-        with self._attaching:
-            attachment = self._attachment
-            if attachment is not None and attachment.alive:
-                return attachment
-            again = Reattaching(self.timeout, self.transport.absent)
-            while True:
-                if self.refusal is not None:
-                    raise self.refusal.again()
-                fresh = Attachment(self.limits, self._ended, self._deferred.keep, self.prints, self._requests)
-                try:
-                    fresh.open(self.transport, self.token, self.ordinal, again.left, self.lease)
-                    break
-                except HearthError as error:
-                    time.sleep(again.pause(error))
-            self._take_up(fresh)
-            return fresh
+        """Attaches. Raises as `attachment` does."""
+        raise NotImplementedError
 
     def _take_up(self, attachment: Attachment) -> None:
         generation = attachment.session.generation
@@ -219,11 +202,11 @@ class Connection:
         attachment: Attachment | None = None,
         *,
         reports: bool = False,
-    ) -> Asked[T]:
+    ) -> PendingResult[T]:
         """Sends a command whose answer `read` makes something of. `reports`: as `report` does."""
         if reports:
-            return Asked(self.reporting(command, attachment=attachment), read)
-        return Asked((attachment or self.attachment()).request(command), read)
+            return PendingResult(self.reporting(command, attachment=attachment), read)
+        return PendingResult((attachment or self.attachment()).request(command), read)
 
     def report(
         self,
@@ -243,9 +226,9 @@ class Connection:
         self.raise_deferred(None if barrier else command.stream)
         return (attachment or self.attachment()).request(command, reports=True, barrier=barrier)
 
-    def defer(self, error: HearthError, whose: Whose | None = None) -> None:
+    def defer(self, error: HearthError, origin: ErrorOrigin | None = None) -> None:
         """Keeps an error that nobody was waiting for. Takes no lock."""
-        self._deferred.keep(error, whose)
+        self._deferred.keep(error, origin)
 
     def raise_deferred(self, stream: int | None = None, buffer: int = 0) -> None:
         """Raises, once, an error that nobody was waiting for when it came, and that concerns who asks for this stream
@@ -290,7 +273,7 @@ class Connection:
             attachment.end(refusal)
         for part in list(self.parts.values()):
             part.close()
-        self.prints.deliver()
+        self.kernel_output.deliver()
         if self._space is not None:
             self._space.lost = True
 
@@ -308,4 +291,4 @@ class Connection:
             part.forked()
         if self._space is not None:
             self._space.lost = True
-            self._space.graveyard.nudge = None
+            self._space.deferred_frees.nudge = None

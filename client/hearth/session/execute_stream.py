@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from hearth.errors import ConnectError, DeviceLostError, HearthError, broken
-from hearth.transport.backoff import Patience, may_go_on
+from hearth.transport.backoff import Backoff, may_go_on
 from hearth_proto.later import device_pb2
 
 if TYPE_CHECKING:
-    from hearth.session.lane_channel import Laned
+    from hearth.session.lane_channel import LaneChannel
     from hearth.session.protocol import Session
     from hearth.transport.base import Responses, Transport
     from hearth.transport.lane import Lane
@@ -72,11 +72,11 @@ class StreamDriver(Protocol):
     def at_rest(self) -> bool:
         """Whether nothing is under way or queued."""
 
-    def carry(self, lane: Lane | None, on_end: Callable[[], None], name: str) -> Laned | None:
+    def carry(self, lane: Lane | None, on_end: Callable[[], None], name: str) -> LaneChannel | None:
         """Goes on over the lane; None: over the stream. `on_end` is called by the lane's thread, after its last."""
 
 
-class Execute:
+class ExecuteStream:
     """Opened once; its thread ends with the attachment."""
 
     def __init__(self, driver: StreamDriver, transport: Transport, token: str, device: int, lease: float) -> None:
@@ -92,7 +92,7 @@ class Execute:
         self._lock = threading.Lock()
         self._responses: Responses | None = None
         self._offer: device_pb2.LaneOffer | None = None
-        self._laned: Laned | None = None
+        self._channel: LaneChannel | None = None
         self._fruitless = 0
         """Lanes in a row that ended before anything came over them."""
         self._lane_pause = LANE_AGAIN_S
@@ -176,7 +176,7 @@ class Execute:
 
     def _deliver(self, response: device_pb2.ExecuteResponse) -> HearthError | None:
         """Takes one response; what it ends the attachment or the stream with."""
-        if self._laned is not None and not _may_come_beside(response):
+        if self._channel is not None and not _may_come_beside(response):
             return broken("the daemon went on beside the lane.")  # it comes again, in its place
         offered = response.WhichOneof("kind") == "attached" and response.attached.lane.path
         if offered and self._transport.lanes and self._fruitless < _FRUITLESS:
@@ -203,34 +203,34 @@ class Execute:
     def _early(self, response: bytes) -> bool:
         """Takes a serialized response, if it says that a request is done and nothing else is going on; it comes in its
         turn. Called by the transport's thread."""
-        return self._laned is None and self._offer is None and self._driver.early(response)
+        return self._channel is None and self._offer is None and self._driver.early(response)
 
     def _open_lane(self, offer: device_pb2.LaneOffer) -> None:
         self._offer = None
         lane = self._transport.lane(offer)
         responses = self._current()
         assert responses is not None
-        self._laned = self._driver.carry(lane, responses.leave, f"hearth-lane-{self._device}")
-        if self._laned is not None:
+        self._channel = self._driver.carry(lane, responses.leave, f"hearth-lane-{self._device}")
+        if self._channel is not None:
             self._lane_due, self._lane_pause = None, LANE_AGAIN_S
 
     def _cause(self, ended: HearthError) -> HearthError:
         """Why it goes on no more, where the stream `ended` like that."""
-        laned, self._laned, self._offer, self._lane_due = self._laned, None, None, None
-        if laned is None:
+        channel, self._channel, self._offer, self._lane_due = self._channel, None, None, None
+        if channel is None:
             return ended
-        self._fruitless = 0 if laned.fruitful else self._fruitless + 1
+        self._fruitless = 0 if channel.fruitful else self._fruitless + 1
         if self._responses is not None:
             self._responses.leave()
-        if laned.error is not None:
-            return laned.error
+        if channel.error is not None:
+            return channel.error
         if isinstance(ended, DeviceLostError) and not self._driver.session.device_lost:
             return broken(ended.message)  # what was lost with it is told to who attaches again
         return ended
 
     def _again(self, broken: HearthError) -> Iterator[device_pb2.ExecuteResponse]:
         """Goes on in another stream. Raises what the daemon says against it; `ConnectError` when the lease is over."""
-        driver, patience, began = self._driver, Patience(self._lease), time.monotonic()
+        driver, patience, began = self._driver, Backoff(self._lease), time.monotonic()
         driver.suspend(broken)
         there = began  # when the daemon was last seen, or could have been
         while True:

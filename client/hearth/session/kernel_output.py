@@ -19,7 +19,7 @@ MAX_KEPT = 16 << 20
 Callback = Callable[[str], object]
 
 
-class Prints:
+class KernelOutput:
     """The text of one device's kernels. Safe from any thread."""
 
     def __init__(self) -> None:

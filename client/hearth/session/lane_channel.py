@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hearth.errors import HearthError, broken
-from hearth.session.receiver_role import Role
+from hearth.session.receiver_role import ReceiverRole
 from hearth_proto.frames import FrameError, Kind
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         signals: Signals | None
         """What the device writes as soon as copies are done."""
 
-        def bury(self) -> None:
+        def queue_frees(self) -> None:
             """Queues what was freed; with the lock held."""
 
         def changed(self) -> None:
@@ -50,7 +50,7 @@ _SOON_S = 0.2e-3
 _IDLE_S = 1.0
 
 
-class Laned:
+class LaneChannel:
     """One live lane. Methods that say nothing else are called with the attachment's lock held."""
 
     def __init__(self, lane: Lane, owner: Owner, lock: threading.Lock, on_end: Callable[[], None]) -> None:
@@ -59,9 +59,10 @@ class Laned:
         self._lane = lane
         self._owner = owner
         self._session = owner.session
+        self._queue = owner.session.queue
         self._lock = lock
         self._waiters = owner.waiters
-        self._role = Role(lock, owner.waiters.sleepers, self._needed, self._tick)
+        self._role = ReceiverRole(lock, owner.waiters.sleepers, self._needed, self._tick)
         self._left = threading.Condition(lock)  # the sender waits for what others leave behind
         self._sender_waits = False
         self._soon = False
@@ -105,14 +106,14 @@ class Laned:
 
     def push_work(self) -> None:
         """One-way work was queued."""
-        session = self._session
+        session, queue = self._session, self._queue
         under_way = session.next_seq - 1 - max(session.acked, self._done)
         if under_way:
-            if session.queued + session.extra >= GATHER << 2 * under_way:
+            if queue.queued + queue.extra >= GATHER << 2 * under_way:
                 self.push()
             elif self._role.parked:  # it goes with an ack at the latest
                 self._role.summon()
-        elif session.queued + session.extra >= GATHER:
+        elif queue.queued + queue.extra >= GATHER:
             self.push()
         elif not self._soon:
             self.push()
@@ -125,7 +126,7 @@ class Laned:
         if not self._soon and time.monotonic() - self._pushed_alone < _SOON_S:
             self._soon = True
         self.push()
-        self._awaited = self._session.queued > 0
+        self._awaited = self._queue.queued > 0
 
     def push_request(self, command: bytes, request: int, reply: ReplyLike, barrier: bool) -> None:
         """Queues a request that somebody waits for, and sends it. It is what a lone command costs most, so that the
@@ -155,28 +156,28 @@ class Laned:
 
     def _push_on(self) -> None:
         """Something came: goes on with what was left behind."""
-        session = self._session
+        session, queue = self._session, self._queue
         under_way = session.next_seq - 1 - session.acked
         if (
             (
-                session.queued
-                and (self._awaited or not under_way or session.queued + session.extra >= GATHER << 2 * under_way)
+                queue.queued
+                and (self._awaited or not under_way or queue.queued + queue.extra >= GATHER << 2 * under_way)
             )
             or session.again or session.receipts.due
         ):  # fmt: skip
             self.push()
-            self._awaited = self._awaited and session.queued > 0
+            self._awaited = self._awaited and queue.queued > 0
 
     def push(self, idle: bool = False) -> None:
         """Sends what may go, as far as the lane takes it. Never waits."""
-        session, lane = self._session, self._lane
+        session, queue, lane = self._session, self._queue, self._lane
         try:
             while not (self._over or lane.blocked):
                 request = session.next_numbered(idle)
                 if request is None:
                     break
                 lane.send(*request)
-                if not (session.queued or session.again):
+                if not (queue.queued or session.again):
                     break
         except OSError as error:
             self._break(lane_broke(error))
@@ -186,7 +187,7 @@ class Laned:
             raise
         if lane.blocked and self._sender_waits:
             self.nudge()  # it waits until the lane takes more
-        if session.queued and self._role.parked:
+        if queue.queued and self._role.parked:
             self._role.summon()  # the window has no room: acks make some
 
     def nudge(self) -> None:
@@ -206,12 +207,12 @@ class Laned:
     def _needed(self) -> bool:
         """Whether somebody depends on what comes, though nobody waits for an answer."""
         waiters = self._waiters
-        return self._session.queued > 0 or waiters.watchers > 0 or waiters.listeners > 0
+        return self._queue.queued > 0 or waiters.watchers > 0 or waiters.listeners > 0
 
     def _tick(self, passed: bool) -> None:
         """Sends what was left behind for a request that did not follow, as long as a tick."""
         session = self._session
-        if passed and session.queued and session.next_seq == self._ticked and session.acked == session.next_seq - 1:
+        if passed and self._queue.queued and session.next_seq == self._ticked and session.acked == session.next_seq - 1:
             self._soon = False
             self.push()
         self._ticked = session.next_seq
@@ -371,7 +372,7 @@ class Laned:
                 self._break(session.fail_later)
                 return False
         self.fruitful = True
-        if session.queued or session.again or session.receipts.due:
+        if self._queue.queued or session.again or session.receipts.due:
             self._push_on()
         if self._waiters.watchers:
             self._owner.changed()
@@ -384,9 +385,9 @@ class Laned:
                 if self._over:
                     return
                 self._flush()
-                if self._session.queued:
+                if self._queue.queued:
                     self._soon = False  # who left it behind has gone on to something else
-                self._owner.bury()
+                self._owner.queue_frees()
                 self.push(idle)
                 self._owner.changed()
                 blocked = self._lane.blocked

@@ -14,7 +14,7 @@ NO_STREAM = -1
 """For who asks on behalf of no stream in particular."""
 
 
-class Whose(NamedTuple):
+class ErrorOrigin(NamedTuple):
     """A command's stream, the buffer that it was to copy, and the thread that sent it."""
 
     stream: int
@@ -26,12 +26,12 @@ class Whose(NamedTuple):
         return stream == self.stream or thread == self.thread or buffer == self.buffer
 
 
-def ours(stream: int, buffer: int) -> Whose:
+def origin_here(stream: int, buffer: int) -> ErrorOrigin:
     """For a copy by this thread."""
-    return Whose(stream, buffer, threading.get_ident())
+    return ErrorOrigin(stream, buffer, threading.get_ident())
 
 
-class Deferred(deque[tuple[HearthError, "Whose | None"]]):
+class DeferredErrors(deque[tuple[HearthError, "ErrorOrigin | None"]]):
     """Takes no lock: it is told of errors by whoever receives, and asked in any thread. A row of its own kind, so that
     to see that there are none costs nothing.
 
@@ -42,17 +42,17 @@ class Deferred(deque[tuple[HearthError, "Whose | None"]]):
     def __init__(self) -> None:
         super().__init__(maxlen=_MOST)
 
-    def keep(self, error: HearthError, whose: Whose | None = None) -> None:
+    def keep(self, error: HearthError, origin: ErrorOrigin | None = None) -> None:
         """For anybody where it is nobody's; the oldest of too many go."""
-        self.append((error, whose))
+        self.append((error, origin))
 
     def take(self, stream: int | None = None, buffer: int = 0) -> HearthError | None:
         """The oldest that this thread is to be told of when it asks for this stream, or (None) for all, and this
         buffer, if any; it is told."""
         thread = threading.get_ident()
         for each in tuple(self):
-            whose = each[1]
-            if stream is None or whose is None or whose.concerns(stream, buffer, thread):
+            origin = each[1]
+            if stream is None or origin is None or origin.concerns(stream, buffer, thread):
                 try:
                     self.remove(each)
                 except ValueError:  # another thread was quicker

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hearth.codec import decode, encode
 from hearth.errors import HearthError
 from hearth.session.attachment import closed
+from hearth.session.blocking_connection import BlockingConnection
 from hearth.session.connection import LEASE_S, Connection
 from hearth.session.send_queue import Limits
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from hearth.transport.base import Transport
     from hearth_proto.v1 import node_pb2
 
-Roads = Callable[["Transport", str, int, Limits, float, float], Connection]
+ConnectionFactory = Callable[["Transport", str, int, Limits, float, float], Connection]
 
 _SETTLE_S = 5.0
 _CLOSE_S = 2.0
@@ -41,9 +42,9 @@ class NodeSession:
         transport: Transport,
         opened: node_pb2.OpenSessionResponse,
         timeout: float,
-        roads: Roads | None = None,
+        make_connection: ConnectionFactory | None = None,
     ) -> None:
-        """`roads` makes the connection to each device; None: `Connection`."""
+        """`make_connection` makes the connection to each device; None: `BlockingConnection`."""
         self.transport = transport
         self.session_id = opened.session_id
         self.token = opened.session_token
@@ -53,7 +54,7 @@ class NodeSession:
         self.pid = os.getpid()
         self.refusal: HearthError | None = None
         self.connections = {
-            device.ordinal: (roads or Connection)(
+            device.ordinal: (make_connection or BlockingConnection)(
                 transport, self.token, device.ordinal, self.limits, timeout, opened.lease_ns / 1e9 or LEASE_S
             )
             for device in opened.devices

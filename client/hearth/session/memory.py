@@ -1,7 +1,7 @@
 """Device memory as the client holds it: a handle, who may use it, and its release when the last holder is gone.
 
 `__del__` runs wherever Python collects garbage, perhaps inside a lock of this very package or while the interpreter
-shuts down. So it only appends the handle to a `Graveyard`, a deque that the connection empties when it next works.
+shuts down. So it only appends the handle to a `DeferredFrees`, a deque that the connection empties when it next works.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ _FEW = 64
 Kind = Literal["buffer", "stream", "event", "module", "tensor_map", "graph", "prepared"]
 
 
-class Graveyard:
-    """Handles whose owners are gone, waiting to be given back."""
+class DeferredFrees:
+    """Handles whose owners are gone, until they are given back."""
 
-    __slots__ = ("dead", "nudge")
+    __slots__ = ("handles", "nudge")
 
     def __init__(self) -> None:
-        self.dead: deque[tuple[Kind, int]] = deque()
+        self.handles: deque[tuple[Kind, int]] = deque()
         self.nudge: Callable[[], None] | None = None
 
-    def bury(self, kind: Kind, handle: int) -> None:
+    def add(self, kind: Kind, handle: int) -> None:
         """Takes no lock and never fails: see the module's docstring."""
-        self.dead.append((kind, handle))
+        self.handles.append((kind, handle))
         nudge = self.nudge
         if nudge is not None:
             nudge()
 
 
-def burials(dead: deque[tuple[Kind, int]]) -> list[commands_pb2.Command | encode.Plain]:
-    """The commands that give back what lies there; it is empty afterwards."""
+def free_commands(handles: deque[tuple[Kind, int]]) -> list[commands_pb2.Command | encode.Plain]:
+    """The commands that give the handles back; empties `handles`."""
     buffers: list[int] = []
     others: list[commands_pb2.Command | encode.Plain] = []
-    while dead:
-        kind, handle = dead.popleft()
+    while handles:
+        kind, handle = handles.popleft()
         if kind == "buffer":
             buffers.append(handle)
         elif kind == "stream":
@@ -73,11 +73,11 @@ def burials(dead: deque[tuple[Kind, int]]) -> list[commands_pb2.Command | encode
 class Space:
     """What lives and dies with one generation of a device process: the identity that arrays are checked against."""
 
-    __slots__ = ("__weakref__", "generation", "graveyard", "lost")
+    __slots__ = ("__weakref__", "deferred_frees", "generation", "lost")
 
     def __init__(self, generation: int) -> None:
         self.generation = generation
-        self.graveyard = Graveyard()
+        self.deferred_frees = DeferredFrees()
         self.lost = False
 
 
@@ -103,14 +103,14 @@ class Memory:
         if self.owner is not None:
             self.owner = None
             if self.owned and not self.space.lost:
-                self.space.graveyard.bury("buffer", self.handle)
+                self.space.deferred_frees.add("buffer", self.handle)
 
     def __del__(self) -> None:
         if getattr(self, "owner", None) is not None:
             self.free()
 
 
-class Durables:
+class DurableBuffers:
     """The durable buffers of one connection, as far as arrays have them."""
 
     def __init__(self) -> None:
@@ -134,7 +134,7 @@ class Durables:
         for handle in returned:
             memory = self._memories.get(handle)
             if memory is None or memory.owner is None:
-                space.graveyard.bury("buffer", handle)
+                space.deferred_frees.add("buffer", handle)
                 continue
             memory.space = space
             if memory.owner is not None:  # freed just now: see `Memory.free`
@@ -143,7 +143,7 @@ class Durables:
             self._memories.pop(handle, None)
 
 
-class OnDevice:
+class DeviceOperand:
     """Something with an address on a device: what a kernel takes as a pointer."""
 
     __slots__ = ("_memory", "_offset")

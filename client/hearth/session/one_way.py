@@ -16,7 +16,7 @@ End = Callable[["commands_pb2.Result | None", "HearthError | None"], None]
 """Takes the result, or the error."""
 
 
-class Ending:
+class CompletionHandler:
     """Hears how a command ended, once, in the thread that receives (with the attachment's lock: it must not wait).
 
     It holds what the command uses: until the answer has come the session holds it.

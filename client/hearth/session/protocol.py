@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from hearth.codec import batch, decode, encode
 from hearth.errors import ConnectError, DeviceLostError, HearthError, from_status
 from hearth.session.acks import Receipts
-from hearth.session.send_queue import NOTHING_LEFT, Limits, Outgoing, QueueMark
+from hearth.session.send_queue import NOTHING_LEFT, Limits, QueueMark, SendQueue
 from hearth_proto import later
 from hearth_proto.later import commands_pb2, device_pb2
 
@@ -29,12 +29,14 @@ _LARGE = 32 << 10
 """Bytes of a response from which on protobuf, which copies what was read twice, takes longer than to do without."""
 
 
-class Session(Outgoing):
+class Session:
     """One attachment's protocol state. `first_request`: requests below are an earlier attachment's, whose answers may
     still come."""
 
     def __init__(self, limits: Limits, first_request: int = 0) -> None:
-        super().__init__(limits)
+        self.limits = limits
+        self.queue = SendQueue(limits)
+        """Commands that are in no batch yet."""
         self.error: HearthError | None = None
         """Set once the attachment is over: nothing more goes in or out."""
         self.fail_later: HearthError | None = None
@@ -78,21 +80,23 @@ class Session(Outgoing):
         barrier: bool = False,
         worth: int = 1,
     ) -> None:
-        """One serialized command; with `request`, `reply` gets its answer.
+        """Queues one serialized command; with `request`, `reply` gets its answer.
 
-        `barrier`: its success says that everything added before is done (a sync of all streams). `worth`: see `put`.
+        `barrier`: its success says that everything added before is done (a sync of all streams). `worth`: see
+        `SendQueue.put`.
         """
+        queue = self.queue
         if reply is None:
-            self.put(command, worth)
-            self.submitted += 1
+            queue.put(command, worth)
+            queue.submitted += 1
             return
         try:
             self._replies[request] = reply  # before: an answer that nobody asked for would end the attachment
             if barrier:
-                self._barriers[request] = self.submitted
-            self.put(command, worth)
+                self._barriers[request] = queue.submitted
+            queue.put(command, worth)
         except BaseException:
-            if not (self._queue and self._queue[-1][0] is command):
+            if not queue.ends_with(command):
                 self._replies.pop(request, None)
                 self._barriers.pop(request, None)
             raise
@@ -105,12 +109,12 @@ class Session(Outgoing):
     @property
     def unreported(self) -> bool:
         """Whether one-way work was added that no sync of all streams has covered since."""
-        return self.submitted > self._settled
+        return self.queue.submitted > self._settled
 
     @property
     def idle(self) -> bool:
         """Nothing queued, everything sent was acknowledged."""
-        return not self.queued and self.acked == self.next_seq - 1
+        return not self.queue.queued and self.acked == self.next_seq - 1
 
     # ---- out: requests ----
 
@@ -123,7 +127,7 @@ class Session(Outgoing):
             return True
         limits = self.limits
         return (
-            self.queued > 0
+            self.queue.queued > 0
             and self.next_seq - 1 - self.acked < limits.max_batches_in_flight
             and self._unacked_bytes < limits.max_unacked_bytes
         )
@@ -165,12 +169,13 @@ class Session(Outgoing):
     def next_with(self, command: bytes, request: int, reply: ReplyLike, barrier: bool) -> tuple[int, bytes] | None:
         """`add` and `next_numbered` in one, for the rule: nothing waits but launches that fit a batch with it, and the
         window is open. None where it is not so, and nothing was done."""
-        run, size, unacked_bytes, limits = self._run, self._run_bytes, self._unacked_bytes, self.limits
+        queue, unacked_bytes, limits = self.queue, self._unacked_bytes, self.limits
+        run, size = queue.run, queue.run_bytes
         if (
-            self._queue or self._closed is not None or self.again or self.receipts.due
+            queue.entries or queue.closing is not None or self.again or self.receipts.due
             or not self.attached or self.error is not None
             or self.next_seq - self.acked > limits.max_batches_in_flight
-            or (whole := size + len(command) + 3 * batch.FRAMING) > self._room
+            or (whole := size + len(command) + 3 * batch.FRAMING) > queue.room
             or whole > limits.max_unacked_bytes - unacked_bytes
         ):  # fmt: skip
             return None
@@ -178,18 +183,18 @@ class Session(Outgoing):
         try:
             self._replies[request] = reply  # before, as in `add`
             if barrier:
-                self._barriers[request] = self.submitted
+                self._barriers[request] = queue.submitted
             numbered = seq, batch.run_request(seq, run, size, command)
             moving = numbered, NOTHING_LEFT, unacked_bytes + len(numbered[1])
-            # One statement that calls nothing, as in `_close_run`; where a Ctrl-C comes behind, `interrupted` goes on.
-            self._moving, self._run, self._run_bytes = moving, [], 0
+            # One statement that calls nothing, as in `SendQueue._close_run`: `interrupted` completes the step.
+            self._moving, queue.run, queue.run_bytes = moving, [], 0
         except BaseException:
             if self._moving is None:
                 self._replies.pop(request, None)
                 self._barriers.pop(request, None)
             raise
         self._unacked.append(numbered)
-        self.queued = self.queued_bytes = self.extra = 0
+        queue.queued = queue.queued_bytes = queue.extra = 0
         self._unacked_bytes, self.next_seq, self._moving = moving[2], seq + 1, None
         return numbered
 
@@ -219,7 +224,8 @@ class Session(Outgoing):
         if self.again:
             return self.again.popleft()
         left = self.limits.max_unacked_bytes - self._unacked_bytes
-        commands, rest = self.gather(min(self._room, left), alone=left >= self._room or not self._unacked)
+        queue = self.queue
+        commands, rest = queue.gather(min(queue.room, left), alone=left >= queue.room or not self._unacked)
         if not commands:
             return None
         seq = self.next_seq
@@ -232,7 +238,7 @@ class Session(Outgoing):
         unacked = self._unacked
         if not unacked or unacked[-1] is not numbered:
             unacked.append(numbered)
-        self.move(rest)
+        self.queue.move(rest)
         self._unacked_bytes = unacked_bytes
         self.next_seq = numbered[0] + 1
         self._moving = None
@@ -280,7 +286,7 @@ class Session(Outgoing):
         self._replies.clear()
         self._barriers.clear()
         told = any(reply.reports and not reply.abandoned for reply in replies)
-        self.drop()
+        self.queue.drop()
         self._unacked.clear()
         self.again.clear()
         self._moving = None
@@ -298,16 +304,13 @@ class Session(Outgoing):
             self.durable = list(attached.durable)
             self.next_seq = attached.last_seq + 1
             self.acked = attached.last_seq
-            self.set_limits(
-                Limits(
-                    self.limits.max_inline_bytes,
-                    self.limits.max_chunk_bytes,
-                    attached.max_batch_bytes or self.limits.max_batch_bytes,
-                    attached.max_batches_in_flight or self.limits.max_batches_in_flight,
-                    self.limits.max_code_bytes,
-                    attached.max_unacked_bytes or self.limits.max_unacked_bytes,
-                )
+            limits = self.limits
+            self.limits = limits._replace(
+                max_batch_bytes=attached.max_batch_bytes or limits.max_batch_bytes,
+                max_batches_in_flight=attached.max_batches_in_flight or limits.max_batches_in_flight,
+                max_unacked_bytes=attached.max_unacked_bytes or limits.max_unacked_bytes,
             )
+            self.queue.set_limits(self.limits)
         elif not attached.resumed or attached.generation != self.generation:
             self.fail_later = ConnectError(
                 f"the connection broke, and the daemon could not resume it: {self._broken_by.message}",
@@ -326,7 +329,7 @@ class Session(Outgoing):
     def _unheard(self) -> set[int]:
         """Requests that the daemon has not got."""
         batches = (device_pb2.ExecuteRequest.FromString(request).batch for _, request in self.again)
-        queued = (commands_pb2.Command.FromString(command) for command, _ in self._queue)
+        queued = (commands_pb2.Command.FromString(command) for command, _ in self.queue.entries)
         return {command.request for command in itertools.chain(*(each.commands for each in batches), queued)}
 
     def acknowledge(self, seq: int) -> None:

@@ -27,7 +27,7 @@ SLOW_TICK_S = 20e-3
 who leaves would cost that one a turn at the interpreter each time."""
 
 
-class Role:
+class ReceiverRole:
     """Of the thread that receives. All but `await_turn` is called with the lock held."""
 
     def __init__(

@@ -1,7 +1,7 @@
 """The answer to one command, waited for by threads.
 
-Who waits does so with its attachment (`Waiting`), which may have it receive; else it sleeps, and is woken by whoever
-receives the answer.
+A thread waits with its attachment (`ReplyWaiters`), which may have it receive; else it sleeps, and the receiving thread
+wakes it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ReplyLike(Protocol):
     def set_error(self, error: HearthError) -> None: ...
 
 
-class Waiting(Protocol):
+class ReplyWaiters(Protocol):
     """Where replies are waited for: `hearth.session.waiters.Waiters`."""
 
     def attend(self, reply: Reply, timeout: float | None) -> bool:
@@ -75,7 +75,7 @@ class Reply:
     """Where threads sleep; most replies need none."""
     _told = False
 
-    def __init__(self, *, reports: bool = False, waiting: Waiting | None = None) -> None:
+    def __init__(self, *, reports: bool = False, waiting: ReplyWaiters | None = None) -> None:
         self.reports = reports
         """Whether it takes the errors of what was sent before (sync, read, flush, end of a profile)."""
         self._waiting = waiting
@@ -213,7 +213,7 @@ class Reply:
             self.on_late_error(error)
 
 
-class Asked(Generic[T]):
+class PendingResult(Generic[T]):
     """A question that was sent, and what is made of its answer: for a thread, which waits, as for an event loop."""
 
     __slots__ = ("_read", "reply")

@@ -50,7 +50,7 @@ class QueueMark(NamedTuple):
 NOTHING_LEFT = QueueMark(0, 0, 0)
 
 
-class Outgoing:
+class SendQueue:
     """The commands that were submitted and have not been put in a batch, in order."""
 
     def __init__(self, limits: Limits) -> None:
@@ -60,51 +60,53 @@ class Outgoing:
         """What the commands that are queued are worth beyond their number, at most; see `put`."""
         self.submitted = 0
         """One-way commands and launches so far."""
-        self._queue: deque[tuple[bytes, int]] = deque()  # serialized command, how many launches it carries (or 1)
-        self._run: list[bytes] = []
-        self._closed: tuple[bytes, int] | None = None
-        """The run that is being put in the queue."""
-        self._run_bytes = 0
+        self.entries: deque[tuple[bytes, int]] = deque()
+        """Serialized commands, each with the number of launches that it carries (or 1)."""
+        self.run: list[bytes] = []
+        """Consecutive launches behind the entries, which will share a command."""
+        self.run_bytes = 0
+        self.closing: tuple[bytes, int] | None = None
+        """The run that is being put among the entries."""
         self.set_limits(limits)
         self._counted: _Counted | None = None
 
     def launch(self, record: bytes) -> None:
         """One packed launch."""
         size = len(record)
-        whole = self._run_bytes + size
+        whole = self.run_bytes + size
         if whole > self._run_limit:
             self._make_room(size)
             whole = size
-        self._run_bytes = whole
+        self.run_bytes = whole
         self.queued_bytes += size
         self.queued += 1
         self.submitted += 1
-        self._run.append(record)  # the one call, and last: a Ctrl-C comes before all of it or after
+        self.run.append(record)  # the one call, and last: a Ctrl-C comes before all of it or after
 
     def put(self, command: bytes, worth: int = 1) -> None:
         """One serialized command; it takes the daemon as long as `worth` others, so that fewer are worth a batch."""
         size = len(command)
         self._check_size(size)
-        if self._run or self._closed is not None:
+        if self.run or self.closing is not None:
             self._close_run()
         self.queued_bytes += size
         self.queued += 1
         self.extra += max(worth - 1, 0)
-        self._queue.append((command, 1))  # last, as in `launch`
+        self.entries.append((command, 1))  # last, as in `launch`
 
     def count_up(self, key: object, n: int, command: Callable[[int], bytes]) -> None:
         """One-way `command(n)`, which does something n times. Behind one of the same `key` that has not been sent, that
         one's count grows instead."""
-        if self._closed is not None:
+        if self.closing is not None:
             self._close_run()
-        last, queue = self._counted, self._queue
-        unsent = last is not None and not self._run and queue and queue[-1][0] is last.command
+        last, queue = self._counted, self.entries
+        unsent = last is not None and not self.run and queue and queue[-1][0] is last.command
         if last is not None and unsent and last.key == key and last.n + n <= COUNT_MAX:
             n += last.n
             data, calls = command(n), queue.pop()[1] + 1
             self.queued_bytes -= len(last.command)
         else:
-            if self._run:
+            if self.run:
                 self._close_run()
             data, calls = command(n), 1
         queue.append((data, calls))
@@ -112,6 +114,10 @@ class Outgoing:
         self.queued_bytes += len(data)
         self.queued += 1
         self.submitted += 1
+
+    def ends_with(self, command: bytes) -> bool:
+        """Whether this very command is the last entry."""
+        return bool(self.entries) and self.entries[-1][0] is command
 
     @property
     def full(self) -> bool:
@@ -121,11 +127,11 @@ class Outgoing:
     def gather(self, room: int, alone: bool) -> tuple[list[bytes], QueueMark]:
         """As many of the oldest commands as fit a batch of `room` bytes; with `alone`, the first one in any case. They
         stay in the queue until `move`."""
-        if self._run or self._closed is not None:
+        if self.run or self.closing is not None:
             self._close_run()
         commands: list[bytes] = []
         size = launches = taken = 0
-        queue = self._queue
+        queue = self.entries
         for command, count in queue:
             needed = len(command) + batch.FRAMING
             if size + needed > room and (commands or not alone):
@@ -140,7 +146,7 @@ class Outgoing:
 
     def move(self, left: QueueMark) -> None:
         """Takes out of the queue what was gathered. Called again, it does what an interrupt kept it from."""
-        queue = self._queue
+        queue = self.entries
         while len(queue) > left.entries:
             queue.popleft()
         self.queued, self.queued_bytes = left.queued, left.queued_bytes
@@ -149,46 +155,45 @@ class Outgoing:
 
     def drop(self) -> None:
         """Forgets all of them."""
-        self._queue.clear()
-        self._run.clear()
-        self._closed = None
-        self._run_bytes = self.queued = self.queued_bytes = self.extra = 0
+        self.entries.clear()
+        self.run.clear()
+        self.closing = None
+        self.run_bytes = self.queued = self.queued_bytes = self.extra = 0
 
     def set_limits(self, limits: Limits) -> None:
-        """What the daemon accepts, as it says now."""
-        self.limits = limits
+        """Follows what the daemon accepts, as it says now."""
+        self._batch_bytes = limits.max_batch_bytes
         self._run_limit = min(RUN_BYTES, limits.max_batch_bytes - 3 * batch.FRAMING)
-        self._room = min(BATCH_BYTES, limits.max_batch_bytes) - batch.FRAMING
-        """For the commands of one batch."""
+        self.room = min(BATCH_BYTES, limits.max_batch_bytes) - batch.FRAMING
+        """Bytes for the commands of one batch."""
 
     def _make_room(self, size: int) -> None:
         if size > self._run_limit:
             self._check_size(size)
-        if self._run:
+        if self.run:
             self._close_run()
 
     def _check_size(self, size: int) -> None:
-        if size + 2 * batch.FRAMING > self.limits.max_batch_bytes:
+        if size + 2 * batch.FRAMING > self._batch_bytes:
             raise HearthError(
-                f"a command of {size} bytes does not fit a batch; "
-                f"the daemon takes {self.limits.max_batch_bytes} bytes.",
+                f"a command of {size} bytes does not fit a batch; the daemon takes {self._batch_bytes} bytes.",
                 reason="MESSAGE_TOO_LARGE",
                 fix="make it smaller: fewer or shorter headers, code, options or arguments.",
             )
 
     def _close_run(self) -> None:
         """Makes a command of the run; a Ctrl-C in between neither loses nor doubles it."""
-        if self._closed is not None:
-            self._finish_run(self._closed)
-        run, size = self._run, self._run_bytes
+        if self.closing is not None:
+            self._finish_run(self.closing)
+        run, size = self.run, self.run_bytes
         if run:
             command = batch.launches_command(run, size)
             entry, queued_bytes = (command, len(run)), self.queued_bytes + len(command) - size
             # One statement that calls nothing: a Ctrl-C comes before it or after.
-            self._closed, self._run, self._run_bytes, self.queued_bytes = entry, [], 0, queued_bytes
+            self.closing, self.run, self.run_bytes, self.queued_bytes = entry, [], 0, queued_bytes
             self._finish_run(entry)
 
     def _finish_run(self, entry: tuple[bytes, int]) -> None:
-        if not self._queue or self._queue[-1] is not entry:
-            self._queue.append(entry)
-        self._closed = None
+        if not self.entries or self.entries[-1] is not entry:
+            self.entries.append(entry)
+        self.closing = None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hearth.session.reply import Reply
 
     class Receiver(Protocol):
-        """A lane, as threads that wait use it: `hearth.session.lane_channel.Laned`."""
+        """A lane, as threads that wait use it: `hearth.session.lane_channel.LaneChannel`."""
 
         def take_role(self, thread: int) -> bool:
             """Whether the thread is to receive, by `receive_for`; with the lock held."""
@@ -38,7 +38,7 @@ class Waiters:
     """All but `attend`, `expect` and `listen` is used with the attachment's `lock` held."""
 
     def __init__(self, lock: threading.Lock) -> None:
-        self.laned: Receiver | None = None
+        self.channel: Receiver | None = None
         """The lane over which answers come, if any."""
         self.sleepers: list[Reply] = []
         """What threads that sleep wait for."""
@@ -51,14 +51,14 @@ class Waiters:
     def watch(self) -> None:
         """One more thread waits for any change."""
         self.watchers += 1
-        if self.laned is not None:
-            self.laned.expect()
+        if self.channel is not None:
+            self.channel.expect()
 
     def attend(self, reply: Reply, timeout: float | None) -> bool:
         """Waits for the answer, `timeout` seconds at most; whether it is there. Receives it itself, where it comes over
         a lane and nobody else receives."""
         thread = threading.get_ident()
-        laned: Receiver | None = None  # where it receives, or is about to
+        channel: Receiver | None = None  # where it receives, or is about to
         deadline, left, slept = None, timeout, False
         try:
             if timeout is not None:
@@ -69,15 +69,15 @@ class Waiters:
                         self._slept(reply)
                     if reply.answered or (left is not None and left <= 0):
                         return reply.answered
-                    laned = self.laned
-                    slept = laned is None or not laned.take_role(thread)
+                    channel = self.channel
+                    slept = channel is None or not channel.take_role(thread)
                     if slept:
-                        laned = None
+                        channel = None
                         self.sleepers.append(reply)
-                if laned is None:
+                if channel is None:
                     reply.sleep(left)
                 else:
-                    laned.receive_for(reply, deadline, thread)
+                    channel.receive_for(reply, deadline, thread)
                     if reply.answered:
                         return True
                 if deadline is not None:
@@ -86,34 +86,34 @@ class Waiters:
             over: list[bool] = []
             while not over:
                 try:
-                    self._give_back(reply, thread, laned, over)
+                    self._give_back(reply, thread, channel, over)
                 except KeyboardInterrupt:  # another one: the first is on its way already
                     continue
             raise
 
-    def _give_back(self, reply: Reply, thread: int, laned: Receiver | None, over: list[bool]) -> None:
+    def _give_back(self, reply: Reply, thread: int, channel: Receiver | None, over: list[bool]) -> None:
         """What a thread that waits may still have; `over` is added to when that is done."""
         with self._lock:
             if reply in self.sleepers:
                 self._slept(reply)
-            if laned is not None:
-                laned.interrupted(thread)
+            if channel is not None:
+                channel.interrupted(thread)
             over.append(True)
 
     def _slept(self, reply: Reply) -> None:
         self.sleepers.remove(reply)
-        if self.laned is not None and self.sleepers:
-            self.laned.pass_role()
+        if self.channel is not None and self.sleepers:
+            self.channel.pass_role()
 
     def expect(self) -> None:
         """Somebody depends on what comes, and does not wait for an answer."""
         with self._lock:
-            if self.laned is not None:
-                self.laned.expect()
+            if self.channel is not None:
+                self.channel.expect()
 
     def listen(self, more: int) -> None:
-        """See `Waiting`."""
+        """See `ReplyWaiters`."""
         with self._lock:
             self.listeners += more
-            if more > 0 and self.laned is not None:
-                self.laned.expect()
+            if more > 0 and self.channel is not None:
+                self.channel.expect()

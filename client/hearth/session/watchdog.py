@@ -30,7 +30,7 @@ MOST_S = 30.0
 """The most seconds from one call to the next; each pause is twice the one before."""
 
 
-class Point(NamedTuple):
+class ClientPosition(NamedTuple):
     """Where an attachment stands, as its client knows it. While it stays the same, nothing comes."""
 
     acked: int
@@ -39,11 +39,11 @@ class Point(NamedTuple):
     """The last batch that was sent."""
     responses: int
     """How many results and events have come."""
-    laned: bool
+    lane: bool
     """Whether it goes by a lane."""
 
 
-class Standing(Protocol):
+class DaemonPosition(Protocol):
     """Where an attachment stands, as the daemon knows it: `AttachmentStatusResponse`."""
 
     @property
@@ -57,11 +57,11 @@ class Standing(Protocol):
     def HasField(self, name: str) -> bool: ...
 
 
-def missing(here: Point, there: Standing) -> str:
+def missing(here: ClientPosition, there: DaemonPosition) -> str:
     """Why the attachment has to be taken up again; empty: nothing is missing, and its work simply goes on."""
     if not there.known:
         return "the daemon has no stream of this attachment"
-    if there.lane != here.laned:
+    if there.lane != here.lane:
         return f"the daemon goes {'by a lane' if there.lane else 'by the stream'}, and this client does not"
     if there.responses > here.responses:
         return f"the daemon has sent {there.responses} answers, and {here.responses} have come"
@@ -76,8 +76,8 @@ class Watchdog:
 
     def __init__(
         self,
-        look: Callable[[], Point | None],
-        ask: Callable[[], Standing],
+        look: Callable[[], ClientPosition | None],
+        ask: Callable[[], DaemonPosition],
         give_up: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -85,10 +85,10 @@ class Watchdog:
         self._ask = ask
         self._give_up = give_up
         self._clock = clock
-        self._point: Point | None = None
+        self._point: ClientPosition | None = None
         self._due = 0.0
         self._pause = ASK_S
-        self._doubt: Point | None = None
+        self._doubt: ClientPosition | None = None
         """Where something seemed to be lost the last time that the daemon was asked."""
         self._asking = self._over = False
 
@@ -104,13 +104,13 @@ class Watchdog:
             with contextlib.suppress(RuntimeError):  # the interpreter ends
                 threading.Thread(target=self._run, args=(point,), name="hearth-watchdog", daemon=True).start()
 
-    def _run(self, point: Point) -> None:
+    def _run(self, point: ClientPosition) -> None:
         try:
             self.check(point)
         finally:
             self._asking = False
 
-    def check(self, point: Point) -> None:
+    def check(self, point: ClientPosition) -> None:
         """Asks the daemon, and has the attachment taken up again where something is missing, and was the last time."""
         why = ""
         try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from hearth.errors import HearthError, TransferError
 from hearth.transfer import plan
-from hearth.transport.backoff import Patience, may_go_on
+from hearth.transport.backoff import Backoff, may_go_on
 from hearth_proto import chunks
 from hearth_proto.v1 import device_pb2
 
@@ -85,7 +85,7 @@ class _Stream(Generic[_S]):
         if cancelled:
             stream.cancel()
 
-    def _wait(self, patience: Patience, error: HearthError) -> None:
+    def _wait(self, patience: Backoff, error: HearthError) -> None:
         """Waits before another stream is opened; raises `error` where none is to be."""
         if self._over.is_set():
             raise TransferError("the transfer was given up.", reason="CANCELLED", fix="start it again.")
@@ -123,13 +123,13 @@ class GrpcUpload(_Stream["Sending"]):
     def result(self) -> int:
         """Waits until all bytes are with the daemon; how many they were. Raises `HearthError`."""
         with self._given_up_on_error():
-            patience, furthest = Patience(self._connection.lease), 0
+            patience, furthest = Backoff(self._connection.lease), 0
             while True:
                 try:
                     if self._broken is not None:
                         passed = self._passed()
                         if passed > furthest:
-                            furthest, patience = passed, Patience(self._connection.lease)
+                            furthest, patience = passed, Backoff(self._connection.lease)
                         if passed == len(self._data):
                             received = passed
                             break
@@ -181,7 +181,7 @@ class GrpcDownload(_Stream["Chunks"]):
         """Takes the download to its end; how many bytes there were. Raises `HearthError`."""
         size, received = len(memory), 0
         with self._given_up_on_error():
-            patience, furthest, told = Patience(self._connection.lease), 0, 0
+            patience, furthest, told = Backoff(self._connection.lease), 0, 0
             while True:
                 try:
                     if self._broken is not None:
@@ -201,7 +201,7 @@ class GrpcDownload(_Stream["Chunks"]):
                     if received == size and error.broken:
                         break
                     if received > furthest:
-                        furthest, patience = received, Patience(self._connection.lease)
+                        furthest, patience = received, Backoff(self._connection.lease)
                     self._wait(patience, error)
         self._connection.arrived(self._number, received)
         return received

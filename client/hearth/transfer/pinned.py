@@ -17,34 +17,53 @@ OrderLike = Literal["C", "F", "A", "K"]
 
 
 def empty_pinned(shape: shapes.Shape, dtype: Any = float, order: Order = "C") -> np.ndarray[Any, Any]:
-    """A NumPy array with arbitrary contents that devices on this host copy from and to directly.
+    """Makes a NumPy array with arbitrary contents that devices on this host copy from and to directly.
 
-    An ordinary array to NumPy, to remote daemons and without any connection. Between it, or a C-contiguous part of it,
-    and a device of this host (reached over the daemon's Unix socket) ``gpu.asarray(a)``, ``x.set(a)`` and
+    It is an ordinary array to NumPy, to remote daemons and without any connection. Between it, or a C-contiguous part
+    of it, and a device of this host (reached over the daemon's Unix socket) ``gpu.asarray(a)``, ``x.set(a)`` and
     ``x.get(out=a)`` are one copy by the device, which page-locks the memory at its first use; so are the large inputs
     and outputs (`out=`) of a dispatch. Uploads are then asynchronous: see `Device.asarray`. Arrays below 64 KiB, and
     all where the system has no memfd (macOS), lie in ordinary memory.
 
     The memory is used again for other pinned arrays when the array and all views of it are gone, and is known to every
-    daemon that it was used with. A forked child shares it, as it would any shared mapping: what either process writes
-    there the other sees. Memory of a fork's time is not used again by either.
+    daemon that it was used with. A forked child shares it, like any shared mapping: writes of either process are seen
+    by the other. Memory that existed at a fork is not used again by either.
 
-    Raises `ArgumentError` and `DtypeError` for what makes no array, MemoryError.
+    Args:
+        shape: Elements along each axis: an int or a sequence.
+        dtype: Type of the elements; float64 by default.
+        order: ``"C"`` or ``"F"``.
+
+    Raises:
+        ArgumentError: The shape or the order is invalid.
+        DtypeError: No device has elements of that type.
+        MemoryError: There is no memory.
     """
     return _make(shapes.shape_of(shape), dtype, _order(order, "CF"))
 
 
 def zeros_pinned(shape: shapes.Shape, dtype: Any = float, order: Order = "C") -> np.ndarray[Any, Any]:
-    """As `empty_pinned`, of zeros."""
+    """Makes an array of zeros in pinned memory; otherwise like `empty_pinned`.
+
+    Args:
+        shape: Elements along each axis: an int or a sequence.
+        dtype: Type of the elements; float64 by default.
+        order: ``"C"`` or ``"F"``.
+    """
     return _make(shapes.shape_of(shape), dtype, _order(order, "CF"), zeros=True)
 
 
 def empty_like_pinned(
     a: Any, dtype: Any = None, order: OrderLike = "K", subok: bool | None = None, shape: shapes.Shape | None = None
 ) -> np.ndarray[Any, Any]:
-    """As `empty_pinned`, with the shape and dtype of `a`, of host or device, and as far as `order` says its layout.
+    """Makes an array in pinned memory with the shape and dtype of another; otherwise like `empty_pinned`.
 
-    `subok` is there for cupyx's sake: the result is a plain `numpy.ndarray` in any case.
+    Args:
+        a: An array of the host or of a device.
+        dtype: Type of the elements; None: that of `a`.
+        order: ``"C"``, ``"F"``, or ``"A"`` and ``"K"``: the layout of `a`, as in NumPy.
+        subok: Ignored, as in cupyx: the result is a plain `numpy.ndarray`.
+        shape: Elements along each axis; None: those of `a`.
     """
     return _like(a, dtype, order, shape, zeros=False)
 
@@ -52,7 +71,15 @@ def empty_like_pinned(
 def zeros_like_pinned(
     a: Any, dtype: Any = None, order: OrderLike = "K", subok: bool | None = None, shape: shapes.Shape | None = None
 ) -> np.ndarray[Any, Any]:
-    """As `empty_like_pinned`, of zeros."""
+    """Makes an array of zeros in pinned memory with the shape and dtype of another.
+
+    Args:
+        a: An array of the host or of a device.
+        dtype: Type of the elements; None: that of `a`.
+        order: ``"C"``, ``"F"``, or ``"A"`` and ``"K"``: the layout of `a`, as in NumPy.
+        subok: Ignored, as in cupyx: the result is a plain `numpy.ndarray`.
+        shape: Elements along each axis; None: those of `a`.
+    """
     return _like(a, dtype, order, shape, zeros=True)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hearth.codec.decode import DONE
 from hearth.errors import HearthError
-from hearth.session.late_errors import Whose
+from hearth.session.late_errors import ErrorOrigin
 from hearth.session.one_way import heard_otherwise, lost_on_the_way
 from hearth.transfer.plan import short
 from hearth.transport.spin_wait import DOWN, UP
@@ -32,10 +32,12 @@ if TYPE_CHECKING:
     from hearth.transport.memory_segments import Place, Segment
 
     class StreamLike(Protocol):
-        """A stream that a copy is for: `hearth.stream.Stream`."""
+        """A stream that a copy is for: `hearth.base_stream.BaseStream`."""
 
         _connection: Connection
-        records: bool
+
+        @property
+        def _recorder(self) -> object | None: ...
 
         def _handle_on(self, attachment: Attachment) -> int: ...
 
@@ -84,7 +86,7 @@ class PinnedCopy:
             and connection.refusal is None
             and not connection._deferred
             and (shared.open if blocking else shared.alive_lately)
-            and (on is None or (not on.records and on._connection is connection))
+            and (on is None or (on._recorder is None and on._connection is connection))
             and (on is None or on._handle_on(attachment) == self.stream)
         )
 
@@ -137,12 +139,12 @@ class PinnedCopy:
         # What a read was skipped for is told with it, as by one that is waited for; a write's stream keeps that itself.
         told = heard_otherwise(attachment, error) if self._way == UP else attachment.session.error is error
         if not told:
-            whose = Whose(self.stream, self._buffer, thread)
-            self._connection.defer(lost_on_the_way(error) if shared.lost(error) else error, whose)
+            origin = ErrorOrigin(self.stream, self._buffer, thread)
+            self._connection.defer(lost_on_the_way(error) if shared.lost(error) else error, origin)
 
 
 class _UnderWay:
-    """One that nobody waits for: it hears how that ended, as `one_way.Ending` does, and keeps the memory until then."""
+    """A copy in flight: takes its completion, as `one_way.CompletionHandler` does, and keeps the memory until then."""
 
     __slots__ = ("_begun", "_copy", "_keep", "_thread")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Piece(NamedTuple):
     size: int
 
 
-class Cut(Sequence[Piece]):
+class Cut:
     """`size` bytes in pieces of at most `most`: of rows of `width` bytes whole ones, but one at least."""
 
     def __init__(self, size: int, most: int, width: int = 1) -> None:
@@ -43,7 +43,7 @@ class Cut(Sequence[Piece]):
     def __len__(self) -> int:
         return (self._size + self.each - 1) // self.each
 
-    def __getitem__(self, index: int) -> Piece:  # type: ignore[override]
+    def __getitem__(self, index: int) -> Piece:
         start = index * self.each
         if not 0 <= start < self._size:
             raise IndexError(index)

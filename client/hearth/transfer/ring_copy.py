@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hearth.errors import HearthError, TimeoutError
-from hearth.session.late_errors import ours
-from hearth.session.one_way import Ending, heard_otherwise, lost_on_the_way
+from hearth.session.late_errors import origin_here
+from hearth.session.one_way import CompletionHandler, heard_otherwise, lost_on_the_way
 from hearth.transfer.copy_threads import crew, threads
 from hearth.transfer.plan import short
 from hearth.transfer.ring_buffer import SLOT_BYTES, SLOTS, Cut, Piece, Slot, piece_bytes
@@ -44,7 +44,7 @@ class _Transfer:
         self, connection: Connection, shared: Shared, part: BufferPart, host: Bytes, progress: Progress | None
     ) -> None:
         self._connection = connection
-        self._whose = ours(part.stream, part.buffer)
+        self._origin = origin_here(part.stream, part.buffer)
         self._shared = shared
         self._part = part
         self._host = host
@@ -132,7 +132,7 @@ class _Transfer:
             return part
         return part._replace(rows=part.rows._replace(rows=piece.size // part.rows.width))
 
-    def _send(self, slot: Slot, command: commands_pb2.Command, ending: Ending, one_way: bool) -> None:
+    def _send(self, slot: Slot, command: commands_pb2.Command, ending: CompletionHandler, one_way: bool) -> None:
         slot.sent = True
         try:
             self._shared.attachment.hear(command, ending, one_way=one_way)
@@ -192,7 +192,7 @@ class RingUpload(_Transfer):
                 command = self._part_of(piece).write()
                 command.write.size = piece.size
                 command.write.shared.segment = slot.number
-                self._send(slot, command, Ending(partial(self._ended, slot)), one_way=True)
+                self._send(slot, command, CompletionHandler(partial(self._ended, slot)), one_way=True)
                 self._report(piece.size)
         except BaseException as error:
             self._stop(error)
@@ -206,7 +206,7 @@ class RingUpload(_Transfer):
         self._stop(error)
         if first and over and not heard_otherwise(self._shared.attachment, error):
             error = lost_on_the_way(error) if self._shared.lost(error) else error
-            self._connection.defer(error, self._whose)
+            self._connection.defer(error, self._origin)
 
 
 class RingDownload(_Transfer):
@@ -233,7 +233,7 @@ class RingDownload(_Transfer):
         try:
             return self._moved()
         finally:
-            self._connection.prints.deliver()
+            self._connection.kernel_output.deliver()
 
     def _work(self) -> None:
         """Ends when all that was asked for has come, and no more will be asked for."""
@@ -266,7 +266,7 @@ class RingDownload(_Transfer):
                 break
             command = self._part_of(piece).read(piece.size)
             command.read.shared.segment = slot.number
-            self._send(slot, command, Ending(partial(self._ended, slot, piece), reports=True), one_way=False)
+            self._send(slot, command, CompletionHandler(partial(self._ended, slot, piece), reports=True), one_way=False)
         with self._lock:
             done = not self._under_way and not self._wanted()
         if done:
@@ -312,7 +312,7 @@ class RingDownload(_Transfer):
         if self._shared.lost(error):
             return  # nothing failed: what the other pieces would have brought comes another way, or nobody waits for it
         if not isinstance(told, HearthError) or (told.reason, told.message) != (error.reason, error.message):
-            self._connection.defer(error, self._whose)
+            self._connection.defer(error, self._origin)
 
     def _stop(self, error: BaseException | None = None) -> None:
         super()._stop(error)

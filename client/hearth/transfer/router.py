@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hearth.codec import encode
 from hearth.errors import HearthError, TransferError
-from hearth.session.reply import Asked, Reply
+from hearth.session.reply import PendingResult, Reply
 from hearth.transfer import plan
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def read(
 
 def reading(
     connection: Connection, attachment: Attachment, part: BufferPart, into: memoryview, progress: Progress | None = None
-) -> Asked[None]:
+) -> PendingResult[None]:
     """Sends a read of few bytes, which come with its answer."""
     size = len(into)
 

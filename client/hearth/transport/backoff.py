@@ -27,7 +27,7 @@ def may_go_on(error: HearthError) -> bool:
     return error.broken or error.reason in ("HANDLE_IN_USE", "OVERLOADED")
 
 
-class Patience:
+class Backoff:
     """Pauses that grow from none to half a second, until `seconds` have passed."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -48,7 +48,7 @@ class Patience:
         return min(left, max(pause * random.uniform(0.75, 1.25), least * random.uniform(1.0, 1.25)))
 
 
-class Reattaching:
+class AttachBackoff:
     """The attempts to attach once, `timeout` seconds together. `absent`: whether it is certain that the daemon has
     ended."""
 
@@ -56,7 +56,7 @@ class Reattaching:
         self._absent = absent
         self._clock = clock
         self._deadline = clock() + timeout
-        self._broken = Patience(min(timeout, _BROKEN_S), clock)
+        self._broken = Backoff(min(timeout, _BROKEN_S), clock)
         self._pause = _RETRY_S
 
     @property

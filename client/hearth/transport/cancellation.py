@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 
 from hearth.errors import HearthError
-from hearth.transport.backoff import Patience
+from hearth.transport.backoff import Backoff
 from hearth_proto.later import device_pb2
 
 
@@ -20,13 +20,13 @@ class GivingUp:
     def __init__(self, tell: Callable[[device_pb2.TransferStatusRequest], object]) -> None:
         self._tell = tell
         self._lock = threading.RLock()  # the garbage collector may drop a dispatch in a thread that has it
-        self._left: deque[tuple[device_pb2.TransferStatusRequest, Patience]] = deque()
+        self._left: deque[tuple[device_pb2.TransferStatusRequest, Backoff]] = deque()
         self._telling = False
 
     def add(self, request: device_pb2.TransferStatusRequest, seconds: float) -> None:
         """One more, which is told for so many seconds: as long as its session outlives a connection that broke."""
         with self._lock:
-            self._left.append((request, Patience(seconds)))
+            self._left.append((request, Backoff(seconds)))
             if self._telling:
                 return
             self._telling = True

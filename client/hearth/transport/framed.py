@@ -226,10 +226,19 @@ class _Chunks:
         self._call.cancel()
 
 
-class _Responses(_Chunks):
-    def __iter__(self) -> Iterator[device_pb2.ExecuteResponse]:  # type: ignore[override]
-        for message in super().__iter__():
+class _Responses:
+    """Responses of an Execute stream, decoded."""
+
+    def __init__(self, transport: FramedTransport, call: FramedExchange) -> None:
+        self._call = call
+        self._chunks = _Chunks(transport, call)
+
+    def __iter__(self) -> Iterator[device_pb2.ExecuteResponse]:
+        for message in self._chunks:
             yield decode.response(message)
+
+    def cancel(self) -> None:
+        self._call.cancel()
 
     def leave(self) -> None:
         self._call.cancel()  # nobody else is on its connection

@@ -412,7 +412,7 @@ def test_a_group_over_sessions(daemon: DaemonProcess) -> None:
             async with unformed as group:
                 group.all_reduce(arrays)
                 assert (await arrays[0].get() == 3).all() and (await arrays[1].get() == 3).all()
-                group._rosters.clear()  # as with a third rank: all there are would be no pair
+                group._orders.clear()  # as with a third rank: all there are would be no pair
                 with pytest.raises(hearth.ArgumentError, match="pair"):
                     group.send(arrays[0], 1)
                 await group.pair(0, 1)

@@ -151,7 +151,7 @@ def test_a_client_that_gave_its_lane_up_is_answered(
         assert x.get().tolist() == [3] * 4
         assert len(threads) == 1, "one stream, and nothing had to be taken up again"
         threads[0].join()
-        assert gpu._connection.outages == 0 and gpu._connection.attachment()._laned is None
+        assert gpu._connection.outages == 0 and gpu._connection.attachment()._channel is None
     with paused.connect() as other:
         saxpy_works(other.device(0))
 

@@ -368,7 +368,7 @@ def test_who_submits_while_it_is_away_waits_for_room(cutter: Cutter) -> None:
         thread = threading.Thread(target=counter.launch, args=(30_000,))
         thread.start()
         session = counter.gpu._connection.attachment().session
-        wait_until(lambda: session.full, "the queue to be full")
+        wait_until(lambda: session.queue.full, "the queue to be full")
         assert thread.is_alive()
         cutter.refuse(False)
         thread.join(60)

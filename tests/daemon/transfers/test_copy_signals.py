@@ -28,13 +28,13 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     monkeypatch.setattr(attachment, "cores", lambda: 64)
     monkeypatch.setattr(spin_wait, "LOOK_S", 20.0)
     calls: list[int] = []
-    real = lane_channel.Laned._signalled
+    real = lane_channel.LaneChannel._signalled
 
-    def counted(self: lane_channel.Laned, *what: object) -> None:
+    def counted(self: lane_channel.LaneChannel, *what: object) -> None:
         calls.append(0)
         real(self, *what)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(lane_channel.Laned, "_signalled", counted)
+    monkeypatch.setattr(lane_channel.LaneChannel, "_signalled", counted)
     return lambda: len(calls)
 
 

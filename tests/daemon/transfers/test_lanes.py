@@ -32,9 +32,9 @@ from tests.support.folders import short_folder
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="lanes are Unix sockets with descriptors passed")
 
 
-def laned(gpu: hearth.Device) -> bool:
+def channel(gpu: hearth.Device) -> bool:
     """Whether the device is reached over a lane now."""
-    return gpu._connection.attachment()._laned is not None
+    return gpu._connection.attachment()._channel is not None
 
 
 class LaneCutter:
@@ -100,8 +100,8 @@ def test_a_client_on_the_unix_socket_has_one(daemon: DaemonProcess) -> None:
     with daemon.connect() as node:
         for gpu in node.devices:
             saxpy_works(gpu)
-            assert laned(gpu)
-        carried = [gpu._connection.attachment()._laned for gpu in node.devices]
+            assert channel(gpu)
+        carried = [gpu._connection.attachment()._channel for gpu in node.devices]
     wait_until(lambda: all(each is not None and each._over for each in carried), "the lanes' end")
 
 
@@ -109,14 +109,14 @@ def test_who_comes_over_tcp_or_wants_none_has_none(daemon: DaemonProcess) -> Non
     for node in (hearth.connect(daemon.grpc), daemon.connect(lanes=False)):
         with node:
             saxpy_works(node.device(0))
-            assert not laned(node.device(0))
+            assert not channel(node.device(0))
 
 
 def test_a_daemon_without_lanes(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(lanes={"enabled": False})
     with daemon.connect() as node:
         saxpy_works(node.device(0))
-        assert not laned(node.device(0))
+        assert not channel(node.device(0))
     assert not Path(f"{daemon.unix.removeprefix('unix:')}.lane").exists()
 
 
@@ -126,7 +126,7 @@ def test_a_tenant_whose_queue_is_bounded_has_none(start_daemon: StartDaemon) -> 
     for name, expected in (("free", True), ("bounded", False)):
         with daemon.connect(token=tokens[name]) as node:
             saxpy_works(node.device(0))
-            assert laned(node.device(0)) is expected
+            assert channel(node.device(0)) is expected
 
 
 def test_what_is_no_ticket_is_hung_up_on(daemon: DaemonProcess) -> None:
@@ -155,7 +155,7 @@ def test_many_clients_at_once(daemon: DaemonProcess) -> None:
             gpu = node.device(seed % len(node.devices))
             program = [Program(seed + step, 150) for step in range(2)]
             alone = list(pool.map(lambda each: each.run(gpu), program))
-            assert laned(gpu)
+            assert channel(gpu)
             return all(launched == ran for _, _, launched, ran in alone)
 
     with ThreadPoolExecutor(4) as pool:
@@ -169,7 +169,7 @@ def test_an_error_that_nobody_waits_for_comes_by_itself(daemon: DaemonProcess) -
         common(gpu, "add_one")((1,), (4000,), (x, np.int32(4)))
         with pytest.raises(hearth.LaunchError, match="4000"):
             gpu.synchronize()
-        assert laned(gpu)
+        assert channel(gpu)
         assert x.get().tolist() == [0] * 4
 
 
@@ -183,7 +183,7 @@ def test_what_kernels_print_comes_before_what_waited_for_it(
         for number in range(20):
             hello((1,), (1,), (np.int32(number),))
             gpu.synchronize()
-            assert laned(gpu)
+            assert channel(gpu)
             assert f"lane {number}\n" in capfd.readouterr().out
 
 
@@ -226,7 +226,7 @@ def test_a_lane_that_is_cut_while_nothing_happens(daemon: DaemonProcess) -> None
             cut(gpu)
             wait_until(lambda wanted=number: len(outages(gpu)) == wanted, "the resume, without any use")
             counter.check()
-            wait_until(lambda: laned(gpu), "another lane")
+            wait_until(lambda: channel(gpu), "another lane")
 
 
 def test_a_device_that_dies_under_a_lane(lossy: DaemonProcess) -> None:
@@ -234,7 +234,7 @@ def test_a_device_that_dies_under_a_lane(lossy: DaemonProcess) -> None:
         gpu = node.device(0)
         for _ in range(4):
             saxpy_works(gpu)
-            assert laned(gpu)
+            assert channel(gpu)
             x = gpu.zeros(4, np.int32)
             with gated(gpu) as gate:
                 gate.hold(x)
@@ -252,7 +252,7 @@ def test_a_kernel_that_faults_under_a_lane(lossy: DaemonProcess) -> None:
     with lossy.connect() as node:
         gpu = node.device(0)
         saxpy_works(gpu)
-        assert laned(gpu)
+        assert channel(gpu)
         gpu.RawModule(code=code).get_function("crash")((1,), (1,), (gpu.zeros(1, np.int32),))
         with pytest.raises(hearth.DeviceLostError):
             gpu.synchronize()
@@ -264,11 +264,11 @@ def test_a_daemon_that_drains_tells_who_has_a_lane(start_daemon: StartDaemon) ->
     with daemon.connect() as node:
         gpu = node.device(0)
         counter = Counter(gpu)
-        assert laned(gpu)
+        assert channel(gpu)
         daemon.process.send_signal(signal.SIGTERM)
         wait_until(lambda: gpu._connection.attachment().session.draining, "the news")
         counter.check()
-        assert not laned(gpu)
+        assert not channel(gpu)
     assert daemon.process.wait(20) == 0
 
 
@@ -339,4 +339,4 @@ def test_a_forked_child_leaves_the_parents_lane_alone(forked: hearth.Node) -> No
             os._exit(1)
     assert os.waitpid(child, 0)[1] == 0
     counter.check()
-    assert laned(gpu) and not outages(gpu)
+    assert channel(gpu) and not outages(gpu)

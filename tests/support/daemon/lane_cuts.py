@@ -7,6 +7,6 @@ import hearth
 
 def cut(gpu: hearth.Device) -> None:
     """Breaks the device's lane, if it has one just now."""
-    carried = gpu._connection.attachment()._laned
+    carried = gpu._connection.attachment()._channel
     if carried is not None:
         carried._lane.close()

@@ -55,6 +55,13 @@ def test_the_names_are_the_same(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WAITS)
+def test_classes_of_the_two_clients_are_siblings(name: str) -> None:
+    ours, theirs = getattr(aio, name), getattr(hearth, name)
+    shared = [each for each in ours.__mro__ if each in theirs.__mro__ and each is not object]
+    assert shared and not issubclass(ours, theirs) and not issubclass(theirs, ours)
+
+
+@pytest.mark.parametrize("name", WAITS)
 def test_what_waits_is_a_coroutine(name: str) -> None:
     ours = getattr(aio, name)
     found = {each for each in public(ours) if inspect.iscoroutinefunction(inspect.getattr_static(ours, each))}

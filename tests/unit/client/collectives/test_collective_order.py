@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hearth.collectives.commands import present
 from hearth.collectives.part import RankPart, by_rank
-from hearth.session.collective_order import Roster, Turns, in_order, sorted_order, taken
+from hearth.session.collective_order import CollectiveSequence, RankOrder, in_order, sorted_order, taken
 from hearth_proto.v1 import commands_pb2 as c
 
 ordinals = st.lists(st.integers(0, 15), min_size=1, max_size=8, unique=True)
@@ -39,16 +39,16 @@ def test_permutations_share_the_sorted_name(devices: list[int], random: Any) -> 
 
 @given(ordinals, st.data())
 def test_roots_and_peers_are_translated(devices: list[int], data: st.DataObject) -> None:
-    roster = sorted_order(devices)
+    order = sorted_order(devices)
     root = data.draw(st.integers(0, len(devices) - 1))
     message = c.CollectiveOperation()
-    RankPart(0, c.COLLECTIVE_KIND_BROADCAST, root=root).write(message, roster)
-    assert roster.name[message.root] == devices[root] and message.peer == 0
+    RankPart(0, c.COLLECTIVE_KIND_BROADCAST, root=root).write(message, order)
+    assert order.name[message.root] == devices[root] and message.peer == 0
     message = c.CollectiveOperation()
-    RankPart(0, c.COLLECTIVE_KIND_SEND, peer=root).write(message, roster)
-    assert roster.name[message.peer] == devices[root] and message.root == 0
+    RankPart(0, c.COLLECTIVE_KIND_SEND, peer=root).write(message, order)
+    assert order.name[message.peer] == devices[root] and message.root == 0
     message = c.CollectiveOperation()
-    RankPart(0, c.COLLECTIVE_KIND_ALL_REDUCE).write(message, roster)
+    RankPart(0, c.COLLECTIVE_KIND_ALL_REDUCE).write(message, order)
     assert message.root == message.peer == 0
 
 
@@ -56,7 +56,7 @@ class Device:
     """What `present` needs of a connection: it keeps what is submitted."""
 
     def __init__(self) -> None:
-        self.turns = Turns()
+        self.sequence = CollectiveSequence()
         self.submitted: list[tuple[Any, int]] = []
 
     def attachment(self) -> Device:
@@ -72,21 +72,21 @@ def test_each_device_counts_its_own_operations_of_each_name(program: list[list[i
     devices: Any = {rank: Device() for rank in range(4)}
     expected: dict[int, dict[Any, int]] = {rank: {} for rank in devices}
     for ranks in program:
-        roster = Roster(tuple(ranks), tuple(ranks))
-        present(devices, roster, by_rank([], ranks), 0, dict.fromkeys(ranks))
+        order = RankOrder(tuple(ranks), tuple(ranks))
+        present(devices, order, by_rank([], ranks), 0, dict.fromkeys(ranks))
         for rank in ranks:
-            expected[rank][roster.name] = expected[rank].get(roster.name, 0) + 1
-            assert devices[rank].submitted[-1] == (roster.name, expected[rank][roster.name])
+            expected[rank][order.name] = expected[rank].get(order.name, 0) + 1
+            assert devices[rank].submitted[-1] == (order.name, expected[rank][order.name])
 
 
 @given(st.lists(st.booleans(), max_size=40))
 def test_the_two_sides_of_a_pair_count_apart_and_agree(sends: list[bool]) -> None:
     """In whatever order the sends and the receives are called."""
     devices: Any = {rank: Device() for rank in range(2)}
-    roster = sorted_order([0, 1])
+    order = sorted_order([0, 1])
     for first in sends:
         rank = 0 if first else 1
-        present(devices, roster, by_rank([], [rank]), 0, {rank: None})
+        present(devices, order, by_rank([], [rank]), 0, {rank: None})
     for rank, many in ((0, sends.count(True)), (1, sends.count(False))):
         assert [sequence for _, sequence in devices[rank].submitted] == list(range(1, many + 1))
 
@@ -94,9 +94,9 @@ def test_the_two_sides_of_a_pair_count_apart_and_agree(sends: list[bool]) -> Non
 @given(st.lists(st.sampled_from([(0,), (1,), (0, 1)]), max_size=40))
 def test_what_all_do_together_meets_whatever_each_did_alone(program: list[tuple[int, ...]]) -> None:
     devices: Any = {rank: Device() for rank in range(2)}
-    roster = sorted_order([0, 1])
+    order = sorted_order([0, 1])
     for ranks in program:
-        present(devices, roster, by_rank([], ranks), 0, dict.fromkeys(ranks))
+        present(devices, order, by_rank([], ranks), 0, dict.fromkeys(ranks))
         if ranks == (0, 1):
             assert devices[0].submitted[-1] == devices[1].submitted[-1]
     for device in devices.values():
@@ -111,12 +111,12 @@ def test_a_device_that_fails_to_submit_has_had_its_turn() -> None:
         raise OSError("gone")
 
     kept, devices[1].submit = devices[1].submit, fail
-    roster = in_order([0, 1])
+    order = in_order([0, 1])
     try:
-        present(devices, roster, by_rank([], [0, 1]), 0, {0: None, 1: None})
+        present(devices, order, by_rank([], [0, 1]), 0, {0: None, 1: None})
     except OSError:
         devices[1].submit = kept
-    present(devices, roster, by_rank([], [0, 1]), 0, {0: None, 1: None})
+    present(devices, order, by_rank([], [0, 1]), 0, {0: None, 1: None})
     assert devices[0].submitted[-1] == devices[1].submitted[-1] == ((0, 1), 2)
 
 
@@ -126,10 +126,10 @@ def test_threads_present_in_one_order_on_all_devices() -> None:
     start = threading.Barrier(len(groups))
 
     def work(ranks: list[int]) -> None:
-        roster = Roster(tuple(ranks), tuple(ranks))
+        order = RankOrder(tuple(ranks), tuple(ranks))
         start.wait()
         for _ in range(200):
-            present(devices, roster, by_rank([], ranks), 0, dict.fromkeys(ranks))
+            present(devices, order, by_rank([], ranks), 0, dict.fromkeys(ranks))
 
     with ThreadPoolExecutor(len(groups)) as pool:
         list(pool.map(work, groups))
@@ -144,18 +144,18 @@ def test_threads_present_in_one_order_on_all_devices() -> None:
 
 
 def test_devices_are_given_back_when_the_block_raises() -> None:
-    turns = [Turns(), Turns()]
+    sequence = [CollectiveSequence(), CollectiveSequence()]
     try:
-        with taken(reversed(turns)):
-            assert all(each.lock.locked() for each in turns)
+        with taken(reversed(sequence)):
+            assert all(each.lock.locked() for each in sequence)
             raise KeyError
     except KeyError:
-        assert not any(each.lock.locked() for each in turns)
+        assert not any(each.lock.locked() for each in sequence)
 
 
 def test_a_group_that_was_left_is_forgotten() -> None:
-    turns = Turns()
-    turns.take(b"g", 2)
-    turns.take((0, 1), 1)
-    turns.forget(b"g")
-    assert [turns.count(b"g"), turns.count((0, 1))] == [0, 1]
+    sequence = CollectiveSequence()
+    sequence.take(b"g", 2)
+    sequence.take((0, 1), 1)
+    sequence.forget(b"g")
+    assert [sequence.count(b"g"), sequence.count((0, 1))] == [0, 1]

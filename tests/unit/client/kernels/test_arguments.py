@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 import hearth
 from hearth.kernels import arguments, record_packer
-from hearth.session.memory import Memory, OnDevice, Space
+from hearth.session.memory import DeviceOperand, Memory, Space
 from hearth_proto import launches
 
 SPACE = Space(1)
 
 
-class Array(OnDevice):
+class Array(DeviceOperand):
     def __init__(self, handle: int, offset: int) -> None:
         self._memory = Memory(SPACE, handle, 0, owned=False)
         self._offset = offset

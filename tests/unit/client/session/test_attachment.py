@@ -11,7 +11,7 @@ import pytest
 from hearth.errors import ClosedError
 from hearth.session import attachment as attachments
 from hearth.session.attachment import Attachment
-from hearth.session.memory import Graveyard
+from hearth.session.memory import DeferredFrees
 from hearth.session.send_queue import Limits
 from hearth_proto.v1 import commands_pb2, device_pb2
 from tests.support.client.waits import wait_for
@@ -139,16 +139,16 @@ def test_work_that_waits_for_a_lane_goes_when_none_comes(work: Attachment) -> No
 
 
 def test_what_is_freed_calls_it(work: Attachment) -> None:
-    sender, graveyard = Sender(work), Graveyard()
+    sender, deferred_frees = Sender(work), DeferredFrees()
     attach(work)
-    work.adopt(cast(Any, SimpleNamespace(graveyard=graveyard)))
+    work.adopt(cast(Any, SimpleNamespace(deferred_frees=deferred_frees)))
     assert wait_for(lambda: work._sender_waits)
-    graveyard.bury("buffer", 7)
+    deferred_frees.add("buffer", 7)
     assert wait_for(lambda: len(sender.sent) == 1)
     assert wait_for(lambda: work._sender_waits)
     with work._lock:
-        graveyard.bury("buffer", 8)  # as by the garbage collector, in a thread that has the lock
-    graveyard.bury("buffer", 9)
+        deferred_frees.add("buffer", 8)  # as by the garbage collector, in a thread that has the lock
+    deferred_frees.add("buffer", 9)
     assert wait_for(lambda: len(sender.sent) == 2)
     freed = [list(command.free.buffers) for request in sender.sent for command in request.batch.commands]
     assert freed == [[7], [8, 9]]

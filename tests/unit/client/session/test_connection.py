@@ -65,8 +65,8 @@ def test_who_submits_without_a_pause_lets_the_sender_have_its_turn(gpu: hearth.D
         while submitted < 15_000 and turns < 3:  # the first may be from before; fewer than have to wait for room
             x.fill(1)
             submitted += 1
-            turns += session.queued <= queued
-            queued = session.queued
+            turns += session.queue.queued <= queued
+            queued = session.queue.queued
     finally:
         sys.setswitchinterval(interval)
     gpu.synchronize()

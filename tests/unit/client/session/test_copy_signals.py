@@ -49,9 +49,9 @@ def ask(daemon: LaneDaemon, work: Attachment) -> Reply:
     reply = work.request(commands_pb2.Command(memory_usage=commands_pb2.MemoryUsage()), reports=True)
     reply.foretold = DONE
     assert wait_for(lambda: daemon.count("memory_usage") > count)
-    laned, session = work._laned, work.session
-    assert laned is not None
-    assert wait_for(lambda: session.acked == session.next_seq - 1 and not laned._role.holder)
+    channel, session = work._channel, work.session
+    assert channel is not None
+    assert wait_for(lambda: session.acked == session.next_seq - 1 and not channel._role.holder)
     return reply
 
 
@@ -164,12 +164,12 @@ def test_a_lane_that_breaks_behind_it(daemon: LaneDaemon, work: Attachment) -> N
 
 def test_what_follows_one_does_not_wait_for_its_ack(daemon: LaneDaemon, work: Attachment) -> None:
     """A launch behind a copy that is done goes as it would behind its answer."""
-    laned = work._laned
-    assert laned is not None
+    channel = work._channel
+    assert channel is not None
     reply = ask(daemon, work)
     signal(work, reply)
     assert reply.wait(20) is DONE
-    assert laned._done == work.session.next_seq - 1
+    assert channel._done == work.session.next_seq - 1
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(1e-4, 1e-2)), max_size=60))

@@ -65,38 +65,38 @@ def test_the_order_and_the_number_of_steps_stay(program: list[tuple[str, int, in
             session.receive(device_pb2.ExecuteResponse(ack=device_pb2.Ack(seq=session.next_seq - 1)))
             continue
         if what == "graph":
-            session.count_up(("graph", number), n, lambda n, graph=number: launch_of(graph, n))  # type: ignore[misc]
+            session.queue.count_up(("graph", number), n, lambda n, graph=number: launch_of(graph, n))  # type: ignore[misc]
         elif what == "kernel":
-            session.launch(bytes([number]))
+            session.queue.launch(bytes([number]))
         else:
             session.add(fill(number))
         expected += [(what, number)] * n
-    while session.queued:
+    while session.queue.queued:
         found += sent(session)
     assert found == expected
-    assert session.queued == session.queued_bytes == 0
-    assert session.submitted == sum(what != "send" for what, _, _ in program)
+    assert session.queue.queued == session.queue.queued_bytes == 0
+    assert session.queue.submitted == sum(what != "send" for what, _, _ in program)
 
 
 def test_what_follows_each_other_is_one_command() -> None:
     session = attached()
     for _ in range(1000):
-        session.count_up("a", 3, lambda n: launch_of(1, n))
-    session.count_up("b", 1, lambda n: launch_of(2, n))
-    assert session.queued == 1001
+        session.queue.count_up("a", 3, lambda n: launch_of(1, n))
+    session.queue.count_up("b", 1, lambda n: launch_of(2, n))
+    assert session.queue.queued == 1001
     commands = device_pb2.ExecuteRequest.FromString(session.next_batch() or b"").batch.commands
     assert [(each.launch_graph.graph, each.launch_graph.count) for each in commands] == [(1, 3000), (2, 1)]
-    session.count_up("b", 1, lambda n: launch_of(2, n))  # the one before has been sent
+    session.queue.count_up("b", 1, lambda n: launch_of(2, n))  # the one before has been sent
     assert len(sent(session)) == 1
 
 
 def test_counting_up_keeps_the_queue_s_bound_and_the_count_s() -> None:
     session = attached()
-    while not session.full:
-        session.count_up("a", 1, lambda n: launch_of(1, n))
-    assert session.queued == QUEUE_COMMANDS
+    while not session.queue.full:
+        session.queue.count_up("a", 1, lambda n: launch_of(1, n))
+    assert session.queue.queued == QUEUE_COMMANDS
     session = attached()
-    session.count_up("a", COUNT_MAX, lambda n: launch_of(1, n))
-    session.count_up("a", 1, lambda n: launch_of(1, n))
+    session.queue.count_up("a", COUNT_MAX, lambda n: launch_of(1, n))
+    session.queue.count_up("a", 1, lambda n: launch_of(1, n))
     commands = device_pb2.ExecuteRequest.FromString(session.next_batch() or b"").batch.commands
     assert [each.launch_graph.count for each in commands] == [COUNT_MAX, 1]

@@ -23,7 +23,7 @@ def with_launches() -> tuple[Session, bytes]:
     """A session with five launches that wait, and all their bytes."""
     core, records = session(), [bytes((number,)) * 40 for number in range(5)]
     for record in records:
-        core.launch(record)
+        core.queue.launch(record)
     return core, b"".join(records)
 
 
@@ -51,7 +51,7 @@ def sending(step: int) -> bool:
     core = session()
     records = [bytes((number,)) * 40 for number in range(12)]
     for number, record in enumerate(records):
-        core.launch(record)
+        core.queue.launch(record)
         if number % 5 == 4:
             core.add(commands_pb2.Command(stream=number).SerializeToString())
     sent: list[tuple[int, bytes]] = []
@@ -66,14 +66,14 @@ def sending(step: int) -> bool:
         core.suspend(hearth.ConnectError("broken"))
         attached = device_pb2.Attached(generation=1, resumed=True, last_seq=len(sent))
         core.receive(device_pb2.ExecuteResponse(attached=attached))
-    core.launch(b"x" * 40)
+    core.queue.launch(b"x" * 40)
     while not core.idle:
         send()
         core.acknowledge(sent[-1][0])
     seqs, launches, streams = carried(sent)
     assert seqs == list(range(1, len(sent) + 1))
     assert launches == b"".join(records) + b"x" * 40 and streams == [4, 9]
-    assert core.queued_bytes == 0 and not core._unacked_bytes and not core.sendable
+    assert core.queue.queued_bytes == 0 and not core._unacked_bytes and not core.sendable
     return hit
 
 
@@ -113,7 +113,7 @@ def asking(step: int) -> bool:
         core.receive_serialized(bytes.fromhex("1a0408071a00"))
     core.acknowledge(1)
     assert core.fail_later is None and reply.answered is asked and core.unreported is not asked
-    assert core.idle and not core.queued_bytes and not core._unacked_bytes and not core._run_bytes
+    assert core.idle and not core.queue.queued_bytes and not core._unacked_bytes and not core.queue.run_bytes
     return hit
 
 
@@ -132,7 +132,7 @@ def readying(step: int) -> bool:
     hit = interrupting(lambda: core.add_ready(b"\x08\x07", 7, reply, True), step)
     asked = bool(core.outstanding)
     assert asked == bool(core._barriers)
-    core.launch(b"x" * 40)
+    core.queue.launch(b"x" * 40)
     sent: list[tuple[int, bytes]] = []
     while (numbered := core.next_numbered()) is not None:
         sent.append(numbered)
@@ -144,7 +144,7 @@ def readying(step: int) -> bool:
         core.receive_serialized(bytes.fromhex("1a0408071a00"))
     core.acknowledge(len(sent))
     assert core.fail_later is None and reply.answered is asked
-    assert core.idle and not core.queued_bytes and not core._unacked_bytes and not core._run_bytes
+    assert core.idle and not core.queue.queued_bytes and not core._unacked_bytes and not core.queue.run_bytes
     return hit
 
 
@@ -161,7 +161,7 @@ def test_receiving(failing: bool) -> None:
         replies[2].on_late_error = late.append
         replies[2].abandon()
         for request, reply in enumerate(replies, 1):
-            core.launch(b"x")
+            core.queue.launch(b"x")
             core.add(b"", request, reply, barrier=True)
         assert core.next_numbered() is not None
         done = commands_pb2.Done()

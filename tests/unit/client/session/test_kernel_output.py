@@ -9,45 +9,45 @@ import pytest
 
 from hearth.errors import HearthError
 from hearth.session import kernel_output
-from hearth.session.kernel_output import Prints
+from hearth.session.kernel_output import KernelOutput
 from hearth.session.protocol import Limits, Session
 from hearth.session.reply import Reply
 from hearth_proto.v1 import commands_pb2, device_pb2
 
 
 def test_it_is_written_once_in_order(capsys: pytest.CaptureFixture[str]) -> None:
-    prints = Prints()
+    output = KernelOutput()
     for text in ("a", "b\n", "c"):
-        prints.add(text)
-    prints.deliver()
-    prints.deliver()
+        output.add(text)
+    output.deliver()
+    output.deliver()
     assert capsys.readouterr().out == "ab\nc"
 
 
 def test_a_callback_takes_it_instead(capsys: pytest.CaptureFixture[str]) -> None:
-    prints, seen = Prints(), []
-    prints.callback = seen.append
-    prints.add("x")
-    prints.deliver()
-    prints.callback = None
-    prints.add("y")
-    prints.deliver()
+    output, seen = KernelOutput(), []
+    output.callback = seen.append
+    output.add("x")
+    output.deliver()
+    output.callback = None
+    output.add("y")
+    output.deliver()
     assert seen == ["x"] and capsys.readouterr().out == "y"
 
 
 def test_a_callback_that_raises_is_warned_of_and_the_next_text_still_comes() -> None:
-    prints, seen = Prints(), []
+    output, seen = KernelOutput(), []
 
     def callback(text: str) -> None:
         seen.append(text)
         if text == "bad":
             raise ValueError("broken")
 
-    prints.callback = callback
-    prints.add("bad")
-    prints.add("good")
+    output.callback = callback
+    output.add("bad")
+    output.add("good")
     with pytest.warns(RuntimeWarning, match="broken"):
-        prints.deliver()
+        output.deliver()
     assert seen == ["bad", "good"]
 
 
@@ -57,31 +57,31 @@ def test_without_a_stdout_nothing_happens(monkeypatch: pytest.MonkeyPatch, stdou
     if stream is not None:
         stream.close()
     monkeypatch.setattr(sys, "stdout", stream)
-    prints = Prints()
-    prints.add("x")
-    prints.deliver()
+    output = KernelOutput()
+    output.add("x")
+    output.deliver()
 
 
 def test_what_nobody_waits_for_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_output, "MAX_KEPT", 100)
-    prints, seen = Prints(), []
-    prints.callback = seen.append
+    output, seen = KernelOutput(), []
+    output.callback = seen.append
     for index in range(50):
-        prints.add(f"{index:010d}")
-    prints.deliver()
+        output.add(f"{index:010d}")
+    output.deliver()
     assert seen[0].startswith("[400 characters of output were given up") and seen[0].endswith("0000000040")
     assert seen[1:] == [f"{index:010d}" for index in range(41, 50)]
-    prints.add("x" * 1000)
-    prints.deliver()
+    output.add("x" * 1000)
+    output.deliver()
     assert seen[-1] == "x" * 1000, "one text is never cut: the daemon bounds it"
 
 
 def test_many_threads_write_everything_once() -> None:
-    prints, seen = Prints(), []
-    prints.callback = seen.append
+    output, seen = KernelOutput(), []
+    output.callback = seen.append
     for index in range(2000):
-        prints.add(str(index))
-    threads = [threading.Thread(target=prints.deliver) for _ in range(4)]
+        output.add(str(index))
+    threads = [threading.Thread(target=output.deliver) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -99,11 +99,11 @@ def test_the_event_reaches_it_and_ends_nothing() -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_waiting_thread_writes_before_it_returns(fails: bool) -> None:
-    prints, seen = Prints(), []
-    prints.callback = seen.append
+    output, seen = KernelOutput(), []
+    output.callback = seen.append
     reply = Reply()
-    reply.before = prints.deliver
-    prints.add("text")
+    reply.before = output.deliver
+    output.add("text")
     if fails:
         reply.set_error(HearthError("no"))
         with pytest.raises(HearthError):

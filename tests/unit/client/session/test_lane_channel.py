@@ -92,7 +92,7 @@ def test_what_waited_for_the_lane_goes_before_its_threads_are_there(monkeypatch:
     owner = SimpleNamespace(session=session, waiters=SimpleNamespace(sleepers=[], watchers=0, listeners=0))
     lock = threading.Lock()
     with lock:
-        lane_channel.Laned(Sink(), owner, lock, lambda: None).start("lane")  # type: ignore[arg-type]
+        lane_channel.LaneChannel(Sink(), owner, lock, lambda: None).start("lane")  # type: ignore[arg-type]
     assert (sent, sent_before) == ([1], [1, 1])
 
 
@@ -122,13 +122,13 @@ def test_what_takes_long_goes_in_several_batches_at_once(
     base, sent = work.session.next_seq, [1]
     work.submit(note(1), WORTH)
     assert wait_for(lambda: work.session.next_seq > base), "lone work goes, at the latest when nothing follows it"
-    assert wait_for(lambda: work._laned and work._laned._sender_waits), "its thread takes what there is as it begins"
+    assert wait_for(lambda: work._channel and work._channel._sender_waits), "its thread takes what there is at first"
     for number in range(2, 42):
         work.submit(note(number), WORTH)
         if work.session.next_seq - base > len(sent):
             sent.append(number)
     assert sent == [1, 1 + GATHER * 4 // WORTH, 1 + GATHER * 4 // WORTH + GATHER * 16 // WORTH]
-    assert not work.session.queued and not work.session.extra
+    assert not work.session.queue.queued and not work.session.queue.extra
     daemon.gate.set()
     gpu.synchronize()
     assert notes(daemon) == list(range(1, 42))
@@ -198,11 +198,11 @@ def test_a_lane_that_was_missed_is_opened_later(daemon: LaneDaemon, monkeypatch:
             daemon.say(Response(result=result))
         owed.wait(20)
 
-        def laned() -> bool:
+        def channel() -> bool:
             gpu.synchronize()
             return daemon.lane is not None
 
-        assert wait_for(laned, seconds=60.0)
+        assert wait_for(channel, seconds=60.0)
         assert daemon.attaches >= 4
         over_grpc = daemon.over_grpc
         gpu.synchronize()
@@ -379,14 +379,14 @@ def test_sending_that_is_interrupted_loses_nothing(
     gpu.synchronize()
     work = attachment(gpu)
     assert wait_for(lambda: work.session.idle), "what is alone is sent by who submits it"
-    whole = work.session.move
+    whole = work.session.queue.move
 
     def interrupted(*arguments: object) -> None:
         monkeypatch.undo()
         whole(*arguments)  # type: ignore[arg-type]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(work.session, "move", interrupted)
+    monkeypatch.setattr(work.session.queue, "move", interrupted)
     with pytest.raises(KeyboardInterrupt):
         work.submit(note(1))
     work.submit(note(2))
@@ -411,8 +411,8 @@ def test_nothing_is_left_of_a_closed_node(daemon: LaneDaemon) -> None:
 
 def test_descriptors_are_given_back(daemon: LaneDaemon, gpu: hearth.Device) -> None:
     def open_lanes() -> int:
-        laned = attachment(gpu)._laned
-        return 0 if laned is None else laned._lane._connection.fileno()
+        channel = attachment(gpu)._channel
+        return 0 if channel is None else channel._lane._connection.fileno()
 
     gpu.synchronize()
     first = open_lanes()
@@ -433,19 +433,19 @@ node = hearth.connect({daemon.target!r})
 gpu = node.device(0)
 x = gpu.zeros(3)
 x.get()
-laned = gpu._connection.attachment()._laned
-assert laned is not None
+channel = gpu._connection.attachment()._channel
+assert channel is not None
 child = os.fork()
 if child == 0:
     refused = 0
     try:
         gpu.synchronize()
     except hearth.ClosedError:
-        refused = 5 if laned._lane._connection.fileno() == -1 else 6
+        refused = 5 if channel._lane._connection.fileno() == -1 else 6
     node.close()
     os._exit(refused)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
-assert x.get().sum() == 0 and gpu._connection.attachment()._laned is laned
+assert x.get().sum() == 0 and gpu._connection.attachment()._channel is channel
 """
     _run(code)
     assert daemon.attaches == 1 and daemon.closed_tokens == ["t"]

@@ -7,58 +7,58 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from hearth.errors import HearthError, TransferError
-from hearth.session.late_errors import NO_STREAM, Deferred, ours
+from hearth.session.late_errors import NO_STREAM, DeferredErrors, origin_here
 
 A, B = TransferError("a", reason="TRANSFER_ABORTED"), TransferError("b", reason="TRANSFER_ABORTED")
 LOSS = HearthError("loss")
 
 
 @pytest.fixture
-def deferred() -> Deferred:
+def deferred() -> DeferredErrors:
     """What this thread lost on stream 1, of buffer 7, and on stream 2, of buffer 8."""
-    made = Deferred()
-    made.keep(A, ours(1, 7))
-    made.keep(B, ours(2, 8))
+    made = DeferredErrors()
+    made.keep(A, origin_here(1, 7))
+    made.keep(B, origin_here(2, 8))
     return made
 
 
-def elsewhere(deferred: Deferred, stream: int | None, buffer: int = 0) -> HearthError | None:
+def elsewhere(deferred: DeferredErrors, stream: int | None, buffer: int = 0) -> HearthError | None:
     """What another thread is told."""
     with ThreadPoolExecutor(1) as threads:
         return threads.submit(deferred.take, stream, buffer).result()
 
 
-def told(deferred: Deferred) -> list[HearthError]:
+def told(deferred: DeferredErrors) -> list[HearthError]:
     return [error for error, _ in deferred]
 
 
-def test_the_thread_whose_it_was_hears_of_it_whatever_it_asks(deferred: Deferred) -> None:
+def test_the_thread_whose_it_was_hears_of_it_whatever_it_asks(deferred: DeferredErrors) -> None:
     assert deferred.take(3) is A and deferred.take(NO_STREAM) is B and not deferred
     assert deferred.take() is None
 
 
-def test_another_thread_hears_of_the_stream_that_it_asks(deferred: Deferred) -> None:
+def test_another_thread_hears_of_the_stream_that_it_asks(deferred: DeferredErrors) -> None:
     assert elsewhere(deferred, 3) is None and elsewhere(deferred, NO_STREAM) is None
     assert elsewhere(deferred, 2) is B and elsewhere(deferred, 2) is None
     assert told(deferred) == [A]
 
 
-def test_another_thread_hears_of_the_buffer_that_it_reads(deferred: Deferred) -> None:
+def test_another_thread_hears_of_the_buffer_that_it_reads(deferred: DeferredErrors) -> None:
     assert elsewhere(deferred, 3, 9) is None and elsewhere(deferred, 3, 8) is B and told(deferred) == [A]
 
 
-def test_who_asks_for_all_hears_all(deferred: Deferred) -> None:
+def test_who_asks_for_all_hears_all(deferred: DeferredErrors) -> None:
     assert elsewhere(deferred, None) is A and elsewhere(deferred, None) is B and elsewhere(deferred, None) is None
 
 
-def test_what_is_nobodys_is_anybodys(deferred: Deferred) -> None:
+def test_what_is_nobodys_is_anybodys(deferred: DeferredErrors) -> None:
     deferred.keep(LOSS)
     assert elsewhere(deferred, 3) is LOSS and elsewhere(deferred, 3) is None and len(deferred) == 2
 
 
 def test_no_more_are_kept_than_is_good() -> None:
-    deferred = Deferred()
+    deferred = DeferredErrors()
     for number in range(100):
-        deferred.keep(HearthError(str(number)), ours(1, 7))
+        deferred.keep(HearthError(str(number)), origin_here(1, 7))
     kept = told(deferred)
     assert len(kept) == 64 and str(kept[-1]).startswith("99")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from hearth.session.memory import Kind, burials
+from hearth.session.memory import Kind, free_commands
 from hearth.session.send_queue import Limits
 from hearth_proto.v1 import commands_pb2
 
@@ -12,7 +12,7 @@ MANY = 1_200_000
 
 
 def buried(dead: deque[tuple[Kind, int]]) -> list[commands_pb2.Command]:
-    return [commands_pb2.Command.FromString(command.SerializeToString()) for command in burials(dead)]
+    return [commands_pb2.Command.FromString(command.SerializeToString()) for command in free_commands(dead)]
 
 
 def test_every_command_fits_a_batch() -> None:

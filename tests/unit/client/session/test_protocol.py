@@ -53,7 +53,7 @@ class SessionMachine(RuleBasedStateMachine):
     @rule(size=st.integers(1, 16))
     def launch(self, size: int) -> None:
         record = bytes([len(self.submitted) % 256]) * (8 * size)
-        self.session.launch(record)
+        self.session.queue.launch(record)
         self.submitted.append(record)
 
     @precondition(lambda self: not self.failed)
@@ -128,8 +128,8 @@ class SessionMachine(RuleBasedStateMachine):
         assert all(len(recorder.outcomes) <= 1 for recorder in self.recorders)
         assert self.session.outstanding == (0 if self.failed else len(self.waiting))
         if not self.failed:
-            assert self.session.queued == len(self.submitted) - len(self.sent) - self.ready
-            assert (self.session.queued_bytes == 0) == (self.session.queued == 0)
+            assert self.session.queue.queued == len(self.submitted) - len(self.sent) - self.ready
+            assert (self.session.queue.queued_bytes == 0) == (self.session.queue.queued == 0)
 
     def teardown(self) -> None:
         self.session.fail(hearth.DeviceLostError("gone"))
@@ -143,9 +143,9 @@ TestSession.settings = settings(max_examples=150, stateful_step_count=40, deadli
 def test_consecutive_launches_share_a_command() -> None:
     session = attached(Session(Limits()))
     for _ in range(3):
-        session.launch(bytes(64))
+        session.queue.launch(bytes(64))
     session.add(commands_pb2.Command(flush=commands_pb2.Flush()).SerializeToString())
-    session.launch(bytes(64))
+    session.queue.launch(bytes(64))
     sent = batch(session)
     assert sent is not None
     assert [len(command.launches) for command in sent.commands] == [192, 0, 64]
@@ -164,17 +164,17 @@ def test_a_command_that_fits_no_batch_is_refused() -> None:
     with pytest.raises(hearth.HearthError, match="1000") as caught:
         session.add(bytes(1000))
     assert caught.value.reason == "MESSAGE_TOO_LARGE"
-    assert session.queued == 0
+    assert session.queue.queued == 0
 
 
 def test_nothing_is_sent_before_the_attach_and_limits_are_taken_from_it() -> None:
     session = Session(Limits())
-    session.launch(bytes(64))
+    session.queue.launch(bytes(64))
     assert session.next_batch() is None
     attached(session, max_batches_in_flight=1, max_batch_bytes=2000)
     assert session.limits.max_batch_bytes == 2000
     assert session.next_batch() is not None
-    session.launch(bytes(64))
+    session.queue.launch(bytes(64))
     assert session.next_batch() is None
     session.receive(ack(1))
     assert session.next_batch() is not None
@@ -182,7 +182,7 @@ def test_nothing_is_sent_before_the_attach_and_limits_are_taken_from_it() -> Non
 
 def test_a_reattach_goes_on_counting() -> None:
     session = attached(Session(Limits()), last_seq=7)
-    session.launch(bytes(64))
+    session.queue.launch(bytes(64))
     sent = batch(session)
     assert sent is not None and sent.seq == 8
 
@@ -216,7 +216,7 @@ def test_lost_oneway_work_is_to_be_reported_unless_somebody_was_told(
     reports: bool, waiting: bool, expected: bool
 ) -> None:
     session = attached(Session(Limits()))
-    session.launch(bytes(64))
+    session.queue.launch(bytes(64))
     if waiting:
         session.add(b"", 1, Recorder(reports))
     assert session.fail(hearth.DeviceLostError("gone")) is expected
@@ -224,10 +224,10 @@ def test_lost_oneway_work_is_to_be_reported_unless_somebody_was_told(
 
 def test_a_sync_of_all_streams_settles_what_was_before_it() -> None:
     session = attached(Session(Limits()))
-    session.launch(bytes(64))
+    session.queue.launch(bytes(64))
     session.add(b"", 1, Recorder(True), barrier=True)
     session.next_batch()
     session.receive(result(1))
     assert not session.unreported
-    session.launch(bytes(64))
+    session.queue.launch(bytes(64))
     assert session.unreported

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import hearth
 from hearth.session import attachment, execute_stream, receiver_role
 from hearth.session.attachment import Attachment
-from hearth.session.receiver_role import Role
+from hearth.session.receiver_role import ReceiverRole
 from hearth.session.reply import Reply
 from hearth.transport.spin_wait import UP
 from hearth_proto import reasons
@@ -61,9 +61,9 @@ def notes(daemon: LaneDaemon) -> list[int]:
     return [command.stream for command in daemon.commands if command.WhichOneof("kind") == "create_stream"]
 
 
-def role(work: Attachment) -> Role:
-    assert work._laned is not None
-    return work._laned._role
+def role(work: Attachment) -> ReceiverRole:
+    assert work._channel is not None
+    return work._channel._role
 
 
 def answer(daemon: LaneDaemon, index: int = -1) -> None:
@@ -77,7 +77,7 @@ def answer(daemon: LaneDaemon, index: int = -1) -> None:
 
 @pytest.mark.parametrize("cores", [1, 64], indirect=True)
 def test_who_waits_receives(work: Attachment, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    lane, by = work._laned, []
+    lane, by = work._channel, []
     assert lane is not None and bool(work.lookout.most) == (cores > 2)
     receive = lane._lane.receive
 
@@ -100,7 +100,7 @@ def test_the_background_stays_away_while_others_receive(work: Attachment) -> Non
     assert parked > 150
 
 
-Background: TypeAlias = tuple[Role, threading.Lock, threading.Thread]
+Background: TypeAlias = tuple[ReceiverRole, threading.Lock, threading.Thread]
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def background(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     long as is asked for."""
     monkeypatch.setattr(receiver_role, "SLOW_TICK_S", request.param)
     lock = threading.Lock()
-    role = Role(lock, [], lambda: False, lambda _passed: None)
+    role = ReceiverRole(lock, [], lambda: False, lambda _passed: None)
     role.holder, role.taken = 1, 1
     thread = threading.Thread(target=role.await_turn)
     thread.start()
@@ -201,7 +201,7 @@ def test_many_threads_wait_at_once(daemon: LaneDaemon, work: Attachment) -> None
 @pytest.mark.parametrize("cores", [64], indirect=True)
 def test_who_looks_for_an_answer_finds_it_whenever_it_comes(daemon: LaneDaemon, work: Attachment) -> None:
     """At once, when a copy is due, behind that, and when nobody looks any more."""
-    lookout, size, lane = work.lookout, 64 << 20, work._laned
+    lookout, size, lane = work.lookout, 64 << 20, work._channel
     assert lane is not None
     asleep: list[float] = []
     sleep = lane._lane._sleep
@@ -297,7 +297,7 @@ def test_lone_work_goes_though_a_wait_was_expected(daemon: LaneDaemon, work: Att
     for number in range(1, 30):
         work.submit(note(number))
         work.request(ask()).wait(10)
-    assert work._laned is not None and work._laned._soon
+    assert work._channel is not None and work._channel._soon
     work.submit(note(30))
     assert wait_for(lambda: notes(daemon)[-1:] == [30])
     assert notes(daemon) == list(range(1, 31))
@@ -321,10 +321,10 @@ def test_acks_that_open_the_window_come_though_nobody_waits(
 ) -> None:
     """Work that is left for an ack goes on, right after a wait, whoever had the role, and not only at the next tick."""
     monkeypatch.setattr(receiver_role, "TICK_S", 60.0)
-    assert work._laned is not None
+    assert work._channel is not None
     for start in range(1, 1001, 10):
         work.request(ask()).wait(10)
-        work._laned._soon = False  # what is left for a wait goes with a tick
+        work._channel._soon = False  # what is left for a wait goes with a tick
         for number in range(start, start + 10):
             work.submit(note(number))
         assert wait_for(lambda last=start + 9: notes(daemon)[-1:] == [last])
@@ -416,17 +416,17 @@ def test_ctrl_c_at_any_line_of_a_wait_loses_nothing(
     last = asked = missed = step = hits = 0
     me = threading.get_ident()
 
-    def laned() -> bool:
+    def channel() -> bool:
         """Over a lane that brings nothing, several times in a row, there are no more."""
         nonlocal asked
         work.request(ask()).wait(20)
         asked += 1
-        return work._laned is not None and not work._laned._over
+        return work._channel is not None and not work._channel._over
 
     def submit() -> None:
         """While it receives: it sends what is left for an ack."""
         nonlocal last
-        assert wait_for(lambda: work._laned is not None and (role(work).holder == me or work.waiters.sleepers))
+        assert wait_for(lambda: work._channel is not None and (role(work).holder == me or work.waiters.sleepers))
         for _ in range(100):
             last += 1
             work.submit(note(last))
@@ -456,7 +456,7 @@ def test_ctrl_c_at_any_line_of_a_wait_loses_nothing(
         missed = 0
         hits += 1
         assert work.session.error is None and not work.waiters.sleepers
-        assert wait_for(laned), "a lane comes again where an answer was owed for so long that work went over the stream"
+        assert wait_for(channel), "a lane comes again where an answer was owed and work went over the stream"
     work.request(ask()).wait(20)
     assert hits > 10
     assert [number for number in notes(daemon) if number] == list(range(1, last + 1))
@@ -484,13 +484,13 @@ def test_ctrl_c_leaves_somebody_to_receive(daemon: LaneDaemon, work: Attachment)
             """The first is answered once it is received for by a thread that has done so for long."""
 
             def received(long: bool) -> bool:
-                laned = work._laned
-                if left.is_set() or laned is None:
+                channel = work._channel
+                if left.is_set() or channel is None:
                     return left.is_set()
-                behind = laned._role.parked and not laned._role.ticking
+                behind = channel._role.parked and not channel._role.ticking
                 if not long:
-                    return laned._role.holder == me or bool(work.waiters.sleepers)
-                return laned._role.holder == me and behind and work.waiters.sleepers == [other]
+                    return channel._role.holder == me or bool(work.waiters.sleepers)
+                return channel._role.holder == me and behind and work.waiters.sleepers == [other]
 
             assert wait_for(lambda: received(False))
             waiting.start()

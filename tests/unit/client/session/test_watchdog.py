@@ -13,12 +13,12 @@ import hearth
 from hearth.errors import broken
 from hearth.session import attachment as attachments
 from hearth.session import watchdog
-from hearth.session.watchdog import AGAIN_S, ASK_S, MOST_S, Point, Watchdog, missing
+from hearth.session.watchdog import AGAIN_S, ASK_S, MOST_S, ClientPosition, Watchdog, missing
 from hearth_proto.v1 import commands_pb2, device_pb2
 from tests.support.client.fake_daemon import Response
 from tests.support.client.lane_daemon import LaneDaemon
 
-HERE = Point(acked=3, sent=5, responses=7, laned=False)
+HERE = ClientPosition(acked=3, sent=5, responses=7, lane=False)
 SAME = {"known": True, "last_seq": 5, "responses": 7}
 
 
@@ -49,7 +49,7 @@ class Watched:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
-        self.point: Point | None = HERE
+        self.point: ClientPosition | None = HERE
         self.says: device_pb2.AttachmentStatusResponse | hearth.HearthError = status()
         self.asked: list[float] = []
         self.given_up: list[str] = []
@@ -179,7 +179,7 @@ def test_an_answer_that_was_lost_comes_again(forgetful: Forgetful, lanes: bool) 
         connection = node.device(0)._connection
         ask = commands_pb2.Command(memory_usage=commands_pb2.MemoryUsage())
         connection.call(ask)
-        assert (connection.attachment()._laned is not None) is lanes
+        assert (connection.attachment()._channel is not None) is lanes
         forgetful.silent_from = 2
         connection.call(ask, timeout=20)
         assert connection.outages == 1

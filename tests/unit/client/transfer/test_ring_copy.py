@@ -45,7 +45,7 @@ class Device:
         self._numbers = itertools.count(1)
         self.ring = Ring(self._slot, slots, stall)
         self.deferred: list[HearthError] = []
-        self.prints = SimpleNamespace(deliver=lambda: None)
+        self.kernel_output = SimpleNamespace(deliver=lambda: None)
         self.defer = lambda error, whose: self.deferred.append(error)
         self._queue: SimpleQueue[tuple[commands_pb2.Command, Any] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, daemon=True)

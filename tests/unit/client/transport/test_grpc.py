@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 import hearth
-from hearth.transport.backoff import MOST_S, Patience
+from hearth.transport.backoff import MOST_S, Backoff
 from hearth.transport.grpc import GrpcTransport, from_rpc_error
 from hearth.transport.grpc_channel import ReopenedChannel
 from hearth_proto import reasons
@@ -62,7 +62,7 @@ def test_what_the_daemon_says_is_no_broken_connection(reason: reasons.Reason) ->
 
 def test_pauses_grow_and_end() -> None:
     now = [0.0]
-    patience = Patience(10, lambda: now[0])
+    patience = Backoff(10, lambda: now[0])
     pauses = []
     while (pause := patience.pause()) is not None:
         pauses.append(pause)

@@ -1,0 +1,364 @@
+"""Kernels and their launches: checks that need no daemon, and the packed record.
+
+Covers all that `hearth.Function` and `hearth.aio.Function` have in common. Does not cover calls that wait for the
+compile; each of the two classes has its own.
+
+The hot path does as little as it can: everything that follows from the types of the arguments, the grid and the other
+keywords is kept from launch to launch; what is left is to check that the arrays are alive and to pack the values.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hearth import base_stream as streams
+from hearth.base_stream import _current
+from hearth.codec import encode
+from hearth.errors import HearthError, LaunchError, LaunchTypeError
+from hearth.kernels import arguments, launch_config, record_packer
+from hearth.session.memory import DeviceOperand
+from hearth_proto.later import commands_pb2
+
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    from hearth.base_stream import BaseStream
+    from hearth.session.attachment import Attachment
+    from hearth.session.connection import Connection
+    from hearth.session.memory import Space
+    from hearth.session.reply import PendingResult
+
+    class Module(Protocol):
+        """The module of a kernel: `hearth.kernels.base_module.BaseModule`."""
+
+        _connection: Connection
+
+        def _handle_on(self, attachment: Attachment) -> int: ...
+
+
+_CACHE_LIMIT = 1024
+_LISTS = (tuple, list)
+_CONSTANTS = (tuple, int)
+_ONCE = 1
+_USUAL = (0, None, False, None, 1)
+"""Stream, timeout, cooperative, cluster and iterations of nearly all launches."""
+
+_Recent = tuple[Any, Any, object, object, int, str, bytes, record_packer.Packer]
+"""Attachment, space, grid, block, shared_mem and mode of a launch like the last ones, its head, what packs the rest.
+Replaced as a whole. A plain tuple: to look into it is most of what a launch costs."""
+_NEVER: _Recent = (None, None, _LISTS, None, 0, "", b"", lambda args, space: None)
+
+
+ATTRIBUTES = ("num_regs", "shared_size_bytes", "local_size_bytes", "const_size_bytes", "max_threads_per_block")
+"""The keys of `Function.attributes`, by CuPy's names."""
+
+
+class Occupancy(NamedTuple):
+    """The number of blocks of a kernel that its device holds at once."""
+
+    blocks_per_multiprocessor: int
+    multiprocessors: int
+    max_cooperative_blocks: int
+    """The largest grid of a cooperative launch; 0 where the device has none."""
+    max_clusters: int
+    """Where a cluster was asked for."""
+    suggested_block: int
+    """Threads of a block that gives the most occupancy."""
+
+
+class _Bound(NamedTuple):
+    """A function on one attachment: replaced as a whole, so that a launch sees one or the other."""
+
+    attachment: Attachment | None
+    handle: int
+    heads: dict[object, tuple[bytes, arguments.Signature]]
+
+
+class BaseFunction:
+    """Abstract kernel: its launches, and the requests whose answers a subclass waits for."""
+
+    def __init__(self, module: Module, name: str) -> None:
+        self._module = module
+        self._connection = module._connection
+        self.name = name
+        self._making = threading.Lock()
+        self._bound = _Bound(None, 0, {})
+        self._before: tuple[bytes, arguments.Signature] | None = None
+        """What was launched last, and is no `_recent`."""
+        self._recent: _Recent = _NEVER
+        self._described: commands_pb2.FunctionResult | None = None
+        self._bind(self._connection.attachment())
+
+    def __call__(
+        self,
+        grid: Any,
+        block: Any,
+        args: Sequence[Any] = (),
+        shared_mem: int = 0,
+        *,
+        stream: BaseStream | None = None,
+        timeout: float | None = None,
+        mode: str = "checked",
+        cooperative: bool = False,
+        cluster: Any = None,
+        iterations: int = 1,
+    ) -> None:
+        """Launches the kernel. Sent one way: does not block.
+
+        Args:
+            grid: Blocks along each axis: an int or one to three; or a device array of three uint32, which is read when
+                the work before on the stream is done (a 0 in it launches nothing).
+            block: Threads along each axis: an int or one to three.
+            args: The kernel's arguments; see `hearth.kernels.arguments`.
+            shared_mem: Dynamic shared memory in bytes.
+            stream: Stream to launch on; None: the current one.
+            timeout: Seconds that the kernel may take, after which the device process is ended; None: the session's
+                limit.
+            mode: ``"checked"``; ``"validate"``, which puts every array among the arguments between red zones and
+                reports what is written there (slow, with a copy of each array); or ``"unchecked"``, which leaves the
+                geometry to the driver.
+            cooperative: Makes the whole grid resident at once, so that it can synchronise.
+            cluster: Blocks of a cluster along each axis, as `grid`; None: no clusters.
+            iterations: Number of launches in a row.
+
+        Raises:
+            LaunchError: The launch is invalid, as far as that can be seen here. Other failures are reported by the next
+                sync, read or flush.
+            LaunchTypeError: `args` is no tuple or list, or an argument has a type that no kernel takes.
+        """
+        connection = self._connection
+        attachment = connection._attachment
+        if attachment is None or not attachment.alive:
+            attachment = connection.attachment()
+        if stream is None and _current.get() is None:
+            on, space, same_grid, same_block, same_shared_mem, same_mode, head, pack = self._recent
+            if (
+                grid is same_grid and block is same_block and on is attachment and mode is same_mode
+                and shared_mem is same_shared_mem and iterations is _ONCE
+                and timeout is None and cluster is None and not cooperative and type(args) is tuple
+            ):  # fmt: skip
+                try:
+                    tail = pack(args, space)
+                except (ValueError, struct.error):  # what is wrong, `_pack` says
+                    tail = None
+                if tail is not None:
+                    attachment.launch(head + tail)
+                    return
+        record = self._pack(
+            attachment, grid, block, args, shared_mem, stream, timeout, mode, cooperative, cluster, iterations
+        )
+        target = stream
+        if target is None and _current.get() is not None:
+            target = streams.current(connection)
+        if target is None or target._recorder is None:
+            attachment.launch(record)
+        else:
+            call = streams.LaunchCall(self, grid, block, shared_mem, mode, cooperative, cluster, iterations)
+            target._recorder.launched(attachment, record, call, args)
+
+    def _pack(
+        self,
+        attachment: Attachment,
+        grid: Any,
+        block: Any,
+        args: Sequence[Any],
+        shared_mem: int = 0,
+        stream: BaseStream | None = None,
+        timeout: float | None = None,
+        mode: str = "checked",
+        cooperative: bool = False,
+        cluster: Any = None,
+        iterations: int = 1,
+    ) -> bytes:
+        """The launch as a packed record. Raises as `__call__` does."""
+        if not isinstance(args, _LISTS):
+            raise LaunchTypeError(
+                f"args is a {type(args).__name__}; it is a tuple of the kernel's arguments.",
+                reason="LAUNCH_INVALID",
+                fix="write f(grid, block, (x,)), with the comma.",
+            )
+        connection = self._connection
+        bound = self._bound
+        if bound.attachment is not attachment:
+            bound = self._bind(attachment)
+        plain = stream is None and _current.get() is None
+        on = 0 if plain else streams.resolve(stream, connection, attachment, work=False)
+        heads = bound.heads
+        key: tuple[Any, ...]
+        try:
+            key = (
+                on,
+                grid,
+                block,
+                shared_mem,
+                timeout,
+                mode,
+                cooperative,
+                cluster,
+                iterations,
+                *map(type, args),
+            )
+            entry = heads.get(key)
+        except TypeError:  # a list for the grid, say
+            key, entry = (), None
+        if entry is None:
+            if isinstance(grid, DeviceOperand):
+                if grid._memory.owner is not attachment.space:
+                    self._refuse("the grid", grid)
+                key = ()
+            entry = launch_config.head(
+                bound.handle, on, grid, block, args, shared_mem, timeout, mode, cooperative, cluster, iterations
+            )
+            if key and arguments.fixed(key[9:]):
+                if len(heads) >= _CACHE_LIMIT:
+                    heads.clear()
+                heads[key] = entry
+        elif entry is self._before and self._recent[6] is not entry[0] and (on, *key[4:5], *key[6:9]) == _USUAL:
+            self._remember(attachment, grid, block, shared_mem, mode, entry, key[9:])
+        self._before = entry
+        head, signature = entry
+        space = attachment.space
+        assert space is not None
+        try:
+            tail = signature.pack_checked(args, space)
+        except struct.error:
+            self._check_memory(signature, args, space)
+            tail = signature.tail(args)  # says what does not fit
+        if tail is None:
+            self._check_memory(signature, args, space)
+            tail = signature.tail(args)
+        return head + tail
+
+    def _remember(
+        self,
+        attachment: Attachment,
+        grid: Any,
+        block: Any,
+        shared_mem: int,
+        mode: str,
+        entry: tuple[bytes, arguments.Signature],
+        types: tuple[type, ...],
+    ) -> None:
+        """It was launched twice in this way, and may be again: with the very same grid and block it is as good as
+        packed."""
+        if type(grid) in _CONSTANTS and type(block) in _CONSTANTS and attachment.space is not None:
+            pack = arguments.typed(types, entry[1])
+            if pack is not None:
+                self._recent = attachment, attachment.space, grid, block, shared_mem, mode, entry[0], pack
+
+    def _check_memory(self, signature: arguments.Signature, args: Sequence[Any], space: Space) -> None:
+        for index in signature.pointers:
+            if args[index]._memory.owner is not space:
+                self._refuse(f"argument {index}", args[index], index)
+
+    def __getitem__(self, geometry: Any) -> Callable[..., None]:
+        """Binds a geometry, in Numba's form: ``f[grid, block]``, ``f[grid, block, stream]`` or ``f[grid, block, stream,
+        shared_mem]``.
+
+        Raises:
+            LaunchError: The index is no such tuple.
+        """
+        if not isinstance(geometry, tuple) or not 2 <= len(geometry) <= 4:
+            raise LaunchError(
+                f"f[{geometry!r}] is no launch geometry.", reason="LAUNCH_INVALID", fix="use f[grid, block](args...)."
+            )
+        grid, block = geometry[:2]
+        stream = geometry[2] or None if len(geometry) > 2 else None
+        shared_mem = geometry[3] if len(geometry) > 3 else 0
+
+        def launch(*args: Any) -> None:
+            self(grid, block, args, shared_mem, stream=stream)
+
+        return launch
+
+    # ---- requests, whose answers a subclass waits for ----
+
+    def _occupying(self, block: Any, shared_mem: int, cluster: Any) -> PendingResult[Occupancy]:
+        attachment = self._connection.attachment()
+        command = commands_pb2.Command()
+        asked = command.occupancy
+        asked.function = self._handle_on(attachment)
+        asked.block.x, asked.block.y, asked.block.z = arguments.dimensions("block", block)
+        asked.shared_mem = shared_mem
+        if cluster is not None:
+            asked.cluster.x, asked.cluster.y, asked.cluster.z = arguments.dimensions("cluster", cluster)
+        return self._connection.asking(command, _occupancy, attachment)
+
+    def _describing(self) -> PendingResult[commands_pb2.FunctionResult]:
+        attachment = self._connection.attachment()
+        command = commands_pb2.Command()
+        command.describe_function.function = self._handle_on(attachment)
+        return self._connection.asking(command, lambda result: result.function, attachment)
+
+    def _repr_html_(self) -> str:
+        from hearth import html_repr
+
+        described = self._described
+        rows: list[tuple[str, object]] = [("device", self._connection.ordinal)]
+        if described is None:
+            rows.append(("attributes", "not asked for yet: .attributes, which waits for the compile"))
+        else:
+            parameters = described.parameters
+            rows += [
+                ("registers of a thread", described.registers),
+                ("static shared memory", html_repr.size(described.static_shared_bytes)),
+                ("local memory of a thread", html_repr.size(described.local_bytes)),
+                ("constant memory", html_repr.size(described.constant_bytes)),
+                ("most threads of a block", described.max_threads_per_block),
+                ("parameters", f"{len(parameters)}, {sum(each.size for each in parameters)} bytes"),
+            ]
+        return html_repr.pairs(f"Kernel {self.name}", rows)
+
+    def __repr__(self) -> str:
+        return f"<hearth.Function {self.name} of device {self._connection.ordinal}>"
+
+    # ---- inside ----
+
+    def _handle_on(self, attachment: Attachment) -> int:
+        return self._bind(attachment).handle
+
+    def _bind(self, attachment: Attachment) -> _Bound:
+        """The function on the attachment that is about to be used: after a loss it is looked up again."""
+        if self._bound.attachment is attachment:
+            return self._bound
+        with self._making:
+            if self._bound.attachment is not attachment:
+                module = self._module._handle_on(attachment)
+                connection = self._connection
+                handle = connection.mint()
+                on = streams.resolve(None, connection, attachment, work=False)
+                attachment.submit(encode.get_function(on, handle, module, self.name))
+                self._bound = _Bound(attachment, handle, {})
+            return self._bound
+
+    def _refuse(self, what: str, array: Any, index: int | None = None) -> None:
+        """Says why the array cannot be used here."""
+        details = {} if index is None else {"argument": str(index)}
+        if array._connection is not self._connection:
+            raise LaunchError(
+                f"{what} is {array!r} of another device or session; {self!r} cannot reach it.",
+                reason="LAUNCH_INVALID",
+                fix="use arrays and kernels of one device; go through the host with gpu.asarray(x.get()).",
+                details=details,
+            )
+        try:
+            self._connection.check(array._memory, f"{what}, {array!r},")
+        except HearthError as error:
+            for name, value in details.items():
+                error.details.setdefault(name, value)
+            raise
+        raise LaunchError(f"{what}, {array!r}, changed hands during the launch.", reason="LAUNCH_INVALID")
+
+
+def _occupancy(answer: commands_pb2.Result) -> Occupancy:
+    result = answer.occupancy
+    return Occupancy(
+        result.blocks_per_multiprocessor,
+        result.multiprocessors,
+        result.max_cooperative_blocks,
+        result.max_clusters,
+        result.suggested_block,
+    )

@@ -1,0 +1,222 @@
+"""Modules: source or binary code on its way to kernels, by CuPy's names.
+
+A module's code is kept here, so that it can be loaded again when the device's process was lost. Covers all that
+`hearth.RawModule` and `hearth.aio.RawModule` have in common. Does not cover calls that wait for the compile; each of
+the two classes has its own.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Generic, TextIO, TypeVar
+
+from hearth import base_stream as streams
+from hearth import lazy_numpy as np
+from hearth import shapes
+from hearth.arrays.base_array import BaseArray
+from hearth.codec import encode
+from hearth.codec.encode import encodable
+from hearth.errors import ArgumentError, DtypeError, HearthError, UnsupportedError
+from hearth.kernels.base_function import BaseFunction
+from hearth.session.memory import Memory
+from hearth_proto.later import commands_pb2
+
+if TYPE_CHECKING:
+    from hearth.interfaces import ArrayLike, DeviceContext
+    from hearth.session.attachment import Attachment
+    from hearth.session.reply import PendingResult
+
+_ELF = b"\x7fELF"
+_FATBIN = (b"\x50\xed\x55\xba", b"\xb1\x43\x62\x46")  # fatbin, and the wrapper that nvcc links in
+
+
+F = TypeVar("F", bound=BaseFunction)
+"""The class of the module's kernels."""
+G = TypeVar("G", bound=BaseArray)
+"""The class of its variables."""
+
+
+class BaseModule(Generic[F, G]):
+    """Abstract code of one or more kernels, and the requests whose answers a subclass waits for."""
+
+    _function_type: Callable[[Any, str], F]
+    _global_type: Callable[..., G]
+
+    def __init__(
+        self,
+        device: DeviceContext[Any],
+        code: str | bytes | None = None,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        options: Iterable[str] = (),
+        name_expressions: Iterable[str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        **unsupported: Any,
+    ) -> None:
+        _refuse_keywords(unsupported)
+        self._device = device
+        self._connection = device._connection
+        if (code is None) == (path is None):
+            raise ArgumentError("give either code or path.", reason="INVALID_ARGUMENT", fix="code=source")
+        if path is not None:
+            from pathlib import Path
+
+            code = Path(path).read_bytes()
+        assert code is not None
+        if not isinstance(code, str | bytes | bytearray):
+            raise DtypeError(f"code is {type(code).__name__}.", reason="INVALID_ARGUMENT", fix="pass str or bytes.")
+        if isinstance(code, str) and not encodable(code):
+            raise DtypeError("code is no text that UTF-8 can hold.", reason="INVALID_ARGUMENT", fix="read it as UTF-8.")
+        data = code.encode() if isinstance(code, str) else bytes(code)
+        if isinstance(options, str):
+            raise DtypeError("options is a str.", reason="INVALID_ARGUMENT", fix=f"options=({options!r},)")
+        self._load = _serialized(data, list(options), list(name_expressions or ()), dict(headers or {}))
+        limit = self._connection.limits.max_code_bytes
+        size = len(self._load)
+        if size > limit:
+            raise ArgumentError(
+                f"the code, options and headers take {size} bytes; the daemon takes {limit}.",
+                reason="MESSAGE_TOO_LARGE",
+                fix="compile to a CUBIN for one architecture, or split the module.",
+            )
+        self._making = threading.Lock()
+        self._attachment: Attachment | None = None
+        self._handle = 0
+        self._handle_on(self._connection.attachment())
+
+    def get_function(self, name: str) -> F:
+        """Returns a kernel. Does not block: an unknown name is reported by the first use of the kernel.
+
+        Args:
+            name: Name in the code, or one of the `name_expressions`.
+
+        Raises:
+            ArgumentError: `name` is no text.
+        """
+        if not isinstance(name, str) or not name or not encodable(name):
+            raise ArgumentError(f"{name!r} is no kernel's name.", reason="INVALID_ARGUMENT", fix="pass a str.")
+        return self._function_type(self, name)
+
+    def _finding(self, name: str, dtype: Any, shape: shapes.Shape | None) -> PendingResult[G]:
+        connection = self._connection
+        attachment = connection.attachment()
+        handle = connection.mint()
+        command = commands_pb2.Command(stream=streams.resolve(None, connection, attachment, work=False))
+        command.get_global.buffer = handle
+        command.get_global.module = self._handle_on(attachment)
+        command.get_global.name = name
+        # "global" is a keyword of Python
+        return connection.asking(
+            command,
+            lambda result: self._found(attachment, handle, name, getattr(result, "global").size, dtype, shape),
+            attachment,
+        )
+
+    def _found(
+        self, attachment: Attachment, handle: int, name: str, size: int, dtype: Any, shape: shapes.Shape | None
+    ) -> G:
+        kind = shapes.type_of("uint8" if dtype is None else dtype)
+        axes = (size // kind.itemsize,) if shape is None else shapes.shape_of(shape)
+        if shapes.bytes_of(axes, kind) != size:
+            raise ArgumentError(
+                f"{name} has {size} bytes; shape {axes} of {kind} has {shapes.bytes_of(axes, kind)}.",
+                reason="INVALID_ARGUMENT",
+                fix="give the variable's own type and extent.",
+            )
+        assert attachment.space is not None
+        memory = Memory(attachment.space, handle, size, owned=False, keep=self)
+        return self._global_type(self._device, memory, 0, axes, kind, typed=dtype is not None)
+
+    def __repr__(self) -> str:
+        return f"<hearth.RawModule {self._handle} of device {self._connection.ordinal}>"
+
+    def __del__(self) -> None:
+        attachment = getattr(self, "_attachment", None)
+        if attachment is not None and attachment.alive and attachment.space is not None:
+            attachment.space.deferred_frees.add("module", self._handle)
+
+    def _describing(self) -> PendingResult[commands_pb2.ModuleResult]:
+        attachment = self._connection.attachment()
+        command = commands_pb2.Command()
+        command.describe_module.module = self._handle_on(attachment)
+        return self._connection.asking(command, lambda result: result.module, attachment)
+
+    def _handle_on(self, attachment: Attachment) -> int:
+        """Its handle, on the attachment that is about to be used: after a loss it is loaded again."""
+        if self._attachment is attachment:
+            return self._handle
+        with self._making:
+            if self._attachment is not attachment:
+                handle = self._connection.mint()
+                on = streams.resolve(None, self._connection, attachment, work=False)
+                attachment.submit(encode.load_module(on, handle, self._load))
+                self._handle, self._attachment = handle, attachment
+        return self._handle
+
+
+def as_bytes(variable: ArrayLike, a: Any) -> np.ndarray[Any, Any]:
+    """A host array as the bytes of a variable without a dtype. Raises `ArgumentError` for another size."""
+    host = np.ascontiguousarray(a)
+    shapes.dtype_of(host.dtype)
+    if host.nbytes != variable.nbytes:
+        raise ArgumentError(
+            f"an array of {host.nbytes} bytes ({host.dtype} {host.shape}) cannot be set into a variable of "
+            f"{variable.nbytes} bytes.",
+            reason="INVALID_ARGUMENT",
+            fix="set all of it, or get_global(name, dtype, shape)[a:b].set(...) for a part.",
+        )
+    return host.reshape(-1).view(np.uint8).reshape(variable.shape)
+
+
+@contextmanager
+def logged(log_stream: TextIO | None) -> Iterator[list[str]]:
+    """Writes the compiler's messages to `log_stream`: those that the block notes, or what it fails with has."""
+    log: list[str] = []
+    try:
+        yield log
+    except HearthError as error:
+        log.append(error.details.get("log", ""))
+        raise
+    finally:
+        if log_stream is not None and any(log):
+            log_stream.write("".join(log))
+
+
+def _serialized(code: bytes, options: list[str], names: list[str], headers: dict[str, str]) -> bytes:
+    """A `LoadModule`, but for its handle."""
+    kind = code_kind(code)
+    if not (options or names or headers):
+        return encode.code(kind, code)
+    load = commands_pb2.LoadModule(
+        kind=commands_pb2.CodeKind.Name(kind), code=code, options=options, name_expressions=names, headers=headers
+    )
+    return load.SerializeToString()
+
+
+def code_kind(code: bytes) -> int:
+    """The kind of the code, by its first bytes: ELF (CUBIN), fatbin, PTX (first statement ``.version``), else CUDA C++."""
+    if code.startswith(_ELF):
+        return encode.CUBIN
+    if code.startswith(_FATBIN):
+        return encode.FATBIN
+    for line in code[: 64 << 10].splitlines():
+        text = line.strip()
+        if text and not text.startswith(b"//"):
+            return encode.PTX if text.startswith(b".version") else encode.CUDA_CPP
+    return encode.CUDA_CPP
+
+
+def _refuse_keywords(keywords: Mapping[str, Any]) -> None:
+    for name, value in keywords.items():
+        if name == "backend" and value == "nvrtc":
+            continue  # CuPy's default
+        if name in ("jitify", "translate_cucomplex", "enable_cooperative_groups") and not value:
+            continue
+        raise UnsupportedError(
+            f"{name}={value!r} is not supported: code is compiled by the daemon.",
+            reason="UNSUPPORTED",
+            fix="leave it out; pass headers={...} for includes of your own.",
+        )

@@ -1,0 +1,69 @@
+"""The connection to one device whose attaching blocks the calling thread.
+
+`hearth.aio.connection` has the one that attaches beside an event loop.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from hearth.errors import HearthError, TimeoutError
+from hearth.session.attachment import Attachment
+from hearth.session.connection import Connection
+from hearth.session.execute_stream import ExecuteStream
+from hearth.session.watchdog import Watchdog
+from hearth.transport.backoff import AttachBackoff
+
+if TYPE_CHECKING:
+    from hearth.transport.base import Transport
+
+
+class BlockingAttachment(Attachment):
+    """An attachment that is opened by the thread that needs it."""
+
+    def open(self, transport: Transport, token: str, device: int, timeout: float, lease: float = 30.0) -> None:
+        """Attaches; `lease`: how long, in seconds, it may be away when the connection breaks. Raises what the daemon
+        answers, or `TimeoutError`."""
+        self.execute = execute = ExecuteStream(self, transport, token, device, lease)
+        self._watchdog = Watchdog(self._point, execute.status, self._take_up_again)
+        execute.open()
+        with self._lock:
+            self._await(lambda: self.session.attached or self.session.error is not None, timeout)
+            error = self.session.error
+            self.alive = self.session.attached and error is None
+        if self.alive:
+            return
+        if error is None:
+            error = TimeoutError(
+                f"device {device} did not answer within {timeout:g} s.", reason="DEADLINE_EXCEEDED",
+                fix="see `hearth status`, or connect with a longer timeout.",
+            )  # fmt: skip
+            self.end(error)
+        raise error.again()
+
+
+class BlockingConnection(Connection):
+    """A connection whose first use, and whose first use after a loss, waits for the attach."""
+
+    def _attach(self) -> Attachment:
+        if self.refusal is not None:
+            raise self.refusal.again()
+        with self._attaching:
+            attachment = self._attachment
+            if attachment is not None and attachment.alive:
+                return attachment
+            again = AttachBackoff(self.timeout, self.transport.absent)
+            while True:
+                if self.refusal is not None:
+                    raise self.refusal.again()
+                fresh = BlockingAttachment(
+                    self.limits, self._ended, self._deferred.keep, self.kernel_output, self._requests
+                )
+                try:
+                    fresh.open(self.transport, self.token, self.ordinal, again.left, self.lease)
+                    break
+                except HearthError as error:
+                    time.sleep(again.pause(error))
+            self._take_up(fresh)
+            return fresh
