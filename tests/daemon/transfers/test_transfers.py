@@ -19,6 +19,7 @@ from tests.support.daemon.harness import DaemonProcess, wait_until
 from tests.support.daemon.kernels import gated
 from tests.support.daemon.raw import Raw, refused
 
+FREE_MEMORY = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 INLINE = 1 << 20
 """The daemon's default for what travels inside a batch; checked below."""
 
