@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 import shutil
 import struct
 import sys
@@ -376,11 +377,27 @@ def test_binary_code_that_this_device_cannot_run(gpu: hearth.Device) -> None:
 
 
 @on_cpu
-def test_what_the_cpu_cannot_run_is_refused_by_name(gpu: hearth.Device) -> None:
-    code = 'extern "C" __global__ void f(int* x) { asm volatile("bar.sync 0;"); }'
-    with pytest.raises(hearth.HearthError, match="asm") as caught:
+@pytest.mark.parametrize(
+    ("line", "feature"),
+    [
+        ('asm volatile("bar.sync 0;");', "inline PTX (asm)"),
+        ("child<<<1, 1>>>(x);", "dynamic parallelism (launching kernels from a kernel)"),
+        ("*x = tex1D<int>(*(unsigned long long*)x, 0);", "textures and surfaces"),
+        ("CUtensorMap* map;", "bulk asynchronous copies (TMA)"),
+        ("nvcuda::wmma::fill_fragment(x, 0);", "tensor cores (wmma, mma)"),
+        ("auto cluster = cooperative_groups::this_cluster();", "thread block clusters"),
+        ("auto grids = cooperative_groups::this_multi_grid();", "launches over several devices (multi_grid_group)"),
+        ("__barrier_sync(1);", "named barriers (__barrier_sync)"),
+        ("*x = __shfl_down(*x, 1);", "warp functions without _sync"),
+    ],
+    ids=["asm", "child", "texture", "tma", "wmma", "cluster", "grids", "barrier", "warp"],
+)
+def test_what_the_cpu_cannot_run_is_refused_by_name(gpu: hearth.Device, line: str, feature: str) -> None:
+    code = f'__global__ void child(int* x) {{}}\nextern "C" __global__ void f(int* x) {{\n{line}\n}}'
+    with pytest.raises(hearth.HearthError, match=re.escape("kernel.cu(3)")) as caught:
         gpu.RawModule(code=code).compile()
-    assert caught.value.reason in ("COMPILE_FAILED", "UNSUPPORTED")
+    assert caught.value.reason == "UNSUPPORTED" and caught.value.fix
+    assert caught.value.details["feature"] == feature and caught.value.details["line"] == "3"
 
 
 def test_warnings_of_a_compile_that_succeeds_arrive(gpu: hearth.Device, daemon: DaemonProcess) -> None:

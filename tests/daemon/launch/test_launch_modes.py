@@ -266,6 +266,10 @@ def test_occupancy(gpu: hearth.Device) -> None:
     assert 1 <= small.suggested_block <= gpu.properties.max_threads_per_block
     with pytest.raises(hearth.LaunchError, match="2048 threads"):
         count.occupancy(2048)
+    if BACKEND == "cpu":  # modelled on an H100 with 16 blocks of a multiprocessor; see `hearthd.device.cpu.occupancy`
+        assert (small.blocks_per_multiprocessor, large.blocks_per_multiprocessor) == (16, 2)
+        assert large.max_cooperative_blocks == 2 * large.multiprocessors and small.suggested_block == 1024
+        assert count.occupancy(32, 100 << 10).blocks_per_multiprocessor == 2
     assert count.max_dynamic_shared_size_bytes <= gpu.properties.shared_mem_per_block_optin
 
 

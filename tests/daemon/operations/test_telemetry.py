@@ -93,6 +93,33 @@ def test_one_launch_is_one_launch(gpu: hearth.Device, daemon: DaemonProcess) -> 
     assert after("commands_total", "read") - before("commands_total", "read") == 1
 
 
+def test_nothing_is_read_before_its_bytes_are_asked_for(gpu: hearth.Device, moved: Callable[..., float]) -> None:
+    x = gpu.asarray(np.arange(1000, dtype=np.int32))
+    common(gpu, "add_one")((4,), (256,), (x, np.int32(1000)))
+    assert repr(x) and len(x[10:20]) == 10 and x.reshape(10, 100)[2].shape == (100,)
+    gpu.synchronize()
+    assert moved("device_to_host_operations_total") == moved("commands_total", "read") == 0
+    assert x[10:20].get().tolist() == list(range(11, 21))
+    assert moved("device_to_host_operations_total") == 1 and moved("device_to_host_bytes_total") == 40
+
+
+def test_launches_wait_for_no_answer(gpu: hearth.Device, moved: Callable[..., float]) -> None:
+    """They return while the device is held up, and share batches."""
+    add_one, x = common(gpu, "add_one"), gpu.zeros(8, np.int32)
+    add_one((1,), (8,), (x, np.int32(8)))
+    gpu.synchronize()
+    before = moved("batches_total")
+    with gated(gpu) as gate:
+        held = gpu.stream()
+        gate.hold(stream=held)
+        for _ in range(300):
+            add_one((1,), (8,), (x, np.int32(8)), stream=held)
+        assert not held.done
+        gate.open()
+        assert (x.get(stream=held) == 301).all()
+    assert moved("batches_total") - before < 150
+
+
 def test_commands_and_errors_by_operation(gpu: hearth.Device, raw: Raw, moved: Callable[..., float]) -> None:
     add_one, x, y = common(gpu, "add_one"), gpu.zeros(4, np.int32), gpu.zeros(4, np.int32)
     gpu.synchronize()
@@ -244,15 +271,25 @@ def test_queue_delay_shows_who_waits(gpu: hearth.Device, moved: Callable[..., fl
 
 
 def test_gauges(gpu: hearth.Device, daemon: DaemonProcess) -> None:
-    x = gpu.zeros(1000, np.int32)
+    names = ("buffers", "memory_in_use_bytes", "profiles_open", "traces_running", "commands_waiting")
     gpu.synchronize()
-    page = scrape(daemon)
-    assert page("buffers") >= 1 and page("memory_in_use_bytes") >= 4000 and page("commands_waiting") == 0
-    assert page("memory_reserved_bytes") >= page("memory_in_use_bytes")
+    before = scrape(daemon)
+
+    def moved() -> dict[str, float]:
+        page = scrape(daemon)
+        assert page("memory_reserved_bytes") >= page("memory_in_use_bytes")
+        return {name: page(name) - before(name) for name in names if page(name) != before(name)}
+
+    x, y = gpu.zeros(1000, np.int32), gpu.zeros(24, np.uint8)
+    gpu.synchronize()
+    assert moved() == {"buffers": 2, "memory_in_use_bytes": 4024}
     with gpu.profile():
         gpu.flush()
-        assert scrape(daemon)("profiles_open") >= 1
-    del x
+        assert moved() == {"buffers": 2, "memory_in_use_bytes": 4024, "profiles_open": 1}
+    x.free()
+    y.free()
+    gpu.synchronize()
+    assert moved() == {}
 
 
 def test_counters_survive_their_process(start_daemon: StartDaemon) -> None:

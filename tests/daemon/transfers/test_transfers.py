@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -18,6 +19,7 @@ from tests.support.daemon.harness import DaemonProcess, wait_until
 from tests.support.daemon.kernels import gated
 from tests.support.daemon.raw import Raw, refused
 
+FREE_MEMORY = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 INLINE = 1 << 20
 """The daemon's default for what travels inside a batch; checked below."""
 
@@ -60,6 +62,22 @@ def test_a_large_array(gpu: hearth.Device) -> None:
     x = gpu.asarray(host, progress=lambda done, total: reports.append((done, total)))
     assert reports[-1] == (host.nbytes, host.nbytes) and reports == sorted(reports)
     np.testing.assert_array_equal(x.get(), host)
+
+
+@pytest.mark.skipif(
+    os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") < 10 << 30, reason="needs 10 GiB of memory"
+)
+def test_more_than_2_gib_at_once(gpu: hearth.Device) -> None:
+    """One byte more than an `int` of 32 bits counts, there and back; probes at both ends and about each GiB."""
+    size = (2 << 30) + 1
+    host = np.zeros(size, np.uint8)
+    probes = np.unique(np.clip([at + by for at in (0, 1 << 30, 2 << 30) for by in range(-2, 3)], 0, size - 1))
+    host[probes] = np.arange(1, len(probes) + 1)
+    x = gpu.asarray(host)
+    assert x.nbytes == size and x[-1].item() == len(probes)
+    host[probes] = 0
+    x.readinto(host)
+    assert host[probes].tolist() == list(range(1, len(probes) + 1)) and np.count_nonzero(host) == len(probes)
 
 
 def test_a_hundred_reads_outstanding(gpu: hearth.Device) -> None:

@@ -37,6 +37,7 @@ class LockingServer(CpuServer):
 
     def __init__(self, spec: DeviceSpec, host: Host, slab: int = 1 << 20) -> None:
         super().__init__(spec)
+        self.host = host
         self.pool = HostPool(spec.staging_bytes, lock=host.lock, slab=slab, on_grown=self._progress)
         self.direct = 0
         self.events = 0

@@ -82,6 +82,8 @@ class FakeCommunicators:
     def __init__(self) -> None:
         self.joined: list[FakeCommunicator] = []
         self.forgotten: list[bytes] = []
+        self.threads: dict[str, threading.Thread] = {}
+        """The thread of the last call of each method that may wait for peers."""
         self.join_blocks = threading.Event()
         self.join_blocks.set()
 
@@ -90,12 +92,14 @@ class FakeCommunicators:
             raise Refusal(Reason.UNSUPPORTED, f"{kind} of {dtype} with {op}")
 
     def unique_id(self, ranks: int) -> bytes:
+        self.threads["unique_id"] = threading.current_thread()
         return b"id of %d" % ranks
 
     def forget(self, unique_id: bytes) -> None:
         self.forgotten.append(unique_id)
 
     def join(self, unique_id: bytes, rank: int, ranks: int) -> FakeCommunicator:
+        self.threads["join"] = threading.current_thread()
         self.join_blocks.wait(30)
         if unique_id == b"bad":
             raise Refusal(Reason.COMMUNICATOR_FAILED, "no such id")

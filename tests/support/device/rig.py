@@ -69,6 +69,11 @@ class Rig(Generic[S]):
             assert data, "the device process has ended"
             self._frames += self._reader.feed(data)
 
+    def came(self, kind: int, *idents: int) -> list[Frame]:
+        """The frames of this kind, and of one of `idents` if any are given, that were received and are not yet taken
+        by `until`. Reads nothing from the socket."""
+        return [frame for frame in self._frames if frame.kind == kind and (not idents or frame.id in idents)]
+
     def start(self, stream: int = 0, **kind: Any) -> int:
         """Sends one command as a single call; the number under which `answer` finds its result."""
         ident = next(self._ids)

@@ -12,6 +12,64 @@ from google.rpc import error_details_pb2, status_pb2
 from hearth_proto.reasons import CODES, Code, Reason, Refusal, from_status, from_text, stream_failures, to_text
 from hearth_proto.v1.status_pb2 import CommandFailure, Status
 
+PUBLISHED = {
+    "INVALID_ARGUMENT": Code.INVALID_ARGUMENT,
+    "INVALID_HANDLE": Code.NOT_FOUND,
+    "HANDLE_IN_USE": Code.ALREADY_EXISTS,
+    "MALFORMED_MESSAGE": Code.INVALID_ARGUMENT,
+    "MESSAGE_TOO_LARGE": Code.RESOURCE_EXHAUSTED,
+    "OUT_OF_BOUNDS": Code.OUT_OF_RANGE,
+    "OUT_OF_MEMORY": Code.RESOURCE_EXHAUSTED,
+    "QUOTA_EXCEEDED": Code.RESOURCE_EXHAUSTED,
+    "QUEUE_FULL": Code.RESOURCE_EXHAUSTED,
+    "ALLOCATION_FAILED": Code.FAILED_PRECONDITION,
+    "COMPILE_FAILED": Code.INVALID_ARGUMENT,
+    "COMPILE_LIMIT": Code.RESOURCE_EXHAUSTED,
+    "NO_COMPILER": Code.FAILED_PRECONDITION,
+    "FUNCTION_NOT_FOUND": Code.NOT_FOUND,
+    "GLOBAL_NOT_FOUND": Code.NOT_FOUND,
+    "MODULE_INVALID": Code.INVALID_ARGUMENT,
+    "LAUNCH_INVALID": Code.INVALID_ARGUMENT,
+    "LAUNCH_FAILED": Code.INTERNAL,
+    "RESIDENCY_EXCEEDED": Code.INVALID_ARGUMENT,
+    "OUT_OF_BOUNDS_WRITE": Code.DATA_LOSS,
+    "TENSOR_MAP_INVALID": Code.INVALID_ARGUMENT,
+    "CAPTURE_INVALID": Code.FAILED_PRECONDITION,
+    "DEPENDENCY_FAILED": Code.FAILED_PRECONDITION,
+    "TRANSFER_ABORTED": Code.ABORTED,
+    "DEVICE_LOST": Code.UNAVAILABLE,
+    "DEVICE_NOT_FOUND": Code.NOT_FOUND,
+    "DEVICE_UNAVAILABLE": Code.UNAVAILABLE,
+    "BUFFER_LOST": Code.DATA_LOSS,
+    "PROFILE_INVALID": Code.FAILED_PRECONDITION,
+    "COLLECTIVE_MISMATCH": Code.FAILED_PRECONDITION,
+    "COLLECTIVE_TIMEOUT": Code.DEADLINE_EXCEEDED,
+    "COMMUNICATOR_FAILED": Code.ABORTED,
+    "SESSION_EXPIRED": Code.NOT_FOUND,
+    "SESSION_LIMIT": Code.RESOURCE_EXHAUSTED,
+    "VERSION_UNSUPPORTED": Code.FAILED_PRECONDITION,
+    "UNAUTHENTICATED": Code.UNAUTHENTICATED,
+    "PERMISSION_DENIED": Code.PERMISSION_DENIED,
+    "UNSUPPORTED": Code.UNIMPLEMENTED,
+    "DRAINING": Code.UNAVAILABLE,
+    "CANCELLED": Code.CANCELLED,
+    "INTERNAL": Code.INTERNAL,
+    "DEADLINE_EXCEEDED": Code.DEADLINE_EXCEEDED,
+    "SESSION_BARRED": Code.FAILED_PRECONDITION,
+    "NOT_PUBLISHED": Code.NOT_FOUND,
+    "NAME_IN_USE": Code.ALREADY_EXISTS,
+    "READ_ONLY": Code.FAILED_PRECONDITION,
+    "DATA_RACE": Code.DATA_LOSS,
+    "DISK_FULL": Code.RESOURCE_EXHAUSTED,
+    "OVERLOADED": Code.RESOURCE_EXHAUSTED,
+}
+"""The reasons of version 1 of the protocol, with their gRPC codes. Clients match on both: entries are added only."""
+
+
+def test_published_reasons_keep_their_names_and_codes() -> None:
+    assert {reason.value: code for reason, code in CODES.items()} == PUBLISHED
+    assert {reason.name for reason in Reason} == set(PUBLISHED)
+
 
 def test_every_reason_has_a_code() -> None:
     assert set(CODES) == set(Reason)

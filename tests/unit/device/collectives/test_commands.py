@@ -146,6 +146,24 @@ def test_the_work_behind_a_barrier_waits_for_it(rig: PeerRig) -> None:
     assert peer.given[0][0].kind == "barrier"
 
 
+@pytest.mark.parametrize("follows", [False, True], ids=["without", "with"])
+def test_work_behind_a_sync_collective_waits_whatever_its_buffers(rig: PeerRig, follows: bool) -> None:
+    """Buffer 2 has no part in the operation: without the command, nothing orders the read behind it."""
+    peer = rig.join()
+    rig.batch(c.Command(create_stream=c.CreateStream(stream=5)))
+    assert rig.reason(rig.read(3, stream=5)) == ""  # from here on stream 5 is ordered behind what made buffer 3
+    rig.batch(collective(1))
+    rig.go(rig.hear("present"), 1)
+    if follows:
+        assert not rig.call(sync_collective=c.SyncCollective()).HasField("error")
+    read = rig.read(2)
+    if follows:
+        assert rig.reason(rig.read(3, stream=5)) == "" and not rig.came(Kind.RESULT, read)
+        peer.release()
+    assert rig.reason(read) == ""
+    peer.release()
+
+
 def test_a_row_is_presented_at_once_and_what_stands_behind_other_work_is_not(rig: PeerRig) -> None:
     rig.batch(collective(1), collective(2), c.Command(write=c.Write(buffer=1, transfer=9, size=64)), collective(3))
     first, second = rig.hear("present"), rig.hear("present")
@@ -225,6 +243,14 @@ def test_ids_and_joins_that_fail(rig: PeerRig) -> None:
     failed = rig.hear("join_failed")
     assert failed["comm"] == "a-2" and failed["status"]
     assert rig.server.peers.forgotten == [b"id of 2"]
+
+
+def test_communicators_are_made_off_the_device_handle_thread(rig: PeerRig) -> None:
+    rig.tell("create_id", comm="a-1", ranks=2)
+    rig.hear("id")
+    rig.join()
+    assert set(rig.server.peers.threads) == {"unique_id", "join"}
+    assert rig.thread not in rig.server.peers.threads.values()
 
 
 # ---- groups over daemons ----

@@ -27,6 +27,8 @@ class Watched(CpuServer):
         super().__init__(spec)
         self.waits: list[CpuStream] = []
         self.freed: list[int] = []
+        self.trims: list[int] = []
+        """Bytes in use at each trim of the pool."""
 
     def stream(self, number: int) -> CpuStream:
         return self._streams[number]
@@ -38,6 +40,10 @@ class Watched(CpuServer):
     def free(self, memory: Any, stream: CpuStream) -> None:
         self.freed.append(memory.size)
         super().free(memory, stream)
+
+    def trim(self) -> None:
+        self.trims.append(self.memory_held()[0])
+        super().trim()
 
 
 @pytest.fixture
@@ -161,3 +167,14 @@ def test_a_persistent_block_is_settled_on_the_stream_that_gets_it(rig: Rig[Watch
     rig.call(free=c.Free(buffers=[2]))
     rig.call(memory_cleanup=c.MemoryCleanup())
     assert rig.server.freed == [1000]
+
+
+def test_a_cleanup_trims_the_pool_once_what_the_session_keeps_is_in_it(rig: Rig[Watched]) -> None:
+    rig.call(set_allocation_mode=c.SetAllocationMode(mode=c.ALLOCATION_MODE_PERSISTENT))
+    rig.call(allocate=c.Allocate(buffer=1, size=1 << 16))
+    rig.call(set_allocation_mode=c.SetAllocationMode(mode=c.ALLOCATION_MODE_AUTO))
+    rig.call(allocate=c.Allocate(buffer=2, size=512))
+    rig.call(free=c.Free(buffers=[1]))
+    assert usage(rig).bytes_persistent == 1 << 16 and rig.server.trims == []
+    assert not rig.call(memory_cleanup=c.MemoryCleanup()).HasField("error")
+    assert rig.server.trims == [512] and usage(rig).bytes_persistent == 0

@@ -94,6 +94,40 @@ def test_a_long_kernel_is_asked_for_seldom_and_an_idle_device_not_at_all(rig: Ri
     assert rig.server.asked == before
 
 
+def test_waits_for_a_long_kernel_make_no_copy_wait_for_a_sleep(rig: Rig[Polled]) -> None:
+    """64 bytes there and back on another stream, beside waits that the device is asked for now and then."""
+    rig.batch(
+        c.Command(create_stream=c.CreateStream(stream=5)),
+        c.Command(stream=5, allocate=c.Allocate(buffer=2, size=64)),
+        c.Command(stream=5, fill=c.Fill(buffer=2, size=64, pattern=b"\0")),
+    )
+    ok(rig.call(describe_module=c.DescribeModule(module=1)))
+    ok(rig.call(sync=c.Sync(all_streams=True)))
+    gate = rig.server.shut()
+    rig.batch(c.Command(launches=RECORD))
+    waits = [rig.start(sync=c.Sync(all_streams=number % 2 == 0)) for number in range(7)]
+    rig.gauges()  # all of it has arrived
+    sleeps: list[float] = []
+    real = rig.process.loop.on_poll
+
+    def polled() -> float | None:
+        asleep = real()
+        sleeps.append(60.0 if asleep is None else asleep)
+        return asleep
+
+    rig.process.loop.on_poll = polled
+    try:
+        for number in range(1, 101):
+            data = bytes([number]) * 64
+            ok(rig.call(stream=5, write=c.Write(buffer=2, data=data)))
+            assert ok(rig.call(stream=5, read=c.Read(buffer=2, size=64))).read.data == data
+        assert sleeps and max(sleeps) <= 2e-3 and not rig.came(Kind.RESULT, *waits)
+    finally:
+        gate.set()
+    for wait in waits:
+        ok(rig.answer(wait))
+
+
 def test_who_keeps_the_loop_in_haste_holds_up_nothing(rig: Rig[Polled]) -> None:
     """Each sync is awaited anew, and none comes to its end; what is looked at now and then is looked at all the
     same."""

@@ -168,6 +168,18 @@ def test_a_copy_that_the_driver_refuses_gives_its_memory_back(start: Start) -> N
     assert rig.gauges()["staging_bytes"] == 0
 
 
+def test_a_thousand_copies_lock_no_more_memory_than_the_first(start: Start) -> None:
+    rig = start(64 * MIB)
+    ok(rig.call(allocate=c.Allocate(buffer=1, size=1 << 16)))
+    locked = None
+    for number in range(500):
+        data = bytes([number % 251]) * (64 << number % 8)
+        ok(rig.call(write=c.Write(buffer=1, data=data)))
+        assert ok(rig.call(read=c.Read(buffer=1, size=len(data)))).read.data == data
+        locked = locked or list(rig.server.host.asked)
+    assert rig.server.host.asked == locked
+
+
 def test_small_writes_share_their_events(start: Start) -> None:
     rig = start(8 * MIB)
     ok(rig.call(allocate=c.Allocate(buffer=1, size=64)))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,21 @@ def test_defaults() -> None:
     assert (config.listen.lanes, config.lane_address) == ("127.0.0.1:7423",) * 2
     assert (config.sessions.lease, config.drain_timeout, config.devices.cpu_count) == (30.0, 10.0, 2)
     assert origins == {}
+
+
+def test_defaults_are_those_of_the_shipped_file() -> None:
+    """`deploy/hearth.toml` has every setting at its default; tenants have none."""
+    shipped = ROOT / "deploy" / "hearth.toml"
+    assert load(shipped, {})[0] == load(environ={})[0]
+    named = {(section, key) for section, keys in _sections(tomllib.loads(shipped.read_text())) for key in keys}
+    there_are = {(section, key) for section, keys in _sections(load(environ={})[0].model_dump()) for key in keys}
+    assert there_are - named == {("", "tenants")} and not named - there_are
+
+
+def _sections(settings: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    """Keys by section; those of no section under the empty string."""
+    yield "", [key for key, value in settings.items() if not isinstance(value, dict)]
+    yield from ((key, list(value)) for key, value in settings.items() if isinstance(value, dict))
 
 
 def test_file_then_environment_then_flags(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from hearthd.front.gpu.reading import RECOVERY, THROTTLING, GpuReading
 from hearthd.front.gpu.watch import GpuWatch
 from hearthd.front.metrics import gpu
 from hearthd.front.rpc import node_status
+from hearthd.front.rpc.node_status import NodeStatus
 from hearthd.front.supervisor.supervisor import FENCED, SERVING
 from tests.support.front.fixture import front, refused, run, until
 
@@ -103,7 +104,16 @@ def test_a_fence_that_an_operator_lifts_stays_lifted_until_something_new() -> No
     watch.look({})
 
 
-def test_a_fenced_device_takes_nobody_new_and_its_neighbours_serve(tmp_path: Path) -> None:
+def test_a_sick_gpu_is_fenced_and_its_neighbours_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver reports an Xid of GPU 0; the daemon's watch does the rest."""
+    fell_ill = asyncio.Event()
+
+    async def readings(_status: NodeStatus) -> dict[int, GpuReading]:
+        await fell_ill.wait()
+        return {0: GpuReading(xids={79: 1}), 1: GpuReading()}
+
+    monkeypatch.setattr(NodeStatus, "readings", readings)
+
     async def scenario() -> None:
         async with front(tmp_path) as f:
             names = health_pb2_grpc.HealthStub(f.channel)
@@ -116,14 +126,16 @@ def test_a_fenced_device_takes_nobody_new_and_its_neighbours_serve(tmp_path: Pat
             await f.devices.Sync(device_pb2.SyncRequest(target=f.target(0)))
             first = f.target(0)
             device = f.daemon.supervisor.find(0)
-            device.fence("it smells of smoke")
-            assert device.state == FENCED and device.detail == "it smells of smoke"
+            assert device.state == SERVING
+            fell_ill.set()
+            await until(lambda: device.state == FENCED)
+            assert "Xid 79" in device.detail
             assert f.daemon.supervisor.find(1).state == SERVING
             assert node_status.ready(f.daemon.supervisor, False), "the node serves"
             await f.devices.Sync(device_pb2.SyncRequest(target=first))  # who is there may fetch what is his
             await f.open("another")
             refusal = await refused(f.devices.Sync(device_pb2.SyncRequest(target=f.target(0))))
-            assert refusal.reason == Reason.DEVICE_UNAVAILABLE and "it smells of smoke" in refusal.message
+            assert refusal.reason == Reason.DEVICE_UNAVAILABLE and "Xid 79" in refusal.message
             await f.devices.Sync(device_pb2.SyncRequest(target=f.target(1)))
             await comes_to("device/0", health_pb2.HealthCheckResponse.NOT_SERVING)
             await comes_to("device/1", health_pb2.HealthCheckResponse.SERVING)

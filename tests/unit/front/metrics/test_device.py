@@ -15,6 +15,84 @@ from hearthd.front.counters import Counts, DeviceTotals
 from hearthd.front.metrics import device
 from hearthd.front.supervisor import gauges
 
+FAMILIES = {
+    f"hearth_{name}"
+    for name in [
+        "allocated_bytes_total",
+        "allocations_total",
+        "batch_execution_seconds",
+        "batches_total",
+        "cancelled_total",
+        "checkpointed_bytes_total",
+        "checkpoints_total",
+        "chunks_in_slots_total",
+        "collective_bytes_total",
+        "collectives_failed_total",
+        "collectives_total",
+        "command_errors_total",
+        "command_failures_total",
+        "commands_total",
+        "compile_cache_hits_total",
+        "compile_cache_misses_total",
+        "compile_crashes_total",
+        "compile_failures_total",
+        "compile_seconds",
+        "device_busy_seconds_total",
+        "device_process_cpu_seconds_total",
+        "device_to_device_bytes_total",
+        "device_to_device_operations_total",
+        "device_to_host_bytes_total",
+        "device_to_host_operations_total",
+        "dispatches_total",
+        "filled_bytes_total",
+        "fills_total",
+        "freed_bytes_total",
+        "frees_total",
+        "graph_launches_total",
+        "host_to_device_bytes_total",
+        "host_to_device_operations_total",
+        "joins_abandoned_total",
+        "kernel_launches_total",
+        "kernel_timeouts_total",
+        "launch_completion_seconds",
+        "loads_refused_total",
+        "loop_turn_seconds",
+        "modules_loaded_total",
+        "modules_unloaded_total",
+        "occupancy_measured_launches_total",
+        "occupancy_sum_total",
+        "out_of_memory_total",
+        "output_bytes_total",
+        "output_dropped_bytes_total",
+        "output_unattributed_bytes_total",
+        "persistent_hits_total",
+        "prepared_launches_total",
+        "profiles_total",
+        "profiles_void_total",
+        "queue_delay_seconds",
+        "quota_refusals_total",
+        "restored_buffers_total",
+        "scheduled_threads_total",
+        "slices_total",
+        "sync_points_total",
+        "sync_wait_seconds",
+        "timed_dispatches_total",
+        "timed_download_seconds_total",
+        "timed_enqueue_seconds_total",
+        "timed_kernel_seconds_total",
+        "timed_upload_seconds_total",
+        "timed_wait_seconds_total",
+        "timed_wall_seconds_total",
+        "trace_events_dropped_total",
+        "trace_events_total",
+        "traces_total",
+        "transfer_bytes_total",
+        "transfer_seconds",
+        "validated_launches_total",
+    ]
+}
+"""Metric families of the counters and histograms of a device process."""
+
 
 def snapshot(value: int) -> dict[str, Any]:
     return {
@@ -178,3 +256,13 @@ def test_every_counter_of_a_device_process_is_described() -> None:
     answer = telemetry.snapshot()
     for line in page({0: Counts.of(answer)}).splitlines():
         assert not (line.startswith("# HELP") and "Of the device process:" in line), line
+
+
+def test_fields_of_a_device_process_have_their_published_families() -> None:
+    """Dashboards and alerts name them: entries are added only."""
+    from hearthd.device.platform.telemetry import Telemetry
+
+    telemetry = Telemetry()
+    telemetry.know(["read"])
+    text = page({0: Counts.of(telemetry.snapshot())})
+    assert {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")} == FAMILIES

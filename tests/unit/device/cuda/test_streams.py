@@ -1,0 +1,94 @@
+"""CUDA streams behind a fake driver: the arguments of the calls that create them."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+NON_BLOCKING = 1
+"""cudaStreamNonBlocking."""
+
+
+class FakeRuntime(ModuleType):
+    """The part of `cupy_backends.cuda.api.runtime` that streams need; records each created stream."""
+
+    CUDARuntimeError = RuntimeError
+    streamNonBlocking = NON_BLOCKING
+    eventDisableTiming = 2
+    eventDefault = 0
+
+    def __init__(self) -> None:
+        super().__init__("cupy_backends.cuda.api.runtime")
+        self.created: list[tuple[int, int]] = []
+        """Flags and priority of each stream."""
+        self.destroyed: list[int] = []
+
+    def streamCreateWithPriority(self, flags: int, priority: int) -> int:
+        self.created.append((flags, priority))
+        return len(self.created)
+
+    def streamCreateWithFlags(self, flags: int) -> int:
+        return self.streamCreateWithPriority(flags, 0)
+
+    def streamDestroy(self, pointer: int) -> None:
+        self.destroyed.append(pointer)
+
+    def eventCreateWithFlags(self, flags: int) -> int:
+        return 100 + flags
+
+    def eventRecord(self, event: int, stream: int) -> None: ...
+
+    def eventQuery(self, event: int) -> int:
+        return 600
+
+    def streamWaitEvent(self, stream: int, event: int) -> None: ...
+
+
+@pytest.fixture
+def runtime() -> FakeRuntime:
+    return FakeRuntime()
+
+
+@pytest.fixture
+def operations(runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`StreamOperations` over the fake, whether or not CuPy is installed; other tests get the module anew."""
+    api = ModuleType("cupy_backends.cuda.api")
+    api.runtime = runtime  # type: ignore[attr-defined]
+    api.driver = SimpleNamespace(CUDADriverError=RuntimeError)  # type: ignore[attr-defined]
+    modules: dict[str, Any] = {
+        "cupy_backends": ModuleType("cupy_backends"),
+        "cupy_backends.cuda": ModuleType("cupy_backends.cuda"),
+        "cupy_backends.cuda.api": api,
+        "cupy_backends.cuda.api.runtime": runtime,
+        "cupy_backends.cuda.api.driver": api.driver,
+    }
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    package = importlib.import_module("hearthd.device.cuda")
+    for name in ("errors", "streams"):
+        monkeypatch.setattr(package, name, None, raising=False)
+        monkeypatch.setitem(sys.modules, f"hearthd.device.cuda.{name}", None)
+        del sys.modules[f"hearthd.device.cuda.{name}"]
+    return importlib.import_module("hearthd.device.cuda.streams").StreamOperations()
+
+
+@pytest.mark.parametrize("priority", [0, -1, -5])
+def test_streams_are_non_blocking_and_have_their_priority(operations: Any, runtime: FakeRuntime, priority: int) -> None:
+    stream = operations.create_stream(priority)
+    assert runtime.created == [(NON_BLOCKING, priority)] and stream.pointer == 1
+
+
+def test_the_stream_that_collects_output_is_non_blocking(operations: Any, runtime: FakeRuntime) -> None:
+    operations.flush_output()
+    assert runtime.created == [(NON_BLOCKING, 0)]
+
+
+def test_a_stream_is_destroyed_once(operations: Any, runtime: FakeRuntime) -> None:
+    stream = operations.create_stream()
+    for _ in range(2):
+        operations.destroy_stream(stream)
+    assert runtime.destroyed == [1] and not hasattr(stream, "pointer")
