@@ -94,7 +94,7 @@ class PrintfCapture:
         os.close(write_end)
         threading.Thread(target=self._empty, name="output", daemon=True).start()
 
-    # ---- who prints ----
+    # ---- sessions that print ----
 
     def launched(self, session: SessionRef, track: PooledStream) -> None:
         """A kernel that may print has been given to the track."""

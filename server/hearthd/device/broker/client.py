@@ -40,15 +40,15 @@ class _Answer:
 
 
 class Broker:
-    """Implements `hearthd.device.compiler.images.ImageSource`. Threads may use it at once.
+    """Client of the broker. Implements `hearthd.device.compiler.images.ImageSource`. Threads may use it at once.
 
-    A broker that ends is replaced by its keeper, which sends the sockets that lead to the next one; what it had under
-    way is asked of that one again. Where the keeper has ended, every request fails with INTERNAL: a confined process
-    can start no other.
+    A broker that ends is replaced by its keeper, which sends the sockets that lead to the next one; requests under way
+    are sent again to that one. Where the keeper has ended, every request fails with INTERNAL: a confined process can
+    start no other.
     """
 
     def __init__(self, link: socket.socket, files: socket.socket, renewals: socket.socket, pid: int) -> None:
-        """`pid`: of the keeper."""
+        """Connects to a broker; `pid` is that of the keeper."""
         self.pid = pid
         self._link = link
         self._files = files

@@ -48,7 +48,7 @@ class LaunchOrder(Generic[P]):
         return line[0]
 
     def launched(self, operation: P) -> None:
-        """The head is on its way."""
+        """Takes note that the first operation has been launched."""
         assert self._line[0] is operation
         self._line.popleft()
         self._weight += operation.weight

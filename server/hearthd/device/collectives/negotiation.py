@@ -113,7 +113,7 @@ class Negotiation:
         self._rows.add(pending, signature)
         if not weight:
             self._rows.flush()
-            self._device.outbox.send()  # the first of a row starts while the others are still looked at
+            self._device.outbox.send()  # the first of a series starts while the others are handled
 
     def flush(self) -> None:
         """Sends what has been presented."""

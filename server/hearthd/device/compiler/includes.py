@@ -1,14 +1,14 @@
 """Check of source text for directives that would make the compiler read files of the host.
 
-A sandbox is what keeps a compiler from other files (`hearthd.device.platform.sandbox`); this holds where the kernel has
-none, and says in the user's own terms what is wrong. It errs on the side of refusing: a directive counts wherever it
+The sandbox keeps a compiler from other files (`hearthd.device.platform.sandbox`); this check serves where the kernel
+has none, and names the fault in the user's terms. It errs on the side of refusing: a directive counts wherever it
 stands, also in a block comment or behind `#if 0`; only lines that are a `//` comment under every reading of the source
 do not.
 
-Directives are found however they can be written: with spaces and comments within, digraphs, lines that are spliced in
-the middle of a word. What a compiler takes for a splice differs (trailing spaces, trigraphs), so each reading is
-looked at. Names that macros make cannot be known, and are refused; macros that only the compiler's own headers define
-are not the user's, and are left alone.
+Directives are found in every form: with spaces and comments within, digraphs, lines that are spliced in the middle of a
+word. Compilers differ in what is a splice (trailing spaces, trigraphs), so each reading is checked. Names that macros
+make cannot be known, and are refused; macros that only the compiler's own headers define are not the user's, and are
+ignored.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Reads and writes of files in memory, one after another, beside the device-handle thread.
 
-Filling a page for the first time takes longer than the device takes to deliver it, so the thread that serves everybody
-does not do it. `pwrite` rather than a mapping: the system's refusals come as errors, not as SIGBUS, and no kernel of
-the CPU backend can write there by mistake.
+Filling a page for the first time takes longer than the device takes to deliver it, so it happens on a separate thread.
+`pwrite` rather than a mapping: the system's refusals come as errors, not as SIGBUS, and no kernel of the CPU backend
+can write there by mistake.
 """
 
 from __future__ import annotations

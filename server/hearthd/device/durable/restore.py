@@ -29,7 +29,7 @@ class RestoreResources(NamedTuple):
     files: FileThread
     allowance: StagingAllowance
     file: Callable[[], int | None]
-    """The session's file; None: it is on its way."""
+    """Returns the session's file; None: it has not arrived."""
 
 
 class Restore:

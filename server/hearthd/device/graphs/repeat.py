@@ -99,7 +99,7 @@ class Rounds:
         device, track, summary = self._device, self._stream.track, program.holdings.summary
         tracks, cost, names = device.tracks, program.cost, program.names
         turn = min(program.turn, track.room)
-        while self._left and not track.closed and turn > 0:  # in this order: who finds it closed lines up for a turn
+        while self._left and not track.closed and turn > 0:  # in this order: the check of `closed` queues it for a turn
             count = min(self._left, max(1, min(track.budget, turn) // cost)) if self._limit is None else 1
             tracks.before(track, (program.usage, *summary.writes), summary.reads)
             device.begin(self._stream)

@@ -1,8 +1,8 @@
-"""Memory segments handed from process to process by a number that only those who share it know.
+"""Exchange of memory segments between processes, by a number that only its holders know.
 
-Who keeps a segment listens on an abstract Unix socket whose name is a hash of the number (the nonce); who knows the
-number connects and gets the descriptor. Both sides check that the other runs as the same user. Device processes do
-this through their brokers: a confined process opens no socket.
+The process that keeps a segment listens on an abstract Unix socket whose name is a hash of the number (the nonce); a
+process that knows the number connects and receives the descriptor. Both sides check that the other runs as the same
+user. Device processes do this through their brokers: a confined process opens no socket.
 """
 
 from __future__ import annotations

@@ -51,7 +51,8 @@ from hearthd.shared.device_spec import DeviceSpec
 HEAD = HEADER.size
 RECEIVE_BYTES = 64 << 10
 LONG_RECEIVE_BYTES = 2 << 20
-"""While a frame is under way that is longer than what has come of it: so much room costs 20 us to make."""
+"""Size of a receive while a frame is under way that is longer than its received part: that much room costs 20 us to
+make."""
 
 
 def make_server(spec: DeviceSpec, broker: Broker | None = None) -> ComputeServer:

@@ -1,6 +1,6 @@
 """Annotations: ranges around commands for profilers (NVTX), and the activity of single kernels (CUPTI).
 
-Both are off unless configured; who is there is decided when the device process starts.
+Both are off unless configured; their presence is determined when the device process starts.
 """
 
 from __future__ import annotations

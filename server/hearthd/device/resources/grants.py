@@ -61,7 +61,7 @@ class ProcessGrants:
         return memory
 
     def check(self, size: int) -> None:
-        """Raises as `allocate` where `size` bytes more are beyond the limit, after the pool was trimmed in vain."""
+        """Raises as `allocate` where `size` more bytes exceed the limit even after the pool was trimmed."""
         if self.limit is None or not self._missing(size):
             return
         self._server.trim()

@@ -18,7 +18,7 @@ PATIENT_MOST = 64
 """Limit of jobs that no client waits for; beyond it, they are urgent."""
 
 TELL_S = 2.0
-"""A load that has waited for so long is worth a line in the log."""
+"""Wait of a load after which it is logged, in seconds."""
 
 PATIENCE_S = 0.005
 """Seconds in which the device may become idle by itself, before launches are held back."""

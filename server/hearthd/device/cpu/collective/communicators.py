@@ -94,7 +94,7 @@ class CpuCommunicators:
             threading.Thread(target=self._build, args=(dtype,), name="exchange build", daemon=True).start()
 
     def _build(self, dtype: str) -> None:
-        with _AT_ONCE, contextlib.suppress(Refusal, OSError):  # who needs it meets the same, and says so
+        with _AT_ONCE, contextlib.suppress(Refusal, OSError):  # the first use meets the error again, and reports it
             toolchain = self._toolchain()
             if dtype:
                 libraries.reduction(dtype, toolchain)

@@ -126,7 +126,7 @@ class SharedExchange:
         """
         limit = -1 if timeout_s is None or math.isinf(timeout_s) else min(max(0, int(timeout_s * 1e9)), 1 << 62)
         report = _Report()
-        self._load(call)  # not while busy: who aborts does not wait for the compiler
+        self._load(call)  # not while busy: an abort must not wait for the compiler
         with self._busy:
             if self._closed:
                 raise self._failed("has been closed")
