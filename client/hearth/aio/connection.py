@@ -123,7 +123,7 @@ class LoopAttachment(Attachment):
 
 
 class LoopConnection(Connection):
-    """The connection to one device, for the loop of `home`; in threads other than the loop's it blocks like `hearth`'s."""
+    """The connection to one device, for the loop of `home`; in other threads it blocks like `hearth`'s."""
 
     def __init__(
         self, home: Home, transport: Transport, token: str, ordinal: int, limits: Limits, timeout: float, lease: float
