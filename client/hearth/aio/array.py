@@ -86,7 +86,7 @@ class DeviceArray(BaseArray):
         timeout: float | None = None,
         progress: bool | Progress | None = None,
     ) -> int:
-        """Reads the bytes of the array into a buffer: see `hearth.DeviceArray.readinto`. Cancelled or late, like `get`."""
+        """Reads the bytes into a buffer: see `hearth.DeviceArray.readinto`. Cancelled or late, like `get`."""
         data = dtypes.writable(buffer, self._nbytes)
         await self._connection.opened()
         self._connection.raise_deferred()

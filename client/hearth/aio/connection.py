@@ -1,7 +1,7 @@
-"""The road to one device for an event loop: where a thread would wait, it does not.
+"""The connection to one device for an event loop: it never blocks where that of `hearth` does.
 
-Commands may be given before the device has been attached to: a thread sees to that, and they go when it is done. What
-cannot be had so (arrays that come back after a loss) is refused with what to await.
+Commands may be submitted before the device is attached: a thread attaches, and they are sent afterwards. A call that
+cannot be served so (arrays that come back after a loss) raises an error that names the await to use.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hearth.transport.base import Transport
 
 TIMES = 4
-"""So many times what a thread may queue, before it has to wait, an event loop may."""
+"""Factor by which an event loop may queue more than a thread that would have to wait."""
 UPLOADS_SOFT = 256 << 20
 UPLOADS_HARD = 1 << 30
 """Bytes of large arrays that are on their way: beyond the first `ready` waits, beyond the second a call raises."""
@@ -36,11 +36,11 @@ _POLL_S = 1e-3
 
 
 class LoopAttachment(Attachment):
-    """Takes commands from the event loop without ever waiting, also while it is opened."""
+    """An attachment that takes commands from the event loop without blocking, also while it is being opened."""
 
     _trying = False
     _failed: HearthError | None = None
-    """What the last attempt to open it ended with."""
+    """The error of the last attempt to open it."""
 
     def __init__(
         self,
@@ -54,13 +54,15 @@ class LoopAttachment(Attachment):
         self._opened = threading.Event()
 
     def wait_opened(self) -> None:
-        """As a thread: returns when the device is attached. Raises why it cannot be."""
+        """Blocks until the device is attached; called in a thread. Raises the reason why it cannot be."""
         self._opened.wait()
         if self.session.error is not None:
             raise self.session.error.again()
 
     def open_patiently(self, transport: Transport, token: str, device: int, lease: float, again: AttachBackoff) -> None:
-        """As `Connection._attach` does it, and what was queued meanwhile stays. Raises what it failed with."""
+        """Attaches, with the retries of `BlockingConnection`; commands that were queued meanwhile stay. Raises the last
+        failure.
+        """
         session = self.session
         try:
             while True:
@@ -99,7 +101,7 @@ class LoopAttachment(Attachment):
             )  # fmt: skip
 
     def end(self, error: HearthError) -> None:
-        """While it is being opened, only a close ends it: there may be another attempt."""
+        """Ends the attachment. While it is being opened, only a close ends it: there may be another attempt."""
         if self._trying and not isinstance(error, ClosedError):
             with self._lock:
                 self._failed = error
@@ -116,12 +118,12 @@ class LoopAttachment(Attachment):
 
     @property
     def roomy(self) -> bool:
-        """Whether a thread could submit without waiting."""
+        """True if a thread could submit without waiting."""
         return not self.queue.full or self.session.error is not None
 
 
 class LoopConnection(Connection):
-    """The road to one device, for the loop of `home`; in other threads than the loop's it waits as ever."""
+    """The connection to one device, for the loop of `home`; in other threads it blocks like `hearth`'s."""
 
     def __init__(
         self, home: Home, transport: Transport, token: str, ordinal: int, limits: Limits, timeout: float, lease: float
@@ -132,7 +134,7 @@ class LoopConnection(Connection):
         """Bytes of large arrays that are on their way up."""
         self._opening: Work[None] | None = None
         self._last: LoopAttachment | None = None
-        """What is, or was, being opened."""
+        """The attachment that is, or was, being opened."""
 
     # ---- attachments ----
 
@@ -154,7 +156,7 @@ class LoopConnection(Connection):
         )
 
     def _begin(self) -> Work[None]:
-        """Sees to it that the device is attached, in another thread."""
+        """Starts to attach in another thread, unless that is under way."""
         if self.refusal is not None:
             raise self.refusal.again()
         with self._attaching:
@@ -192,7 +194,7 @@ class LoopConnection(Connection):
             self.generation = space.generation = fresh.session.generation
             if self.recorder is not None:
                 self.recorder.attached(self, fresh)
-            for handle in fresh.session.durable:  # nobody had them any more when it began
+            for handle in fresh.session.durable:  # no array referred to them when it began
                 space.deferred_frees.add("buffer", handle)
         if self.refusal is not None:
             fresh.end(self.refusal)
@@ -219,9 +221,9 @@ class LoopConnection(Connection):
     async def ready(self) -> None:
         """Returns when the device is attached, the queue has room, and not too much is on its way up."""
         await self.until_attached()
-        while self.uploading > UPLOADS_SOFT or not self._roomy():  # noqa: ASYNC110 - nobody says when there is room
+        while self.uploading > UPLOADS_SOFT or not self._roomy():  # noqa: ASYNC110 - there is no notification of room
             await asyncio.sleep(_POLL_S)
-        await asyncio.sleep(0)  # who only submits lets others have a turn
+        await asyncio.sleep(0)  # a task that only submits lets others run
 
     def _roomy(self) -> bool:
         attachment = self._attachment
@@ -230,13 +232,13 @@ class LoopConnection(Connection):
     # ---- large arrays on their way up ----
 
     def take_on(self, size: int) -> None:
-        """So many bytes are to go. Raises `QuotaExceededError` where too many do already."""
+        """Counts `size` bytes that are to be uploaded. Raises `QuotaExceededError` where too many are already."""
         if self.uploading and self.uploading + size > UPLOADS_HARD:
             raise full(f"{self.uploading} bytes of arrays are on their way to the device")
         self.uploading += size
 
     def put_down(self, size: int) -> None:
-        """They have gone."""
+        """Counts `size` bytes as uploaded."""
         self.home.later(partial(self._put_down, size))
 
     def _put_down(self, size: int) -> None:
@@ -244,7 +246,7 @@ class LoopConnection(Connection):
 
 
 def full(what: str) -> QuotaExceededError:
-    """For a call that would have to wait."""
+    """The error of a call that would have to wait."""
     return QuotaExceededError(
         f"{what}, and an event loop cannot wait in this call.",
         reason="QUEUE_FULL",

@@ -228,7 +228,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
         return Graph(self._connection)
 
     def prepared(self) -> Prepared:
-        """Makes a list: ``async with gpu.prepared() as p:`` collects the launches of the block; then ``p.launch(n)``."""
+        """Makes a list: ``async with gpu.prepared() as p:`` collects launches; then ``p.launch(n)``."""
         from hearth.aio.graph import Prepared
 
         return Prepared(self._connection)

@@ -1,4 +1,4 @@
-"""A dispatch that has been sent, for asyncio."""
+"""A dispatch in flight, for asyncio."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The event loop that a node belongs to: where its answers are told, and the threads that work for it."""
+"""The event loop that a node belongs to: it is woken for answers, and has threads that work for it."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ DISPATCHES = 4
 
 
 def in_loop() -> bool:
-    """Whether this thread runs an event loop, so that nothing may wait here."""
+    """True if this thread runs an event loop, so that it must not block here."""
     return asyncio._get_running_loop() is not None
 
 
 class Home:
-    """Of one node. What is not a coroutine is safe from any thread."""
+    """The event loop of one node, and its threads. Functions that are no coroutines are safe from any thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -58,7 +58,7 @@ class Home:
     # ---- answers ----
 
     async def answer(self, reply: Reply, timeout: float | None = None) -> commands_pb2.Result:
-        """The answer, as `Reply.wait` has it. Where this is cancelled, nobody waits for it any more."""
+        """Returns the answer, as `Reply.wait` does. Where this is cancelled, the reply is abandoned."""
         try:
             await self.answered(reply, timeout)
         except BaseException:
@@ -69,12 +69,12 @@ class Home:
         return reply.wait()
 
     async def asked(self, asked: PendingResult[T], timeout: float | None = None) -> T:
-        """What is made of the answer."""
+        """Returns the result of a request."""
         await self.answer(asked.reply, timeout)
         return asked.wait()
 
     async def answers(self, replies: Sequence[Reply], timeout: float | None = None) -> None:
-        """Waits for all, as `wait_for_all`."""
+        """Waits for all replies, like `wait_for_all`."""
         deadline = None if timeout is None else self.loop.time() + timeout
         try:
             for reply in replies:
@@ -107,8 +107,9 @@ class Home:
     # ---- threads ----
 
     async def call(self, work: Callable[[], T], *, undo: Callable[[T], object] | None = None) -> T:
-        """Has a thread do it. Where this is cancelled it is not begun any more; or, begun, it goes on, and `undo` gets
-        what comes of it."""
+        """Has a thread do some work, and returns its result. Where this is cancelled, work that has not begun is not
+        done; work that has begun continues, and `undo` gets its result.
+        """
         self.check()
         given = self.calls.run(work)
         try:
@@ -120,7 +121,7 @@ class Home:
         return given.result()
 
     async def over(self, work: Work[Any], timeout: float | None = None) -> None:
-        """Returns at its end, whatever that is, or after `timeout` seconds. Several may wait for the same."""
+        """Returns when the work has ended, or after `timeout` seconds. Several tasks may wait for the same work."""
         self.check()
         if work.done():
             return
@@ -130,9 +131,10 @@ class Home:
             await came
 
     async def outlast(self, work: Work[Any], error: BaseException) -> None:
-        """Waits until a thread has left the memory of who is to get `error`, whoever wants to be gone before: the end
-        of a copy, no more."""
-        if isinstance(error, GeneratorExit):  # nobody runs this any more
+        """Waits until a thread has left the memory of the task that is to get `error`, even if that task is cancelled
+        before: the end of one copy, no more.
+        """
+        if isinstance(error, GeneratorExit):  # the coroutine is not run any more
             work.join()
         while not work.done():
             try:
@@ -144,15 +146,15 @@ class Home:
                 continue
 
     def later(self, work: Callable[[], object]) -> None:
-        """Has the loop do it, while it runs."""
-        with contextlib.suppress(RuntimeError):  # it is closed: nobody waits there any more
+        """Has the loop do some work, while it runs."""
+        with contextlib.suppress(RuntimeError):  # it is closed: no task waits there
             self.loop.call_soon_threadsafe(work)
 
     # ---- inside ----
 
     @contextlib.contextmanager
     def _waking(self, came: asyncio.Future[None], timeout: float | None) -> Iterator[None]:
-        """Wakes who waits for it after `timeout` seconds, unless the block has ended before."""
+        """Wakes the task that waits for the future after `timeout` seconds, unless the block has ended before."""
         late = None if timeout is None else self.loop.call_later(timeout, _wake, came)
         try:
             yield
@@ -165,7 +167,7 @@ class Home:
             self.calls.run(partial(undo, work.result()))
 
     def _post(self, came: asyncio.Future[None]) -> None:
-        """Wakes who waits for it in the loop: all that come at about the same time by one call."""
+        """Wakes the task that waits for the future: all that come at about the same time by one call."""
         self._came.append(came)
         if not self._called:
             self._called = True

@@ -21,7 +21,7 @@ class Stream(BaseStream):
 
     @telemetry.traced("hearth.stream.synchronize")
     async def synchronize(self, timeout: float | None = None) -> None:
-        """Returns when everything submitted to the stream is done; arguments and errors of `hearth.Stream.synchronize`."""
+        """Returns when everything submitted so far is done; arguments and errors of `hearth.Stream.synchronize`."""
         connection = self._connection
         await connection.opened()
         await connection.home.answer(self._synchronizing(), timeout)

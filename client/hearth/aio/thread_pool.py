@@ -1,7 +1,7 @@
-"""Threads for what cannot be done without: few, made when they are needed, gone when they have had nothing to do.
+"""A pool of few threads for work that needs one: started when they are needed, gone when they were idle for a while.
 
-They are daemon threads of their own, not asyncio's executor: that one is shared with the application, and waited for
-when the loop or the interpreter ends, whatever a thread of it waits for.
+They are separate daemon threads, not asyncio's executor: that one is shared with the application, and is joined at the
+end of the loop or the interpreter, whatever a thread of it waits for.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ IDLE_S = 2.0
 
 
 class Work(Future[T]):
-    """What was given to a thread; as `hearth.kernels.pending_dispatch.Carrier`."""
+    """A task for the pool; a `hearth.kernels.pending_dispatch.Carrier`."""
 
     def __init__(self, work: Callable[[], T]) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Work(Future[T]):
             self.set_result(result)
 
     def is_alive(self) -> bool:
-        """Whether it is still to be done."""
+        """Returns True until it has ended."""
         return not self.done()
 
     def join(self, timeout: float | None = None) -> None:

@@ -1,8 +1,8 @@
-"""Large arrays on their way: the command that writes or reads them has its place among the others, their bytes go
+"""Large arrays in transit: the command that writes or reads them has its place among the others, and their bytes go
 beside it.
 
 On the daemon's host they go by shared memory (`hearth.transfer.registered`): a thread only says where they are, which
-waits for no device, and what comes down it copies to where it belongs. Elsewhere a thread carries them.
+waits for no device, and copies downloads to their destination. Elsewhere a thread carries them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class _Carried:
-    """One array, and what its command is answered with."""
+    """The transfer of one array, and the reply to its command."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class _Carried:
 
 
 def _in_loop(home: Home, report: Progress) -> Progress:
-    """Called in whichever thread, it reports in the loop."""
+    """A progress callback that any thread may call, and that reports in the loop."""
     return lambda done, total: home.later(partial(report, done, total))
 
 
@@ -58,9 +58,11 @@ def _in_loop(home: Home, report: Progress) -> Progress:
 def upload(
     connection: LoopConnection, attachment: LoopAttachment, part: BufferPart, data: memoryview, report: Progress | None
 ) -> None:
-    """Takes the bytes, unless they lie in memory that can be shared, and has them written in the order of the stream.
-    What goes wrong is told by the next await that reports errors. Raises `QuotaExceededError` where too many are on
-    their way."""
+    """Writes bytes in the order of the stream: they are copied, unless they lie in memory that can be shared.
+
+    An error is reported by the next await that reports errors. Raises `QuotaExceededError` where too many bytes are on
+    their way.
+    """
     size = len(data)
     connection.take_on(size)
     try:
@@ -106,7 +108,7 @@ def upload_read(
 
 
 class _Upload(_Carried):
-    """The session, which waits for the answer, holds it, and it the bytes."""
+    """An upload. The session, which waits for the answer, holds it, and it holds the bytes."""
 
     def __init__(
         self,
@@ -131,14 +133,14 @@ class _Upload(_Carried):
             self._answered()
 
     def _answered(self) -> None:
-        """The bytes are not needed any more, by the device either."""
+        """Called when the bytes are not needed any more, by the device either."""
         with self._lock:
             source, self._source, self._data = self._source, None, None
         if source is not None:
             self._connection.put_down(self._size)
 
     def carry(self) -> None:
-        """As a thread: has them taken from where they lie; else carries them."""
+        """Has the bytes taken from shared memory, or carries them; called in a thread."""
         connection, attachment, reply, source = self._connection, self._attachment, self._reply, self._source
         if source is None:
             return
@@ -181,8 +183,9 @@ def _told(connection: LoopConnection, attachment: LoopAttachment, error: HearthE
 
 
 class _Download(_Carried):
-    """Goes to its end whether or not anybody waits for it: the daemon keeps the bytes until they are taken, and what
-    comes behind the read waits for that."""
+    """A download. It completes whether or not a task waits for it: the daemon keeps the bytes until they are taken, and
+    work behind the read waits for that.
+    """
 
     def __init__(
         self,
@@ -203,7 +206,9 @@ class _Download(_Carried):
         self._dropped = self._landing = False
 
     def begin(self) -> bool:
-        """As a thread: whether they will be in shared memory when the read is answered; else they have come."""
+        """Begins, in a thread; True if the bytes will be in shared memory when the read is answered, else they have
+        come.
+        """
         size = len(self._into)
         there = registered.memory(size) if registered.likely(self._connection, self._attachment) else None
         if there is None:
@@ -214,11 +219,11 @@ class _Download(_Carried):
         return False
 
     def fill(self) -> bool:
-        """As a thread: has them put where they belong; whether that will be when the read is answered, else it is."""
+        """Has the bytes put where they belong, in a thread; True if they will be there when the read is answered."""
         return self._come(self._into)
 
     def _come(self, there: memoryview) -> bool:
-        """Has them come there: whether that will be when the read is answered; else they have."""
+        """Has the bytes come to `there`; True if they will be there when the read is answered, else they are."""
         connection, attachment, reply, number = self._connection, self._attachment, self._reply, self._number
         attachment.wait_opened()
         landing = None
@@ -239,7 +244,7 @@ class _Download(_Carried):
         return False
 
     def land(self) -> None:
-        """As a thread: copies what has come to the caller's memory."""
+        """Copies the bytes to the caller's memory; called in a thread."""
         with self._lock:
             if self._dropped or self._from is None:
                 return
@@ -250,8 +255,7 @@ class _Download(_Carried):
             self._report(len(self._into), len(self._into))
 
     def drop(self) -> bool:
-        """Nothing is written to the caller's memory any more; but what has begun to be, whether there is such, is there
-        in a moment."""
+        """Leaves the caller's memory as it is from now on; True if a copy has begun, which then ends in a moment."""
         with self._lock:
             self._dropped = True
             return self._landing and not self._ours
@@ -267,8 +271,10 @@ async def download(
     *,
     ours: bool,
 ) -> None:
-    """Reads bytes into memory, which nothing is written to once this returns or raises; `ours`: nobody else knows that
-    memory, so that it is no matter."""
+    """Reads bytes into memory, which is not written to once this returns or raises.
+
+    `ours`: nothing else refers to that memory, so that late writes do no harm.
+    """
     home = connection.home
     deadline = None if timeout is None else home.loop.time() + timeout
     reply, number = router.begin_download(connection, attachment, part, len(into))
@@ -298,7 +304,7 @@ async def download(
 
 
 def fillable(connection: LoopConnection, attachment: Attachment, into: memoryview) -> bool:
-    """Whether the device may well fill that memory itself."""
+    """True if the device can probably fill that memory itself."""
     return registered.shareable(into) and registered.likely(connection, attachment)
 
 
@@ -310,8 +316,9 @@ async def fill(
     timeout: float | None,
     report: Progress | None,
 ) -> None:
-    """Has the device fill memory in the order of the stream, and returns when it will; what goes wrong then is told by
-    the next await that reports errors. Where the device cannot, returns when the memory is filled."""
+    """Has the device fill memory in the order of the stream, and returns when that is certain; an error is then
+    reported by the next await that reports errors. Where the device cannot, returns when the memory is filled.
+    """
     home = connection.home
     reply, number = router.begin_download(connection, attachment, part, len(into))
     down = _Download(connection, attachment, reply, number, report, into, ours=True)

@@ -197,7 +197,7 @@ def _serialized(code: bytes, options: list[str], names: list[str], headers: dict
 
 
 def code_kind(code: bytes) -> int:
-    """The kind of the code, by its first bytes: ELF (CUBIN), fatbin, PTX (first statement ``.version``), else CUDA C++."""
+    """The kind of the code, by its first bytes: ELF (CUBIN), fatbin, PTX (first ``.version``), else CUDA C++."""
     if code.startswith(_ELF):
         return encode.CUBIN
     if code.startswith(_FATBIN):

@@ -1,8 +1,8 @@
-"""One session's work on one device, over as many attachments as it takes.
+"""The work of one session on one device, over any number of attachments.
 
-When the device's process is lost the attachment ends; the next use attaches again, to the new generation. What can be
-made again (modules, functions, streams) is made again by its owner, which compares the attachment it was made on;
-arrays cannot, and compare the `Space` that their memory belongs to.
+When the device's process is lost the attachment ends; the next use attaches again, to the new generation. Modules,
+functions and streams are made again by their owners, which compare the attachment that they were made on; arrays cannot
+be, and compare the `Space` that their memory belongs to.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from hearth.transport.base import Transport
 
     class Part(Protocol):
-        """What a connection has beside its attachment, from the first use on: shared memory, stripes."""
+        """A part of a connection beside its attachment, from its first use on: shared memory, stripes."""
 
         def close(self) -> None:
             """Ends it, for good."""
@@ -84,13 +84,13 @@ class Connection:
         self.kernel_output = KernelOutput()
         self.durables = DurableBuffers()
         self.middling_copies = 0
-        """How many copies were large enough for the ring; see `hearth.transfer.plan.worth_a_ring`."""
+        """Number of copies that were large enough for the ring; see `hearth.transfer.plan.worth_a_ring`."""
         self.sequence = CollectiveSequence()
-        """What the device has presented in groups."""
+        """Numbers of the operations that the device has presented in groups."""
         self.recorder: Recorder | None = None
         """HEARTH_TRACE's."""
         self.parts: dict[Any, Part] = {}
-        """What `part` has made, by its class."""
+        """The parts that `part` has made, by class."""
         self._attachment: Attachment | None = None
         self._space: Space | None = None
         self._attaching = threading.Lock()
@@ -111,26 +111,26 @@ class Connection:
 
     @property
     def draining(self) -> bool:
-        """Whether the daemon has said, on the present Execute stream, that it will stop."""
+        """True once the daemon has announced, on the present Execute stream, that it will stop."""
         attachment = self._attachment
         return attachment is not None and attachment.session.draining
 
     @property
     def attached(self) -> bool:
-        """Whether an Execute stream is open."""
+        """True while an Execute stream is open."""
         attachment = self._attachment
         return attachment is not None and attachment.alive
 
     @property
     def outages(self) -> int:
-        """How often its Execute stream broke and was taken up again, in this attachment."""
+        """Number of times that the Execute stream broke and was resumed, in this attachment."""
         attachment = self._attachment
         execute = attachment.execute if attachment is not None else None
         return execute.resumed if execute is not None else 0
 
     @property
     def used(self) -> bool:
-        """Whether there may be work under way, or an error that nobody has been told."""
+        """True if there may be work under way, or an error that has not been reported."""
         return self._attachment is not None or bool(self._deferred)
 
     def _attach(self) -> Attachment:
@@ -159,13 +159,15 @@ class Connection:
             self._deferred.keep(error)
 
     def arrived(self, transfer: int, size: int) -> None:
-        """So many bytes of a download have come; the daemon, which keeps them for a stream that breaks, is told."""
+        """Reports to the daemon, which keeps the bytes for a stream that breaks, that `size` bytes of a download have
+        come.
+        """
         attachment = self._attachment
         if attachment is not None:
             attachment.arrived(transfer, size)
 
     def part(self, kind: Callable[[Connection], P]) -> P:
-        """The `kind` of this connection, made at its first use. It is closed, and forked, with the connection.
+        """Returns the `kind` of this connection, made at its first use. It is closed, and forked, with the connection.
 
         Raises `ClosedError` where it would have to be made and the connection is closed.
         """
@@ -203,7 +205,7 @@ class Connection:
         *,
         reports: bool = False,
     ) -> PendingResult[T]:
-        """Sends a command whose answer `read` makes something of. `reports`: as `report` does."""
+        """Sends a command whose answer `read` converts. `reports`: see `report`."""
         if reports:
             return PendingResult(self.reporting(command, attachment=attachment), read)
         return PendingResult((attachment or self.attachment()).request(command), read)
@@ -216,30 +218,29 @@ class Connection:
         barrier: bool = False,
         timeout: float | None = None,
     ) -> commands_pb2.Result:
-        """As `call`, for the commands that report what failed before them: a loss not yet reported is raised first."""
+        """Like `call`, for commands that report earlier failures: a loss that is not yet reported is raised first."""
         return self.reporting(command, attachment=attachment, barrier=barrier).wait(timeout)
 
     def reporting(
         self, command: commands_pb2.Command | Plain, *, attachment: Attachment | None = None, barrier: bool = False
     ) -> Reply:
-        """The same, for who waits for several."""
+        """Like `report`, without waiting."""
         self.raise_deferred(None if barrier else command.stream)
         return (attachment or self.attachment()).request(command, reports=True, barrier=barrier)
 
     def defer(self, error: HearthError, origin: ErrorOrigin | None = None) -> None:
-        """Keeps an error that nobody was waiting for. Takes no lock."""
+        """Keeps an error that arrived when no thread waited for it. Takes no lock."""
         self._deferred.keep(error, origin)
 
     def raise_deferred(self, stream: int | None = None, buffer: int = 0) -> None:
-        """Raises, once, an error that nobody was waiting for when it came, and that concerns who asks for this stream
-        (None: for all), or this buffer."""
+        """Raises, once, a deferred error that concerns this thread, `stream` (None: all) or `buffer`."""
         if self._deferred:
             error = self._deferred.take(stream, buffer)
             if error is not None:
                 raise error.again()
 
     def check(self, memory: Memory, what: object) -> Attachment:
-        """The attachment on which `memory` can be used. Raises what stands against it, about `what`."""
+        """Returns the attachment on which `memory` can be used. Raises the reason why it cannot, naming it `what`."""
         if self.refusal is not None:
             raise self.refusal.again()
         if memory.owner is None:

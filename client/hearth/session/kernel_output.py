@@ -1,4 +1,4 @@
-"""What kernels print with `printf`: received beside the answers, written by whoever waits next.
+"""Output of `printf` in kernels: received beside the answers, written by the next thread that waits.
 
 The daemon sends it before the answer of the sync or read that waited for the kernel. The receiving thread only keeps
 it, so that a slow terminal or a callback never holds up the connection: the thread that waits for an answer writes it
@@ -14,13 +14,13 @@ from collections import deque
 from collections.abc import Callable
 
 MAX_KEPT = 16 << 20
-"""Characters that wait for somebody to wait; older ones are given up beyond."""
+"""Characters that are kept; older ones are discarded beyond."""
 
 Callback = Callable[[str], object]
 
 
 class KernelOutput:
-    """The text of one device's kernels. Safe from any thread."""
+    """The text that one device's kernels printed. Safe from any thread."""
 
     def __init__(self) -> None:
         self.callback: Callback | None = None
@@ -30,7 +30,7 @@ class KernelOutput:
         self._lost = 0
 
     def add(self, text: str) -> None:
-        """Keeps it; never blocks, never raises."""
+        """Keeps the text; never blocks, never raises."""
         self._kept.append(text)
         self._size += len(text)
         while self._size > MAX_KEPT and len(self._kept) > 1:
@@ -39,7 +39,7 @@ class KernelOutput:
             self._lost += gone
 
     def deliver(self) -> None:
-        """Writes what has come."""
+        """Writes the text that has arrived."""
         while self._kept:
             try:
                 text = self._kept.popleft()
@@ -55,7 +55,7 @@ class KernelOutput:
         callback = self.callback
         if callback is None:
             if sys.stdout is not None:
-                with contextlib.suppress(OSError, ValueError):  # closed, or nobody reads it
+                with contextlib.suppress(OSError, ValueError):  # closed, or not read
                     sys.stdout.write(text)
                     sys.stdout.flush()
             return

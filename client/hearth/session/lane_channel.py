@@ -1,8 +1,8 @@
-"""An attachment's traffic over a lane, while it has one.
+"""The channel of one attachment over a lane.
 
-A thread that submits sends: at once what is waited for, and what is alone unless a request is about to follow, else
-when enough has gathered. What it leaves behind is sent by the thread that receives, with the next ack, or by a thread
-that does nothing else. Which thread receives, `hearth.session.receiver_role` says.
+A thread that submits sends: at once a request that is waited for, and lone work unless a request is about to follow;
+else when enough has gathered. The rest is sent by the thread that receives, with the next ack, or by a thread that does
+nothing else. `hearth.session.receiver_role` chooses the thread that receives.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class LaneChannel:
         """Threads that use the descriptor."""
 
     def start(self, name: str) -> None:
-        """Sends what waits for it, and begins to receive."""
+        """Sends what is queued, and begins to receive."""
         self.push()  # now: threads take a while to start
         for run, suffix in ((self._receive, "receive"), (self._send, "send")):
             threading.Thread(target=self._use, args=(run,), name=f"{name}-{suffix}", daemon=True).start()
@@ -98,14 +98,14 @@ class LaneChannel:
     # ---- out ----
 
     def close(self) -> None:
-        """Nothing goes out or comes in any more."""
+        """Ends the channel: nothing is sent or received any more."""
         self._over = True
         self._lane.close()
         self._role.end()
         self._left.notify_all()
 
     def push_work(self) -> None:
-        """One-way work was queued."""
+        """Called when one-way work was queued."""
         session, queue = self._session, self._queue
         under_way = session.next_seq - 1 - max(session.acked, self._done)
         if under_way:
@@ -122,15 +122,18 @@ class LaneChannel:
             self.nudge()
 
     def push_awaited(self) -> None:
-        """A request was queued that somebody waits for."""
+        """Called when a request was queued that a thread waits for."""
         if not self._soon and time.monotonic() - self._pushed_alone < _SOON_S:
             self._soon = True
         self.push()
         self._awaited = self._queue.queued > 0
 
     def push_request(self, command: bytes, request: int, reply: ReplyLike, barrier: bool) -> None:
-        """Queues a request that somebody waits for, and sends it. It is what a lone command costs most, so that the
-        rule goes a way of its own: all that is queued fits one message."""
+        """Queues a request that a thread waits for, and sends it.
+
+        This is most of the cost of a lone command, so that the usual case is handled apart: the whole queue fits one
+        message.
+        """
         session, lane = self._session, self._lane
         try:
             numbered = None
@@ -155,7 +158,7 @@ class LaneChannel:
             self._soon = True
 
     def _push_on(self) -> None:
-        """Something came: goes on with what was left behind."""
+        """Continues with what was left behind, after something has come."""
         session, queue = self._session, self._queue
         under_way = session.next_seq - 1 - session.acked
         if (
@@ -169,7 +172,7 @@ class LaneChannel:
             self._awaited = self._awaited and queue.queued > 0
 
     def push(self, idle: bool = False) -> None:
-        """Sends what may go, as far as the lane takes it. Never waits."""
+        """Sends as much as the window and the lane take. Never blocks."""
         session, queue, lane = self._session, self._queue, self._lane
         try:
             while not (self._over or lane.blocked):
@@ -191,12 +194,12 @@ class LaneChannel:
             self._role.summon()  # the window has no room: acks make some
 
     def nudge(self) -> None:
-        """The sending thread should look."""
+        """Wakes the sending thread."""
         self._sender_waits = False
         self._left.notify()
 
     def give_up(self, error: HearthError) -> None:
-        """The lane is of no more use, for this reason: what was under way goes on without it."""
+        """Ends the lane for this reason: what was under way continues without it."""
         self._break(error)
 
     def _break(self, error: HearthError) -> None:
@@ -205,12 +208,12 @@ class LaneChannel:
             self.close()
 
     def _needed(self) -> bool:
-        """Whether somebody depends on what comes, though nobody waits for an answer."""
+        """True if something depends on the next response, though no thread waits for an answer."""
         waiters = self._waiters
         return self._queue.queued > 0 or waiters.watchers > 0 or waiters.listeners > 0
 
     def _tick(self, passed: bool) -> None:
-        """Sends what was left behind for a request that did not follow, as long as a tick."""
+        """Sends what was left behind for a request that did not follow within a tick."""
         session = self._session
         if passed and self._queue.queued and session.next_seq == self._ticked and session.acked == session.next_seq - 1:
             self._soon = False
@@ -220,8 +223,9 @@ class LaneChannel:
     # ---- in: threads that wait ----
 
     def take_role(self, thread: int) -> bool:
-        """A thread that waits for an answer is to receive, by `receive_for`; False where another does, or nobody any
-        more."""
+        """Makes a thread that waits for an answer the receiver, by `receive_for`; False if another is, or the lane is
+        over.
+        """
         if self._over:
             return False
         role = self._role
@@ -270,7 +274,7 @@ class LaneChannel:
                 self._leave_role(thread)
 
     def _signalled(self, reply: Reply, began: float, thread: int) -> None:
-        """The device has said that it is done. What was said before that has come."""
+        """Completes a reply by the signal of the device. Responses that it sent before have come."""
         lane, now = self._lane, time.monotonic()
         lane.lookout.came(now - began)
         lane.lookout.signalled(now)
@@ -295,12 +299,12 @@ class LaneChannel:
         self._role.summon()  # also where it came while the role was left: perhaps nobody was called
 
     def pass_role(self) -> None:
-        """One that slept does so no more: perhaps it was called to receive."""
+        """Called when a thread has slept: perhaps it was woken to receive."""
         if self._role.parked and not self._role.holder:
             self._role.call()
 
     def expect(self) -> None:
-        """Somebody depends on what comes, and does not receive."""
+        """Has the background receive: something depends on the next response, and no waiting thread receives."""
         if self._role.parked:
             self._role.summon()
 
@@ -329,7 +333,7 @@ class LaneChannel:
                 self._leave()
 
     def _receive(self) -> None:
-        """In the background; it ends with the lane, and says so."""
+        """Receives in the background; ends with the lane, and calls `on_end`."""
         lane, lock, role, thread = self._lane, self._lock, self._role, threading.get_ident()
         try:
             while True:
@@ -356,7 +360,7 @@ class LaneChannel:
         self._on_end()
 
     def _take(self, came: list[Came]) -> bool:
-        """Takes what has come, with the lock held. Whether more is wanted."""
+        """Takes the frames that have come, with the lock held; True if more are wanted."""
         session = self._session
         for kind, number, payload in came:
             if self._over:
@@ -415,5 +419,5 @@ def _ended(error: Exception) -> HearthError:
 
 
 def lane_broke(cause: object) -> HearthError:
-    """The error of what was under way."""
+    """The error of work that was under way."""
     return broken(f"the lane to the device broke ({cause}).")

@@ -1,4 +1,4 @@
-"""Errors that nobody was waiting for when they came, until somebody is told."""
+"""Errors that arrived when no thread waited for them, kept until they are reported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hearth.errors import HearthError
 _MOST = 64
 
 NO_STREAM = -1
-"""For who asks on behalf of no stream in particular."""
+"""Stands for no stream in particular."""
 
 
 class ErrorOrigin(NamedTuple):
@@ -22,33 +22,34 @@ class ErrorOrigin(NamedTuple):
     thread: int
 
     def concerns(self, stream: int, buffer: int, thread: int) -> bool:
-        """Whether its failure is a matter of who asks so."""
+        """True if a failure of this origin is reported to that thread, for that stream and buffer."""
         return stream == self.stream or thread == self.thread or buffer == self.buffer
 
 
 def origin_here(stream: int, buffer: int) -> ErrorOrigin:
-    """For a copy by this thread."""
+    """The origin of a copy by this thread."""
     return ErrorOrigin(stream, buffer, threading.get_ident())
 
 
 class DeferredErrors(deque[tuple[HearthError, "ErrorOrigin | None"]]):
-    """Takes no lock: it is told of errors by whoever receives, and asked in any thread. A row of its own kind, so that
-    to see that there are none costs nothing.
+    """A bounded queue of errors. Takes no lock: the receiving thread appends, and any thread takes. A subclass of
+    `deque`, so that the check for an empty queue costs nothing.
 
-    A copy that failed is told where its stream or its buffer is asked for, and in the thread that sent it, which may
-    use on other streams what it thought it had; others have nothing to do with it, unless they ask for all streams.
+    A copy that failed is reported where its stream or its buffer is waited for, and in the thread that sent it, which
+    may use on other streams the contents that it expected. Other threads get it only if they wait for all streams.
     """
 
     def __init__(self) -> None:
         super().__init__(maxlen=_MOST)
 
     def keep(self, error: HearthError, origin: ErrorOrigin | None = None) -> None:
-        """For anybody where it is nobody's; the oldest of too many go."""
+        """Queues `error`. Without `origin`, any caller may receive it. Bounded: evicts the oldest."""
         self.append((error, origin))
 
     def take(self, stream: int | None = None, buffer: int = 0) -> HearthError | None:
-        """The oldest that this thread is to be told of when it asks for this stream, or (None) for all, and this
-        buffer, if any; it is told."""
+        """Removes and returns the oldest error that concerns this thread, `stream` (None: all) and `buffer`; None: no
+        such error.
+        """
         thread = threading.get_ident()
         for each in tuple(self):
             origin = each[1]

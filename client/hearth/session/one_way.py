@@ -1,4 +1,4 @@
-"""Commands that nobody waits for and that are answered nevertheless, for the sake of the memory that they use."""
+"""One-way commands that are answered nevertheless, because of the memory that they use."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ End = Callable[["commands_pb2.Result | None", "HearthError | None"], None]
 
 
 class CompletionHandler:
-    """Hears how a command ended, once, in the thread that receives (with the attachment's lock: it must not wait).
+    """Takes the completion of a command, once, in the receiving thread (with the attachment's lock: it must not wait).
 
-    It holds what the command uses: until the answer has come the session holds it.
+    It holds the memory that the command uses: until the answer has come the session holds the handler.
     """
 
     __slots__ = ("_end", "abandoned", "keep", "reports")
@@ -42,13 +42,14 @@ class CompletionHandler:
 
 
 def heard_otherwise(attachment: Attachment, error: HearthError) -> bool:
-    """Whether an error of a one-way command is told without it: a loss is told once for all that was under way, and
-    what a command was skipped for is kept by its stream."""
+    """True if an error of a one-way command is reported without it: a loss is reported once for all work that was under
+    way, and the cause of a skipped command is kept by its stream.
+    """
     return attachment.session.error is error or bool(error.failures)
 
 
 def lost_on_the_way(error: HearthError) -> HearthError:
-    """For a command whose segment was gone when it came: the connection that it was shared on had ended."""
+    """The error of a command whose segment was gone when it arrived: the connection that it was shared on had ended."""
     return TransferError(
         f"a copy was lost with the connection on which its memory was shared ({error.message})",
         reason="TRANSFER_ABORTED",

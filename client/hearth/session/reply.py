@@ -36,16 +36,16 @@ class ReplyLike(Protocol):
 
 
 class ReplyWaiters(Protocol):
-    """Where replies are waited for: `hearth.session.waiters.Waiters`."""
+    """The threads and event loops that wait for replies: `hearth.session.waiters.Waiters`."""
 
     def attend(self, reply: Reply, timeout: float | None) -> bool:
-        """Waits `timeout` seconds at most; whether it is answered."""
+        """Waits `timeout` seconds at most; True if the reply is answered."""
 
     def expect(self) -> None:
-        """Somebody asks now and then whether there is an answer, and does not wait for it."""
+        """Called by a thread that polls for an answer instead of waiting for it."""
 
     def listen(self, more: int) -> None:
-        """So many more answers (less, where negative) are expected by who is told of them, and has no thread here."""
+        """Expects `more` answers (fewer, where negative) for event loops, which have no thread here."""
 
 
 class Reply:
@@ -53,37 +53,37 @@ class Reply:
 
     # Most of what a reply has never differs from this, so that the class has it.
     answered = False
-    """Whether the answer is there."""
+    """True once the answer is there."""
     error: HearthError | None = None
     abandoned = False
     expected: Expected | None = None
-    """What the answer will be, most likely."""
+    """The most likely answer."""
     request = 0
-    """Its number; 0: whoever waits for it has no need of that."""
+    """Number of the request; 0: not needed."""
     foretold: commands_pb2.Result | None = None
-    """What a signal for it stands for (`hearth.transport.copy_signals`); None: it does not go by one."""
+    """The result that a signal stands for (`hearth.transport.copy_signals`); None: no signal completes it."""
     on_error: Callable[[], None] | None = None
     """Called when it fails, so that a transfer waiting beside it ends."""
     on_late_error: Callable[[HearthError], None] | None = None
-    """Takes the error if nobody waits any more."""
+    """Takes the error of an abandoned reply."""
     before: Callable[[], None] | None = None
     """Called by the waiting thread before it returns with the answer."""
     on_answer: Callable[[], None] | None = None
-    """Called when it is answered, perhaps twice, by whoever receives: it must not wait. See `listen`."""
+    """Called when it is answered, perhaps twice, by the receiving thread: it must not wait. See `listen`."""
     _result: commands_pb2.Result | None = None
     _gate: SimpleQueue[None] | None = None
-    """Where threads sleep; most replies need none."""
+    """Queue that threads sleep on; most replies need none."""
     _told = False
 
     def __init__(self, *, reports: bool = False, waiting: ReplyWaiters | None = None) -> None:
         self.reports = reports
-        """Whether it takes the errors of what was sent before (sync, read, flush, end of a profile)."""
+        """True if it reports the errors of commands that were sent before (sync, read, flush, end of a profile)."""
         self._waiting = waiting
         self._mutex = threading.Lock()
 
     @property
     def done(self) -> bool:
-        """The same, for who does not wait but looks again and again."""
+        """`answered`, for a thread that polls instead of waiting."""
         if not self.answered and self._waiting is not None:
             self._waiting.expect()
         return self.answered
@@ -98,7 +98,7 @@ class Reply:
             self.on_answer()
 
     def signalled(self) -> None:
-        """The device has said that it is done, before the answer has come; nobody waits for that any more."""
+        """Completes the reply, as the device has signalled, before its answer has come; no thread waits for that."""
         result = self.foretold
         if not self.answered and result is not None:
             self.set_result(result)
@@ -123,12 +123,12 @@ class Reply:
         self._told = True
 
     def wait(self, timeout: float | None = None) -> commands_pb2.Result:
-        """The result. Raises what the command failed with, or `TimeoutError` after `timeout` seconds."""
+        """Returns the result. Raises the error of the command, or `TimeoutError` after `timeout` seconds."""
         if not self.answered:
             waiting = self._waiting
             try:
                 answered = self._wait(timeout) if waiting is None else waiting.attend(self, timeout)
-            except BaseException:  # KeyboardInterrupt: nobody will take the answer
+            except BaseException:  # KeyboardInterrupt: the answer is not taken
                 self.abandon()
                 raise
             if not answered:
@@ -141,7 +141,7 @@ class Reply:
         return self._result
 
     def given_up(self, timeout: float | None) -> TimeoutError:
-        """Abandons it, `timeout` seconds having passed; what to raise."""
+        """Abandons the reply, `timeout` seconds having passed; returns the error to raise."""
         self.abandon()
         return TimeoutError(
             f"no answer within {timeout:g} s; the work goes on.",
@@ -150,8 +150,7 @@ class Reply:
         )
 
     def listen(self, tell: Callable[[], None]) -> None:
-        """Has `on_answer` tell an event loop, which cannot sleep here; until `unlisten`, there is somebody who
-        receives."""
+        """Has `on_answer` call an event loop, which cannot sleep here. Until `unlisten`, a thread receives."""
         if self._waiting is not None:
             self._waiting.listen(1)
         self.on_answer = tell
@@ -159,17 +158,17 @@ class Reply:
             tell()
 
     def unlisten(self) -> None:
-        """Once for each `listen`."""
+        """Called once for each `listen`."""
         self.on_answer = None
         if self._waiting is not None:
             self._waiting.listen(-1)
 
     def answers_within(self, seconds: float) -> bool:
-        """Waits so long; whether the answer is there. It stays to be waited for."""
+        """Waits `seconds` at most; True if the answer is there. The reply can still be waited for."""
         return self.answered or self._wait(seconds)
 
     def outlast(self, timeout: float | None) -> None:
-        """Waits as `wait` does, and leaves an error to `on_late_error`."""
+        """Waits like `wait`, and leaves an error to `on_late_error`."""
         if not self.answered:
             self._wait(timeout)
         self.abandon()
@@ -190,7 +189,7 @@ class Reply:
         if gate is None:
             with self._mutex:
                 gate = self._gate = self._gate or SimpleQueue()
-        if self.answered:  # since before it could be seen that somebody sleeps
+        if self.answered:  # before the sleep could be seen
             return
         try:
             gate.get(timeout=None if seconds is None else max(0.0, seconds))
@@ -200,12 +199,12 @@ class Reply:
             gate.put(None)  # another may wait for the same
 
     def call(self) -> None:
-        """Wakes who sleeps, or sleeps next."""
+        """Wakes the thread that sleeps, or sleeps next."""
         if self._gate is not None:
             self._gate.put(None)
 
     def abandon(self) -> None:
-        """Nobody waits any more; an error that comes, or came meanwhile, goes to `on_late_error`."""
+        """Marks the reply as waited for by no thread; its error, now or later, goes to `on_late_error`."""
         with self._mutex:
             self.abandoned = True
             error = self.error
@@ -214,7 +213,7 @@ class Reply:
 
 
 class PendingResult(Generic[T]):
-    """A question that was sent, and what is made of its answer: for a thread, which waits, as for an event loop."""
+    """A request that was sent, and the function that reads its answer: for a thread, which waits, or an event loop."""
 
     __slots__ = ("_read", "reply")
 
@@ -223,7 +222,7 @@ class PendingResult(Generic[T]):
         self._read = read
 
     def wait(self, timeout: float | None = None) -> T:
-        """What was asked for. Raises as `Reply.wait`."""
+        """Returns the result. Raises like `Reply.wait`."""
         return self._read(self.reply.wait(timeout))
 
 
