@@ -59,7 +59,7 @@ class Sharing(Passing):
         self.given = self.signalled = 0
         self.connections: list[segment_client.Client] = []
         self.memories: list[mmap.mmap] = []
-        copies = self.process._executor.inline_path._copies
+        copies = self.process.executor.inline_path.copies
         real = copies.give
 
         def give(*what: Any) -> Any:
@@ -121,7 +121,7 @@ def begin(rig: Sharing) -> tuple[Client, segment_client.Client, mmap.mmap]:
 def shut(rig: Sharing, stream: int = 0) -> threading.Event:
     """What the stream is given from now on waits for the gate that is returned."""
     gate = threading.Event()
-    session = rig.process._executor.session(1)
+    session = rig.process.executor.session(1)
     assert session is not None
     session.streams.items[stream].track.stream.submit(gate.wait)
     return gate

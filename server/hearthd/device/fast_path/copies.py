@@ -60,7 +60,7 @@ class InlineCopies:
         self._device = device
         self._segments = segments
         self._replies = replies
-        self._known: dict[bytes, SegmentOperands] = {}
+        self.resolved: dict[bytes, SegmentOperands] = {}
         self._began = 0.0
         """When the device was given the first byte of the latest."""
         self._alone = False
@@ -68,7 +68,7 @@ class InlineCopies:
 
     def known(self, found: LoneCopy) -> SegmentOperands | None:
         """What a command names that has come before."""
-        return self._known.get(found.rest) if found.request else None
+        return self.resolved.get(found.rest) if found.request else None
 
     def learn(self, found: LoneCopy, command: commands_pb2.Command) -> SegmentOperands | None:
         """What it names, where it is a plain copy from or to shared memory; `command`: what it was read as."""
@@ -77,9 +77,9 @@ class InlineCopies:
             return None
         named = _named(commands_pb2.Command.FromString(found.rest))
         if named is not None:
-            if len(self._known) >= MOST:
-                self._known.clear()
-            self._known[found.rest] = named
+            if len(self.resolved) >= MOST:
+                self.resolved.clear()
+            self.resolved[found.rest] = named
         return named
 
     def give(self, batch: InlineBatch, request: bytes, named: SegmentOperands) -> InlineCopy | None:

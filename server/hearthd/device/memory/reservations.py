@@ -57,6 +57,10 @@ class Reservations:
         self.deferred_free = DeferredFree()
         """What is on its way back, a piece at a time."""
 
+    def held(self, tenant: str) -> int:
+        """Bytes of the pool that the sessions of `tenant` hold, with what they keep unused."""
+        return self._held.get(tenant, 0)
+
     def take(self, session: DeviceSession, size: int, track: PooledStream, buffers: Sequence[Buffer]) -> Reservation:
         """Memory for `buffers`, `size` bytes together, usable by `track` at once and by others behind it.
 

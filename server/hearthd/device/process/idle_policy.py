@@ -37,13 +37,13 @@ class IdlePolicy:
         """Turns in a row that left things undone."""
         self._round_ends = 0.0
         """When all is to be looked after again."""
-        self._expected_until = 0.0
+        self.expected_until = 0.0
         """How long the next step of who was answered in a nap is looked for before anything else is done; else 0."""
 
     def begin(self) -> None:
         """A turn begins."""
         self._executor.inline_path.answered = False
-        self._expected_until = 0.0
+        self.expected_until = 0.0
 
     def goes_on(self) -> bool:
         """Whether the rest of the turn is left undone: until what is awaited has come, or does not come soon."""
@@ -77,8 +77,8 @@ class IdlePolicy:
 
     def nap(self) -> bool | None:
         """Instead of a short sleep of the loop; see `Loop.on_nap`."""
-        if self._expected_until:
-            return None if time.perf_counter() < self._expected_until else True
+        if self.expected_until:
+            return None if time.perf_counter() < self.expected_until else True
         tracks = self._tracks
         if not tracks.news:
             if not tracks.awaits:
@@ -96,5 +96,5 @@ class IdlePolicy:
         self._executor.kick(None)
         if self._loop.lingering is None or not self._calm:
             return True
-        self._expected_until = time.perf_counter() + EXPECTED_S  # the next step, as above
+        self.expected_until = time.perf_counter() + EXPECTED_S  # the next step, as above
         return None

@@ -53,30 +53,30 @@ class FairShare:
         self._tracks = device.tracks
         self._arrivals = arrivals
         self._perform = perform
-        self._backlogs: dict[int, Backlog] = {}
-        self._slicing = TimeSlices(device, self._advance, self._rest)
-        self._active = self._slicing.active
-        self.meter = self._slicing.meter
+        self.backlogs: dict[int, Backlog] = {}
+        self.slicing = TimeSlices(device, self._advance, self._rest)
+        self._active = self.slicing.active
+        self.meter = self.slicing.meter
         self._shared_at = 0.0
         """When more than one had work last."""
-        self._turns = ProcessTurns(device.outbox, self.meter.clock)
+        self.turns = ProcessTurns(device.outbox, self.meter.clock)
         self._more = False
 
     # ---- sessions and frames ----
 
     def open(self, session: DeviceSession) -> None:
         """A session begins."""
-        self._backlogs[session.channel] = Backlog(session)
+        self.backlogs[session.channel] = Backlog(session)
 
     def take(self, session: DeviceSession, frame: Frame) -> None:
         """A frame has arrived; it is looked at when all before it have been."""
-        backlog = self._backlogs[session.channel]
+        backlog = self.backlogs[session.channel]
         if frame.kind == CLOSE:
             backlog.closing = True
-        elif self._slicing.on and frame.kind == BATCH:
+        elif self.slicing.on and frame.kind == BATCH:
             self._arrivals.look_ahead(backlog, frame)
         backlog.frames.append(frame)
-        self._slicing.stir(backlog)
+        self.slicing.stir(backlog)
         if not backlog.active:
             self._wake(backlog)
 
@@ -84,9 +84,9 @@ class FairShare:
         """The session's, where nobody else has work, all that it has sent has been looked at, and no more than that
         decides what it may give the device."""
         active = self._active
-        if self._slicing.on or self._turns.on or len(active) > 1:
+        if self.slicing.on or self.turns.on or len(active) > 1:
             return None
-        backlog = self._backlogs[session.channel]
+        backlog = self.backlogs[session.channel]
         if (active and not backlog.active) or backlog.ended or backlog.waiting:
             return None
         return backlog
@@ -109,38 +109,38 @@ class FairShare:
 
     def last_batch(self, session: DeviceSession) -> int:
         """The number of the last batch that has been looked at, or waits and came with its number."""
-        frames = self._backlogs[session.channel].frames
+        frames = self.backlogs[session.channel].frames
         return max(session.last_seq, *(frame.id for frame in frames if frame.kind == BATCH), 0)
 
     def behind(self, session: DeviceSession, frame: Frame) -> bool:
         """Whether a message of an upload had to be put behind commands that wait."""
-        behind = self._backlogs[session.channel].behind(frame)
+        behind = self.backlogs[session.channel].behind(frame)
         if behind:
             self.take(session, frame)
         return behind
 
     def cancel(self, session: DeviceSession, call: int) -> bool:
         """Forgets a single call that nobody has looked at; whether there was one."""
-        backlog = self._backlogs[session.channel]
-        self._slicing.stir(backlog)
+        backlog = self.backlogs[session.channel]
+        self.slicing.stir(backlog)
         return backlog.withdraw(call)
 
     def gone(self, session: DeviceSession) -> None:
         """All that a session which was closed had on the device is done."""
-        self.meter.forget(self._backlogs.pop(session.channel))
+        self.meter.forget(self.backlogs.pop(session.channel))
 
     def pumped(self, session: DeviceSession) -> None:
         """Commands of it that had been put off were tried."""
-        backlog = self._backlogs[session.channel]
+        backlog = self.backlogs[session.channel]
         if backlog.active:
-            if self._slicing.on and not backlog.wanting and backlog.asks:
-                self._slicing.stir(backlog)
+            if self.slicing.on and not backlog.wanting and backlog.asks:
+                self.slicing.stir(backlog)
                 self._more = True
         elif backlog.asks or (
-            backlog.collectives(self._tracks) if self._slicing.on else backlog.under_way(self._tracks)
+            backlog.collectives(self._tracks) if self.slicing.on else backlog.under_way(self._tracks)
         ):
             self._wake(backlog)
-            self._slicing.stir(backlog)
+            self.slicing.stir(backlog)
             self._more = True
 
     def _wake(self, backlog: Backlog) -> None:
@@ -148,7 +148,7 @@ class FairShare:
             return
         backlog.active = True
         self._active[backlog] = None
-        if self._slicing.on:
+        if self.slicing.on:
             backlog.bar(self._tracks)
         elif len(self._active) > 1:
             for other in tuple(self._active):  # it may have come to its end since anybody looked
@@ -176,29 +176,29 @@ class FairShare:
     @property
     def several(self) -> bool:
         """Whether work goes in slices."""
-        return self._slicing.on
+        return self.slicing.on
 
     @property
     def more(self) -> bool:
         """Whether something could be done at once."""
-        return self._more or self._slicing.more
+        return self._more or self.slicing.more
 
     def pump(self) -> None:
         """Runs what may run now, for a short while."""
-        self._more = self._slicing.more = False
-        if self._slicing.on and not self._go_on_sharing():
+        self._more = self.slicing.more = False
+        if self.slicing.on and not self._go_on_sharing():
             self._share_no_more()
-        if self._slicing.on:
-            self._slicing.run(self._turns.allowed and not self._tracks.held)
+        if self.slicing.on:
+            self.slicing.run(self.turns.allowed and not self._tracks.held)
         elif self._active:
             self._alone(next(iter(self._active)))
-        self._turns.tell(self._active)
+        self.turns.tell(self._active)
 
     def settle(self, idle: bool) -> None:
         """Work may be done. `idle`: the loop is about to sleep, and has to be told when it is."""
-        if self._slicing.on:
-            if idle and not (self._more or self._slicing.more):
-                self._slicing.close_all()
+        if self.slicing.on:
+            if idle and not (self._more or self.slicing.more):
+                self.slicing.close_all()
             return
         for backlog in tuple(self._active):
             if backlog.waiting:
@@ -212,15 +212,15 @@ class FairShare:
 
     def sleep(self, asleep: float | None) -> float | None:
         """How long the loop may sleep, where it would otherwise so long."""
-        if self._more or self._slicing.more:
+        if self._more or self.slicing.more:
             return 0.0
-        if self._slicing.on:
-            asleep = self._slicing.sleep(asleep)
+        if self.slicing.on:
+            asleep = self.slicing.sleep(asleep)
         else:
             for backlog in self._active:
                 if backlog.standstill.stream is not None:
                     asleep = sooner(backlog.standstill.left(time.perf_counter()), asleep)
-        return self.meter.poll(self._turns.sleep(asleep))
+        return self.meter.poll(self.turns.sleep(asleep))
 
     def _advance(self, backlog: Backlog, commands: int) -> bool:
         """Works off up to so many commands; whether there are more."""
@@ -247,7 +247,7 @@ class FairShare:
         return backlog.waiting
 
     def _leave(self, backlog: Backlog) -> None:
-        self._slicing.leave(backlog)
+        self.slicing.leave(backlog)
         backlog.ended = True
         backlog.active = False
         self._active.pop(backlog, None)
@@ -292,32 +292,32 @@ class FairShare:
 
     def _share(self) -> None:
         """From now on in slices."""
-        self._slicing.on = True
+        self.slicing.on = True
         self._shared_at = self.meter.advance()
-        for backlog in self._backlogs.values():
+        for backlog in self.backlogs.values():
             alone = backlog.metered
             if alone:
                 self._unmeter(backlog)
-            self._slicing.begin(backlog, had_it_alone=alone)
+            self.slicing.begin(backlog, had_it_alone=alone)
 
     def _go_on_sharing(self) -> bool:
         now = self.meter.clock()
-        if len(self._active) > 1 or self._turns.bounded:
+        if len(self._active) > 1 or self.turns.bounded:
             self._shared_at = now
         return now - self._shared_at <= LINGER_S
 
     def _share_no_more(self) -> None:
         """The one that is left goes on alone."""
-        for backlog in self._backlogs.values():
-            self._slicing.end(backlog)
-        self._slicing.on = False
+        for backlog in self.backlogs.values():
+            self.slicing.end(backlog)
+        self.slicing.on = False
         self._device.kick(None)
         self.settle(False)
 
     def turn(self, frame: Frame) -> None:
         """The front says whether this process may give the device work; see `process_turns`."""
-        self._turns.heard(frame)
-        if self._turns.bounded and not self._slicing.on:
+        self.turns.heard(frame)
+        if self.turns.bounded and not self.slicing.on:
             self._share()
 
 

@@ -48,7 +48,7 @@ class CompletionForecast:
     def __init__(self) -> None:
         self.short = 0.0
         """Copies that take no longer are asked for all the time."""
-        self._under_way: list[CopyForecast] = []
+        self.under_way: list[CopyForecast] = []
         self._free_at: dict[int, float] = {}
         """When all that goes a way is likely to be done."""
         self._pace: dict[tuple[int, int], float] = {}
@@ -56,28 +56,28 @@ class CompletionForecast:
 
     def begin(self, way: int, size: int, given: float) -> CopyForecast | None:
         """A copy that nothing has to be done before was given to the device; None: it is not foreseen."""
-        if size < LEAST or len(self._under_way) >= MOST:
+        if size < LEAST or len(self.under_way) >= MOST:
             return None
-        alone = all(other.way != way for other in self._under_way)
+        alone = all(other.way != way for other in self.under_way)
         start = given if alone else max(given, self._free_at.get(way, given))
         took = size * self._pace_of(way, size)  # infinite: nothing is known
         if took != math.inf:
             self._free_at[way] = start + took
         margin = min(_MOST_MARGIN_S, max(_LEAST_MARGIN_S, took / _MARGIN))
         foreseen = CopyForecast(way, size, given, alone, start + took, margin, self.short)
-        self._under_way.append(foreseen)
+        self.under_way.append(foreseen)
         return foreseen
 
     def drop(self, foreseen: CopyForecast) -> None:
         """It failed, or nobody looks for it any more. A second time, or after `came`, does nothing."""
-        if foreseen in self._under_way:
-            self._under_way.remove(foreseen)
+        if foreseen in self.under_way:
+            self.under_way.remove(foreseen)
 
     def came(self, foreseen: CopyForecast, now: float) -> None:
         """It is done. A second time, or after `drop`, does nothing."""
-        if foreseen not in self._under_way:
+        if foreseen not in self.under_way:
             return
-        self._under_way.remove(foreseen)
+        self.under_way.remove(foreseen)
         if not foreseen.alone:
             return
         key = foreseen.way, foreseen.size.bit_length()
@@ -90,11 +90,11 @@ class CompletionForecast:
 
     def near(self, now: float) -> bool:
         """Whether the end of one is likely now."""
-        return any(each.begins <= now < each.ends for each in self._under_way)
+        return any(each.begins <= now < each.ends for each in self.under_way)
 
     def ahead(self, now: float) -> float:
         """How long until the end of one is likely; infinite: nothing is foreseen."""
-        return min((each.begins - now for each in self._under_way if each.begins > now), default=math.inf)
+        return min((each.begins - now for each in self.under_way if each.begins > now), default=math.inf)
 
     def _pace_of(self, way: int, size: int) -> float:
         """Of copies as large, else of the fastest."""

@@ -36,7 +36,7 @@ class StreamPool:
         self.notified = server.on_progress(wake)
         """Whether the backend says when something is done; else it has to be asked."""
         self._watched = WatchedEvents(server)
-        self._spin_policy = SpinPolicy()
+        self.spin_policy = SpinPolicy()
         self.forecast = CompletionForecast()
         """Of copies whose end somebody waits for."""
         self.completions = 0
@@ -258,11 +258,11 @@ class StreamPool:
         event = self._server.record(track.stream)
         self.live[track] = None
         track.pending.append((self.ordering.position(track.index) - still_to_come, event, callback))
-        self._spin_policy.begin(time.perf_counter())
+        self.spin_policy.begin(time.perf_counter())
 
     def expect(self) -> None:
         """Somebody waits from now on for what is under way."""
-        self._spin_policy.begin(time.perf_counter())
+        self.spin_policy.begin(time.perf_counter())
 
     def after_all(self, tracks: Iterable[PooledStream], callback: Callback) -> None:
         """`callback` once, when all that these tracks have been given so far is done."""
@@ -288,7 +288,7 @@ class StreamPool:
         need not care.
         """
         self._watched.add(event, callback, timeout, on_timeout)
-        self._spin_policy.begin(time.perf_counter())
+        self.spin_policy.begin(time.perf_counter())
 
     def watch_both(self, first: Event, second: Event, callback: Callback) -> None:
         """`callback` when both events are done; neither is released before it has returned."""
@@ -320,19 +320,19 @@ class StreamPool:
             return False
         self._told = self.completions
         if self.completions != self._timely:
-            self._spin_policy.came(time.perf_counter())
+            self.spin_policy.came(time.perf_counter())
         return True
 
     def ask(self, track: PooledStream, seconds: float) -> None:
         """Asks one track again and again for its end, so long at the most and only while that is worth it."""
-        done, pending, spins = self._server.done, track.pending, self._spin_policy.spins
+        done, pending, spins = self._server.done, track.pending, self.spin_policy.spins
         until = time.perf_counter() + seconds
         while pending:
             if done(pending[0][1]):
                 self._complete(track)
             elif (now := time.perf_counter()) > until or not spins(now):
                 return
-        self._spin_policy.came(time.perf_counter())
+        self.spin_policy.came(time.perf_counter())
         self._timely = self.completions
 
     @property
@@ -352,7 +352,7 @@ class StreamPool:
         if self.notified:
             return False
         now = time.perf_counter()
-        return (self._spin_policy.spins(now) or self.forecast.near(now)) and self._pending
+        return (self.spin_policy.spins(now) or self.forecast.near(now)) and self._pending
 
     @property
     def _pending(self) -> bool:
@@ -370,7 +370,7 @@ class StreamPool:
         if self.notified:  # but a deadline comes without a notice
             return WATCH_S if self._watched.any_deadline else None
         now = time.perf_counter()
-        return min(self._spin_policy.sleep(now), self.forecast.ahead(now))
+        return min(self.spin_policy.sleep(now), self.forecast.ahead(now))
 
     def reap(self, track: PooledStream) -> bool:
         """Calls back for what is done on one track; whether it takes more commands."""

@@ -319,7 +319,7 @@ def test_a_failure_before_it_is_told_by_a_read(rig: Sharing) -> None:
 
 def test_a_buffer_that_cannot_be_written_to(rig: Sharing) -> None:
     client, _, _ = begin(rig)
-    session = rig.process._executor.session(1)
+    session = rig.process.executor.session(1)
     assert session is not None
     session.buffers.items[2].read_only = ReadOnly("is published", "make a copy")
     client.batch(write(request=2, buffer=2))
@@ -413,7 +413,7 @@ def test_a_number_that_is_written_twice_counts_the_second_time(rig: Sharing) -> 
 def test_no_more_is_known_than_so_many(rig: Sharing, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(straight_copies, "MOST", 4)
     client, _, _ = begin(rig)
-    known = rig.process._executor.inline_path._copies._known
+    known = rig.process.executor.inline_path.copies.resolved
     for number in range(2, 40):
         client.batch(write(1, number, request=number, buffer=2))
         client.response()

@@ -59,10 +59,10 @@ def inside(rig: Rig[Watched], task: Callable[[MemoryCommands, DeviceSession], T]
     done = threading.Event()
 
     def run() -> None:
-        executor = rig.process._executor
+        executor = rig.process.executor
         session = executor.session(1)
         assert session is not None
-        answers.append(task(executor._memory, session))
+        answers.append(task(executor.memory, session))
         done.set()
 
     rig.process.loop.post(run)

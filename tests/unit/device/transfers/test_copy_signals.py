@@ -80,7 +80,7 @@ def test_who_waits_behind_a_copy_is_told_and_who_waits_for_a_launch_is_not(rig: 
     gate = shut(rig)
     client.batch(write(request=2, buffer=2))
     given(rig, 1)
-    telemetry = rig.process._executor.inline_path._device.telemetry
+    telemetry = rig.process.device.telemetry
     before = telemetry.sync_points
     client.batch(Command(request=300, sync=c.Sync(all_streams=True)))
     until(lambda: telemetry.sync_points > before, "somebody who waits")  # else the copy may be done by then
