@@ -8,6 +8,7 @@ import pytest
 import hearth
 from hearth_proto.reasons import Reason
 from hearth_proto.v1 import commands_pb2 as c
+from tests.support.client.internals import handle_of
 from tests.support.daemon.harness import BACKEND, DaemonProcess, on_cpu, on_gpu
 from tests.support.daemon.kernels import COMMON, common, gated, saxpy_works
 from tests.support.daemon.raw import Raw, refused
@@ -47,7 +48,7 @@ def test_a_write_outside_is_reported_and_hurts_nobody(gpu: hearth.Device, at: in
         gpu.synchronize()
     assert caught.value.reason == "OUT_OF_BOUNDS_WRITE"
     assert caught.value.details["kernel"] == "write_at"
-    assert caught.value.details["buffer"] == str(arrays[1]._memory.handle)
+    assert caught.value.details["buffer"] == str(handle_of(arrays[1]))
     assert caught.value.details["first_byte"] == str(first)
     assert [array.get().tolist() for array in arrays] == [[fill] * 16 for fill in (1, 2, 3)]
     gpu.synchronize()
@@ -60,14 +61,14 @@ def test_every_buffer_that_was_missed_is_named(gpu: hearth.Device) -> None:
     with pytest.raises(hearth.LaunchError) as caught:
         gpu.synchronize()
     message = str(caught.value)
-    assert f"behind buffer {x._memory.handle}" in message
-    assert f"before buffer {y._memory.handle}" in message
+    assert f"behind buffer {handle_of(x)}" in message
+    assert f"before buffer {handle_of(y)}" in message
 
 
 def test_what_was_written_inside_is_kept(gpu: hearth.Device) -> None:
     x, y = gpu.zeros(4, np.int32), gpu.zeros(8, np.int32)
     kernel(gpu, "write_two")((1,), (1,), (x[1:], np.int64(2), y, np.int64(8)), mode="validate")
-    with pytest.raises(hearth.LaunchError, match=f"buffer {y._memory.handle}"):
+    with pytest.raises(hearth.LaunchError, match=f"buffer {handle_of(y)}"):
         gpu.synchronize()
     assert x.get().tolist() == [0, 0, 0, 1]
 
