@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -95,6 +96,14 @@ class Sharing(Passing):
         self.send(Kind.STATS, id=79)
         stats: dict[str, Any] = json.loads(self.until(Kind.STATS, 79).payload)
         return stats
+
+
+def prepared(server: Any) -> Iterator[Sharing]:
+    """The body of a fixture: a prepared device process over `server`, `Told` or `Asked`."""
+    made = Sharing(server)
+    made.prepare()
+    yield made
+    made.stop()
 
 
 def write(size: int = 8, offset: int = 0, start: int = 0, **more: Any) -> Command:

@@ -18,7 +18,18 @@ from hearthd.device.fast_path import copies as straight_copies
 from hearthd.device.flows import segment_policy as segments_policy
 from hearthd.device.session.buffer import ReadOnly
 from hearthd.device.transfers import registered
-from tests.support.device.copy_commands import SIZE, Asked, Sharing, Told, begin, read, shut, unanswered, write
+from tests.support.device.copy_commands import (
+    SIZE,
+    Asked,
+    Sharing,
+    Told,
+    begin,
+    prepared,
+    read,
+    shut,
+    unanswered,
+    write,
+)
 from tests.support.device.lane_rig import add, sync
 from tests.support.device.rig import Command
 
@@ -40,10 +51,7 @@ def small_parts() -> Iterator[None]:
 
 @pytest.fixture(params=[Told, Asked])
 def rig(request: pytest.FixtureRequest) -> Iterator[Sharing]:
-    made = Sharing(request.param)
-    made.prepare()
-    yield made
-    made.stop()
+    yield from prepared(request.param)
 
 
 @pytest.fixture(scope="module", params=[Told, Asked])

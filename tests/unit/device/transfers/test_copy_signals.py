@@ -14,7 +14,18 @@ from hearth_proto.v1 import commands_pb2 as c
 from hearthd.device.cpu.server import CpuServer
 from hearthd.device.flows.segment import WORD
 from tests.support.device import segment_client
-from tests.support.device.copy_commands import SIZE, Asked, Sharing, Told, begin, read, shut, unanswered, write
+from tests.support.device.copy_commands import (
+    SIZE,
+    Asked,
+    Sharing,
+    Told,
+    begin,
+    prepared,
+    read,
+    shut,
+    unanswered,
+    write,
+)
 from tests.support.device.lane_rig import Client, add, sync
 from tests.support.device.rig import Command
 
@@ -23,10 +34,7 @@ Ends = tuple[Client, segment_client.Client, mmap.mmap]
 
 @pytest.fixture(params=[Told, Asked])
 def rig(request: pytest.FixtureRequest) -> Iterator[Sharing]:
-    made = Sharing(request.param)
-    made.prepare()
-    yield made
-    made.stop()
+    yield from prepared(request.param)
 
 
 def told(rig: Sharing, ends: Ends, **more: object) -> mmap.mmap:
