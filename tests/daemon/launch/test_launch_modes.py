@@ -40,7 +40,7 @@ def test_a_kernel_that_stays_inside_is_none_the_wiser(gpu: hearth.Device) -> Non
 
 
 @pytest.mark.parametrize(("at", "where", "first"), [(16, "behind", 64), (-1, "before", -4), (800, "behind", 3200)])
-def test_a_write_outside_is_reported_and_hurts_nobody(gpu: hearth.Device, at: int, where: str, first: int) -> None:
+def test_a_write_outside_is_reported_and_contained(gpu: hearth.Device, at: int, where: str, first: int) -> None:
     arrays = [gpu.full(16, fill, np.int32) for fill in (1, 2, 3)]
     before = gpu.memory_usage()
     kernel(gpu, "write_at")((1,), (1,), (arrays[1], np.int64(at), np.int32(77)), mode="validate")
@@ -140,7 +140,7 @@ def test_a_grid_that_is_too_large_is_refused_when_it_is_known(gpu: hearth.Device
     assert hits.get().tolist() == [0]
 
 
-def test_waiting_for_a_grid_holds_up_nobody_else(gpu: hearth.Device) -> None:
+def test_waiting_for_a_grid_delays_no_other(gpu: hearth.Device) -> None:
     grid, hits, other = gpu.zeros(3, np.uint32), gpu.zeros(1, np.uint32), gpu.zeros(1, np.uint32)
     choose, count = kernel(gpu, "choose"), kernel(gpu, "count")
     count((1,), (1,), (hits,))

@@ -195,7 +195,7 @@ def test_what_fails_after_the_end_is_not_the_profiles(gpu: hearth.Device) -> Non
             gpu.synchronize()
 
 
-def test_the_end_surfaces_what_failed_before_the_start_and_goes_on(gpu: hearth.Device) -> None:
+def test_the_end_raises_what_failed_before_the_start_and_ends_all_the_same(gpu: hearth.Device) -> None:
     """As every point at which errors surface; nothing of it failed inside."""
     bad_launch(gpu)
     profile = gpu.profile()

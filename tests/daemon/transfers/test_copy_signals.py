@@ -72,7 +72,7 @@ def test_none_comes_before_the_copy_has_had_its_turn(told: Told, gpu: hearth.Dev
         assert not waiting.is_alive()
 
 
-def test_a_failure_is_told_by_who_waits_next(told: Told, gpu: hearth.Device) -> None:
+def test_the_next_wait_raises_an_earlier_failure(told: Told, gpu: hearth.Device) -> None:
     host, x = pinned(noise(SIZE)), gpu.empty(SIZE, np.uint8)
     for _ in range(3):
         x.set(host)

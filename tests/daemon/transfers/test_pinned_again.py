@@ -184,7 +184,7 @@ def test_memory_that_is_shared_anew(gpu: hearth.Device, found: Found) -> None:
 
 
 @pytest.mark.parametrize("lasts", [0.0, float("inf")], ids=["looks", "has looked"])
-def test_a_connection_whose_end_nobody_has_seen(
+def test_a_connection_that_ended_unseen(
     gpu: hearth.Device, daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch, lasts: float
 ) -> None:
     """Who waits for a copy has it, another way; one that nobody waits for is made, or told to be lost, once."""

@@ -313,7 +313,7 @@ def test_memory_that_the_system_does_not_lock(start: Start, left: int, capfd: py
     assert (out.out + out.err).count("segments_not_locked") == 1
 
 
-def test_locking_that_takes_its_time_holds_nobody_up(start: Start) -> None:
+def test_slow_locking_delays_no_other_copy(start: Start) -> None:
     rig = start()
     client = rig.connect()
     rig.server.slow.clear()

@@ -422,7 +422,7 @@ def test_one_whose_source_has_failed_is_withdrawn(rig: PeerRig) -> None:
     assert rig.reason(rig.sync()) == Reason.OUT_OF_BOUNDS
 
 
-def test_nobody_waits_for_a_join(rig: PeerRig) -> None:
+def test_a_join_delays_no_command(rig: PeerRig) -> None:
     rig.server.peers.join_blocks.clear()
     rig.tell("join", comm="a-1", unique_id=encode(b"x"), rank=0, ranks=2)
     assert rig.bytes_of(1) == b"\1" * 4  # it serves meanwhile

@@ -101,7 +101,7 @@ def test_a_communicator_that_has_failed(rig: PeerRig) -> None:
     assert rig.reason(sync) == Reason.COMMUNICATOR_FAILED
 
 
-def test_nobody_is_told_before_the_verdict(rig: PeerRig) -> None:
+def test_nothing_is_answered_before_the_verdict(rig: PeerRig) -> None:
     """The device has come to its end, and nobody knows yet what that was worth."""
     two_streams(rig)
     peer = launched(rig)
@@ -115,7 +115,7 @@ def test_nobody_is_told_before_the_verdict(rig: PeerRig) -> None:
     assert [rig.reason(each) for each in waiting] == [Reason.COMMUNICATOR_FAILED] * 3
 
 
-def test_errors_surface_in_order_and_nobody_gets_the_bytes(rig: PeerRig) -> None:
+def test_errors_surface_in_order_and_no_read_gets_the_bytes(rig: PeerRig) -> None:
     peer = launched(rig)
     first, second = rig.read(1), rig.read(1)
     sync = rig.sync()
@@ -144,7 +144,7 @@ def test_what_fails_before_it_starts_surfaces_after_what_is_under_way(rig: PeerR
     assert rig.reason(rig.sync()) == "", "nothing is left to be told"
 
 
-def test_who_waits_first_is_told_first(rig: PeerRig) -> None:
+def test_waits_are_answered_in_order(rig: PeerRig) -> None:
     launched(rig)
     sync, read = rig.sync(), rig.read(1)
     assert rig.reason(rig.start(flush=c.Flush())) == ""  # all of it is on the device
@@ -209,7 +209,7 @@ def test_a_chunked_read_that_is_half_out(rig: PeerRig) -> None:
     assert not rig.came(Kind.CHUNK)
 
 
-def test_another_communicator_goes_on(rig: PeerRig) -> None:
+def test_another_communicator_continues(rig: PeerRig) -> None:
     rig.tell("group", channel=1, group=GROUP.hex(), rank=0, ranks=2)
     two_streams(rig)
     first = rig.join("a-1")

@@ -253,7 +253,7 @@ def test_one_that_takes_its_time_is_answered_with_who_waits_behind_it(rig: Shari
     assert rig.given == 9
 
 
-def test_who_waits_for_a_copy_alone_waits_for_its_end(rig: Sharing, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_for_a_copy_alone_ends_with_it(rig: Sharing, monkeypatch: pytest.MonkeyPatch) -> None:
     """One event says both."""
     client, _, _ = begin(rig)
     events = 0
@@ -280,7 +280,7 @@ def test_who_waits_for_a_copy_alone_waits_for_its_end(rig: Sharing, monkeypatch:
     assert [client.response().result.request for _ in range(3)] == [2, 3, 4]
 
 
-def test_who_waits_for_more_than_a_copy_is_not_answered_with_it(rig: Sharing) -> None:
+def test_a_wait_for_more_than_a_copy_is_not_answered_with_it(rig: Sharing) -> None:
     client, _, _ = begin(rig)
     gate = shut(rig)
     client.batch(write(request=2, buffer=2))
@@ -370,7 +370,7 @@ def test_a_segment_that_goes_while_it_is_copied_from(rig: Sharing) -> None:
 
 
 @pytest.mark.parametrize("gone", ["client", "session"])
-def test_who_is_gone_takes_nobody_with_it(rig: Sharing, gone: str) -> None:
+def test_a_departed_session_harms_no_other(rig: Sharing, gone: str) -> None:
     client, connection, _ = begin(rig)
     gate = shut(rig)
     client.batch(write(request=2, buffer=2))

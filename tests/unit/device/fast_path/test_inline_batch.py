@@ -191,7 +191,7 @@ def test_what_comes_together_takes_the_long_way(rig: Passing) -> None:
     assert max(acks) == 3
 
 
-def test_who_waits_for_all_streams_waits_for_each(rig: Passing) -> None:
+def test_a_wait_for_all_streams_covers_each(rig: Passing) -> None:
     client = rig.lane()
     client.batch(Command(create_stream=c.CreateStream(stream=5)), add(1, stream=5), sync(1))
     client.response()
@@ -276,7 +276,7 @@ def test_what_else_is_going_on_is_looked_at(rig: Passing, other: str) -> None:
     session.permissions = session.trace = None
 
 
-def test_a_client_that_is_gone_takes_nobody_with_it(rig: Passing) -> None:
+def test_a_client_that_is_gone_harms_no_other(rig: Passing) -> None:
     client = rig.lane()
     client.batch(add(1), sync(1))
     client.response()
@@ -340,7 +340,7 @@ def asked_for_long(rig: Passing) -> None:
     rig.process.device.tracks.spin_policy = SpinPolicy(30.0)
 
 
-def test_the_next_step_comes_before_what_nobody_waits_for(
+def test_the_next_step_comes_before_unawaited_work(
     lingering: tuple[Passing, threading.Semaphore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig, rounds = lingering

@@ -197,7 +197,7 @@ def test_what_is_not_a_buffer_is_told_when_the_rest_is_free(rig: Rig[CpuServer])
     assert not rig.call(allocate=c.Allocate(buffer=1, size=LIMIT)).HasField("error")
 
 
-def test_kept_memory_is_given_back_with_a_clean_up_and_nobody_waits_for_it(rig: Rig[CpuServer]) -> None:
+def test_a_clean_up_gives_kept_memory_back_without_delaying_others(rig: Rig[CpuServer]) -> None:
     rig.send(Kind.OPEN, b"{}", channel=2)
     rig.batch(c.Command(set_allocation_mode=c.SetAllocationMode(mode=c.ALLOCATION_MODE_PERSISTENT)))
     fill_up(rig)

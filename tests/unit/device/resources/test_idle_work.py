@@ -96,7 +96,7 @@ def peers() -> Iterator[PeerRig]:
     made.close()
 
 
-def test_a_communicator_that_nobody_uses_is_given_up_at_rest(peers: PeerRig) -> None:
+def test_an_unused_communicator_is_given_up_at_rest(peers: PeerRig) -> None:
     server: Any = peers.server
     load(peers, 1)  # type: ignore[arg-type]
     assert not peers.answer(ready(peers, 1)).HasField("error")  # type: ignore[arg-type]
