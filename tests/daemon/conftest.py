@@ -21,6 +21,7 @@ from tests.support.daemon.harness import DaemonProcess, StartDaemon, shared_memo
 from tests.support.daemon.kernels import saxpy_works
 from tests.support.daemon.lent import LentDaemon
 from tests.support.daemon.raw import KEEP, Execute, Raw
+from tests.support.daemon.segments import Sharing
 
 
 @pytest.fixture(scope="session")
@@ -178,3 +179,10 @@ def stream(raw: Raw) -> Iterator[Execute]:
             c.Command(fill=c.Fill(buffer=KEEP, size=16, pattern=b"\0")),
         )
         yield attached
+
+
+@pytest.fixture
+def sharing(daemon: DaemonProcess) -> Iterator[Sharing]:
+    """A plain client of the daemon that shares memory with its device process."""
+    with Sharing(daemon.unix) as made:
+        yield made

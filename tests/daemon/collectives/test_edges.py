@@ -261,7 +261,7 @@ def test_overlapping_groups_in_every_order(three: DaemonProcess) -> None:
             node.close()
 
 
-def test_what_stands_behind_a_group_that_is_late_holds_up_nobody(three: DaemonProcess) -> None:
+def test_commands_behind_a_late_group_delay_no_other(three: DaemonProcess) -> None:
     """Rank 1 has two rows behind each other on one stream, the first with a device that is not there yet; were the
     second told to go, another session's would be launched before it on one device and behind it on the other."""
     with Ranks(three, 3) as ranks, Ranks(three, 3) as others:
@@ -334,7 +334,7 @@ def test_rows_that_are_longer_than_what_is_presented_at_once(three: DaemonProces
         ]  # fmt: skip
 
 
-def test_other_work_goes_on_behind_a_kernel_that_holds_a_rank(three: DaemonProcess) -> None:
+def test_other_work_runs_beside_a_kernel_that_holds_a_rank(three: DaemonProcess) -> None:
     """One session's rank is held up on its device; another's groups over the same devices are not."""
     with three.connect() as slow, three.connect() as quick:
         group = hearth.Group(slow.devices[:3])

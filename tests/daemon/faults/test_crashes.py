@@ -119,7 +119,7 @@ def test_it_is_named_wherever_it_is_told(node: DaemonProcess, kernel: str, value
     client.node.close()
 
 
-def test_whose_kernel_did_it_is_barred_and_who_ran_beside_it_goes_on(start_daemon: StartDaemon) -> None:
+def test_the_culprit_is_barred_and_its_neighbour_continues(start_daemon: StartDaemon) -> None:
     """Both have a kernel on the device each time: by what is under way nobody could tell them apart."""
     node = start_daemon(devices={"max_faults": 1})
     culprit, bystander = Client(node), Client(node)

@@ -91,7 +91,7 @@ def test_a_session_that_ends_while_its_arrays_are_brought_back(lossy: DaemonProc
         assert gpu.memory_usage().bytes_durable == kept(front).bytes * 2  # one area of two has been filled
 
 
-def test_a_large_copy_that_waits_starves_nobody(lossy: DaemonProcess) -> None:
+def test_a_waiting_large_copy_starves_no_other(lossy: DaemonProcess) -> None:
     with lossy.connect() as node, lossy.connect() as second:
         gpu, other = node.device(0), second.device(0)
         x = gpu.durable(gpu.zeros(96 * MIB, np.uint8))

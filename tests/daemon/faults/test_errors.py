@@ -11,6 +11,7 @@ import hearth
 from hearth_proto import reasons
 from hearth_proto.reasons import Reason
 from hearth_proto.v1 import commands_pb2 as c
+from tests.support.client.internals import number_of
 from tests.support.daemon.kernels import common, gated
 from tests.support.daemon.raw import Raw
 
@@ -68,7 +69,7 @@ def test_errors_of_several_streams_come_with_the_device_sync_in_order(gpu: heart
         bad_launch(gpu, array, stream)
     with pytest.raises(hearth.LaunchError) as caught:
         gpu.synchronize()
-    assert [failure.stream for failure in caught.value.failures] == [stream._handle for stream in streams]
+    assert [failure.stream for failure in caught.value.failures] == [number_of(stream) for stream in streams]
     for stream in streams:
         stream.synchronize()
 

@@ -21,6 +21,7 @@ from hearth.transfer import grpc_stream
 from hearth.transport import errors as transport_errors
 from hearth.transport import grpc as transport
 from hearth_proto.v1 import device_pb2
+from tests.support.client.internals import connection_of
 from tests.support.daemon.cutter import Budget, Cutter, random_cuts
 from tests.support.daemon.harness import DaemonProcess, StartDaemon, wait_until
 from tests.support.daemon.kernels import common, gated, saxpy_works
@@ -250,18 +251,18 @@ def test_an_attach_that_comes_late(daemon: DaemonProcess, times: int) -> None:
     client goes on in a third."""
     with hearth.connect(daemon.grpc) as node:
         counter = Counter(node.device(0))
-        attachment = counter.gpu._connection.attachment()
+        attachment = connection_of(counter.gpu).attachment()
         session = attachment.session
         for number in range(1, times + 1):
             attach = device_pb2.Attach(
-                session_token=counter.gpu._connection.token, resumable=True, resume=True,
+                session_token=connection_of(counter.gpu).token, resumable=True, resume=True,
                 generation=session.generation, last_seq_acked=session.acked, received=session.receipts.responses,
             )  # fmt: skip
             late = device_pb2.ExecuteRequest(attach=attach).SerializeToString()
             with contextlib.suppress(hearth.HearthError):  # displaced in its turn
                 list(node._session.transport.execute(iter([late]), lambda _: False))
             counter.check()
-            assert len(outages(counter.gpu)) == number and counter.gpu._connection.attachment() is attachment
+            assert len(outages(counter.gpu)) == number and connection_of(counter.gpu).attachment() is attachment
 
 
 @pytest.mark.parametrize("way", [grpc_stream.GrpcUpload, grpc_stream.GrpcDownload])
@@ -277,7 +278,7 @@ def test_a_transfers_stream_that_comes_late(
     def open_twice(stream: Any, offset: int) -> Any:
         wanted = opened(stream, offset)
         if not late:
-            connection = stream._connection
+            connection = connection_of(stream)
             with monkeypatch.context() as patched:
                 patched.setattr(connection, "transport", older)
                 late.append(opened(stream, offset))
@@ -333,7 +334,7 @@ def test_a_timeout_between_the_last_byte_and_the_answer(cutter: Cutter, monkeypa
     with hearth.connect(cutter.address, lanes=False) as node:
         counter = Counter(node.device(0))
         x = counter.gpu.asarray(np.arange(3 << 20, dtype=np.uint8))
-        attachment = counter.gpu._connection.attachment()
+        attachment = connection_of(counter.gpu).attachment()
         deliver, into, came = attachment.deliver, grpc_stream.GrpcDownload.into, threading.Event()
 
         def download(*arguments: Any) -> int:
@@ -367,7 +368,7 @@ def test_who_submits_while_it_is_away_waits_for_room(cutter: Cutter) -> None:
         cutter.cut()
         thread = threading.Thread(target=counter.launch, args=(30_000,))
         thread.start()
-        session = counter.gpu._connection.attachment().session
+        session = connection_of(counter.gpu).attachment().session
         wait_until(lambda: session.queue.full, "the queue to be full")
         assert thread.is_alive()
         cutter.refuse(False)
@@ -454,7 +455,7 @@ def test_what_is_under_way_is_no_reason_to_wait_for_the_client(brief: DaemonProc
         if where == "kernel":
             common(gpu, "spin")((1,), (1,), (np.int64(1_500_000_000),))
             common(gpu, "spin")((1,), (1,), (np.int64(1),))
-            wait_until(lambda: gpu._connection.attachment().session.idle)
+            wait_until(lambda: connection_of(gpu).attachment().session.idle)
             cutter.refuse()
             cutter.cut()
         else:

@@ -133,7 +133,7 @@ def test_a_flood_is_cut_and_says_so(gpu: hearth.Device, said: list[str]) -> None
 
 
 @on_cpu
-def test_a_flood_holds_nobody_up(gpu: hearth.Device, daemon: DaemonProcess, said: list[str]) -> None:
+def test_a_flood_delays_no_other_session(gpu: hearth.Device, daemon: DaemonProcess, said: list[str]) -> None:
     """Here text comes while the kernel runs: the pipe is emptied all the time."""
     function(gpu, "flood")((1,), (1,), (np.int32(2_000_000),))
     with daemon.connect() as other:

@@ -19,6 +19,7 @@ from hearth import In, InOut, Out
 from hearth_proto.reasons import Reason
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2
+from tests.support.client.internals import connection_of
 from tests.support.daemon.client_process import run_python
 from tests.support.daemon.dispatches import KERNELS, SPIN, B, binding, blocks, value
 from tests.support.daemon.harness import DaemonProcess, wait_until
@@ -121,7 +122,7 @@ def test_one_that_is_dropped_neither_blocks_nor_leaks(
     assert count.item() == 5, "dropped, and done all the same"
     gpu.synchronize()
     wait_until(lambda: gpu.memory_usage().bytes_in_use == count.nbytes, "the memory's return")
-    attachment = gpu._connection.attachment()
+    attachment = connection_of(gpu).attachment()
     wait_until(lambda: attachment.session.outstanding == 0)
     wait_until(lambda: not [each for each in threading.enumerate() if each.name == "hearth-dispatch"])
 

@@ -221,7 +221,7 @@ def test_a_graph_on_a_stream_does_not_hold_up_others(gpu: hearth.Device) -> None
     assert x.get()[0] == 1
 
 
-def test_ten_thousand_launches_hold_up_nobody(gpu: hearth.Device, daemon: DaemonProcess) -> None:
+def test_ten_thousand_launches_delay_no_other_session(gpu: hearth.Device, daemon: DaemonProcess) -> None:
     """They go out as the device comes along; another session's commands go between."""
     add_one = common(gpu, "add_one")
     x = gpu.zeros(8, np.int32)
@@ -614,7 +614,7 @@ def test_a_session_that_closes_with_graphs_leaves_nothing(lossy: DaemonProcess) 
         saxpy_works(node.device(0))
 
 
-def test_graphs_that_nobody_holds_are_given_back(gpu: hearth.Device) -> None:
+def test_unreferenced_graphs_are_given_back(gpu: hearth.Device) -> None:
     add_one = common(gpu, "add_one")
     in_use = gpu.memory_usage().bytes_in_use
     for _ in range(5):

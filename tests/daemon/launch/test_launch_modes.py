@@ -8,6 +8,7 @@ import pytest
 import hearth
 from hearth_proto.reasons import Reason
 from hearth_proto.v1 import commands_pb2 as c
+from tests.support.client.internals import handle_of
 from tests.support.daemon.harness import BACKEND, DaemonProcess, on_cpu, on_gpu
 from tests.support.daemon.kernels import COMMON, common, gated, saxpy_works
 from tests.support.daemon.raw import Raw, refused
@@ -39,7 +40,7 @@ def test_a_kernel_that_stays_inside_is_none_the_wiser(gpu: hearth.Device) -> Non
 
 
 @pytest.mark.parametrize(("at", "where", "first"), [(16, "behind", 64), (-1, "before", -4), (800, "behind", 3200)])
-def test_a_write_outside_is_reported_and_hurts_nobody(gpu: hearth.Device, at: int, where: str, first: int) -> None:
+def test_a_write_outside_is_reported_and_contained(gpu: hearth.Device, at: int, where: str, first: int) -> None:
     arrays = [gpu.full(16, fill, np.int32) for fill in (1, 2, 3)]
     before = gpu.memory_usage()
     kernel(gpu, "write_at")((1,), (1,), (arrays[1], np.int64(at), np.int32(77)), mode="validate")
@@ -47,7 +48,7 @@ def test_a_write_outside_is_reported_and_hurts_nobody(gpu: hearth.Device, at: in
         gpu.synchronize()
     assert caught.value.reason == "OUT_OF_BOUNDS_WRITE"
     assert caught.value.details["kernel"] == "write_at"
-    assert caught.value.details["buffer"] == str(arrays[1]._memory.handle)
+    assert caught.value.details["buffer"] == str(handle_of(arrays[1]))
     assert caught.value.details["first_byte"] == str(first)
     assert [array.get().tolist() for array in arrays] == [[fill] * 16 for fill in (1, 2, 3)]
     gpu.synchronize()
@@ -60,14 +61,14 @@ def test_every_buffer_that_was_missed_is_named(gpu: hearth.Device) -> None:
     with pytest.raises(hearth.LaunchError) as caught:
         gpu.synchronize()
     message = str(caught.value)
-    assert f"behind buffer {x._memory.handle}" in message
-    assert f"before buffer {y._memory.handle}" in message
+    assert f"behind buffer {handle_of(x)}" in message
+    assert f"before buffer {handle_of(y)}" in message
 
 
 def test_what_was_written_inside_is_kept(gpu: hearth.Device) -> None:
     x, y = gpu.zeros(4, np.int32), gpu.zeros(8, np.int32)
     kernel(gpu, "write_two")((1,), (1,), (x[1:], np.int64(2), y, np.int64(8)), mode="validate")
-    with pytest.raises(hearth.LaunchError, match=f"buffer {y._memory.handle}"):
+    with pytest.raises(hearth.LaunchError, match=f"buffer {handle_of(y)}"):
         gpu.synchronize()
     assert x.get().tolist() == [0, 0, 0, 1]
 
@@ -139,7 +140,7 @@ def test_a_grid_that_is_too_large_is_refused_when_it_is_known(gpu: hearth.Device
     assert hits.get().tolist() == [0]
 
 
-def test_waiting_for_a_grid_holds_up_nobody_else(gpu: hearth.Device) -> None:
+def test_waiting_for_a_grid_delays_no_other(gpu: hearth.Device) -> None:
     grid, hits, other = gpu.zeros(3, np.uint32), gpu.zeros(1, np.uint32), gpu.zeros(1, np.uint32)
     choose, count = kernel(gpu, "choose"), kernel(gpu, "count")
     count((1,), (1,), (hits,))

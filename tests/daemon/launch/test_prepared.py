@@ -134,7 +134,7 @@ def test_lists_are_ordered_among_streams(gpu: hearth.Device) -> None:
     assert (y_then.get() == 101).all() and (x.get() == 1).all() and not y.get().any()
 
 
-def test_a_big_count_holds_up_nobody(gpu: hearth.Device, daemon: DaemonProcess) -> None:
+def test_a_big_count_does_not_delay_other_sessions(gpu: hearth.Device, daemon: DaemonProcess) -> None:
     add_one = common(gpu, "add_one")
     x = gpu.zeros(8, np.int32)
     prepared = gpu.prepare([(add_one, 1, 8, (x, np.int32(8)))] * 10)

@@ -17,6 +17,7 @@ from hearth import In, InOut, Out
 from hearth.transfer import registered
 from hearth.transport import memory_segments
 from hearth.transport.segment_pool import pool, size_class
+from tests.support.client.internals import connection_of
 from tests.support.daemon.dispatches import KERNELS, blocks
 from tests.support.daemon.harness import DaemonProcess, StartDaemon, wait_until
 from tests.support.daemon.kernels import gated, saxpy_works
@@ -217,7 +218,7 @@ def test_a_device_that_is_lost_in_the_middle(lossy: DaemonProcess, make: Make) -
         with contextlib.suppress(hearth.DeviceLostError):
             gpu.synchronize()
         same(gpu.dispatch(invert(gpu), *inverting(x, x.size), out=[out])[0], ~x)
-        assert shared(gpu) is not None and gpu._connection.generation == first + 1
+        assert shared(gpu) is not None and connection_of(gpu).generation == first + 1
 
 
 def test_a_forked_child_is_refused_and_its_parent_unharmed(gpu: hearth.Device) -> None:

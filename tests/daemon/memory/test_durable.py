@@ -10,6 +10,7 @@ import pytest
 import hearth
 from hearth_proto import reasons
 from hearth_proto.v1 import commands_pb2 as c
+from tests.support.client.internals import handle_of
 from tests.support.daemon.durables import FAR, FAULTS, MIB, QUICK, back, damage, kept, kill, lose, noise, open_files
 from tests.support.daemon.harness import DaemonProcess, StartDaemon, wait_until
 from tests.support.daemon.kernels import gated, saxpy_works
@@ -78,7 +79,7 @@ def test_what_is_back_is_as_good_as_new(lossy: DaemonProcess) -> None:
         lose(lossy, gpu)
         np.testing.assert_array_equal(x.get(), want)
         fresh = gpu.zeros(10)  # no handle is minted twice
-        assert fresh._memory.handle != x._memory.handle
+        assert handle_of(fresh) != handle_of(x)
         x.free()
         gpu.synchronize()
         assert gpu.memory_usage().allocations == 1 and gpu.memory_usage().bytes_durable == 0
@@ -153,7 +154,7 @@ def test_sessions_have_their_own(lossy: DaemonProcess) -> None:
         gpus = [first.device(0), second.device(0)]
         arrays = [gpu.durable(gpu.asarray(host)) for gpu, host in zip(gpus, hosts, strict=True)]
         assert isinstance(arrays[0], hearth.DeviceArray) and isinstance(arrays[1], hearth.DeviceArray)
-        assert arrays[0]._memory.handle == arrays[1]._memory.handle
+        assert handle_of(arrays[0]) == handle_of(arrays[1])
         lost = bare.device(0).zeros(4)
         for gpu in (*gpus, bare.device(0)):
             gpu.synchronize()

@@ -300,7 +300,7 @@ def test_it_keeps_the_memory(gpu: hearth.Device, daemon: DaemonProcess) -> None:
     assert (host[0] == HOST[0]).all(), "mapped for as long as somebody looks at it"
 
 
-def test_what_nobody_refers_to_is_released(gpu: hearth.Device, daemon: DaemonProcess) -> None:
+def test_unreferenced_exports_are_released(gpu: hearth.Device, daemon: DaemonProcess) -> None:
     x = gpu.asarray(HOST)
     host = seen(x.ipc())  # keeps it
     gc.collect()

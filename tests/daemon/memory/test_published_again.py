@@ -15,6 +15,7 @@ from hearth import errors
 from hearth_proto.reasons import Reason
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2, device_pb2_grpc
+from tests.support.client.internals import connection_of
 from tests.support.daemon.cutter import Cutter
 from tests.support.daemon.harness import DaemonProcess, wait_until
 from tests.support.daemon.raw import TIMEOUT, Raw, refused
@@ -121,7 +122,7 @@ def test_the_client_asks_for_the_same(daemon: DaemonProcess, gpu: hearth.Device,
     gpu.publish("w", gpu.asarray(bytearray(DATA)))
     with daemon.connect() as node:
         other = node.device(0)
-        transport = other._connection.transport
+        transport = connection_of(other).transport
         call = transport.call_device
 
         def lost(*arguments: Any) -> Any:

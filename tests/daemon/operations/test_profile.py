@@ -13,6 +13,7 @@ import pytest
 import hearth
 from hearth_proto.reasons import Reason, from_status, stream_failures
 from hearth_proto.v1 import commands_pb2 as c
+from tests.support.client.internals import connection_of, number_of
 from tests.support.daemon.harness import DaemonProcess, wait_until
 from tests.support.daemon.kernels import common, gated
 from tests.support.daemon.raw import Raw, refused
@@ -184,8 +185,8 @@ def test_what_fails_after_the_end_is_not_the_profiles(gpu: hearth.Device) -> Non
         profile = gpu.profile()
         profile.__enter__()
         gate.hold()
-        attachment = gpu._connection.attachment()
-        end = c.Command(end_profile=c.EndProfile(profile=profile._handle))
+        attachment = connection_of(gpu).attachment()
+        end = c.Command(end_profile=c.EndProfile(profile=number_of(profile)))
         reply = attachment.request(end)
         add_one((1,), (1,), (np.uint64(0),))
         gate.open()
@@ -194,7 +195,7 @@ def test_what_fails_after_the_end_is_not_the_profiles(gpu: hearth.Device) -> Non
             gpu.synchronize()
 
 
-def test_the_end_surfaces_what_failed_before_the_start_and_goes_on(gpu: hearth.Device) -> None:
+def test_the_end_raises_what_failed_before_the_start_and_ends_all_the_same(gpu: hearth.Device) -> None:
     """As every point at which errors surface; nothing of it failed inside."""
     bad_launch(gpu)
     profile = gpu.profile()
@@ -211,7 +212,7 @@ def test_a_lost_device_fails_the_profile_once(lossy: DaemonProcess) -> None:
         with pytest.raises(hearth.DeviceLostError), gpu.profile() as profile:
             gpu.synchronize()
             os.kill(lossy.device_pid(), signal.SIGKILL)
-            wait_until(lambda: not gpu._connection.attached, "the loss")
+            wait_until(lambda: not connection_of(gpu).attached, "the loss")
         with pytest.raises(hearth.ArgumentError, match="not ended"):
             print(profile.device_ns)
         with gpu.profile() as profile:

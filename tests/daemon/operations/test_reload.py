@@ -288,7 +288,7 @@ def test_a_file_that_cannot_be_used_changes_nothing(running: Reloaded, text: str
     wait_until(lambda: audited(running, "reload_refused")[-1]["why"] == entry["why"], "the refusal in the audit log")
 
 
-def test_an_audit_log_that_was_moved_away_goes_on_in_a_new_file(running: Reloaded) -> None:
+def test_a_moved_audit_log_continues_in_a_new_file(running: Reloaded) -> None:
     """As logrotate does it; the chain goes on, too."""
     path = Path(running.config["audit"]["path"])
     connect(running, ALICE).close()

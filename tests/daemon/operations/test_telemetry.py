@@ -262,7 +262,7 @@ def test_launches_are_timed_to_their_end(gpu: hearth.Device, daemon: DaemonProce
     assert 3 <= moved("count") - count <= 16
 
 
-def test_queue_delay_shows_who_waits(gpu: hearth.Device, moved: Callable[..., float]) -> None:
+def test_queue_delay_counts_waiting_commands(gpu: hearth.Device, moved: Callable[..., float]) -> None:
     code = f'// {os.urandom(8).hex()}\nextern "C" __global__ void f(int* x) {{ ++*x; }}'
     x = gpu.zeros(1, np.int32)
     gpu.RawModule(code=code).get_function("f")((1,), (1,), (x,))

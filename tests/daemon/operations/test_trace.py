@@ -16,6 +16,7 @@ import pytest
 import hearth
 from hearth_proto.reasons import Reason, from_status
 from hearth_proto.v1 import commands_pb2 as c
+from tests.support.client.internals import connection_of, number_of
 from tests.support.daemon.harness import BACKEND, DaemonProcess, StartDaemon, wait_until
 from tests.support.daemon.kernels import common, gated, saxpy_works
 from tests.support.daemon.raw import Raw, refused
@@ -91,7 +92,7 @@ def test_waiting_for_another_stream_is_no_running(gpu: hearth.Device) -> None:
     assert x.item() == 2
     (held,) = (event for event in trace.events if event.kernel == "hold")
     (waited,) = (event for event in trace.events if event.kernel == "add_one")
-    assert waited.stream == side._handle != held.stream
+    assert waited.stream == number_of(side) != held.stream
     assert waited.submitted_ns < held.ended_ns <= waited.started_ns + 2_000
     assert waited.device_ns < HELD * 0.9e9
 
@@ -252,7 +253,7 @@ def test_the_end_waits_for_the_work(gpu: hearth.Device) -> None:
         trace = gpu.trace()
         trace.__enter__()
         gate.hold()
-        attachment = gpu._connection.attachment()
+        attachment = connection_of(gpu).attachment()
         reply = attachment.request(c.Command(end_trace=c.EndTrace()))
         with pytest.raises(hearth.TimeoutError):
             reply.wait(0.05)
@@ -267,7 +268,7 @@ def test_a_lost_device_takes_the_trace_with_it(lossy: DaemonProcess) -> None:
         with pytest.raises(hearth.DeviceLostError), gpu.trace():
             gpu.synchronize()
             os.kill(lossy.device_pid(), signal.SIGKILL)
-            wait_until(lambda: not gpu._connection.attached, "the loss")
+            wait_until(lambda: not connection_of(gpu).attached, "the loss")
         with gpu.trace() as trace:
             gpu.synchronize()
         assert [event.name for event in trace.events] == ["sync"]
@@ -341,7 +342,7 @@ def test_the_file_is_what_perfetto_reads(gpu: hearth.Device, tmp_path: Path) -> 
     titles = {entry["args"]["name"] for entry in phases["M"] if entry["name"] == "process_name"}
     assert titles == {f"host, device 0: {gpu.properties.name}", f"device 0: {gpu.properties.name}"}
     tracks = {entry["args"]["name"] for entry in phases["M"] if entry["name"] == "thread_name"}
-    assert tracks == {"default stream", f"stream {side._handle}"}
+    assert tracks == {"default stream", f"stream {number_of(side)}"}
     on_device = [entry for entry in phases["X"] if entry["pid"] == 2]
     assert sum(entry["name"] == "add_one" for entry in on_device) == 20
     launch = next(entry for entry in on_device if entry["name"] == "add_one")

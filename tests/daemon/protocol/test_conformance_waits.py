@@ -141,7 +141,7 @@ def copies(gpu: hearth.Device, stream: hearth.Stream, count: int) -> list[float]
     return took
 
 
-def test_a_client_that_waits_for_a_long_kernel_delays_nobody(daemon: DaemonProcess) -> None:
+def test_a_wait_for_a_long_kernel_delays_no_other_client(daemon: DaemonProcess) -> None:
     """The thread that owns the device never waits for it. Prints what a copy takes beside a wait, and alone."""
     with daemon.connect() as waiting, daemon.connect() as copying:
         gpu, other = waiting.device(0), copying.device(0)
@@ -166,7 +166,7 @@ def test_a_client_that_waits_for_a_long_kernel_delays_nobody(daemon: DaemonProce
     )
 
 
-def test_a_compile_delays_nobody(daemon: DaemonProcess) -> None:
+def test_a_compile_delays_no_other_client(daemon: DaemonProcess) -> None:
     with daemon.connect() as compiling, daemon.connect() as copying:
         gpu, other = compiling.device(0), copying.device(0)
         stream = other.stream()

@@ -20,6 +20,7 @@ from hearth.transport.grpc import GrpcTransport
 from hearth_proto import calls, frames
 from hearth_proto.frames import Kind
 from hearth_proto.v1 import device_pb2, node_pb2, status_pb2
+from tests.support.client.internals import connection_of
 from tests.support.daemon.framed import call_path, connected, method, reason, received
 from tests.support.daemon.harness import DaemonProcess, StartDaemon
 from tests.support.daemon.kernels import saxpy_works
@@ -185,7 +186,7 @@ def test_a_daemon_that_stands_still_is_noticed(start_daemon: StartDaemon, monkey
         saxpy_works(gpu)
         time.sleep(0.5)  # asked, and answered, several times
         saxpy_works(gpu)
-        assert not gpu._connection.attachment().execute.outages  # type: ignore[union-attr]
+        assert not connection_of(gpu).attachment().execute.outages  # type: ignore[union-attr]
         monkeypatch.setattr(calls, "ANSWER_S", 0.2)
         os.kill(daemon.process.pid, signal.SIGSTOP)
         try:

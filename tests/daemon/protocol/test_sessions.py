@@ -13,6 +13,7 @@ import pytest
 import hearth
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2
+from tests.support.client.internals import handle_of
 from tests.support.daemon.client_process import run_python
 from tests.support.daemon.harness import DaemonProcess, StartDaemon, wait_until
 from tests.support.daemon.kernels import common, gated, saxpy_works
@@ -70,7 +71,7 @@ def test_sessions_are_listed(daemon: DaemonProcess) -> None:
 def test_two_clients_share_nothing(daemon: DaemonProcess) -> None:
     with daemon.connect() as first, daemon.connect() as second:
         x, y = (node.device(0).full(100, value, np.int32) for node, value in ((first, 1), (second, 2)))
-        assert x._memory.handle == y._memory.handle, "the same number in two sessions"
+        assert handle_of(x) == handle_of(y), "the same number in two sessions"
         common(first.device(0), "add_one")((1,), (2000,), (x, np.int32(100)))  # fails
         common(second.device(0), "add_one")((1,), (128,), (y, np.int32(100)))
         second.device(0).synchronize()

@@ -278,7 +278,7 @@ def test_calls_and_execute_share_a_session(raw: Raw) -> None:
         assert stream.ask(c.Command(read=c.Read(buffer=50, size=4))).read.data == b"abcd"
 
 
-def test_a_session_is_attached_again_and_goes_on(raw: Raw, daemon: DaemonProcess) -> None:
+def test_a_session_is_attached_again_and_continues(raw: Raw, daemon: DaemonProcess) -> None:
     """Numbers go on where they were: a batch that has run is known again, a new one is not taken for it."""
     for turn in range(1, 4):
         with raw.execute() as stream:

@@ -108,7 +108,7 @@ def test_what_a_batch_was_refused(audited: tuple[DaemonProcess, Path, dict[str, 
         assert expect(path, event="refused", quota="sessions")["tenant"] == "guest"
 
 
-def test_a_log_that_fills_the_disk_stops_nobody(start_daemon: StartDaemon) -> None:
+def test_a_log_that_fills_the_disk_stops_no_session(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(**tenants("alice", audit={"path": "/dev/full"})[0])
     with pytest.raises(hearth.AuthenticationError):
         daemon.connect()

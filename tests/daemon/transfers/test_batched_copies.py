@@ -105,7 +105,7 @@ def test_without_lanes(daemon: DaemonProcess, rings: Rings) -> None:
     assert rings() == (0, 0)
 
 
-def test_nobody_waits_for_slots(fresh: hearth.Device, rings: Rings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_do_not_wait_for_slots(fresh: hearth.Device, rings: Rings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind a kernel none comes back: what has none goes in batches."""
     x = formed(fresh, rings)
 

@@ -107,7 +107,7 @@ def test_more_clients_than_slots(daemon: DaemonProcess, alone: hearth.Device) ->
     all_free(daemon)
 
 
-def test_clients_that_do_not_read_hold_nobody_up(daemon: DaemonProcess, alone: hearth.Device) -> None:
+def test_clients_that_do_not_read_delay_no_other(daemon: DaemonProcess, alone: hearth.Device) -> None:
     """Nor do they keep a slot: what they do not take waits with the front."""
     size = 16 * MIB
     with contextlib.ExitStack() as stack:

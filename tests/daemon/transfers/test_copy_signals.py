@@ -12,6 +12,7 @@ import hearth
 from hearth.session import attachment, lane_channel
 from hearth.transport import memory_segments, spin_wait
 from hearth_proto.v1 import commands_pb2
+from tests.support.client.internals import connection_of
 from tests.support.daemon.harness import DaemonProcess, wait_until
 from tests.support.daemon.kernels import gated
 from tests.support.daemon.pinned_arrays import noise, pinned, same
@@ -71,14 +72,14 @@ def test_none_comes_before_the_copy_has_had_its_turn(told: Told, gpu: hearth.Dev
         assert not waiting.is_alive()
 
 
-def test_a_failure_is_told_by_who_waits_next(told: Told, gpu: hearth.Device) -> None:
+def test_the_next_wait_raises_an_earlier_failure(told: Told, gpu: hearth.Device) -> None:
     host, x = pinned(noise(SIZE)), gpu.empty(SIZE, np.uint8)
     for _ in range(3):
         x.set(host)
         gpu.synchronize()
     before = told()
     nowhere = commands_pb2.Fill(buffer=1 << 40, size=8, pattern=b"0")
-    gpu._connection.attachment().submit(commands_pb2.Command(fill=nowhere))
+    connection_of(gpu).attachment().submit(commands_pb2.Command(fill=nowhere))
     x.set(host)
     with pytest.raises(hearth.HearthError):
         gpu.synchronize()

@@ -22,6 +22,7 @@ import pytest
 import hearth
 from hearth.transport import framed as transport
 from hearth.transport import lane as lanes
+from tests.support.client.internals import connection_of
 from tests.support.daemon.harness import DaemonProcess, StartDaemon, environment, wait_until
 from tests.support.daemon.kernels import COMMON, common, gated, saxpy_works
 from tests.support.daemon.lane_cuts import cut
@@ -266,7 +267,7 @@ def test_a_daemon_that_drains_tells_who_has_a_lane(start_daemon: StartDaemon) ->
         counter = Counter(gpu)
         assert channel(gpu)
         daemon.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: gpu._connection.attachment().session.draining, "the news")
+        wait_until(lambda: connection_of(gpu).attachment().session.draining, "the news")
         counter.check()
         assert not channel(gpu)
     assert daemon.process.wait(20) == 0

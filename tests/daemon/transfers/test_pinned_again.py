@@ -16,6 +16,7 @@ from hearth import telemetry
 from hearth.arrays import host_copy
 from hearth.transfer import shared as shared_copies
 from hearth.transport import memory_segments, segments
+from tests.support.client.internals import memory_of
 from tests.support.daemon.harness import DaemonProcess, wait_until
 from tests.support.daemon.kernels import gated
 from tests.support.daemon.pinned_arrays import INLINE, KIB64, noise, pinned, same, shared, told
@@ -183,7 +184,7 @@ def test_memory_that_is_shared_anew(gpu: hearth.Device, found: Found) -> None:
 
 
 @pytest.mark.parametrize("lasts", [0.0, float("inf")], ids=["looks", "has looked"])
-def test_a_connection_whose_end_nobody_has_seen(
+def test_a_connection_that_ended_unseen(
     gpu: hearth.Device, daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch, lasts: float
 ) -> None:
     """Who waits for a copy has it, another way; one that nobody waits for is made, or told to be lost, once."""
@@ -221,14 +222,14 @@ def test_what_failed_before_is_told(gpu: hearth.Device) -> None:
     host, x, y = pinned(noise(INLINE)), gpu.empty(INLINE, np.uint8), gpu.empty(INLINE, np.uint8)
     x.set(host)
     x.get(out=host)
-    y._memory.handle, real = 1 << 40, y._memory.handle  # a handle that does not exist
+    memory_of(y).handle, real = 1 << 40, memory_of(y).handle  # a handle that does not exist
     y.set(host)
     with pytest.raises(hearth.InvalidHandleError):
         for _ in range(3):
             x.get(out=host)
     told(gpu)
     same(x.get(), host)
-    y._memory.handle = real
+    memory_of(y).handle = real
 
 
 def test_a_device_that_was_lost(lossy: DaemonProcess) -> None:

@@ -23,6 +23,7 @@ from hearth.transfer.grpc_stream import give_up
 from hearth.transfer.shared_memory import Shared
 from hearth.transport import memory_segments
 from hearth.transport.segment_pool import pool
+from tests.support.client.internals import connection_of
 from tests.support.daemon.harness import DaemonProcess, StartDaemon, environment, wait_until
 from tests.support.daemon.kernels import gated, saxpy_works
 from tests.support.daemon.lane_cuts import cut
@@ -146,7 +147,7 @@ def test_a_read_behind_a_copy_that_was_lost(gpu: hearth.Device, monkeypatch: pyt
     values = noise(5 * INLINE)
     x, y = gpu.asarray(values), gpu.asarray(values)
     make_slots(gpu, x, values)
-    live, connection, attachment = shared(gpu), gpu._connection, gpu._connection.attachment()
+    live, connection, attachment = shared(gpu), connection_of(gpu), connection_of(gpu).attachment()
     assert live is not None
     with ThreadPoolExecutor(1) as threads:
         reply, number = router.begin_upload(connection, attachment, host_copy.part_of(y, attachment, None), y.nbytes)
@@ -174,7 +175,7 @@ def test_a_copy_that_was_lost_is_told_where_it_was_asked_for(
     x, y, z = (gpu.asarray(values) for _ in range(3))
     mine, theirs = gpu.stream(), gpu.stream()
     make_slots(gpu, x, values)
-    live, connection, attachment = shared(gpu), gpu._connection, gpu._connection.attachment()
+    live, connection, attachment = shared(gpu), connection_of(gpu), connection_of(gpu).attachment()
     assert live is not None
     with ThreadPoolExecutor(1) as threads:
         reply, number = router.begin_upload(connection, attachment, host_copy.part_of(z, attachment, mine), z.nbytes)
@@ -230,7 +231,7 @@ def test_a_device_that_is_lost_in_the_middle(lossy: DaemonProcess, way: str, mak
         x = gpu.asarray(host)  # shared again with the new process
         x.get(out=out)
         same(out, values)
-        assert shared(gpu) is not None and gpu._connection.generation == first + 1
+        assert shared(gpu) is not None and connection_of(gpu).generation == first + 1
         told(gpu)  # nothing more
 
 

@@ -14,6 +14,7 @@ from hearth.transport import memory_segments
 from hearth.transport.memory_segments import known
 from hearth.transport.segment_pool import pool
 from hearth_proto.v1 import device_pb2
+from tests.support.client.internals import connection_of, memory_of
 from tests.support.daemon.harness import DaemonProcess, StartDaemon, wait_until
 from tests.support.daemon.kernels import gated
 from tests.support.daemon.pinned_arrays import (
@@ -76,13 +77,13 @@ def test_small_arrays_and_remote_clients_share_nothing(daemon: DaemonProcess) ->
     with daemon.connect() as node:
         gpu = node.device(0)
         gpu.asarray(host[: KIB64 - 1]).get()
-        assert not gpu._connection.parts
+        assert not connection_of(gpu).parts
         gpu.asarray(noise(INLINE)).get()  # ordinary ones up to the inline limit
         assert shared(gpu) is None
 
 
 def test_a_daemon_without_it_is_asked_once(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    transport, asked = gpu._connection.transport, []
+    transport, asked = connection_of(gpu).transport, []
 
     def refused(request: object) -> None:
         asked.append(request)
@@ -98,7 +99,7 @@ def test_a_daemon_without_it_is_asked_once(gpu: hearth.Device, monkeypatch: pyte
 def test_connections_that_nothing_comes_of_are_not_made_for_ever(
     gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    transport, asked = gpu._connection.transport, []
+    transport, asked = connection_of(gpu).transport, []
 
     def nowhere(request: object) -> device_pb2.OpenBulkResponse:
         asked.append(request)
@@ -217,7 +218,7 @@ def test_what_fails_on_the_way_is_told_at_the_next_synchronize(gpu: hearth.Devic
     x = gpu.asarray(host)
     other = gpu.asarray(host)
     gpu.synchronize()
-    x._memory.handle, real = 1 << 40, x._memory.handle  # a handle that does not exist
+    memory_of(x).handle, real = 1 << 40, memory_of(x).handle  # a handle that does not exist
     x.set(host)
     with pytest.raises(hearth.InvalidHandleError):
         told(gpu)
@@ -234,7 +235,7 @@ def test_what_fails_on_the_way_is_told_at_the_next_synchronize(gpu: hearth.Devic
     with pytest.raises(hearth.InvalidHandleError):
         x.set(np.zeros(60 * INLINE, np.uint8)[: x.nbytes])
         told(gpu)
-    x._memory.handle = real
+    memory_of(x).handle = real
     gpu.synchronize()
     same(other.get(), host)
     whole(gpu)

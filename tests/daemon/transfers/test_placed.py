@@ -18,10 +18,10 @@ from tests.support.daemon.segments import Shared, Sharing
 UP, DOWN = Kind.UPLOAD, Kind.DOWNLOAD
 
 
-@pytest.fixture
-def sharing(daemon: DaemonProcess) -> Iterator[Sharing]:
-    with Sharing(daemon.unix) as made:
-        yield made
+@pytest.fixture(autouse=True)
+def tidy(daemon: DaemonProcess) -> Iterator[None]:
+    """Nothing that a test shared is left behind it."""
+    yield
     gone(daemon)
 
 

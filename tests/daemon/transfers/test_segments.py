@@ -32,12 +32,6 @@ from tests.support.folders import ROOT
 
 
 @pytest.fixture
-def sharing(daemon: DaemonProcess) -> Iterator[Sharing]:
-    with Sharing(daemon.unix) as made:
-        yield made
-
-
-@pytest.fixture
 def tidy(daemon: DaemonProcess) -> Iterator[None]:
     """What the test shares is gone behind it: memory, mappings, descriptors."""
     gone(daemon)

@@ -25,6 +25,7 @@ from hearth.transfer.striped_upload import StripedUpload
 from hearth.transport import grpc as transport
 from hearth.transport.stripe import Stripe
 from hearth_proto.v1 import device_pb2
+from tests.support.client.internals import connection_of
 from tests.support.daemon.cutter import Budget, Cutter, random_cuts
 from tests.support.daemon.harness import DaemonProcess, StartDaemon, environment, wait_until
 from tests.support.daemon.kernels import saxpy_works
@@ -41,8 +42,8 @@ def values(size: int, seed: int = 1) -> np.ndarray[Any, Any]:
 
 
 def stripes_of(gpu: hearth.Device) -> Stripes:
-    assert Stripes in gpu._connection.parts, "no transfer asked for stripes"
-    return gpu._connection.part(Stripes)
+    assert Stripes in connection_of(gpu).parts, "no transfer asked for stripes"
+    return connection_of(gpu).part(Stripes)
 
 
 def live(gpu: hearth.Device) -> int:
@@ -266,10 +267,10 @@ def test_a_slow_reader_does_not_stop_others(gpu: hearth.Device) -> None:
 def test_where_none_are_wanted(daemon: DaemonProcess) -> None:
     with hearth.connect(daemon.grpc, lanes=False) as node:
         there_and_back(node.device(0), 9 * MIB)
-        assert Stripes not in node.device(0)._connection.parts
+        assert Stripes not in connection_of(node.device(0)).parts
     with hearth.connect(daemon.unix) as node:
         there_and_back(node.device(0), 9 * MIB)
-        assert Stripes not in node.device(0)._connection.parts
+        assert Stripes not in connection_of(node.device(0)).parts
 
 
 def test_a_daemon_without_them(start_daemon: StartDaemon) -> None:
@@ -399,7 +400,7 @@ def test_cut_at_any_byte(lossy: DaemonProcess, by_way_of: Any, seed: int) -> Non
         by_way_of(node, cutter)
         gpu = node.device(0)
         for turn in range(3):
-            if Stripes in gpu._connection.parts:
+            if Stripes in connection_of(gpu).parts:
                 stripes_of(gpu)._not_before = 0.0
             there_and_back(gpu, 10 * MIB + seed, seed + turn)
         assert cutter.cuts > 0
@@ -429,7 +430,7 @@ def test_all_of_them_break_under_a_dispatch(lossy: DaemonProcess, by_way_of: Any
         by_way_of(node, cutter)
         gpu = node.device(0)
         for seed in range(4):
-            if Stripes in gpu._connection.parts:
+            if Stripes in connection_of(gpu).parts:
                 stripes_of(gpu)._not_before = 0.0
             dispatched(gpu, 20 * MIB + seed, seed)
         assert cutter.cuts > 0

@@ -178,7 +178,7 @@ def test_a_chunk_without_a_credit(stripe: StripeEnd, stream: Execute) -> None:
     assert not stream.failures()
 
 
-def test_a_transfer_that_nobody_wants(stripe: StripeEnd, stream: Execute) -> None:
+def test_an_unwanted_transfer(stripe: StripeEnd, stream: Execute) -> None:
     """No credit comes, and nothing is kept for it."""
     for transfer in range(100, 100 + 1024):
         stripe.announce(Kind.UPLOAD, transfer)

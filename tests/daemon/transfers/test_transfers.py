@@ -15,6 +15,7 @@ import hearth
 from hearth_proto.reasons import Reason, from_status
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2
+from tests.support.client.internals import connection_of
 from tests.support.daemon.harness import DaemonProcess, wait_until
 from tests.support.daemon.kernels import gated
 from tests.support.daemon.raw import Raw, refused
@@ -88,7 +89,7 @@ def test_a_hundred_reads_outstanding(gpu: hearth.Device) -> None:
     with gated(gpu) as gate, ThreadPoolExecutor(100) as pool:
         gate.hold(order)
         reads = [pool.submit(array.get) for array in arrays]
-        attachment = gpu._connection.attachment()
+        attachment = connection_of(gpu).attachment()
         wait_until(lambda: attachment.session.outstanding == 100, "100 outstanding reads")
         assert not any(read.done() for read in reads)
         gate.open()
@@ -125,7 +126,7 @@ def test_a_sync_of_one_stream_completes_no_read_of_another(gpu: hearth.Device) -
             gate.hold(order)
             x.fill(5, busy)
         reads = [pool.submit(x.get, None, busy) for _ in range(8)]
-        attachment = gpu._connection.attachment()
+        attachment = connection_of(gpu).attachment()
         wait_until(lambda: attachment.session.outstanding == 8, "8 outstanding reads")
         assert (y.get(stream=idle) == 7).all()
         idle.synchronize()

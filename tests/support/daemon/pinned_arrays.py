@@ -11,6 +11,7 @@ import numpy as np
 
 import hearth
 from hearth.transfer import ring_buffer, shared_memory
+from tests.support.client.internals import connection_of
 from tests.support.daemon.harness import wait_until
 
 INLINE = 1 << 20
@@ -37,7 +38,7 @@ def pinned(values: np.ndarray, order: Any = "C") -> np.ndarray:
 
 def shared(gpu: hearth.Device) -> shared_memory.Shared | None:
     """What is shared with the device now."""
-    return gpu._connection.part(shared_memory.SharedMemory)._shared
+    return connection_of(gpu).part(shared_memory.SharedMemory)._shared
 
 
 def ring_of(gpu: hearth.Device) -> ring_buffer.Ring:
@@ -53,7 +54,7 @@ def whole(gpu: hearth.Device) -> None:
 
 def under_way(gpu: hearth.Device, moving: Future[Any]) -> None:
     """Waits until the daemon has been asked for something, or the copy is done."""
-    session = gpu._connection.attachment().session
+    session = connection_of(gpu).attachment().session
     wait_until(lambda: session.outstanding or moving.done(), "a request")
 
 

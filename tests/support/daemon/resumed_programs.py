@@ -7,6 +7,7 @@ import random
 import numpy as np
 
 import hearth
+from tests.support.client.internals import connection_of
 from tests.support.daemon.kernels import common
 
 KERNELS = """
@@ -66,7 +67,7 @@ class Program:
 
 def outages(gpu: hearth.Device) -> list[float]:
     """Milliseconds of each outage of the device's Execute stream."""
-    execute = gpu._connection.attachment().execute
+    execute = connection_of(gpu).attachment().execute
     assert execute is not None
     return [1e3 * seconds for seconds in execute.outages]
 

@@ -12,6 +12,7 @@ import hearth
 from hearth import In, Out
 from hearth.transfer import registered
 from hearth_proto.v1 import device_pb2
+from tests.support.client.internals import connection_of
 from tests.support.daemon.dispatches import blocks
 from tests.support.daemon.harness import DaemonProcess, wait_until
 from tests.support.daemon.pinned_arrays import INLINE, pinned
@@ -51,19 +52,19 @@ def refused(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     def open_bulk(request: object) -> None:
         raise hearth.UnsupportedError("no", reason="UNSUPPORTED")
 
-    monkeypatch.setattr(gpu._connection.transport, "open_bulk", open_bulk)
+    monkeypatch.setattr(connection_of(gpu).transport, "open_bulk", open_bulk)
 
 
 def old(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """A daemon that shares memory, but knows of no transfers there."""
-    ask = gpu._connection.transport.open_bulk
+    ask = connection_of(gpu).transport.open_bulk
 
     def open_bulk(request: device_pb2.OpenBulkRequest) -> device_pb2.OpenBulkResponse:
         answer = ask(request)
         answer.transfers = False
         return answer
 
-    monkeypatch.setattr(gpu._connection.transport, "open_bulk", open_bulk)
+    monkeypatch.setattr(connection_of(gpu).transport, "open_bulk", open_bulk)
 
 
 def little(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> None:

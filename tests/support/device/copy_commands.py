@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -59,7 +60,7 @@ class Sharing(Passing):
         self.given = self.signalled = 0
         self.connections: list[segment_client.Client] = []
         self.memories: list[mmap.mmap] = []
-        copies = self.process._executor.inline_path._copies
+        copies = self.process.executor.inline_path.copies
         real = copies.give
 
         def give(*what: Any) -> Any:
@@ -97,6 +98,14 @@ class Sharing(Passing):
         return stats
 
 
+def prepared(server: Any) -> Iterator[Sharing]:
+    """The body of a fixture: a prepared device process over `server`, `Told` or `Asked`."""
+    made = Sharing(server)
+    made.prepare()
+    yield made
+    made.stop()
+
+
 def write(size: int = 8, offset: int = 0, start: int = 0, **more: Any) -> Command:
     where = {"buffer": more.pop("buffer", 1), "segment": more.pop("segment", 1)}
     shared = c.Shared(segment=where["segment"], offset=start)
@@ -121,7 +130,7 @@ def begin(rig: Sharing) -> tuple[Client, segment_client.Client, mmap.mmap]:
 def shut(rig: Sharing, stream: int = 0) -> threading.Event:
     """What the stream is given from now on waits for the gate that is returned."""
     gate = threading.Event()
-    session = rig.process._executor.session(1)
+    session = rig.process.executor.session(1)
     assert session is not None
     session.streams.items[stream].track.stream.submit(gate.wait)
     return gate

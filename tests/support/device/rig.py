@@ -74,6 +74,10 @@ class Rig(Generic[S]):
         by `until`. Reads nothing from the socket."""
         return [frame for frame in self._frames if frame.kind == kind and (not idents or frame.id in idents)]
 
+    def forget(self) -> None:
+        """Drops the frames that were received and not taken."""
+        self._frames.clear()
+
     def start(self, stream: int = 0, **kind: Any) -> int:
         """Sends one command as a single call; the number under which `answer` finds its result."""
         ident = next(self._ids)

@@ -65,7 +65,7 @@ class Ways(Laned):
         super().__init__(Watched)
 
     def _started(self) -> None:
-        handlers = self.process._executor._families.at_once
+        handlers = self.process.executor.registry.at_once
         for kind, (handler, work) in tuple(handlers.items()):
             handlers[kind] = self._counting(kind, handler), work
 
@@ -92,7 +92,7 @@ class Ways(Laned):
         return answers[0]
 
     def session(self, channel: int) -> DeviceSession:
-        session = self.process._executor.session(channel)
+        session = self.process.executor.session(channel)
         assert session is not None
         return session
 
@@ -140,7 +140,7 @@ class Run:
         return results
 
     def _counts(self) -> dict[str, int]:
-        telemetry = self.rig.process._device.telemetry
+        telemetry = self.rig.process.device.telemetry
         counts = {name: getattr(telemetry, name) for name in COUNTED}
         counts |= {f"operation {name}": count for name, count in telemetry.operations.items()}
         counts |= {f"error {name}": count for name, count in telemetry.errors.items()}
@@ -148,10 +148,10 @@ class Run:
 
     def state(self) -> dict[str, Any]:
         """All that is to be the same on both ways. Tracks by the order in which the session came to them."""
-        executor = self.rig.process._executor
+        executor = self.rig.process.executor
         session = self.rig.session(self.channel)
         tracks = {track.index: number for number, track in enumerate(session.tracks())}
-        first = {number: self.rig.process._device.tracks.ordering.position(index) for index, number in tracks.items()}
+        first = {number: self.rig.process.device.tracks.ordering.position(index) for index, number in tracks.items()}
 
         def used(index: int, position: int) -> tuple[int, int]:
             """How many positions ago, on which track."""
@@ -175,7 +175,7 @@ class Run:
         return {
             "session": [getattr(session, name) for name in counters],
             "kept": session.persistent.bytes,
-            "held": executor._memory.reservations._held.get(session.tenant, 0),
+            "held": executor.memory.reservations.held(session.tenant),
             "waiting": len(session.deferred),
             "unacknowledged": len(session.batches),
             "buffers": buffers,
@@ -185,8 +185,8 @@ class Run:
     def close(self) -> None:
         self.rig.send(Kind.CLOSE, channel=self.channel)
         self.rig.until(Kind.CLOSED)
-        held = self.rig.inside(lambda: self.rig.process._executor._memory.reservations._held)
-        assert held.get(f"t{self.channel}", 0) == 0
+        reservations = self.rig.process.executor.memory.reservations
+        assert self.rig.inside(lambda: reservations.held(f"t{self.channel}")) == 0
         assert self.rig.server.memory_held() == (0, 0)
 
 

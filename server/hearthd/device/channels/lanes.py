@@ -62,7 +62,7 @@ class LaneConnections:
         self._executor = executor
         self._journal = journal
         self._descriptors = descriptors
-        self._patience = patience
+        self.patience = patience
         self._waiting: dict[int, tuple[socket.socket, LaneLimits, float]] = {}
         """Lanes whose channel has not been opened, and the time until which they are kept."""
         self._numbers = itertools.count(1)
@@ -112,7 +112,7 @@ class LaneConnections:
             self._journal.warning("lane", channel=channel, error="the channel has one already")
             end.close()
         elif self._executor.session(channel) is None:
-            self._waiting[channel] = (end, limits, time.monotonic() + self._patience)
+            self._waiting[channel] = (end, limits, time.monotonic() + self.patience)
         else:
             self._adopt(channel, end, limits)
 

@@ -53,7 +53,7 @@ class Stripes:
         transfers.on_close = self._closed
         transfers.stripes = lambda: sum(map(len, self._of.values()))
         if descriptors is not None:
-            descriptors.on(STRIPE, self._handed_over)
+            descriptors.on(STRIPE, self.handed_over)
 
     def opened(self, channel: int) -> None:
         """Begins the stripes that wait for this session."""
@@ -83,7 +83,7 @@ class Stripes:
         for stripe in self._of.get(session.channel, ()):
             stripe.close()
 
-    def _handed_over(self, body: dict[str, Any], files: list[int]) -> None:
+    def handed_over(self, body: dict[str, Any], files: list[int]) -> None:
         for surplus in files[1:]:
             os.close(surplus)
         if not files:

@@ -60,7 +60,7 @@ class InlineCopies:
         self._device = device
         self._segments = segments
         self._replies = replies
-        self._known: dict[bytes, SegmentOperands] = {}
+        self.resolved: dict[bytes, SegmentOperands] = {}
         self._began = 0.0
         """Time at which the latest copy was submitted."""
         self._alone = False
@@ -68,7 +68,7 @@ class InlineCopies:
 
     def known(self, found: LoneCopy) -> SegmentOperands | None:
         """Returns the operands of a command that has come before."""
-        return self._known.get(found.rest) if found.request else None
+        return self.resolved.get(found.rest) if found.request else None
 
     def learn(self, found: LoneCopy, command: commands_pb2.Command) -> SegmentOperands | None:
         """Returns the operands of a plain copy from or to shared memory, and remembers them; None for other commands.
@@ -78,9 +78,9 @@ class InlineCopies:
             return None
         named = _named(commands_pb2.Command.FromString(found.rest))
         if named is not None:
-            if len(self._known) >= MOST:
-                self._known.clear()
-            self._known[found.rest] = named
+            if len(self.resolved) >= MOST:
+                self.resolved.clear()
+            self.resolved[found.rest] = named
         return named
 
     def give(self, batch: InlineBatch, request: bytes, named: SegmentOperands) -> InlineCopy | None:

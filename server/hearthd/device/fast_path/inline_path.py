@@ -74,8 +74,8 @@ class InlinePath:
         self._launches = launches
         self._sharing = sharing
         self._at_once = at_once
-        self._copies = InlineCopies(device, segments, executor)
-        self._reads = InlineReads(device, executor)
+        self.copies = InlineCopies(device, segments, executor)
+        self.reads = InlineReads(device, executor)
         self.answered = False
         """True if a command was answered in the turn in which it arrived, since the last reset."""
 
@@ -217,7 +217,7 @@ class InlinePath:
 
     def _copy(self, batch: InlineBatch, found: LoneCopy) -> bool:
         """Executes a single Write or Read. No turn is needed: no other session has work."""
-        named, command = self._copies.known(found), None
+        named, command = self.copies.known(found), None
         if named is None:
             try:
                 command = commands_pb2.Command.FromString(found.data)
@@ -225,9 +225,9 @@ class InlinePath:
                 return False
             if command.WhichOneof("kind") != found.kind:  # there are more fields
                 return False
-            named = self._copies.learn(found, command)
+            named = self.copies.learn(found, command)
         if named is not None:
-            copy = self._copies.give(batch, found.request, named)
+            copy = self.copies.give(batch, found.request, named)
             if copy is not None:
                 batch.came()
                 self._copied(batch, copy, 0)
@@ -247,7 +247,7 @@ class InlinePath:
         if stream is not None and mixed.kind and not session.deferred:
             request = varint(last.request)
             if mixed.kind == "read":
-                reading = self._reads.give(batch, stream, request, last.read)
+                reading = self.reads.give(batch, stream, request, last.read)
                 if reading is not None:
                     session.batches.clear()
                     self._copied(batch, reading, launches)

@@ -57,7 +57,7 @@ class Publishing:
         self._lending = Lending(
             device, reservations, partial(self._answer, Kind.EXPORTED), partial(self._refuse, Kind.EXPORTED)
         )
-        self._files: dict[int, int] = {}
+        self.files: dict[int, int] = {}
         """Files that have come before the frame that needs them, by number."""
         self._expected: dict[int, Frame] = {}
 
@@ -184,10 +184,10 @@ class Publishing:
     def _import_frame(self, frame: Frame) -> None:
         body = json.loads(frame.payload)
         file = body.get("file")
-        if file and file not in self._files:
+        if file and file not in self.files:
             self._expected[file] = frame  # the two sockets keep no order between them
             return
-        descriptor = self._files.pop(file, -1) if file else -1
+        descriptor = self.files.pop(file, -1) if file else -1
         try:
             self._attach(frame, body, descriptor)
         except Refusal as refusal:
@@ -203,7 +203,7 @@ class Publishing:
     def _file_arrived(self, body: dict[str, Any], descriptors: list[int]) -> None:
         for surplus in descriptors[1:]:
             os.close(surplus)
-        self._files[body["file"]] = descriptors[0]
+        self.files[body["file"]] = descriptors[0]
         frame = self._expected.pop(body["file"], None)
         if frame is not None:
             self._import_frame(frame)

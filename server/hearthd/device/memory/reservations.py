@@ -56,6 +56,10 @@ class Reservations:
         self.deferred_free = DeferredFree()
         """Memory that is being freed in pieces."""
 
+    def held(self, tenant: str) -> int:
+        """Bytes of the pool that the sessions of `tenant` hold, with what they keep unused."""
+        return self._held.get(tenant, 0)
+
     def take(self, session: DeviceSession, size: int, track: PooledStream, buffers: Sequence[Buffer]) -> Reservation:
         """Takes memory for `buffers`, `size` bytes together, usable by `track` at once and by other tracks behind it.
 

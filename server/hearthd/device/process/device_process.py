@@ -104,7 +104,7 @@ class DeviceProcess:
         self._reader = FrameReader()
         self.loop = Loop()
         link.setblocking(False)
-        self._outbox = Outbox(link, self._watch_writes)
+        self.outbox = Outbox(link, self._watch_writes)
         properties = server.properties
         properties.confinement = confined
         tracks = StreamPool(server, spec.max_streams, self.loop.wake)
@@ -113,15 +113,15 @@ class DeviceProcess:
         images = broker or own_images(spec, server, journal)
         if broker is not None and spec.backend == "cuda":
             broker.serve(server.compiler.recipe())
-        output = PrintfCapture(server.flush_output, tracks, self._outbox, telemetry, journal, self.loop.post)
+        output = PrintfCapture(server.flush_output, tracks, self.outbox, telemetry, journal, self.loop.post)
         device = DeviceContext(
             spec=spec,
             server=server,
             tracks=tracks,
             staging=Staging(server, spec.staging_bytes, tracks, lambda: self._kick(None)),
-            grants=ProcessGrants(spec, server, self._outbox),
+            grants=ProcessGrants(spec, server, self.outbox),
             compiler=CompileService(images, spec.compile_workers, self.loop.post),
-            outbox=self._outbox,
+            outbox=self.outbox,
             telemetry=telemetry,
             output=output,
             idle_work=IdleWork(server, tracks, lambda: self._kick(None), journal, spec.load_timeout),
@@ -139,50 +139,50 @@ class DeviceProcess:
             kick=self._kick,
             again=self._again,
         )
-        self._device = device
+        self.device = device
         device.staging.on_return = telemetry.transfer.observe
         self.loop.on_turn = telemetry.loop_turn.observe
         tracks.timing.on_done = telemetry.launch_completion.observe
-        self._executor = Executor(device, self.loop.post, *_observers(spec, journal))
+        self.executor = Executor(device, self.loop.post, *_observers(spec, journal))
         self.descriptors = DescriptorSocket(descriptors, self.loop, journal) if descriptors is not None else None
         """The socket beside the link, where open files are handed over."""
-        self._idle_policy = IdlePolicy(self._executor, tracks, self._outbox, self.loop)
-        self._lanes = LaneConnections(self.loop, self._outbox, self._executor, journal, self.descriptors)
+        self.idle_policy = IdlePolicy(self.executor, tracks, self.outbox, self.loop)
+        self.lanes = LaneConnections(self.loop, self.outbox, self.executor, journal, self.descriptors)
         self._segments = SegmentConnections(
             self.loop,
-            self._executor.session,
-            self._executor.segments,
-            self._executor.transfers,
+            self.executor.session,
+            self.executor.segments,
+            self.executor.transfers,
             journal,
             self.descriptors,
         )
-        self._executor.on_close = self._segments.close
-        self._stripes = Stripes(self.loop, self._executor.session, self._executor.transfers, journal, self.descriptors)
+        self.executor.on_close = self._segments.close
+        self.stripes = Stripes(self.loop, self.executor.session, self.executor.transfers, journal, self.descriptors)
         self._collector = GarbageCollector()
         self._controls: dict[int, Callable[[Frame], None]] = {}
-        self.control(Kind.TURN, self._executor.sharing.turn)
+        self.control(Kind.TURN, self.executor.sharing.turn)
         self.control(Kind.LIMIT, device.grants.told)
         self._controls[Kind.CHANGE] = self._change
-        self._executor.publishing.listen(self.control, self.descriptors)
-        self._executor.snapshots.listen(self.descriptors)
-        self._executor.transfers.chunks.listen(self.control, self.descriptors, journal)
+        self.executor.publishing.listen(self.control, self.descriptors)
+        self.executor.snapshots.listen(self.descriptors)
+        self.executor.transfers.chunks.listen(self.control, self.descriptors, journal)
         self.loop.add_reader(link.fileno(), self._readable)
         if spec.linger and cores() >= spin_policy.CORES:
             self.loop.lingering = SpinPolicy(spec.linger)
             tracks.forecast.short = SHORT_S
         self.loop.on_poll = self._poll
-        self.loop.on_nap = self._idle_policy.nap
+        self.loop.on_nap = self.idle_policy.nap
         if self.loop.lingering is not None:
-            self.loop.on_served = self._idle_policy.expects
+            self.loop.on_served = self.idle_policy.expects
         self.loop.on_idle = self._send
         if self.descriptors is not None and isinstance(server, KeepsCrashRecord):
             self.descriptors.on(crash_record.FILE, lambda _body, files: self._keep_crash_record(server, files, journal))
             self.descriptors.receive()  # what the front has sent by now
-        self._outbox.put(Kind.READY, properties.SerializeToString())
+        self.outbox.put(Kind.READY, properties.SerializeToString())
 
     def capture_output(self) -> None:
         """Captures standard output as kernel output, for a session that has a process to itself."""
-        self._device.output.capture()
+        self.device.output.capture()
 
     def _keep_crash_record(self, server: KeepsCrashRecord, files: Sequence[int], journal: ProcessLog) -> None:
         for file in files:
@@ -201,14 +201,14 @@ class DeviceProcess:
 
         def send(_events: int) -> None:
             os.read(asked, 1)
-            send_output(self._device, self._link)
+            send_output(self.device, self._link)
             os.write(answer, b"!")
 
         self.loop.add_reader(asked, send)
 
     def run(self) -> None:
         """Serves until the front says SHUTDOWN or is gone. Does not return from a fault: the process ends."""
-        self._device.compiler.warm()
+        self.device.compiler.warm()
         self._collector.begin()
         try:
             self.loop.run()
@@ -217,45 +217,45 @@ class DeviceProcess:
         except Exception as error:
             traceback.print_exc()
             self._die(f"an error inside the daemon: {type(error).__name__}: {error}", fix="report it with the log")
-        self._outbox.send_all()
-        self._device.compiler.close()
-        if not self._device.tracks.in_flight():  # else to give memory back would wait for kernels that may never end
+        self.outbox.send_all()
+        self.device.compiler.close()
+        if not self.device.tracks.in_flight():  # else to give memory back would wait for kernels that may never end
             self._server.close()
 
     def control(self, kind: Kind, handler: Callable[[Frame], None]) -> None:
         """Registers `handler` for the frames of this kind: frames that name a session are handled after all earlier
         ones of it, others at once."""
         self._controls[kind] = handler
-        self._executor.in_order[kind] = lambda _session, frame: handler(frame)
+        self.executor.in_order[kind] = lambda _session, frame: handler(frame)
 
     def _change(self, frame: Frame) -> None:
         """Changes some of the limits with which the process was started."""
         if frame.channel:
             return  # of a session that has ended
         news = json.loads(frame.payload)
-        self._device.spec = dataclasses.replace(self._device.spec, launch_timeout=news["launch_timeout"])
-        self._device.idle_work.limit = news["load_timeout"]
+        self.device.spec = dataclasses.replace(self.device.spec, launch_timeout=news["launch_timeout"])
+        self.device.idle_work.limit = news["load_timeout"]
         log.configure(news["log_level"], news["log_format"])
 
     def _kick(self, session: DeviceSession | None) -> None:
-        self._executor.kick(session)  # made after what calls this
+        self.executor.kick(session)  # made after what calls this
 
     def _again(self) -> None:
-        self._executor.again = True  # as above
+        self.executor.again = True  # as above
 
     def _poll(self) -> float | None:
-        device, executor = self._device, self._executor
+        device, executor = self.device, self.executor
         tracks, sharing = device.tracks, executor.sharing
-        self._idle_policy.begin()
+        self.idle_policy.begin()
         progress = tracks.poll()
         if progress:
-            self._outbox.answer()  # answers go out before any other work
+            self.outbox.answer()  # answers go out before any other work
             executor.kick(None)
             self.loop.linger()
         device.staging.poll()
         executor.pump()
         device.staging.flush()
-        if self._idle_policy.goes_on():
+        if self.idle_policy.goes_on():
             return NAP_S
         wake = device.idle_work.poll()
         idle = not (progress and sharing.several)  # one that others wait for is filled from the sockets first
@@ -263,7 +263,7 @@ class DeviceProcess:
         executor.collectives.check()
         expired = executor.watchdog.expired()
         if expired is not None:
-            self._device.telemetry.kernel_timeouts += 1
+            self.device.telemetry.kernel_timeouts += 1
             self._die(
                 f"kernel {expired.kernel} ran longer than its limit of {expired.seconds:g} s",
                 fix="raise the launch's timeout, or make the kernel end",
@@ -272,12 +272,12 @@ class DeviceProcess:
         asleep = tracks.sleep() if idle else 0.0
         if wake is not None:
             asleep = sooner(wake, asleep)
-        asleep = self._stripes.sleep(self._lanes.sleep(executor.sleep(asleep)))
-        return self._collector.sleep(self._outbox.sleep(asleep))
+        asleep = self.stripes.sleep(self.lanes.sleep(executor.sleep(asleep)))
+        return self._collector.sleep(self.outbox.sleep(asleep))
 
     def _send(self) -> None:
-        self._executor.collectives.flush()
-        self._outbox.send()
+        self.executor.collectives.flush()
+        self.outbox.send()
 
     def _watch_writes(self, wanted: bool) -> None:
         self.loop.watch(self._link.fileno(), writes=wanted)
@@ -286,7 +286,7 @@ class DeviceProcess:
         try:
             data = self._link.recv(LONG_RECEIVE_BYTES if self._reader.pending > HEAD else RECEIVE_BYTES)
         except BlockingIOError:
-            self._outbox.send()  # woken because there is room again
+            self.outbox.send()  # woken because there is room again
             return
         except OSError:
             data = b""
@@ -302,7 +302,7 @@ class DeviceProcess:
             len(frames) == 1
             and frames[0].kind == BATCH
             and not self._reader.pending
-            and self._executor.inline_path.take_linked(frames[0].channel, frames[0].payload)
+            and self.executor.inline_path.take_linked(frames[0].channel, frames[0].payload)
         ):
             return
         for frame in frames:
@@ -310,35 +310,35 @@ class DeviceProcess:
 
     def _frame(self, frame: Frame) -> None:
         if frame.kind == Kind.PING:
-            self._outbox.put(Kind.PONG, id=frame.id)
+            self.outbox.put(Kind.PONG, id=frame.id)
         elif frame.kind == Kind.STATS:
-            self._executor.sharing.meter.tell()  # both reports are of the same time
-            self._outbox.put(Kind.STATS, json.dumps(self._executor.snapshot()).encode(), id=frame.id)
+            self.executor.sharing.meter.tell()  # both reports are of the same time
+            self.outbox.put(Kind.STATS, json.dumps(self.executor.snapshot()).encode(), id=frame.id)
         elif frame.kind == Kind.COLLECTIVE:
-            self._executor.collectives.message(frame.payload, self._executor.session)
-            self._executor.pump_kicked()  # every device launches collectives in the order of the front's messages
+            self.executor.collectives.message(frame.payload, self.executor.session)
+            self.executor.pump_kicked()  # every device launches collectives in the order of the front's messages
         elif frame.kind == Kind.SHUTDOWN:
-            self._lanes.close()
-            self._stripes.close()
+            self.lanes.close()
+            self.stripes.close()
             self.loop.stop()
         elif frame.kind == Kind.LANE_END:
-            self._lanes.end(frame)
-        elif frame.kind in self._controls and self._executor.session(frame.channel) is None:
+            self.lanes.end(frame)
+        elif frame.kind in self._controls and self.executor.session(frame.channel) is None:
             self._controls[frame.kind](frame)
         else:
             if frame.kind == Kind.CLOSE:
-                self._lanes.drop(frame.channel)
+                self.lanes.drop(frame.channel)
             if frame.kind == Kind.OPEN and not self._pinned:
                 self._pinned = True
-                self._device.compiler.pin(str(json.loads(frame.payload).get("tenant", "")))
-            self._executor.frame(frame)
+                self.device.compiler.pin(str(json.loads(frame.payload).get("tenant", "")))
+            self.executor.frame(frame)
             if frame.kind == Kind.OPEN:
-                self._lanes.opened(frame.channel)
+                self.lanes.opened(frame.channel)
                 self._segments.opened(frame.channel)
-                self._stripes.opened(frame.channel)
+                self.stripes.opened(frame.channel)
 
     def _die(self, why: str, *, fix: str = "", sessions: Sequence[str] | None = None) -> NoReturn:
-        give_up(self._device, self._executor.sharing.meter, self._link, why, fix=fix, sessions=sessions)
+        give_up(self.device, self.executor.sharing.meter, self._link, why, fix=fix, sessions=sessions)
 
 
 def _observers(spec: DeviceSpec, journal: ProcessLog) -> tuple[RangeMarker | None, KernelActivitySource | None]:

@@ -46,8 +46,8 @@ class Executor:
         """True if deferred commands are tried again at the next turn in any case."""
         self._done = device_pb2.ExecuteResponse(result=commands_pb2.Result(done=commands_pb2.Done()))
         registry = CommandRegistry(device, self, self.session, post, marks, activity)
-        self._families, self._handlers = registry, registry.handlers
-        self._memory, self._traces = registry.memory, registry.traces
+        self.registry, self._handlers = registry, registry.handlers
+        self.memory, self._traces = registry.memory, registry.traces
         self.watchdog, self.binder = registry.watchdog, registry.binder
         self.collectives, self.transfers, self.segments = registry.collectives, registry.transfers, registry.segments
         self.snapshots, self.publishing = registry.snapshots, registry.publishing
@@ -116,8 +116,8 @@ class Executor:
         if self.again:
             self.again = False
             self.kick(None)
-        if self._memory.deferred_free.waiting:
-            self._memory.deferred_free.pump()
+        if self.memory.deferred_free.waiting:
+            self.memory.deferred_free.pump()
         self.sharing.pump()
         if self._kicked:
             self.pump_kicked()
@@ -133,16 +133,16 @@ class Executor:
     @property
     def held_up(self) -> bool:
         """True if a deferred command has to be tried first."""
-        return bool(self._kicked) or self._memory.deferred_free.waiting
+        return bool(self._kicked) or self.memory.deferred_free.waiting
 
     @property
     def more(self) -> bool:
         """True if another turn would make progress at once."""
-        return bool(self._kicked) or self.again or self.sharing.more or self._memory.deferred_free.more
+        return bool(self._kicked) or self.again or self.sharing.more or self.memory.deferred_free.more
 
     def sleep(self, asleep: float | None) -> float | None:
         """Returns how long the loop may sleep, at most `asleep`."""
-        if self._kicked or self.again or self._memory.deferred_free.more:
+        if self._kicked or self.again or self.memory.deferred_free.more:
             return 0.0
         return self.collectives.sleep(self.watchdog.sleep(self.sharing.sleep(asleep)))
 
@@ -169,7 +169,7 @@ class Executor:
             "durable_bytes": sum(session.bytes_durable for session in sessions),
             "profiles_open": sum(len(session.profiles) for session in sessions),
             "device_process_resident_memory_bytes": resident_bytes(),
-            **self._families.gauges(),
+            **self.registry.gauges(),
         }
         tenants: dict[str, int] = {}
         for session in sessions:
@@ -184,9 +184,9 @@ class Executor:
     def _rest_of(self, session: DeviceSession) -> dict[str, Any]:
         """Returns the state of a closed session that is not gone: its kernels in flight, and `busy`, which is False
         while only its frees are left."""
-        free_queue = self._memory.deferred_free.latest(session)
+        free_queue = self.memory.deferred_free.latest(session)
         return {
-            "busy": free_queue is None or self._memory.deferred_free.blocked(session),
+            "busy": free_queue is None or self.memory.deferred_free.blocked(session),
             "kernels": self._device.tracks.in_flight(session.id),
         }
 
@@ -323,7 +323,7 @@ class Executor:
         for operation in session.deferred.clear():
             operation.abandon(gone)
         self.on_close(session)
-        self._families.close(session)
+        self.registry.close(session)
         for event in session.events.items.values():
             if event.event is not None:
                 self._device.tracks.retire(event.event)
@@ -339,4 +339,4 @@ class Executor:
             self.sharing.gone(session)
             self._device.outbox.put(Kind.CLOSED, channel=session.channel)
 
-        self._memory.deferred_free.after(session, lambda: self._device.tracks.after_all(session.tracks(), closed))
+        self.memory.deferred_free.after(session, lambda: self._device.tracks.after_all(session.tracks(), closed))

@@ -37,14 +37,14 @@ class IdlePolicy:
         """Turns in a row that deferred housekeeping."""
         self._round_ends = 0.0
         """Time at which everything is to be served again."""
-        self._expected_until = 0.0
+        self.expected_until = 0.0
         """Time until which the next request of a client that was answered in a nap is polled for, before anything else;
         else 0."""
 
     def begin(self) -> None:
         """Begins a turn."""
         self._executor.inline_path.answered = False
-        self._expected_until = 0.0
+        self.expected_until = 0.0
 
     def goes_on(self) -> bool:
         """True if the rest of the turn is deferred: until the awaited completion, or until it is not expected soon."""
@@ -78,8 +78,8 @@ class IdlePolicy:
 
     def nap(self) -> bool | None:
         """Polls for completions, in place of a short sleep of the loop; see `Loop.on_nap`."""
-        if self._expected_until:
-            return None if time.perf_counter() < self._expected_until else True
+        if self.expected_until:
+            return None if time.perf_counter() < self.expected_until else True
         tracks = self._tracks
         if not tracks.news:
             if not tracks.awaits:
@@ -97,5 +97,5 @@ class IdlePolicy:
         self._executor.kick(None)
         if self._loop.lingering is None or not self._calm:
             return True
-        self._expected_until = time.perf_counter() + EXPECTED_S  # the next request, as above
+        self.expected_until = time.perf_counter() + EXPECTED_S  # the next request, as above
         return None

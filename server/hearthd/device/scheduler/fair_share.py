@@ -54,30 +54,30 @@ class FairShare:
         self._tracks = device.tracks
         self._arrivals = arrivals
         self._perform = perform
-        self._backlogs: dict[int, Backlog] = {}
-        self._slicing = TimeSlices(device, self._advance, self._rest)
-        self._active = self._slicing.active
-        self.meter = self._slicing.meter
+        self.backlogs: dict[int, Backlog] = {}
+        self.slicing = TimeSlices(device, self._advance, self._rest)
+        self._active = self.slicing.active
+        self.meter = self.slicing.meter
         self._shared_at = 0.0
         """The last time at which more than one session had work."""
-        self._turns = ProcessTurns(device.outbox, self.meter.clock)
+        self.turns = ProcessTurns(device.outbox, self.meter.clock)
         self._more = False
 
     # ---- sessions and frames ----
 
     def open(self, session: DeviceSession) -> None:
         """Adds a session."""
-        self._backlogs[session.channel] = Backlog(session)
+        self.backlogs[session.channel] = Backlog(session)
 
     def take(self, session: DeviceSession, frame: Frame) -> None:
         """Queues a frame that has arrived; it is executed after all frames before it."""
-        backlog = self._backlogs[session.channel]
+        backlog = self.backlogs[session.channel]
         if frame.kind == CLOSE:
             backlog.closing = True
-        elif self._slicing.on and frame.kind == BATCH:
+        elif self.slicing.on and frame.kind == BATCH:
             self._arrivals.look_ahead(backlog, frame)
         backlog.frames.append(frame)
-        self._slicing.stir(backlog)
+        self.slicing.stir(backlog)
         if not backlog.active:
             self._wake(backlog)
 
@@ -85,9 +85,9 @@ class FairShare:
         """Returns the session's backlog if no other session has work, all its frames have been executed, and nothing
         else limits its submissions."""
         active = self._active
-        if self._slicing.on or self._turns.on or len(active) > 1:
+        if self.slicing.on or self.turns.on or len(active) > 1:
             return None
-        backlog = self._backlogs[session.channel]
+        backlog = self.backlogs[session.channel]
         if (active and not backlog.active) or backlog.ended or backlog.waiting:
             return None
         return backlog
@@ -110,38 +110,38 @@ class FairShare:
 
     def last_batch(self, session: DeviceSession) -> int:
         """Returns the number of the last batch that has been executed, or waits and came with its number."""
-        frames = self._backlogs[session.channel].frames
+        frames = self.backlogs[session.channel].frames
         return max(session.last_seq, *(frame.id for frame in frames if frame.kind == BATCH), 0)
 
     def behind(self, session: DeviceSession, frame: Frame) -> bool:
         """True if a message of an upload had to be queued behind waiting commands."""
-        behind = self._backlogs[session.channel].behind(frame)
+        behind = self.backlogs[session.channel].behind(frame)
         if behind:
             self.take(session, frame)
         return behind
 
     def cancel(self, session: DeviceSession, call: int) -> bool:
         """Removes a single call that has not been decoded; True if there was one."""
-        backlog = self._backlogs[session.channel]
-        self._slicing.stir(backlog)
+        backlog = self.backlogs[session.channel]
+        self.slicing.stir(backlog)
         return backlog.withdraw(call)
 
     def gone(self, session: DeviceSession) -> None:
         """Removes a closed session whose work on the device is done."""
-        self.meter.forget(self._backlogs.pop(session.channel))
+        self.meter.forget(self.backlogs.pop(session.channel))
 
     def pumped(self, session: DeviceSession) -> None:
         """Takes note that deferred commands of the session were tried."""
-        backlog = self._backlogs[session.channel]
+        backlog = self.backlogs[session.channel]
         if backlog.active:
-            if self._slicing.on and not backlog.wanting and backlog.asks:
-                self._slicing.stir(backlog)
+            if self.slicing.on and not backlog.wanting and backlog.asks:
+                self.slicing.stir(backlog)
                 self._more = True
         elif backlog.asks or (
-            backlog.collectives(self._tracks) if self._slicing.on else backlog.under_way(self._tracks)
+            backlog.collectives(self._tracks) if self.slicing.on else backlog.under_way(self._tracks)
         ):
             self._wake(backlog)
-            self._slicing.stir(backlog)
+            self.slicing.stir(backlog)
             self._more = True
 
     def _wake(self, backlog: Backlog) -> None:
@@ -149,7 +149,7 @@ class FairShare:
             return
         backlog.active = True
         self._active[backlog] = None
-        if self._slicing.on:
+        if self.slicing.on:
             backlog.bar(self._tracks)
         elif len(self._active) > 1:
             for other in tuple(self._active):  # its work may have ended since the last poll
@@ -177,30 +177,30 @@ class FairShare:
     @property
     def several(self) -> bool:
         """True if work goes to the device in slices."""
-        return self._slicing.on
+        return self.slicing.on
 
     @property
     def more(self) -> bool:
         """True if another `pump` would make progress at once."""
-        return self._more or self._slicing.more
+        return self._more or self.slicing.more
 
     def pump(self) -> None:
         """Runs what may run now, for a short while."""
-        self._more = self._slicing.more = False
-        if self._slicing.on and not self._go_on_sharing():
+        self._more = self.slicing.more = False
+        if self.slicing.on and not self._go_on_sharing():
             self._share_no_more()
-        if self._slicing.on:
-            self._slicing.run(self._turns.allowed and not self._tracks.held)
+        if self.slicing.on:
+            self.slicing.run(self.turns.allowed and not self._tracks.held)
         elif self._active:
             self._alone(next(iter(self._active)))
-        self._turns.tell(self._active)
+        self.turns.tell(self._active)
 
     def settle(self, idle: bool) -> None:
         """Updates the state of sessions whose work may be done. `idle`: the loop is about to sleep, and needs a wake-up
         when it is."""
-        if self._slicing.on:
-            if idle and not (self._more or self._slicing.more):
-                self._slicing.close_all()
+        if self.slicing.on:
+            if idle and not (self._more or self.slicing.more):
+                self.slicing.close_all()
             return
         for backlog in tuple(self._active):
             if backlog.waiting:
@@ -214,15 +214,15 @@ class FairShare:
 
     def sleep(self, asleep: float | None) -> float | None:
         """Returns how long the loop may sleep, at most `asleep`."""
-        if self._more or self._slicing.more:
+        if self._more or self.slicing.more:
             return 0.0
-        if self._slicing.on:
-            asleep = self._slicing.sleep(asleep)
+        if self.slicing.on:
+            asleep = self.slicing.sleep(asleep)
         else:
             for backlog in self._active:
                 if backlog.standstill.stream is not None:
                     asleep = sooner(backlog.standstill.left(time.perf_counter()), asleep)
-        return self.meter.poll(self._turns.sleep(asleep))
+        return self.meter.poll(self.turns.sleep(asleep))
 
     def _advance(self, backlog: Backlog, commands: int) -> bool:
         """Executes up to `commands` commands; True if there are more."""
@@ -249,7 +249,7 @@ class FairShare:
         return backlog.waiting
 
     def _leave(self, backlog: Backlog) -> None:
-        self._slicing.leave(backlog)
+        self.slicing.leave(backlog)
         backlog.ended = True
         backlog.active = False
         self._active.pop(backlog, None)
@@ -294,33 +294,33 @@ class FairShare:
 
     def _share(self) -> None:
         """Starts time slices."""
-        self._slicing.on = True
+        self.slicing.on = True
         self._shared_at = self.meter.advance()
-        for backlog in self._backlogs.values():
+        for backlog in self.backlogs.values():
             alone = backlog.metered
             if alone:
                 self._unmeter(backlog)
-            self._slicing.begin(backlog, had_it_alone=alone)
+            self.slicing.begin(backlog, had_it_alone=alone)
 
     def _go_on_sharing(self) -> bool:
         now = self.meter.clock()
-        if len(self._active) > 1 or self._turns.bounded:
+        if len(self._active) > 1 or self.turns.bounded:
             self._shared_at = now
         return now - self._shared_at <= LINGER_S
 
     def _share_no_more(self) -> None:
         """Ends time slices: at most one session has work."""
-        for backlog in self._backlogs.values():
-            self._slicing.end(backlog)
-        self._slicing.on = False
+        for backlog in self.backlogs.values():
+            self.slicing.end(backlog)
+        self.slicing.on = False
         self._device.kick(None)
         self.settle(False)
 
     def turn(self, frame: Frame) -> None:
         """Takes the front's message that this process may, or may not, submit work to the device; see
         `process_turns`."""
-        self._turns.heard(frame)
-        if self._turns.bounded and not self._slicing.on:
+        self.turns.heard(frame)
+        if self.turns.bounded and not self.slicing.on:
             self._share()
 
 

@@ -48,7 +48,7 @@ class CompletionForecast:
     def __init__(self) -> None:
         self.short = 0.0
         """Longest copy that is polled all the time, in seconds."""
-        self._under_way: list[CopyForecast] = []
+        self.under_way: list[CopyForecast] = []
         self._free_at: dict[int, float] = {}
         """Time at which all copies of a direction are expected to be done."""
         self._pace: dict[tuple[int, int], float] = {}
@@ -56,29 +56,29 @@ class CompletionForecast:
 
     def begin(self, way: int, size: int, given: float) -> CopyForecast | None:
         """Forecasts a copy that was submitted and waits for no other work; None: no forecast."""
-        if size < LEAST or len(self._under_way) >= MOST:
+        if size < LEAST or len(self.under_way) >= MOST:
             return None
-        alone = all(other.way != way for other in self._under_way)
+        alone = all(other.way != way for other in self.under_way)
         start = given if alone else max(given, self._free_at.get(way, given))
         took = size * self._pace_of(way, size)  # infinite: nothing is known
         if took != math.inf:
             self._free_at[way] = start + took
         margin = min(_MOST_MARGIN_S, max(_LEAST_MARGIN_S, took / _MARGIN))
         foreseen = CopyForecast(way, size, given, alone, start + took, margin, self.short)
-        self._under_way.append(foreseen)
+        self.under_way.append(foreseen)
         return foreseen
 
     def drop(self, foreseen: CopyForecast) -> None:
         """Drops the forecast of a copy that failed, or whose end has no waiter. A second call, or one after `came`, has
         no effect."""
-        if foreseen in self._under_way:
-            self._under_way.remove(foreseen)
+        if foreseen in self.under_way:
+            self.under_way.remove(foreseen)
 
     def came(self, foreseen: CopyForecast, now: float) -> None:
         """Takes note that the copy is done. A second call, or one after `drop`, has no effect."""
-        if foreseen not in self._under_way:
+        if foreseen not in self.under_way:
             return
-        self._under_way.remove(foreseen)
+        self.under_way.remove(foreseen)
         if not foreseen.alone:
             return
         key = foreseen.way, foreseen.size.bit_length()
@@ -91,11 +91,11 @@ class CompletionForecast:
 
     def near(self, now: float) -> bool:
         """True if the end of a copy is likely now."""
-        return any(each.begins <= now < each.ends for each in self._under_way)
+        return any(each.begins <= now < each.ends for each in self.under_way)
 
     def ahead(self, now: float) -> float:
         """Returns the seconds until the end of a copy is likely; infinite: there is no forecast."""
-        return min((each.begins - now for each in self._under_way if each.begins > now), default=math.inf)
+        return min((each.begins - now for each in self.under_way if each.begins > now), default=math.inf)
 
     def _pace_of(self, way: int, size: int) -> float:
         """Returns the pace of copies of that magnitude, else of the fastest."""

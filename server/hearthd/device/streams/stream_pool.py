@@ -36,7 +36,7 @@ class StreamPool:
         self.notified = server.on_progress(wake)
         """True if the backend notifies of completions; otherwise they are polled."""
         self._watched = WatchedEvents(server)
-        self._spin_policy = SpinPolicy()
+        self.spin_policy = SpinPolicy()
         self.forecast = CompletionForecast()
         """Forecasts of copies whose end a session waits for."""
         self.completions = 0
@@ -261,11 +261,11 @@ class StreamPool:
         event = self._server.record(track.stream)
         self.live[track] = None
         track.pending.append((self.ordering.position(track.index) - still_to_come, event, callback))
-        self._spin_policy.begin(time.perf_counter())
+        self.spin_policy.begin(time.perf_counter())
 
     def expect(self) -> None:
         """Starts to spin: a session waits for work under way from now on."""
-        self._spin_policy.begin(time.perf_counter())
+        self.spin_policy.begin(time.perf_counter())
 
     def after_all(self, tracks: Iterable[PooledStream], callback: Callback) -> None:
         """Calls `callback` once, when all work submitted to these tracks so far is done."""
@@ -292,7 +292,7 @@ class StreamPool:
         meanwhile.
         """
         self._watched.add(event, callback, timeout, on_timeout)
-        self._spin_policy.begin(time.perf_counter())
+        self.spin_policy.begin(time.perf_counter())
 
     def watch_both(self, first: Event, second: Event, callback: Callback) -> None:
         """Calls `callback` when both events are done; neither is released before it has returned."""
@@ -324,19 +324,19 @@ class StreamPool:
             return False
         self._told = self.completions
         if self.completions != self._timely:
-            self._spin_policy.came(time.perf_counter())
+            self.spin_policy.came(time.perf_counter())
         return True
 
     def ask(self, track: PooledStream, seconds: float) -> None:
         """Polls one track for its end, for at most `seconds` and while the spin policy allows it."""
-        done, pending, spins = self._server.done, track.pending, self._spin_policy.spins
+        done, pending, spins = self._server.done, track.pending, self.spin_policy.spins
         until = time.perf_counter() + seconds
         while pending:
             if done(pending[0][1]):
                 self._complete(track)
             elif (now := time.perf_counter()) > until or not spins(now):
                 return
-        self._spin_policy.came(time.perf_counter())
+        self.spin_policy.came(time.perf_counter())
         self._timely = self.completions
 
     @property
@@ -356,7 +356,7 @@ class StreamPool:
         if self.notified:
             return False
         now = time.perf_counter()
-        return (self._spin_policy.spins(now) or self.forecast.near(now)) and self._pending
+        return (self.spin_policy.spins(now) or self.forecast.near(now)) and self._pending
 
     @property
     def _pending(self) -> bool:
@@ -374,7 +374,7 @@ class StreamPool:
         if self.notified:  # but the backend does not notify of deadlines
             return WATCH_S if self._watched.any_deadline else None
         now = time.perf_counter()
-        return min(self._spin_policy.sleep(now), self.forecast.ahead(now))
+        return min(self.spin_policy.sleep(now), self.forecast.ahead(now))
 
     def reap(self, track: PooledStream) -> bool:
         """Runs the callbacks of completed work on one track; True if it takes more commands."""

@@ -29,7 +29,7 @@ def of(checks: Check | list[Check]) -> list[tuple[str, str]]:
 # ---- how anything is looked at ----
 
 
-def test_what_takes_too_long_fails_and_holds_up_nobody() -> None:
+def test_a_slow_check_fails_and_delays_no_other() -> None:
     never = threading.Event()
 
     def hangs() -> Check:

@@ -14,6 +14,7 @@ from hearth_proto import reasons
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import node_pb2
 from tests.support.client.group_daemon import GroupDaemon
+from tests.support.client.internals import handle_of, memory_of, number_of
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def test_all_reduce(daemon: GroupDaemon, node: hearth.Node) -> None:
         (c.COLLECTIVE_KIND_ALL_REDUCE, 12, "float32")
     }
     assert {part.timeout_ns for part in parts if part.sequence == 2} == {2_000_000_000}
-    handles = {out._memory.handle for out in outs}
+    handles = {handle_of(out) for out in outs}
     assert {part.operations[0].destination for part in parts if part.sequence == 2} == handles
     assert daemon.count("sync_collective") == 3
 
@@ -162,9 +163,9 @@ def test_streams_are_each_devices_current_one(daemon: GroupDaemon, node: hearth.
         group.synchronize()
     node.device(0).synchronize()
     node.device(1).synchronize()
-    assert sorted(handle for handle, _ in daemon.collectives) == [0, stream._handle]
+    assert sorted(handle for handle, _ in daemon.collectives) == [0, number_of(stream)]
     syncs = [command.stream for command in daemon.commands if command.WhichOneof("kind") == "sync_collective"]
-    assert sorted(syncs) == [0, stream._handle]
+    assert sorted(syncs) == [0, number_of(stream)]
 
 
 # ---- sends, receives ----
@@ -183,7 +184,7 @@ def test_each_side_of_a_pair_is_sent_alone_and_counts(
     )
     assert [(list(part.devices), part.sequence) for part in (first, second)] == [([1, 2], 1), ([1, 2], 2)]
     assert first.operations[0].kind == c.COLLECTIVE_KIND_SEND and first.operations[0].peer == 0
-    assert first.operations[0].source == arrays[0]._memory.handle and not first.operations[0].destination
+    assert first.operations[0].source == handle_of(arrays[0]) and not first.operations[0].destination
     assert (list(received.devices), received.sequence, received.timeout_ns) == ([1, 2], 1, 3_000_000_000)
     assert received.operations[0].kind == c.COLLECTIVE_KIND_RECV and received.operations[0].peer == 1
     assert (list(other.devices), other.sequence, other.operations[0].peer) == ([0, 2], 1, 0)
@@ -214,7 +215,7 @@ def test_copies_between_devices_are_a_send_and_a_receive(daemon: GroupDaemon, no
     kinds = [(part.sequence, part.operations[0].kind, part.operations[0].peer) for part in parts]
     assert (1, c.COLLECTIVE_KIND_SEND, 1) in kinds and (1, c.COLLECTIVE_KIND_RECV, 0) in kinds
     assert (4, c.COLLECTIVE_KIND_SEND, 0) in kinds and (4, c.COLLECTIVE_KIND_RECV, 1) in kinds
-    assert {handle for handle, part in daemon.collectives if part.sequence == 1} == {0, side._handle}
+    assert {handle for handle, part in daemon.collectives if part.sequence == 1} == {0, number_of(side)}
 
 
 def test_copies_between_devices_of_what_has_gaps(daemon: GroupDaemon, node: hearth.Node) -> None:
@@ -223,7 +224,7 @@ def test_copies_between_devices_of_what_has_gaps(daemon: GroupDaemon, node: hear
     y[:, 1:3].copy_from(x[:, 2:4])
     parts = sent(daemon, node)
     assert {part.operations[0].count for part in parts} == {8}
-    used = {x._memory.handle, y._memory.handle}
+    used = {handle_of(x), handle_of(y)}
     assert not used & {part.operations[0].source for part in parts}
     assert daemon.count("copy") == 2
     with pytest.raises(hearth.ArgumentError, match="copied"):
@@ -328,7 +329,7 @@ def test_batches_run_on_the_streams_of_their_calls(daemon: GroupDaemon, node: he
         group.all_reduce(ones(group))
     node.device(0).synchronize()
     node.device(1).synchronize()
-    assert sorted(handle for handle, _ in daemon.collectives) == [0, stream._handle]
+    assert sorted(handle for handle, _ in daemon.collectives) == [0, number_of(stream)]
 
 
 # ---- what is refused here ----
@@ -340,7 +341,7 @@ def test_what_does_not_fit(daemon: GroupDaemon, node: hearth.Node) -> None:
     elsewhere = node.device(2).ones((4, 2), np.float32)
     text = [device.empty(3, "S4") for device in group.devices]
     attached = node.device(1).ones((4, 2), np.float32)
-    attached._memory.read_only = True
+    memory_of(attached).read_only = True
     with hearth.connect(daemon.target) as other:
         theirs = other.device(0).ones((4, 2), np.float32)
         cases: list[tuple[str, Callable[[], Any]]] = [

@@ -17,6 +17,7 @@ import hearth
 from hearth.kernels import arguments, record_packer
 from hearth.session.memory import DeviceOperand, Memory, Space
 from hearth_proto import launches
+from tests.support.client.internals import memory_of
 
 SPACE = Space(1)
 
@@ -185,7 +186,7 @@ def test_memory_that_cannot_be_used_is_not_packed(count: int) -> None:
     rest = (1,) * (count - 2)
     assert signature.pack_checked((array, array, *rest), SPACE) is not None
     assert signature.pack_checked((array, array, *rest), Space(1)) is None
-    freed._memory.free()
+    memory_of(freed).free()
     assert signature.pack_checked((array, freed, *rest), SPACE) is None
     with pytest.raises(struct.error):
         arguments.signature((array, 1)).pack_checked((array, 2**63), SPACE)

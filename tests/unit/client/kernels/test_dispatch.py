@@ -14,6 +14,7 @@ from hearth import In, InOut, Out
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from tests.support.client.fake_daemon import FakeDaemon
+from tests.support.client.internals import handle_of, number_of
 
 B = commands_pb2.Binding
 INLINE = 100
@@ -85,7 +86,7 @@ def test_the_message(gpu: hearth.Device, daemon: DispatchDaemon, f: hearth.Funct
     out = gpu.dispatch(f, (2, 3), 64, args, shared_mem=128, iterations=5, timeout=1.5, stream=stream)
     command = daemon.dispatched
     dispatch = command.dispatch
-    assert command.stream == stream._handle and command.request
+    assert command.stream == number_of(stream) and command.request
     assert (dispatch.function, dispatch.shared_mem, dispatch.iterations) == (f._bound.handle, 128, 5)
     assert (dispatch.grid.x, dispatch.grid.y, dispatch.grid.z, dispatch.block.x) == (2, 3, 1, 64)
     assert dispatch.timeout_ns == 1_500_000_000 and not dispatch.timed
@@ -95,7 +96,7 @@ def test_the_message(gpu: hearth.Device, daemon: DispatchDaemon, f: hearth.Funct
     assert output == B(role=B.ROLE_OUTPUT, size=40, range_offset=8, range_size=16)
     assert both == B(role=B.ROLE_INPUT_OUTPUT, size=4, data=bytes([0, 1, 2, 3]))
     pointer = view.value.pointer
-    assert (pointer.buffer, pointer.offset, pointer.read_only) == (x._memory.handle, 8, False)
+    assert (pointer.buffer, pointer.offset, pointer.read_only) == (handle_of(x), 8, False)
     assert only_read.value.pointer.read_only and only_read.role == B.ROLE_VALUE
     raw = [np.float32(2).tobytes(), (7).to_bytes(8, "little"), b"\1", b"struct", b"\3\0"]
     assert [value.value.raw for value in values] == raw

@@ -15,6 +15,7 @@ import hearth
 from hearth_proto import launches, reasons
 from hearth_proto.v1 import commands_pb2
 from tests.support.client.fake_daemon import FakeDaemon
+from tests.support.client.internals import handle_of, number_of
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def test_a_launch(gpu: hearth.Device, daemon: FakeDaemon, f: hearth.Function) ->
         launches.Place(8, 8, True),
         launches.Place(16, 8),
     ]
-    assert record.buffers == (x._memory.handle,)
+    assert record.buffers == (handle_of(x),)
     assert record.params[8:] == (8).to_bytes(8, "little") + (7).to_bytes(8, "little")
 
 
@@ -50,7 +51,7 @@ def test_numbas_form_and_lists(gpu: hearth.Device, daemon: FakeDaemon, f: hearth
     gpu.synchronize()
     assert [record.grid for record in daemon.records] == [(4, 1, 1), (4, 2, 1), (4, 1, 1)]
     assert [record.shared_mem for record in daemon.records] == [0, 64, 0]
-    assert daemon.records[1].stream == stream._handle
+    assert daemon.records[1].stream == number_of(stream)
     with pytest.raises(hearth.LaunchError):
         f[4]
 
@@ -109,7 +110,7 @@ def test_keywords_travel_in_the_record(gpu: hearth.Device, daemon: FakeDaemon, f
     assert extended.extension == launches.Extension((2, 1, 1), 7)
     assert launches.unpack_layout(extended.layout) == [launches.Place(0, 8, True, True)]
     assert extended.buffers == plain.buffers
-    assert dynamic.extension == launches.Extension(grid_buffer=grid._memory.handle)
+    assert dynamic.extension == launches.Extension(grid_buffer=handle_of(grid))
 
 
 def test_read_only_takes_arrays(gpu: hearth.Device) -> None:
@@ -248,7 +249,14 @@ def test_current_streams(gpu: hearth.Device, daemon: FakeDaemon, f: hearth.Funct
     f(1, 1, ())
     gpu.synchronize()
     assert gpu.current_stream is gpu.default_stream
-    assert [record.stream for record in daemon.records] == [outer._handle, inner._handle, 0, 0, outer._handle, 0]
+    assert [record.stream for record in daemon.records] == [
+        number_of(outer),
+        number_of(inner),
+        0,
+        0,
+        number_of(outer),
+        0,
+    ]
     assert [command.create_stream.priority for command in commands(daemon, "create_stream")] == [0, -1]
     del outer, inner, entered
     gc.collect()
@@ -264,7 +272,7 @@ def test_everything_is_ordered_on_the_current_stream(gpu: hearth.Device, daemon:
         gpu.flush()
         stream.synchronize()
     ordered = [command for command in daemon.commands if command.WhichOneof("kind") not in ("create_stream", "free")]
-    assert {command.stream for command in ordered} == {stream._handle}
+    assert {command.stream for command in ordered} == {number_of(stream)}
 
 
 def test_events(gpu: hearth.Device, daemon: FakeDaemon) -> None:
@@ -278,7 +286,7 @@ def test_events(gpu: hearth.Device, daemon: FakeDaemon) -> None:
     with pytest.raises(hearth.ArgumentError, match="never recorded"):
         gpu.event().synchronize()
     (wait,) = commands(daemon, "wait_event")
-    assert (wait.stream, wait.wait_event.event) == (0, end._handle)
+    assert (wait.stream, wait.wait_event.event) == (0, number_of(end))
     daemon.lose_on = "sync"
     with pytest.raises(hearth.DeviceLostError):
         gpu.synchronize()
@@ -323,7 +331,7 @@ def test_profiles(gpu: hearth.Device, daemon: FakeDaemon, f: hearth.Function) ->
     with gpu.stream() as stream, profile, gpu.profile() as inner:
         f(1, 1, ())
     assert (profile.device_ns, profile.wall_ns, inner.device_ns) == (5, 7, 5)
-    assert {command.stream for command in commands(daemon, "start_profile")} == {stream._handle}
+    assert {command.stream for command in commands(daemon, "start_profile")} == {number_of(stream)}
     daemon.fail_next["launches"] = reasons.Refusal(reasons.Reason.LAUNCH_FAILED, "bad kernel")
     with pytest.raises(hearth.LaunchError, match="bad kernel"), gpu.profile():
         f(1, 1, ())

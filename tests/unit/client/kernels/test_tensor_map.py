@@ -13,6 +13,7 @@ import hearth
 from hearth.kernels import arguments
 from hearth_proto import launches
 from tests.support.client.fake_daemon import FakeDaemon
+from tests.support.client.internals import handle_of
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def test_the_wire_has_the_innermost_axis_first(gpu: hearth.Device, daemon: FakeD
     )
     gpu.synchronize()
     (made,) = created(daemon)
-    assert made.buffer == x._memory.handle and made.offset == 2 * 20 * 64 and made.dtype == "float16"
+    assert made.buffer == handle_of(x) and made.offset == 2 * 20 * 64 and made.dtype == "float16"
     assert list(made.shape) == [32, 20, 8] and list(made.strides) == [64, 1280]
     assert list(made.element_strides) == [1, 2, 1] and list(made.tile.box) == [16, 4, 1]
     assert (made.swizzle, made.interleave, made.l2_promotion, made.oob_fill) == ("32b", "none", "l2_64b", "nan")
@@ -87,19 +88,19 @@ def test_in_a_launch_it_takes_128_bytes(gpu: hearth.Device, daemon: FakeDaemon, 
             launches.Place(320, 8, True),
             launches.Place(328, 8, True, True),
         ]
-        assert record.buffers == (*[tile._memory.handle] * 2, *[x._memory.handle] * 2)
+        assert record.buffers == (*[handle_of(tile)] * 2, *[handle_of(x)] * 2)
         assert record.params == (3).to_bytes(4, "little") + bytes(332)
     packed = arguments.signature((tile,))
-    assert packed.tail((tile,)) == tile._memory.handle.to_bytes(8, "little") + bytes(128)
+    assert packed.tail((tile,)) == handle_of(tile).to_bytes(8, "little") + bytes(128)
 
 
 def test_it_is_destroyed_when_nobody_holds_it_and_keeps_its_array_until_then(
     gpu: hearth.Device, daemon: FakeDaemon
 ) -> None:
     x = gpu.zeros((8, 32), np.float32)
-    memory = x._memory.handle
+    memory = handle_of(x)
     tile = x.tensor_map((8, 32))
-    handle = tile._memory.handle
+    handle = handle_of(tile)
     del x
     gc.collect()
     gpu.synchronize()

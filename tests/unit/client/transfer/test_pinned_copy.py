@@ -20,6 +20,7 @@ from hearth.transport.memory_segments import Place, Segment
 from hearth.transport.spin_wait import DOWN, UP
 from hearth_proto import reasons
 from tests.support.client import waits
+from tests.support.client.internals import connection_of, handle_of, memory_of
 from tests.support.client.interrupts import interrupting
 from tests.support.client.lane_daemon import LaneDaemon
 
@@ -51,7 +52,7 @@ class Shared:
     open = alive_lately = True
 
     def __init__(self, gpu: hearth.Device) -> None:
-        self.attachment = gpu._connection.attachment()
+        self.attachment = connection_of(gpu).attachment()
 
     def lost(self, error: hearth.HearthError) -> bool:
         return False
@@ -79,7 +80,7 @@ def segment() -> Segment:
 
 def copies(gpu: hearth.Device, segment: Segment, way: int, handle: int = 0) -> PinnedCopy:
     part, place = BufferPart(0, handle or gpu.zeros(SIZE, "u1")._memory.handle, 0), Place(segment, 0)
-    return PinnedCopy(way, gpu._connection, Shared(gpu), part, place, 7, SIZE)  # type: ignore[arg-type]
+    return PinnedCopy(way, connection_of(gpu), Shared(gpu), part, place, 7, SIZE)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("way", [UP, DOWN], ids=["up", "down"])
@@ -97,7 +98,7 @@ def test_ctrl_c_at_any_line(daemon: Daemon, gpu: hearth.Device, segment: Segment
         del memory
         gpu.synchronize()
         assert daemon.count(name) - before in ((0, 1) if hit else (1,))
-        session = gpu._connection.attachment().session
+        session = connection_of(gpu).attachment().session
         assert wait_for(lambda session=session: session.idle and not session.outstanding)
         if gone() is not None:  # a traceback may hold it in a cycle
             gc.collect()
@@ -151,24 +152,24 @@ def test_it_is_not_made_again_where_something_else_comes_first(
     gpu: hearth.Device, segment: Segment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who asks finds out then the long way what that is."""
-    x, y, connection = gpu.zeros(SIZE, "u1"), gpu.zeros(SIZE, "u1"), gpu._connection
-    copy = copies(gpu, segment, UP, x._memory.handle)
-    assert copy.again(x._memory, None, True) and not copy.again(y._memory, None, True)
+    x, y, connection = gpu.zeros(SIZE, "u1"), gpu.zeros(SIZE, "u1"), connection_of(gpu)
+    copy = copies(gpu, segment, UP, handle_of(x))
+    assert copy.again(memory_of(x), None, True) and not copy.again(memory_of(y), None, True)
     stream = gpu.stream()
-    assert not copy.again(x._memory, stream, True) and copy.again(x._memory, gpu.default_stream, True)
+    assert not copy.again(memory_of(x), stream, True) and copy.again(memory_of(x), gpu.default_stream, True)
     with gpu.graph():
-        assert not copy.again(x._memory, gpu.current_stream, True)
+        assert not copy.again(memory_of(x), gpu.current_stream, True)
     error = hearth.TransferError("lost", reason="TRANSFER_ABORTED")
     connection.defer(error)
-    assert not copy.again(x._memory, None, True)
+    assert not copy.again(memory_of(x), None, True)
     with pytest.raises(hearth.TransferError):
         connection.raise_deferred()
     with monkeypatch.context() as patched:
         patched.setattr(connection, "refusal", error)
-        assert not copy.again(x._memory, None, True)
+        assert not copy.again(memory_of(x), None, True)
     for name, blocking in (("open", True), ("alive_lately", False)):
         with monkeypatch.context() as patched:
             patched.setattr(Shared, name, False)
-            assert not copy.again(x._memory, None, blocking) and copy.again(x._memory, None, not blocking)
+            assert not copy.again(memory_of(x), None, blocking) and copy.again(memory_of(x), None, not blocking)
     x.free()
-    assert not copy.again(x._memory, None, True)
+    assert not copy.again(memory_of(x), None, True)

@@ -147,7 +147,7 @@ def test_a_client_that_does_not_read_is_not_read_from(rig: Laned) -> None:
     assert rig.end_lane() == client.seq
 
 
-def test_reading_goes_on_when_the_client_has_read(rig: Laned) -> None:
+def test_reading_resumes_when_the_client_has_read(rig: Laned) -> None:
     client = rig.lane(max_unread_bytes=64 * KIB)
     rig.call(allocate=c.Allocate(buffer=3, size=32 * KIB))
     reads = [batch(n, Command(request=n, read=c.Read(buffer=3, size=32 * KIB))) for n in range(1, 200)]
@@ -222,7 +222,7 @@ def test_batches_of_before_are_looked_at_before_those_of_the_lane(rig: Laned) ->
     assert rig.sum() == summed(1, 2, 3, 4, 5)
 
 
-def test_a_client_that_vanishes_in_the_middle_of_a_batch_goes_on_over_the_link(rig: Laned) -> None:
+def test_client_that_vanishes_in_a_batch_continues_over_the_link(rig: Laned) -> None:
     rig.prepare()
     client = rig.lane()
     whole = [batch(number, add(number)) for number in range(1, 6)]
@@ -319,7 +319,7 @@ def test_a_channel_may_be_opened_behind_its_lane(rig: Laned) -> None:
 
 
 def test_a_lane_whose_channel_is_never_opened_is_closed(monkeypatch: pytest.MonkeyPatch, rig: Laned) -> None:
-    monkeypatch.setattr(rig.process._lanes, "_patience", 0.05)
+    monkeypatch.setattr(rig.process.lanes, "patience", 0.05)
     assert rig.hand_over(7).rest() == []
     rig.send(Kind.OPEN, b"{}", channel=7)
     assert rig.end_lane(7) == 0

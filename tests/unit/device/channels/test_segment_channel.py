@@ -251,27 +251,27 @@ def test_the_end_of_a_large_copy_is_foreseen(monkeypatch: pytest.MonkeyPatch) ->
         for command in (write(1, 1, size), read(1, 1, size)):
             ok(rig.call(sync=c.Sync()))  # the stream is known to have come to its end
             ok(rig.call(**command))
-        forecast = rig.process._device.tracks.forecast
+        forecast = rig.process.device.tracks.forecast
         ok(rig.call(sync=c.Sync()))  # a read is answered before its books are closed
-        assert {way for way, _ in forecast._pace} == {UP, DOWN} and not forecast._under_way
+        assert {way for way, _ in forecast._pace} == {UP, DOWN} and not forecast.under_way
         ok(rig.call(sync=c.Sync()))
         rig.server.stream(0).submit(gates[0].wait)
         first, second = rig.start(**write(1, 1, size)), rig.start(**write(1, 1, size))
         small = rig.start(**write(1, 1, 4096))
         ok(rig.call(memory_usage=c.MemoryUsage()))  # all are given to the device
-        assert len(forecast._under_way) == 1, "nobody knows when what is before the second began"
-        assert forecast._under_way[0].begins < math.inf
+        assert len(forecast.under_way) == 1, "nobody knows when what is before the second began"
+        assert forecast.under_way[0].begins < math.inf
         gates[0].set()
         for number in (first, second, small):
             ok(rig.answer(number))
-        assert not forecast._under_way
+        assert not forecast.under_way
         rig.server.stream(0).submit(gates[1].wait)
         rig.start(**read(1, 1, size))
         ok(rig.call(memory_usage=c.MemoryUsage()))
         rig.send(Kind.CLOSE, channel=1)
         gates[1].set()
         rig.until(Kind.CLOSED)
-        assert not forecast._under_way
+        assert not forecast.under_way
         rig.send(Kind.OPEN, b"{}", channel=1)
         memory.close()
         rig.settled()
@@ -313,7 +313,7 @@ def test_memory_that_the_system_does_not_lock(start: Start, left: int, capfd: py
     assert (out.out + out.err).count("segments_not_locked") == 1
 
 
-def test_locking_that_takes_its_time_holds_nobody_up(start: Start) -> None:
+def test_slow_locking_delays_no_other_copy(start: Start) -> None:
     rig = start()
     client = rig.connect()
     rig.server.slow.clear()

@@ -34,7 +34,7 @@ class Client:
         self.ended = threading.Event()
         body = {"channel": 1, "max_chunk_bytes": CHUNK, "tls": None}
         files = [theirs.detach()]
-        rig.process.loop.post(lambda: rig.process._stripes._handed_over(body, files))
+        rig.process.loop.post(lambda: rig.process.stripes.handed_over(body, files))
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
@@ -161,7 +161,7 @@ def test_a_stripe_that_comes_before_its_session(make: Make) -> None:
     ours, theirs = socket.socketpair()
     files = [theirs.detach()]
     body = {"channel": 9, "max_chunk_bytes": CHUNK, "tls": None}
-    rig.process.loop.post(lambda: rig.process._stripes._handed_over(body, files))
+    rig.process.loop.post(lambda: rig.process.stripes.handed_over(body, files))
     rig.gauges()
     rig.send(Kind.OPEN, b"{}", channel=9)
     ours.settimeout(10)
@@ -187,11 +187,11 @@ def test_what_the_front_does_not_say(make: Make, body: dict[str, object]) -> Non
     rig = make(64 << 20, 64 << 20)
     ours, theirs = socket.socketpair()
     files = [theirs.detach()]
-    rig.process.loop.post(lambda: rig.process._stripes._handed_over(body, files))
+    rig.process.loop.post(lambda: rig.process.stripes.handed_over(body, files))
     ours.settimeout(10)
     assert ours.recv(1) == b""
     ours.close()
-    rig.process.loop.post(lambda: rig.process._stripes._handed_over(body, []))
+    rig.process.loop.post(lambda: rig.process.stripes.handed_over(body, []))
     assert rig.gauges()["stripes"] == 0
 
 

@@ -140,7 +140,7 @@ def test_the_work_behind_a_barrier_waits_for_it(rig: PeerRig) -> None:
     rig.go(rig.hear("present"), 1)
     read = rig.read(1)
     assert rig.reason(rig.read(2, stream=5)) == ""  # another stream's does not
-    assert not [frame for frame in rig._frames if frame.id == read and frame.kind == Kind.RESULT]
+    assert not rig.came(Kind.RESULT, read)
     peer.release()
     assert rig.reason(read) == ""
     assert peer.given[0][0].kind == "barrier"
@@ -347,7 +347,7 @@ def test_a_row_that_finds_no_room_is_presented_in_order_as_it_empties(rig: PeerR
     assert rig.heard("present") == []
     peer.release()
     assert [rig.hear("present")["sequence"] for _ in range(8)] == list(range(513, 521))
-    assert not [frame for frame in rig._frames if frame.id == sync and frame.kind == Kind.RESULT]
+    assert not rig.came(Kind.RESULT, sync)
 
 
 def test_of_many_streams_no_more_is_presented_than_others_take(rig: PeerRig) -> None:
@@ -422,7 +422,7 @@ def test_one_whose_source_has_failed_is_withdrawn(rig: PeerRig) -> None:
     assert rig.reason(rig.sync()) == Reason.OUT_OF_BOUNDS
 
 
-def test_nobody_waits_for_a_join(rig: PeerRig) -> None:
+def test_a_join_delays_no_command(rig: PeerRig) -> None:
     rig.server.peers.join_blocks.clear()
     rig.tell("join", comm="a-1", unique_id=encode(b"x"), rank=0, ranks=2)
     assert rig.bytes_of(1) == b"\1" * 4  # it serves meanwhile
@@ -436,4 +436,4 @@ def test_nobody_waits_for_a_join(rig: PeerRig) -> None:
         rig.call(flush=c.Flush())
     assert rig.server.peers.joined[0].aborting.wait(10)  # it came too late to be of use
     assert rig.heard("joined") == []
-    assert rig.process._device.telemetry.joins_abandoned == 1
+    assert rig.process.device.telemetry.joins_abandoned == 1

@@ -146,7 +146,7 @@ def test_a_checkpoint(rig: Filed) -> None:
     rig.send(Kind.SNAPSHOT, places, channel=1, id=frame.id)
     lose(rig)
     assert rig.reason(call) == Reason.COMMUNICATOR_FAILED
-    assert not [frame for frame in rig._frames if frame.kind == Kind.SNAPSHOT]
+    assert not rig.came(Kind.SNAPSHOT)
     settle(rig)
 
 
@@ -165,7 +165,7 @@ def test_a_publication(rig: Filed) -> None:
 def test_a_read_into_shared_memory(rig: Filed, well: bool, locked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it brings is worth as much as the collective; nobody is told before that is known."""
     if not locked:
-        monkeypatch.setattr(rig.process._executor.segments._mapper, "_register", None)  # raises
+        monkeypatch.setattr(rig.process.executor.segments._mapper, "_register", None)  # raises
     client = hand_over(rig.files)
     assert client.next().kind == Kind.LIVE
     memory = client.share(1, 64)
@@ -174,7 +174,7 @@ def test_a_read_into_shared_memory(rig: Filed, well: bool, locked: bool, monkeyp
     read = rig.start(stream=5, read=command)
     assert rig.reason(rig.start(stream=0, flush=c.Flush())) == ""
     rig.gauges()
-    assert not [frame for frame in rig._frames if (frame.kind, frame.id) == (Kind.RESULT, read)]
+    assert not rig.came(Kind.RESULT, read)
     if well:
         rig.peer.release()
         assert rig.answer(read).read.size == 64 and memory[:] == bytes([WRITTEN]) * 64
@@ -192,5 +192,5 @@ def test_one_that_ends_well(rig: Filed) -> None:
     assert rig.reason(rig.start(stream=5, flush=c.Flush())) == ""
     rig.peer.release()
     assert rig.reason(read) == ""
-    assert not rig.process._device.tracks.pending_outcomes.open
+    assert not rig.process.device.tracks.pending_outcomes.open
     settle(rig)

@@ -101,7 +101,7 @@ def test_a_communicator_that_has_failed(rig: PeerRig) -> None:
     assert rig.reason(sync) == Reason.COMMUNICATOR_FAILED
 
 
-def test_nobody_is_told_before_the_verdict(rig: PeerRig) -> None:
+def test_nothing_is_answered_before_the_verdict(rig: PeerRig) -> None:
     """The device has come to its end, and nobody knows yet what that was worth."""
     two_streams(rig)
     peer = launched(rig)
@@ -110,12 +110,12 @@ def test_nobody_is_told_before_the_verdict(rig: PeerRig) -> None:
     peer.release()
     rig.hear("failed")
     assert rig.reason(rig.read(2, stream=5)) == ""  # of its stream, behind these
-    assert not [frame for frame in rig._frames if frame.kind == Kind.RESULT and frame.id in waiting]
+    assert not rig.came(Kind.RESULT, *waiting)
     rig.abort(LOST)
     assert [rig.reason(each) for each in waiting] == [Reason.COMMUNICATOR_FAILED] * 3
 
 
-def test_errors_surface_in_order_and_nobody_gets_the_bytes(rig: PeerRig) -> None:
+def test_errors_surface_in_order_and_no_read_gets_the_bytes(rig: PeerRig) -> None:
     peer = launched(rig)
     first, second = rig.read(1), rig.read(1)
     sync = rig.sync()
@@ -137,14 +137,14 @@ def test_what_fails_before_it_starts_surfaces_after_what_is_under_way(rig: PeerR
     rig.tell("fail", **fail, status=encode(LOST.to_status().SerializeToString()))
     sync = rig.sync()
     rig.gauges()
-    assert not [frame for frame in rig._frames if frame.id == sync and frame.kind == Kind.RESULT]
+    assert not rig.came(Kind.RESULT, sync)
     rig.abort(LOST)
     result = rig.answer(sync)
     assert "1 more" in result.error.message
     assert rig.reason(rig.sync()) == "", "nothing is left to be told"
 
 
-def test_who_waits_first_is_told_first(rig: PeerRig) -> None:
+def test_waits_are_answered_in_order(rig: PeerRig) -> None:
     launched(rig)
     sync, read = rig.sync(), rig.read(1)
     assert rig.reason(rig.start(flush=c.Flush())) == ""  # all of it is on the device
@@ -206,10 +206,10 @@ def test_a_chunked_read_that_is_half_out(rig: PeerRig) -> None:
     rig.abort(LOST)
     assert rig.reason(read) == Reason.COMMUNICATOR_FAILED
     assert rig.until(Kind.ABORT, 8)
-    assert not [frame for frame in rig._frames if frame.kind == Kind.CHUNK]
+    assert not rig.came(Kind.CHUNK)
 
 
-def test_another_communicator_goes_on(rig: PeerRig) -> None:
+def test_another_communicator_continues(rig: PeerRig) -> None:
     rig.tell("group", channel=1, group=GROUP.hex(), rank=0, ranks=2)
     two_streams(rig)
     first = rig.join("a-1")
@@ -225,7 +225,7 @@ def test_another_communicator_goes_on(rig: PeerRig) -> None:
     assert rig.reason(others) == ""
     assert rig.call(stream=5, read=c.Read(buffer=2, size=4)).read.data == bytes([WRITTEN]) * 4
     assert first.aborting.is_set() and not other.aborting.is_set()
-    assert rig.process._device.telemetry.collectives_failed == 1
+    assert rig.process.device.telemetry.collectives_failed == 1
 
 
 def test_it_can_be_made_anew(rig: PeerRig) -> None:
@@ -308,7 +308,7 @@ def test_a_session_that_ends_with_operations_in_every_state(rig: PeerRig) -> Non
     rig.go(presented[1], 1)
     rig.send(Kind.CLOSE, channel=2)
     assert rig.heard("failed") == []
-    assert not [frame for frame in rig._frames if frame.kind == Kind.CLOSED]  # its memory is still being written
+    assert not rig.came(Kind.CLOSED)  # its memory is still being written
     peer.release()
     assert rig.until(Kind.CLOSED).channel == 2
     rig.go(presented[4], 2)

@@ -108,7 +108,7 @@ class Rig:
     def stop(self) -> None:
         self.send(Kind.CLOSE, channel=1)
         self.expect(Kind.CLOSED)
-        assert self.process._device.staging.in_use == 0
+        assert self.process.device.staging.in_use == 0
         self.send(Kind.SHUTDOWN)
         self._thread.join(30)
         assert not self._thread.is_alive()

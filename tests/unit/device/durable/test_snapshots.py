@@ -142,7 +142,7 @@ def test_a_copy_counts_when_the_front_has_said_so(make: Make) -> None:
     again = rig.start(checkpoint=c.Checkpoint(buffers=[5]))
     rig.send(Kind.PING, id=3)
     rig.until(Kind.PONG, 3)
-    assert not [each for each in rig._frames if each.kind in (Kind.RESULT, Kind.SNAPSHOT)]  # all of them wait
+    assert not (rig.came(Kind.RESULT) or rig.came(Kind.SNAPSHOT))  # all of them wait
     rig.index.commit(body["commit"])
     rig.say(frame, {})
     assert not rig.answer(first).HasField("error") and not rig.answer(sync).HasField("error")

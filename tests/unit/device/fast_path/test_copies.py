@@ -18,7 +18,18 @@ from hearthd.device.fast_path import copies as straight_copies
 from hearthd.device.flows import segment_policy as segments_policy
 from hearthd.device.session.buffer import ReadOnly
 from hearthd.device.transfers import registered
-from tests.support.device.copy_commands import SIZE, Asked, Sharing, Told, begin, read, shut, unanswered, write
+from tests.support.device.copy_commands import (
+    SIZE,
+    Asked,
+    Sharing,
+    Told,
+    begin,
+    prepared,
+    read,
+    shut,
+    unanswered,
+    write,
+)
 from tests.support.device.lane_rig import add, sync
 from tests.support.device.rig import Command
 
@@ -40,10 +51,7 @@ def small_parts() -> Iterator[None]:
 
 @pytest.fixture(params=[Told, Asked])
 def rig(request: pytest.FixtureRequest) -> Iterator[Sharing]:
-    made = Sharing(request.param)
-    made.prepare()
-    yield made
-    made.stop()
+    yield from prepared(request.param)
 
 
 @pytest.fixture(scope="module", params=[Told, Asked])
@@ -245,7 +253,7 @@ def test_one_that_takes_its_time_is_answered_with_who_waits_behind_it(rig: Shari
     assert rig.given == 9
 
 
-def test_who_waits_for_a_copy_alone_waits_for_its_end(rig: Sharing, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_for_a_copy_alone_ends_with_it(rig: Sharing, monkeypatch: pytest.MonkeyPatch) -> None:
     """One event says both."""
     client, _, _ = begin(rig)
     events = 0
@@ -272,7 +280,7 @@ def test_who_waits_for_a_copy_alone_waits_for_its_end(rig: Sharing, monkeypatch:
     assert [client.response().result.request for _ in range(3)] == [2, 3, 4]
 
 
-def test_who_waits_for_more_than_a_copy_is_not_answered_with_it(rig: Sharing) -> None:
+def test_a_wait_for_more_than_a_copy_is_not_answered_with_it(rig: Sharing) -> None:
     client, _, _ = begin(rig)
     gate = shut(rig)
     client.batch(write(request=2, buffer=2))
@@ -319,7 +327,7 @@ def test_a_failure_before_it_is_told_by_a_read(rig: Sharing) -> None:
 
 def test_a_buffer_that_cannot_be_written_to(rig: Sharing) -> None:
     client, _, _ = begin(rig)
-    session = rig.process._executor.session(1)
+    session = rig.process.executor.session(1)
     assert session is not None
     session.buffers.items[2].read_only = ReadOnly("is published", "make a copy")
     client.batch(write(request=2, buffer=2))
@@ -362,7 +370,7 @@ def test_a_segment_that_goes_while_it_is_copied_from(rig: Sharing) -> None:
 
 
 @pytest.mark.parametrize("gone", ["client", "session"])
-def test_who_is_gone_takes_nobody_with_it(rig: Sharing, gone: str) -> None:
+def test_a_departed_session_harms_no_other(rig: Sharing, gone: str) -> None:
     client, connection, _ = begin(rig)
     gate = shut(rig)
     client.batch(write(request=2, buffer=2))
@@ -413,7 +421,7 @@ def test_a_number_that_is_written_twice_counts_the_second_time(rig: Sharing) -> 
 def test_no_more_is_known_than_so_many(rig: Sharing, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(straight_copies, "MOST", 4)
     client, _, _ = begin(rig)
-    known = rig.process._executor.inline_path._copies._known
+    known = rig.process.executor.inline_path.copies.resolved
     for number in range(2, 40):
         client.batch(write(1, number, request=number, buffer=2))
         client.response()

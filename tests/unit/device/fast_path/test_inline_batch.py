@@ -191,14 +191,14 @@ def test_what_comes_together_takes_the_long_way(rig: Passing) -> None:
     assert max(acks) == 3
 
 
-def test_who_waits_for_all_streams_waits_for_each(rig: Passing) -> None:
+def test_a_wait_for_all_streams_covers_each(rig: Passing) -> None:
     client = rig.lane()
     client.batch(Command(create_stream=c.CreateStream(stream=5)), add(1, stream=5), sync(1))
     client.response()
     gate = threading.Event()
     for stream, row in itertools.product((0, 5), (1, 2)):
         gate.clear()
-        session = rig.process._executor.session(1)
+        session = rig.process.executor.session(1)
         assert session is not None
         session.streams.items[stream].track.stream.submit(gate.wait)
         request = 10 * row + stream
@@ -248,9 +248,9 @@ def test_what_else_is_going_on_is_looked_at(rig: Passing, other: str) -> None:
     client = rig.lane()
     client.batch(add(1), sync(1))
     client.response()
-    session = rig.process._executor.session(1)
+    session = rig.process.executor.session(1)
     assert session is not None and rig.taken == 1
-    sharing = rig.process._executor.sharing
+    sharing = rig.process.executor.sharing
     if other == "permissions":
         session.permissions = object()  # type: ignore[assignment]
     elif other == "trace":
@@ -265,18 +265,18 @@ def test_what_else_is_going_on_is_looked_at(rig: Passing, other: str) -> None:
         rig.start(write=c.Write(buffer=1, size=8, transfer=5))
         rig.barrier()
     elif other == "sharing":
-        sharing._slicing.on = True
+        sharing.slicing.on = True
     else:
-        sharing._turns.on = True
-    inline_path: InlinePath = rig.process._executor.inline_path
-    lane = rig.process._outbox.lanes[1]
+        sharing.turns.on = True
+    inline_path: InlinePath = rig.process.executor.inline_path
+    lane = rig.process.outbox.lanes[1]
     payload = batch(session.last_seq + 1, sync(2))[20:]
     assert not InlinePath.take(inline_path, lane, session.last_seq + 1, payload)
-    sharing._slicing.on = sharing._turns.on = False
+    sharing.slicing.on = sharing.turns.on = False
     session.permissions = session.trace = None
 
 
-def test_a_client_that_is_gone_takes_nobody_with_it(rig: Passing) -> None:
+def test_a_client_that_is_gone_harms_no_other(rig: Passing) -> None:
     client = rig.lane()
     client.batch(add(1), sync(1))
     client.response()
@@ -286,7 +286,7 @@ def test_a_client_that_is_gone_takes_nobody_with_it(rig: Passing) -> None:
     rig.end_lane()
     assert rig.sum() in (summed(1), summed(1, 2))
     again = rig.lane()
-    session = rig.process._executor.session(1)
+    session = rig.process.executor.session(1)
     assert session is not None
     again.seq = session.last_seq
     again.batch(sync(3))
@@ -316,7 +316,7 @@ def lingering(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Passing, thread
     monkeypatch.setattr(event_loop, "EXPECTED_S", 30.0)
     rig, rounds = Passing(Polled), threading.Semaphore(0)
     rig.prepare()
-    idle_work = rig.process._device.idle_work
+    idle_work = rig.process.device.idle_work
     real = idle_work.poll
 
     def poll() -> float | None:
@@ -337,10 +337,10 @@ def taken(rounds: threading.Semaphore) -> int:
 
 def asked_for_long(rig: Passing) -> None:
     """The device, where it is worth it at all."""
-    rig.process._device.tracks._spin_policy = SpinPolicy(30.0)
+    rig.process.device.tracks.spin_policy = SpinPolicy(30.0)
 
 
-def test_the_next_step_comes_before_what_nobody_waits_for(
+def test_the_next_step_comes_before_unawaited_work(
     lingering: tuple[Passing, threading.Semaphore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig, rounds = lingering
@@ -409,15 +409,15 @@ def test_what_was_done_in_between_is_in_the_books(
     rig, _ = lingering
     monkeypatch.setattr(inline_path, "HERE_S", 30.0)
     asked_for_long(rig)  # each is waited for in the turn in which it came
-    executor = rig.process._executor
+    executor = rig.process.executor
     client = rig.lane()
     client.batch(add(1), sync(1))
     client.response()
     rig.barrier()
-    telemetry = executor.inline_path._device.telemetry
+    telemetry = rig.process.device.telemetry
     session = executor.session(1)
     assert session is not None
-    backlog = executor.sharing._backlogs[1]
+    backlog = executor.sharing.backlogs[1]
 
     def books() -> tuple[int, ...]:
         return telemetry.batches, telemetry.operations["launch"], telemetry.operations["sync"], telemetry.sync_points
@@ -450,11 +450,11 @@ def test_what_is_still_under_way_beside_is_in_the_books(
     rig, _ = lingering
     monkeypatch.setattr(inline_path, "HERE_S", 30.0)
     asked_for_long(rig)
-    executor = rig.process._executor
+    executor = rig.process.executor
     for kind in ({"create_stream": c.CreateStream(stream=5)}, {"allocate": c.Allocate(buffer=2, size=8)}):
         assert not rig.call(**kind).HasField("error")
     client = rig.lane()
-    backlog = executor.sharing._backlogs[1]
+    backlog = executor.sharing.backlogs[1]
     gate = threading.Event()
     rig.server._streams[-1].submit(gate.wait)
     records = b"".join(add(1, stream=stream, buffer=1 + bool(stream)).launches for stream in launches)
@@ -477,7 +477,7 @@ def test_a_step_behind_one_that_took_its_time_comes_first_too(
     rig, rounds = lingering
     monkeypatch.setattr(inline_path, "HERE_S", 0.0)
     asked_for_long(rig)
-    executor, tracks = rig.process._executor, rig.process._device.tracks
+    executor, tracks = rig.process.executor, rig.process.device.tracks
     client = rig.lane()
     monkeypatch.setattr(idle_policy, "EXPECTED_S", 30.0)
     monkeypatch.setattr(idle_policy, "ROUND_S", 60.0)
@@ -486,7 +486,7 @@ def test_a_step_behind_one_that_took_its_time_comes_first_too(
         gate = threading.Event()
         rig.server._streams[0].submit(gate.wait)
         client.batch(add(1), sync(number))
-        while not tracks.live or rig.process._idle_policy._expected_until:
+        while not tracks.live or rig.process.idle_policy.expected_until:
             time.sleep(1e-4)
         taken(rounds)
         gate.set()

@@ -197,7 +197,7 @@ def test_a_temporary_comes_and_goes_in_the_batch(rig: Passing) -> None:
         client.batch(Command(free=c.Free(buffers=[handle])), sync(1000 + number))
         client.response()
     assert rig.taken == 98
-    session = rig.process._executor.session(1)
+    session = rig.process.executor.session(1)
     assert session is not None and len(session.buffers) == 1
 
 
@@ -216,7 +216,7 @@ def test_reads_of_several_sizes_bring_their_bytes(rig: Passing) -> None:
         result = client.response().result
         assert (result.request, result.read.size) == (request, count)
         assert result.read.data == (pattern * size)[:count]
-    staging = rig.process._device.staging
+    staging = rig.process.device.staging
     assert staging.in_use == 0
 
 
@@ -276,7 +276,7 @@ def test_a_read_that_the_driver_refuses(rig: Passing, monkeypatch: pytest.Monkey
     client.batch(read(3))
     assert value(client) == 8, "the stream goes on"
     rig.barrier()
-    assert rig.process._device.staging.in_use == 0
+    assert rig.process.device.staging.in_use == 0
 
 
 def test_a_read_behind_work_takes_its_time(rig: Passing) -> None:
@@ -284,7 +284,7 @@ def test_a_read_behind_work_takes_its_time(rig: Passing) -> None:
     client = rig.lane()
     client.batch(write(1), read(1))
     assert value(client) == 1
-    gate, session = threading.Event(), rig.process._executor.session(1)
+    gate, session = threading.Event(), rig.process.executor.session(1)
     assert session is not None
     session.streams.items[0].track.stream.submit(gate.wait)
     taken = rig.taken
@@ -299,7 +299,7 @@ def test_a_read_behind_work_takes_its_time(rig: Passing) -> None:
 
 def test_no_staging_memory_is_to_be_had(rig: Passing, monkeypatch: pytest.MonkeyPatch) -> None:
     """The read goes the long way, which waits for some."""
-    client, staging = rig.lane(), rig.process._device.staging
+    client, staging = rig.lane(), rig.process.device.staging
     find, refused = staging.find, []
 
     def none_at_first(size: int, session: Any = None) -> Any:
@@ -315,7 +315,7 @@ def test_no_staging_memory_is_to_be_had(rig: Passing, monkeypatch: pytest.Monkey
 
 
 def test_a_profile_begins_with_the_read(rig: Passing) -> None:
-    client, session = rig.lane(), rig.process._executor.session(1)
+    client, session = rig.lane(), rig.process.executor.session(1)
     assert session is not None
     client.batch(Command(start_profile=c.StartProfile(profile=1)), sync(1))
     client.response()
@@ -327,8 +327,8 @@ def test_a_profile_begins_with_the_read(rig: Passing) -> None:
 
 def test_a_read_while_a_collective_may_fail_goes_the_long_way(rig: Passing, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have to tell of that."""
-    client, device, given = rig.lane(), rig.process._device, []
-    reads = rig.process._executor.inline_path._reads
+    client, device, given = rig.lane(), rig.process.device, []
+    reads = rig.process.executor.inline_path.reads
     give = reads.give
     monkeypatch.setattr(reads, "give", lambda *what: given.append(give(*what)) or given[-1])
     client.batch(read(1))

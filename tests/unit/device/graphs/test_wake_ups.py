@@ -67,7 +67,7 @@ def rig() -> Iterator[Rig[Gated]]:
     rig.close()
 
 
-def test_who_waits_for_room_is_not_forgotten_when_another_session_finds_it(rig: Rig[Gated]) -> None:
+def test_a_session_that_waits_for_room_is_not_forgotten(rig: Rig[Gated]) -> None:
     """A session that comes to have something to do looks whether the others still have. What it finds done has given
     them their room back, and nobody else will say so."""
     rig.send(Kind.OPEN, b"{}", channel=2)
@@ -88,7 +88,7 @@ def test_who_waits_for_room_is_not_forgotten_when_another_session_finds_it(rig: 
     assert int.from_bytes(rig.call(read=c.Read(buffer=1, size=4)).read.data, "little") == ROUNDS * TURN
 
 
-def test_who_has_had_its_turn_goes_on_at_the_next(rig: Rig[Gated]) -> None:
+def test_a_program_continues_at_its_next_turn(rig: Rig[Gated]) -> None:
     """As long as the track has room: nobody has to say anything, and the device nothing to be done with."""
     prepare(rig)
     rig.server.shut()

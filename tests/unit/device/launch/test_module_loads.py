@@ -134,7 +134,7 @@ def test_who_asks_again_later_waits_again(start: Start, monkeypatch: pytest.Monk
     load(rig, 2, b"another")
     while counter(rig, "loads_refused") < 3:
         refused(rig.answer(ready(rig, 2)))
-    rig.process._device.idle_work.limit = 0.0
+    rig.process.device.idle_work.limit = 0.0
     while not rig.gauges()["loads_waiting"]:
         answer = ready(rig, 2)
     rig.server.gate.set()
@@ -200,7 +200,7 @@ def test_a_load_that_waits_is_seen_and_one_that_nobody_wants_any_more_is_not(sta
     rig.until(Kind.CLOSED)
     gauges = rig.gauges()
     assert (gauges["loads_waiting"], gauges["load_wait_longest_ns"]) == (0, 0)
-    assert not rig.process._device.tracks.held, "launches are held back for nobody"
+    assert not rig.process.device.tracks.held, "launches are held back for nobody"
     rig.server.gate.set()
     other(
         rig,

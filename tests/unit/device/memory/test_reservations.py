@@ -59,10 +59,10 @@ def inside(rig: Rig[Watched], task: Callable[[MemoryCommands, DeviceSession], T]
     done = threading.Event()
 
     def run() -> None:
-        executor = rig.process._executor
+        executor = rig.process.executor
         session = executor.session(1)
         assert session is not None
-        answers.append(task(executor._memory, session))
+        answers.append(task(executor.memory, session))
         done.set()
 
     rig.process.loop.post(run)
@@ -87,7 +87,7 @@ def test_what_is_held_outlives_its_handle(rig: Rig[Watched]) -> None:
     assert (usage(rig).allocations, usage(rig).bytes_in_use) == (0, 0) and rig.server.freed == [1000]
 
 
-def test_what_nobody_holds_any_more_goes_with_its_handle(rig: Rig[Watched]) -> None:
+def test_unreferenced_memory_goes_with_its_handle(rig: Rig[Watched]) -> None:
     rig.call(allocate=c.Allocate(buffer=1, size=1000))
     buffer = inside(rig, lambda memory, session: session.buffers.find(1))
     inside(rig, lambda memory, session: (memory.hold(buffer), memory.let_go(session, buffer)))

@@ -187,8 +187,8 @@ def test_what_the_driver_refuses_is_told_and_costs_nothing_else(rig: Ways) -> No
     assert state["session"][:2] == [0, 0] and not state["buffers"]
     assert state["counts"]["error fill"] == state["counts"]["error free"] == 1
     rig.server.refused = set()
-    held = rig.inside(lambda: rig.process._executor._memory.reservations._held)
-    assert held[f"t{session.channel}"] == 1024, "the driver has kept those that it did not free"
+    held = rig.inside(lambda: rig.process.executor.memory.reservations.held(f"t{session.channel}"))
+    assert held == 1024, "the driver has kept those that it did not free"
     rig.send(Kind.CLOSE, channel=session.channel)
     rig.until(Kind.CLOSED)
 
@@ -247,7 +247,7 @@ def test_who_has_a_part_in_a_buffer_is_told_of_its_end(rig: Ways, whose: str) ->
     assert not told.HasField("error") and not rig.taken
     assert part.ended == [2 if whose == "place" else 0]
     if whose == "place":  # which the memory is part of
-        reservations = rig.process._executor._memory.reservations
+        reservations = rig.process.executor.memory.reservations
         rig.inside(lambda: reservations.give(rig.session(session.channel), reservation, mine))
     session.close()
 

@@ -132,7 +132,7 @@ def test_who_keeps_the_loop_in_haste_holds_up_nothing(rig: Rig[Polled]) -> None:
     """Each sync is awaited anew, and none comes to its end; what is looked at now and then is looked at all the
     same."""
     polls = 0
-    idle_work = rig.process._device.idle_work
+    idle_work = rig.process.device.idle_work
     real = idle_work.poll
 
     def poll() -> float | None:
@@ -160,7 +160,7 @@ def test_who_keeps_the_loop_in_haste_holds_up_nothing(rig: Rig[Polled]) -> None:
 def test_an_answer_goes_out_before_the_rest_is_done(rig: Rig[Polled]) -> None:
     """Whoever waits hears of it before the books are closed on what he waited for."""
     order: list[str] = []
-    tracks, sharing, outbox = rig.process._device.tracks, rig.process._executor.sharing, rig.process._outbox
+    tracks, sharing, outbox = rig.process.device.tracks, rig.process.executor.sharing, rig.process.outbox
     poll, settle, answer = tracks.poll, sharing.settle, outbox.answer
 
     def polled() -> bool:
@@ -185,7 +185,7 @@ def test_who_is_answered_in_a_nap_need_not_wait_for_the_next_turn() -> None:
     link, theirs = socket.socketpair()
     link.settimeout(30)
     process = DeviceProcess(theirs, DeviceSpec(0, "cpu", 0, cpu_threads=1), Polled(DeviceSpec(0, "cpu", 0)))
-    loop, tracks = process.loop, process._device.tracks
+    loop, tracks = process.loop, process.device.tracks
     reader = FrameReader()
     frames: list[Frame] = []
 
@@ -216,5 +216,5 @@ def test_who_is_answered_in_a_nap_need_not_wait_for_the_next_turn() -> None:
         assert [frame.id for frame in frames] == [2]
         assert tracks.poll(), "it is progress all the same"
         process._server.close()
-        process._device.compiler.close()
+        process.device.compiler.close()
         loop.close()

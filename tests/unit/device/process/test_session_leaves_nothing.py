@@ -52,7 +52,7 @@ class Leaving(Rig[PeerServer]):
         descriptors.send(self.files, {"kind": "snapshot", "channel": CHANNEL}, [self.file])
         self.send(Kind.OPEN, b'{"session": "leaves", "tenant": "some"}', channel=CHANNEL)
         self.ask(sync=c.Sync())
-        session = self.process._executor.session(CHANNEL)
+        session = self.process.executor.session(CHANNEL)
         assert session is not None
         self.session = weakref.ref(session)
 
@@ -393,5 +393,5 @@ def test_what_its_commands_keep_waiting_is_answered(rig: Leaving) -> None:
     rig.until(Kind.EXPORTED, 1)
     rig.until(Kind.IMPORTED, 3)
     rig.until(Kind.CLOSED)
-    rig._frames.clear()
-    assert rig.left() == [] and not rig.process._executor.publishing._files
+    rig.forget()
+    assert rig.left() == [] and not rig.process.executor.publishing.files

@@ -312,7 +312,7 @@ def test_another_tenants_kernels_and_sessions_are_not_named() -> None:
     assert "secret" not in str(refusal) + str(refusal.details) and "session c" not in str(refusal)
 
 
-def test_who_waits_for_its_own_kernels_waits_as_long_as_they_take() -> None:
+def test_a_wait_for_own_kernels_has_no_limit() -> None:
     rest = Rest()
     rest.launch(rest.two[0], "mine", "b")
     rest.launch(rest.two[0], "mine", "b")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason
 from hearth_proto.v1 import commands_pb2 as c
 from hearthd.device.collectives import abort
@@ -54,7 +55,7 @@ def test_a_device_that_is_never_idle_loads_all_the_same(rig: Rig[Strict]) -> Non
         rig.batch(*(launch(1, 1) for _ in range(200)))
         sent += 200
         assert value(2) == 0
-        done = [frame for frame in rig._frames if frame.id == loaded]
+        done = rig.came(Kind.RESULT, loaded)
         assert sent < 200_000
     assert not rig.answer(loaded).HasField("error")
     assert value(1) == sent
@@ -95,7 +96,7 @@ def peers() -> Iterator[PeerRig]:
     made.close()
 
 
-def test_a_communicator_that_nobody_uses_is_given_up_at_rest(peers: PeerRig) -> None:
+def test_an_unused_communicator_is_given_up_at_rest(peers: PeerRig) -> None:
     server: Any = peers.server
     load(peers, 1)  # type: ignore[arg-type]
     assert not peers.answer(ready(peers, 1)).HasField("error")  # type: ignore[arg-type]

@@ -98,7 +98,7 @@ def test_the_more_urgent_goes_first_and_leaves_a_little(crowd: Crowd) -> None:
 
 
 @pytest.mark.parametrize("launches", [64, 8000])
-def test_a_flood_holds_nobody_up(crowd: Crowd, launches: int) -> None:
+def test_a_flood_delays_no_other_session(crowd: Crowd, launches: int) -> None:
     """Also where each of its batches is nearly a megabyte."""
     light = crowd.join(tenant="light", nanoseconds=0)
     flood = crowd.join(tenant="flood", nanoseconds=1_000_000, launches=launches, window=32)
@@ -133,7 +133,7 @@ def test_what_waits_for_a_turn_is_not_acknowledged_and_then_runs_in_order(crowd:
         assert member.acked == member.seq
 
 
-def test_a_kernel_without_end_keeps_nobody_waiting_for_long(crowd: Crowd) -> None:
+def test_an_endless_kernel_delays_others_only_briefly(crowd: Crowd) -> None:
     """What others run before it ends, of kernels of a millisecond: a thousand each are due while it runs."""
     stuck = crowd.join(tenant="stuck", nanoseconds=1_000_000_000, launches=2, window=1)
     other, third = (crowd.join(tenant=tenant, nanoseconds=1_000_000, launches=4, window=8) for tenant in "ab")
@@ -375,7 +375,7 @@ def query(event: int, request: int) -> c.Command:
     return Command(request=request, query_event=c.QueryEvent(event=event, wait=True))
 
 
-def test_who_waits_for_an_event_does_not_wait_for_later_work(crowd: Crowd) -> None:
+def test_a_wait_for_an_event_ignores_later_work(crowd: Crowd) -> None:
     member = crowd.join(tenant="a")
     crowd.send(Kind.TURN, flags=MAY | AWAITED)
     crowd.post(member, Command(launches=crowd.records(member, 2)), record(1), record(2))

@@ -126,7 +126,7 @@ def test_copies_and_fills_wait_there_too(rig: Standing, patience: Callable[[floa
     assert rig.sum() == 7 * 3 + 1
 
 
-def test_a_stream_that_does_not_get_on_holds_up_nobody_else(rig: Standing, patience: Callable[[float], None]) -> None:
+def test_a_stalled_stream_delays_no_other(rig: Standing, patience: Callable[[float], None]) -> None:
     patience(0.05)
     rig.batch(
         Command(create_stream=c.CreateStream(stream=5)),

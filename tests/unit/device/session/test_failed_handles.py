@@ -31,7 +31,7 @@ def refuse_streams(rig: Rig[CpuServer]) -> None:
     def acquire(priority: int = 0, *, bounded: bool = False) -> object:
         raise Refusal(Reason.QUEUE_FULL, FULL, fix="wait", details={"streams": 2}, retry_after_s=1.0)
 
-    rig.process._device.tracks.acquire = acquire  # type: ignore[assignment]
+    rig.process.device.tracks.acquire = acquire  # type: ignore[assignment]
 
 
 def refused(result: c.Result) -> Refusal:
@@ -88,11 +88,11 @@ def test_its_destroy_is_fine_once(rig: Rig[CpuServer]) -> None:
 
 
 def test_the_handle_may_still_be_made(rig: Rig[CpuServer]) -> None:
-    acquire = rig.process._device.tracks.acquire
+    acquire = rig.process.device.tracks.acquire
     refuse_streams(rig)
     rig.batch(c.Command(create_stream=c.CreateStream(stream=5)))
     assert refused(rig.call(stream=5, sync=c.Sync())).reason is Reason.QUEUE_FULL
-    rig.process._device.tracks.acquire = acquire  # type: ignore[method-assign]
+    rig.process.device.tracks.acquire = acquire  # type: ignore[method-assign]
     assert fine(rig.call(create_stream=c.CreateStream(stream=5)))
     assert fine(rig.call(stream=5, sync=c.Sync()))
     assert refused(rig.call(create_stream=c.CreateStream(stream=5))).reason is Reason.HANDLE_IN_USE

@@ -62,7 +62,7 @@ def test_a_slower_one_changes_little_and_a_faster_one_all() -> None:
         last = forecast.begin(0, 64 << 20, 0.0)
         assert last is not None
         likely = (2 * last.begins + last.ends) / 3
-        forecast._under_way.clear()
+        forecast.under_way.clear()
         return likely
 
     assert math.isclose(ends(1e-3), 1e-3)

@@ -245,7 +245,7 @@ def test_copies_that_are_under_way_when_the_session_ends(start: Start) -> None:
         rig.send(Kind.CLOSE, channel=1)
         assert rig.in_use() == 2, "the device is not done with them"
     rig.until(Kind.CLOSED)
-    sent = [frame for frame in rig._frames if frame.kind == Kind.CHUNK]
+    sent = rig.came(Kind.CHUNK)
     rig.give_back(*(SLOT.unpack_from(frame.payload)[0] for frame in sent if frame.flags & SLOTTED))
     rig.until_in_use(0)
     rig.send(Kind.OPEN, b"{}", channel=1)

@@ -14,7 +14,18 @@ from hearth_proto.v1 import commands_pb2 as c
 from hearthd.device.cpu.server import CpuServer
 from hearthd.device.flows.segment import WORD
 from tests.support.device import segment_client
-from tests.support.device.copy_commands import SIZE, Asked, Sharing, Told, begin, read, shut, unanswered, write
+from tests.support.device.copy_commands import (
+    SIZE,
+    Asked,
+    Sharing,
+    Told,
+    begin,
+    prepared,
+    read,
+    shut,
+    unanswered,
+    write,
+)
 from tests.support.device.lane_rig import Client, add, sync
 from tests.support.device.rig import Command
 
@@ -23,10 +34,7 @@ Ends = tuple[Client, segment_client.Client, mmap.mmap]
 
 @pytest.fixture(params=[Told, Asked])
 def rig(request: pytest.FixtureRequest) -> Iterator[Sharing]:
-    made = Sharing(request.param)
-    made.prepare()
-    yield made
-    made.stop()
+    yield from prepared(request.param)
 
 
 def told(rig: Sharing, ends: Ends, **more: object) -> mmap.mmap:
@@ -80,7 +88,7 @@ def test_who_waits_behind_a_copy_is_told_and_who_waits_for_a_launch_is_not(rig: 
     gate = shut(rig)
     client.batch(write(request=2, buffer=2))
     given(rig, 1)
-    telemetry = rig.process._executor.inline_path._device.telemetry
+    telemetry = rig.process.device.telemetry
     before = telemetry.sync_points
     client.batch(Command(request=300, sync=c.Sync(all_streams=True)))
     until(lambda: telemetry.sync_points > before, "somebody who waits")  # else the copy may be done by then

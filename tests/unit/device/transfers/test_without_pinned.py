@@ -91,7 +91,7 @@ def test_they_hold_their_place_in_the_stream(start: Start) -> None:
     assert ok(rig.call(read=c.Read(buffer=2, size=24))).read.data == b"\0" * 8 + b"\1" * 8 + b"\2" * 8
 
 
-def test_nobody_else_waits_for_a_stream_that_is_busy(start: Start) -> None:
+def test_a_busy_stream_delays_no_other(start: Start) -> None:
     rig = start(0)
     ok(rig.call(allocate=c.Allocate(buffer=1, size=8)))
     ok(rig.call(create_stream=c.CreateStream(stream=1)))

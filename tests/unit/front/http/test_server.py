@@ -135,7 +135,7 @@ def test_formats_of_the_page(tmp_path: Path, accept: str, kind: str) -> None:
     run(scenario())
 
 
-def test_a_large_page_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_page_delays_no_other_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is written in a thread: the loop serves others meanwhile."""
 
     async def scenario() -> None:

@@ -288,7 +288,7 @@ def test_what_goes_by_is_kept_and_not_passed_on(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_an_attachment_goes_on_after_its_lane(tmp_path: Path) -> None:
+def test_an_attachment_continues_after_its_lane(tmp_path: Path) -> None:
     """In a stream, and in another lane."""
 
     async def scenario() -> None:
@@ -573,7 +573,7 @@ def test_a_batch_beside_the_lane_ends_the_stream(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_a_client_that_did_not_wait_for_its_lane_goes_on(tmp_path: Path) -> None:
+def test_client_continues_without_waiting_for_its_lane(tmp_path: Path) -> None:
     async def scenario() -> None:
         process = launcher()
         process.adopts = False

@@ -143,7 +143,7 @@ def test_chunks_that_come_both_ways_keep_their_order() -> None:
     run(scenario())
 
 
-def test_what_nobody_wants_any_more_leaves_its_slot() -> None:
+def test_an_unwanted_chunk_leaves_its_slot() -> None:
     """A channel that the front does not know, and a transfer that it has given up."""
 
     async def scenario() -> None:

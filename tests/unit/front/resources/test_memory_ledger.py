@@ -254,7 +254,7 @@ def test_slabs_are_a_quarter_of_a_gigabyte_on_a_large_device() -> None:
     assert MemoryLedger(64 << 20).slab == 1 << 20
 
 
-def test_a_process_that_serves_nobody_has_nothing_but_its_context() -> None:
+def test_an_idle_process_holds_only_its_context() -> None:
     world = World()
     first = world.start()
     spare = world.start(uses=False)

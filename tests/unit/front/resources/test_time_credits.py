@@ -123,7 +123,7 @@ def test_who_has_little_to_do_notices_nothing_of_turns() -> None:
         simulation.run(0.001)
 
 
-def test_who_goes_on_for_long_has_to_have_the_turn() -> None:
+def test_long_work_needs_the_turn() -> None:
     simulation = Simulation()
     simulation.join("flood", ProcessShare("a"), drain=0.0)
     simulation.join("other", ProcessShare("b"))

@@ -19,7 +19,7 @@ from tests.support.front.fixture import front, refused, run, until
 from tests.support.front.resumed_streams import attach, gone, kept, over, received, resume, take, window
 
 
-def test_an_attachment_goes_on_in_another_stream(tmp_path: Path) -> None:
+def test_an_attachment_continues_in_another_stream(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path) as f:
             await f.open()

@@ -150,7 +150,9 @@ STILL_S = 2.5
 
 
 @pytest.mark.parametrize("size", [6 * MIB, 40 * MIB], ids=["all sent", "half sent"])
-def test_a_call_whose_messages_wait_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+def test_a_call_with_waiting_messages_is_not_timed_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
     """An upload behind a kernel that runs for long: its client does not take the daemon for gone, though what it asks
     is not read."""
     monkeypatch.setattr(calls, "ASK_S", 0.15)

@@ -45,7 +45,7 @@ async def half_way(f: Front) -> None:
 
 
 @pytest.mark.parametrize("offset", [4000, 3500, 0])
-def test_an_upload_goes_on(tmp_path: Path, offset: int) -> None:
+def test_an_upload_continues(tmp_path: Path, offset: int) -> None:
     async def scenario() -> None:
         async with front(tmp_path) as f:
             await f.open()
@@ -224,7 +224,7 @@ async def prepared(f: Front, size: int) -> tuple[bytes, Any]:
 
 
 @pytest.mark.parametrize("offset", [0, 999, 1000, 2500, 3000])
-def test_a_download_goes_on(tmp_path: Path, offset: int) -> None:
+def test_a_download_continues(tmp_path: Path, offset: int) -> None:
     async def scenario() -> None:
         async with front(tmp_path) as f:
             data, stream = await prepared(f, 20_500)

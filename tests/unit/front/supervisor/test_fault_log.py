@@ -87,7 +87,7 @@ def test_faults_are_those_of_ones_own_processes_and_of_shared_ones() -> None:
 
 @pytest.mark.parametrize(("involved", "told"), [({"bob"}, True), ({"alice"}, False), ({"alice", "bob"}, False),
                                                 ({"bob", ""}, False), (set(), False)])  # fmt: skip
-def test_of_a_shared_process_nobody_reads_the_kernels_of_others(involved: set[str], told: bool) -> None:
+def test_kernels_of_others_in_a_shared_process_are_not_readable(involved: set[str], told: bool) -> None:
     faults = RecentFaults(0)
     faults.add(lost(), 3, EVERYBODY, involved)
     [seen] = seen_by(BOB, [faults])

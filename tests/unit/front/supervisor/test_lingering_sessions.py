@@ -131,7 +131,7 @@ def test_a_process_of_closed_sessions_is_ended_and_that_is_nobodys_fault(dedicat
     run(scenario())
 
 
-def test_a_close_that_nobody_waits_for_comes_to_its_end() -> None:
+def test_an_unawaited_close_completes() -> None:
     """As where the deadline of CloseSession passes."""
 
     async def scenario() -> None:

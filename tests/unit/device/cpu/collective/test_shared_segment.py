@@ -114,7 +114,7 @@ def test_a_segment_of_another_build_is_refused() -> None:
     SharedExchange.release(descriptor)
 
 
-def test_nobody_can_cut_a_segment_short() -> None:
+def test_a_segment_cannot_be_truncated() -> None:
     descriptor = SharedExchange.create(2)
     with pytest.raises(PermissionError):
         os.ftruncate(int(descriptor.split(b":")[2]), 4096)
