@@ -54,12 +54,17 @@ def runtime() -> FakeRuntime:
 
 
 @pytest.fixture
-def operations(runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """`StreamOperations` over the fake, whether or not CuPy is installed; other tests get the module anew."""
+def cuda(runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The modules `streams` and `kernel_output` over the fake, with or without CuPy; other tests import them anew."""
     api = ModuleType("cupy_backends.cuda.api")
     api.runtime = runtime  # type: ignore[attr-defined]
     api.driver = SimpleNamespace(CUDADriverError=RuntimeError)  # type: ignore[attr-defined]
+    bindings = ModuleType("cuda.bindings")
+    attributes = SimpleNamespace(CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS=122)
+    bindings.driver = SimpleNamespace(CUdevice_attribute=attributes)  # type: ignore[attr-defined]
     modules: dict[str, Any] = {
+        "cuda": ModuleType("cuda"),
+        "cuda.bindings": bindings,
         "cupy_backends": ModuleType("cupy_backends"),
         "cupy_backends.cuda": ModuleType("cupy_backends.cuda"),
         "cupy_backends.cuda.api": api,
@@ -69,26 +74,32 @@ def operations(runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch) -> Any:
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
     package = importlib.import_module("hearthd.device.cuda")
-    for name in ("errors", "streams"):
+    names = ("errors", "streams", "kernel_output")
+    for name in names:
         monkeypatch.setattr(package, name, None, raising=False)
         monkeypatch.setitem(sys.modules, f"hearthd.device.cuda.{name}", None)
         del sys.modules[f"hearthd.device.cuda.{name}"]
-    return importlib.import_module("hearthd.device.cuda.streams").StreamOperations()
+    return SimpleNamespace(**{name: importlib.import_module(f"hearthd.device.cuda.{name}") for name in names})
+
+
+@pytest.fixture
+def streams(cuda: SimpleNamespace) -> Any:
+    return cuda.streams.CudaStreams()
 
 
 @pytest.mark.parametrize("priority", [0, -1, -5])
-def test_streams_are_non_blocking_and_have_their_priority(operations: Any, runtime: FakeRuntime, priority: int) -> None:
-    stream = operations.create_stream(priority)
+def test_streams_are_non_blocking_and_have_their_priority(streams: Any, runtime: FakeRuntime, priority: int) -> None:
+    stream = streams.create(priority)
     assert runtime.created == [(NON_BLOCKING, priority)] and stream.pointer == 1
 
 
-def test_the_stream_that_collects_output_is_non_blocking(operations: Any, runtime: FakeRuntime) -> None:
-    operations.flush_output()
+def test_the_stream_that_collects_output_is_non_blocking(cuda: SimpleNamespace, runtime: FakeRuntime) -> None:
+    cuda.kernel_output.KernelOutput().flush()
     assert runtime.created == [(NON_BLOCKING, 0)]
 
 
-def test_a_stream_is_destroyed_once(operations: Any, runtime: FakeRuntime) -> None:
-    stream = operations.create_stream()
+def test_a_stream_is_destroyed_once(streams: Any, runtime: FakeRuntime) -> None:
+    stream = streams.create()
     for _ in range(2):
-        operations.destroy_stream(stream)
+        streams.destroy(stream)
     assert runtime.destroyed == [1] and not hasattr(stream, "pointer")
