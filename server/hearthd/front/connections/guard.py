@@ -41,9 +41,6 @@ HASTE = 0.004
 first look at a new connection."""
 _SHARE = 20
 """The divisor of the event loop's time that gives the share of looks."""
-_CALM = 2.0
-"""Seconds after the last connection that was closed here, or after many strangers went, until memory is given back."""
-_MANY = 64
 _AGAIN = 0.002
 """Seconds between two looks for the connection of a call from an unknown peer."""
 _EARLY = 4096
@@ -91,12 +88,6 @@ class ConnectionGuard:
         self._cut: OrderedDict[str, None] = OrderedDict()
         """Strangers' connections that were closed here and are gone, by name; the latest."""
         self._looked = 0.0
-        self.on_calm: Callable[[], None] = lambda: None
-        """Called some seconds after connections were closed here: their memory can be given back to the system."""
-        self._calm = 0.0
-        """The time at which that is due; 0: it is not."""
-        self._left = 0
-        """Strangers that have gone since then."""
         self._timer: asyncio.TimerHandle | None = None
         self._soon = False
         self._resting = 0.0
@@ -266,9 +257,6 @@ class ConnectionGuard:
         penalized = self.penalties.worst(now, MOST_PEERS)
         holding.hold(penalized)
         holding.let_in(self._connections.values(), now)
-        if self._calm and now > self._calm:
-            self._calm, self._left = 0.0, 0
-            self.on_calm()
         strangers = [each for each in self._connections.values() if not each.proven]
         if strangers and now - max(each.since for each in strangers) < 1.0:
             return HASTE
@@ -305,7 +293,6 @@ class ConnectionGuard:
         if not end(each.number, each.inode):
             return
         each.closed = True
-        self._calm = now + _CALM
         if reason == "flood":
             self.penalties.add(each.peer, now)
             each.bytes = 0  # they are paid for
@@ -316,9 +303,6 @@ class ConnectionGuard:
         if each is None:
             return
         self._observer.connection_closed(self._listener(each))
-        self._left += not each.proven
-        if self._left >= _MANY:
-            self._calm = self._looked + _CALM
         if each.name and not each.proven:
             self.penalties.add(each.peer, self._looked, each.bytes / self.bounds.bytes)
             self._cut[each.name] = None

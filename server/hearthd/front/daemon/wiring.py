@@ -40,7 +40,6 @@ from hearthd.front.supervisor.launcher import ForkServerLauncher, Launcher
 from hearthd.front.supervisor.supervisor import IsolationPolicy, Supervisor
 from hearthd.shared.device_spec import Backend
 from hearthd.shared.host_memory import share_of_host
-from hearthd.shared.malloc import give_back
 
 
 class DaemonParts:
@@ -108,7 +107,6 @@ class DaemonParts:
         account = UnauthenticatedBytes(config.admission.max_unauthenticated_bytes, self.metrics.registry)
         self.gate = AdmissionGate(self.access.auth, AdmissionLimits.of(config), account)
         self.access.connections = self.connections
-        self.connections.guard.on_calm = give_back
         self.gate.on_shown = self.sessions.on_shown = self.connections.shown
         self.gate.on_probe, account.on_refused = self.connections.probed, self.connections.refused
         self.gate.overloaded = self.overload.admit
