@@ -44,8 +44,9 @@ _GRPC_OPTIONS = (
     ("grpc.http2.max_ping_strikes", 0),
     # Not 4 MiB, the default: a connection's turn in gRPC's threads would last long, and a few that flood starve others.
     ("grpc.experimental.tcp_max_read_chunk_size", 128 << 10),
-    # Of one connection, 15 KiB each before the front sees the call; above `unary.MAX_CALLS`, which is refused by name.
-    ("grpc.max_concurrent_streams", 320),
+    # Of one connection, 15 KiB each before the front sees the call. Well above `unary.MAX_CALLS`, which is refused by
+    # name: gRPC resets a stream above this number, which the caller sees as UNAVAILABLE.
+    ("grpc.max_concurrent_streams", 512),
 )
 
 
