@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 
 class _Scope(NamedTuple):
-    """What one `with` made current, by device; `outer` comes back at its end. Never changed, so that a stream can be
-    entered in several threads at once."""
+    """Streams that a ``with`` block made current, by device; `outer` is restored at its end. Immutable, so that a
+    stream can be entered in several threads at once."""
 
     streams: dict[int, BaseStream]
     outer: _Scope | None
@@ -63,7 +63,7 @@ def resolve(stream: BaseStream | None, connection: Connection, attachment: Attac
 
 
 def resolve_for_memory(stream: BaseStream | None, connection: Connection, attachment: Attachment) -> int:
-    """As `resolve`, for an allocation. Raises `LaunchError` where the stream's work is being recorded."""
+    """The handle of a stream for an allocation; see `resolve`. Raises `LaunchError` if its work is being recorded."""
     handle = resolve(stream, connection, attachment)
     target = stream if stream is not None else current(connection)
     if target is not None and target._recorder is not None:

@@ -98,7 +98,7 @@ def _again(kind: type[HearthPlugin], target: str | None, options: dict[str, Any]
 
 
 def _lives(node: Node) -> bool:
-    """Whether its session is still there; a connection that is broken just now may come back."""
+    """True if the session still exists; a broken connection does not count against it, since it may come back."""
     session = node._session
     request = node_pb2.RenewSessionRequest(session_token=session.token)
     try:
@@ -106,5 +106,5 @@ def _lives(node: Node) -> bool:
     except (SessionExpiredError, ClosedError):
         return False
     except HearthError:
-        pass  # the task is told
+        pass  # the task itself gets this error
     return True

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 
 class Device(BaseDevice[DeviceArray, Stream]):
-    """One device, where arrays, modules and streams are made. Got from `Node.device` or `Node.devices`; keeps its node
-    open.
+    """A device of a node: makes arrays, modules and streams. Returned by `Node.device` and `Node.devices`; keeps its
+    node open.
 
     Sizes of new arrays are checked here, memory by the daemon: `OutOfMemoryError` comes with the next sync, read or
     flush. Calls are asynchronous unless they say that they block. Safe from any thread.
@@ -374,7 +374,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
         return self._publications.attach(self, name, tenant, shape, dtype)
 
     def published(self) -> list[PublishedArray]:
-        """Lists the arrays that this session may attach, those of its own tenant first. Blocks for the answer."""
+        """Lists the arrays that this session may attach, its tenant's own first. Blocks for the answer."""
         return self._publications.listed()
 
     # ---- inside ----

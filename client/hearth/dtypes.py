@@ -1,7 +1,7 @@
 """Types of elements that are known without NumPy: those that Python's own buffers and `struct` have a code for.
 
 A `DeviceArray` of one, made in a process that has not imported NumPy, holds an `Element` in the place of a dtype until
-somebody asks for that.
+the dtype is read.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
     import numpy as np
 
     Dtype: TypeAlias = "np.dtype[Any] | Element"
-    """What an array may hold for its type."""
+    """The type of an array's elements, as arrays hold it."""
 
 
 class Element:
-    """One of them, the only object of its type: to be compared by ``is``."""
+    """A type of elements that is known without NumPy. A singleton for each type: to be compared by ``is``."""
 
     __slots__ = ("code", "itemsize", "kind", "name", "str")
 
     def __init__(self, name: str, code: str, kind: str) -> None:
         self.name = name
         self.code = code
-        """Of `struct` and `memoryview`."""
+        """Format character of `struct` and `memoryview`."""
         self.kind = kind
         """NumPy's letter: b, i, u or f."""
         self.itemsize = struct.calcsize(code)
         self.str = f"{'<' if self.itemsize > 1 else '|'}{kind}{self.itemsize}"
-        """As `numpy.dtype.str` has it."""
+        """Typestring in the format of `numpy.dtype.str`."""
 
     def __str__(self) -> str:
         return self.name
@@ -44,7 +44,7 @@ class Element:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The same to NumPy, which is imported for it, and finds it by this name."""
+        """The NumPy dtype of this name. Imports NumPy; `np.dtype` takes an `Element` through this attribute."""
         import numpy as np
 
         return np.dtype(self.name)
@@ -73,7 +73,7 @@ _KINDS = {"?": "b", **dict.fromkeys("bhilq", "i"), **dict.fromkeys("BHILQ", "u")
 
 
 def named(value: object) -> Element | None:
-    """What `np.dtype(value)` is, where that is one of these by its name or Python's own number; None for all else."""
+    """The element that `np.dtype(value)` is, if `value` is an element, its name or a Python number type; else None."""
     if isinstance(value, Element):
         return value
     return _BY_NAME.get(value) if isinstance(value, str | type) else None

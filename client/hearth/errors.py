@@ -1,4 +1,4 @@
-"""What can go wrong, as exception classes by reason.
+"""Exceptions that Hearth raises: a class for each kind of reason.
 
 Every error says what was wrong, with requested and allowed values, and how to fix it (`fix`). A command that was sent
 one way fails later: its error is raised by the next `synchronize`, `get`, `flush` or end of a profile of its stream,
@@ -22,12 +22,12 @@ class HearthError(Exception):
     """A command or call was refused or failed; the base of every error that Hearth raises."""
 
     broken = False
-    """Whether the connection broke, so that the daemon had no say in it."""
+    """True if the connection broke, so that the error is not an answer of the daemon."""
 
     @property
     def retryable(self) -> bool:
-        """Whether nothing of what was asked has run, and asking again after `retry_after` seconds may help: no room, no
-        quota or no daemon at that time. `hearth_proto.retries` has the table of reasons. See `hearth.retrying`.
+        """True if nothing of the request has run and a retry after `retry_after` seconds may succeed: no room, no quota
+        or no daemon at that time. `hearth_proto.retries` has the table of reasons. See `hearth.retrying`.
         """
         return retryable(self.reason, self.retry_after) and not self.failures and not self.broken
 
@@ -72,7 +72,7 @@ class CompileError(HearthError):
 
     @property
     def log(self) -> str:
-        """What the compiler said."""
+        """The messages of the compiler; empty if it gave none."""
         return self.details.get("log", "")
 
 
@@ -106,7 +106,7 @@ class QuotaExceededError(HearthError):
 
 class CommunicatorError(HearthError):
     """A collective operation did not match (``COLLECTIVE_MISMATCH``), was late (``COLLECTIVE_TIMEOUT``), or its
-    communicator failed (``COMMUNICATOR_FAILED``), with a rank that was lost, for one. The group goes on with its next
+    communicator failed (``COMMUNICATOR_FAILED``), with a rank that was lost, for one. The group works for its next
     operation; where a rank or a daemon is gone for good, see `Group.rebuild`."""
 
     @property
@@ -116,7 +116,7 @@ class CommunicatorError(HearthError):
 
     @property
     def missing(self) -> list[int]:
-        """Who did not come, or did not finish: devices of a group of one session, ranks of one over daemons."""
+        """Participants that did not come, or did not finish: devices in a group of one session, else ranks."""
         return [int(each) for each in self.details.get("missing", "").split(",") if each.strip().isdecimal()]
 
     def __str__(self) -> str:
@@ -139,7 +139,7 @@ class UnsupportedError(HearthError):
 
 
 class UnsupportedTypeError(UnsupportedError, TypeError):
-    """What NumPy does with its arrays and an array on a device does not: arithmetic, comparisons, pickling."""
+    """An operation of NumPy arrays that device arrays do not have: arithmetic, comparisons, pickling."""
 
 
 class UnavailableError(HearthError):
@@ -163,7 +163,7 @@ class TransferError(HearthError):
 
 
 class TimeoutError(HearthError, builtins.TimeoutError):
-    """A deadline that the caller set has passed; the work goes on."""
+    """A deadline that the caller set has passed; the work continues."""
 
 
 class ClosedError(HearthError):
@@ -226,7 +226,7 @@ _BY_REASON: Mapping[str, type[HearthError]] = {
 
 
 def error_class(reason: str) -> type[HearthError]:
-    """The class for a reason; `HearthError` itself for one that has none of its own."""
+    """The class for a reason; `HearthError` itself for a reason without a separate class."""
     return _BY_REASON.get(reason, HearthError)
 
 

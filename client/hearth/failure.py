@@ -1,4 +1,4 @@
-"""One of the failures that an error lists.
+"""The failures that an error lists.
 
 Apart from `errors.py`, which every client imports: a dataclass takes longer to make than all of those classes.
 """
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Failure:
-    """One command that failed after it was sent."""
+    """A command that failed after it was sent."""
 
     command: str
-    """What it was, e.g. ``launch saxpy``."""
+    """Kind and subject of the command, e.g. ``launch saxpy``."""
     stream: int
     """The number of the logical stream it was submitted to."""
     reason: str
     message: str
     merged: int = 0
-    """How many older failures this entry stands for, beyond itself."""
+    """Number of older failures that this entry stands for, beyond itself."""

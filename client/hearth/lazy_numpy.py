@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def here() -> builtins.bool:
-    """Whether this process has imported it, or is about to."""
+    """True if this process has imported NumPy, or is importing it."""
     return sys.modules.get("numpy") is not None
 
 

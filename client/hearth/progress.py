@@ -29,7 +29,7 @@ _PATIENCE_S = 0.5
 
 
 class _Asked:
-    """What `show_progress` was told last."""
+    """The setting of `show_progress`, for all threads."""
 
     always = False
 
@@ -56,7 +56,7 @@ class show_progress:
 
 
 def reporter(progress: bool | Progress | None, label: str) -> Progress | None:
-    """What to call as bytes move; None: nothing. A line is drawn where a person watches, and nowhere else."""
+    """The function to call as bytes move; None: none. Draws a line only on a terminal or in a notebook."""
     if callable(progress):
         return progress
     if progress is None and _Asked.always:
@@ -66,7 +66,7 @@ def reporter(progress: bool | Progress | None, label: str) -> Progress | None:
 
 @contextlib.contextmanager
 def waiting(label: str) -> Iterator[None]:
-    """Shows, where `show_progress` asked for it, that a wait goes on, once it has taken half a second."""
+    """Shows, where `show_progress` asked for it, that a wait lasts, once it has taken half a second."""
     line = _line() if _Asked.always else None
     if line is None:
         yield
@@ -91,7 +91,7 @@ def waiting(label: str) -> Iterator[None]:
 
 
 class _Line(Protocol):
-    """One line that changes."""
+    """A line of text that is redrawn in place."""
 
     def draw(self, text: str) -> None: ...
 
@@ -100,7 +100,7 @@ class _Line(Protocol):
 
 
 class _Terminal:
-    """A line on a terminal. Where it cannot be written any more, nobody is told: the work goes on."""
+    """A line on a terminal. Ignores errors of writing: the work continues."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -142,7 +142,7 @@ class _Notebook:
 
 
 def _line() -> _Line | None:
-    """Where a person watches; None: nobody does."""
+    """The line to draw on: a notebook's output or a terminal; None if stderr is neither."""
     stderr = sys.stderr
     if stderr is None:
         return None
@@ -191,7 +191,7 @@ class _Bar:
                 self._said = ""
 
     def __del__(self) -> None:
-        if getattr(self, "_said", ""):  # broken off: what is printed next has a line of its own
+        if getattr(self, "_said", ""):  # broken off: the next output starts on a new line
             self._line.end(f"{self._said}(broken off)")
 
     def _text(self, done: int, total: int, seconds: float) -> str:

@@ -36,12 +36,12 @@ def shape_of(value: Shape) -> tuple[int, ...]:
 
 
 def type_of(value: Any) -> Dtype:
-    """As `dtype_of`, of what is known without NumPy as long as that is not here."""
+    """The type that `value` names: an `Element` if NumPy is not imported and one fits, else as by `dtype_of`."""
     return (None if np.here() else dtypes.named(value)) or dtype_of(value)
 
 
 def type_of_value(value: Any) -> Dtype:
-    """What `value` is an element of, if nothing else is said."""
+    """The type of an array made of `value` alone: NumPy's default for it."""
     found = None if np.here() else dtypes.named(type(value))
     if found is None or dtypes.pattern(value, found) is None:  # a longer number is of another type
         return np.asarray(value).dtype

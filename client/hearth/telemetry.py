@@ -84,7 +84,7 @@ def traced(
     """A function, or a coroutine function, in a span of `name`.
 
     `describe`: gets the function's arguments and says what stands in the span, or None for a call without one; without
-    it, what `place` says. `outcome`: the same of what is returned. Neither is called where nobody makes spans.
+    it, what `place` says. `outcome`: the same of what is returned. Neither is called if no spans are made.
     """
     describing = describe or place
 
@@ -134,7 +134,7 @@ def _awaiting(
 
 
 def context() -> tuple[tuple[str, str], ...]:
-    """What a call carries of the current span, as metadata: ``traceparent`` and ``tracestate``."""
+    """Metadata that carries the current span with a call: ``traceparent`` and ``tracestate``; empty without a span."""
     if _API not in _modules:
         return ()
     try:
@@ -152,7 +152,7 @@ def context() -> tuple[tuple[str, str], ...]:
 
 
 def made() -> bool:
-    """Whether there are any."""
+    """True if spans are made: the application has set up a tracer provider of OpenTelemetry."""
     return _API in _modules and _find_tracer() is not None
 
 
@@ -169,7 +169,7 @@ def place(owner: Any, /, *_: object, **__: object) -> Attributes:
 
 
 def of(connection: _Connection) -> dict[str, Any]:
-    """The same of a connection."""
+    """Daemon, session and device of a connection."""
     return {**_of_transport(connection.transport), "hearth.device": connection.ordinal}
 
 
@@ -207,7 +207,7 @@ def of_group(group: Any, ranks: Any, /, *_: object, **__: object) -> Attributes:
 
 
 def of_target(target: object = None, /, *_: object, **__: object) -> Attributes:
-    """Where somebody connects to, as they say it."""
+    """The target of a connect, as the caller gave it."""
     return {} if target is None else {"hearth.target": str(target)}
 
 
@@ -231,7 +231,7 @@ def _of_transport(transport: Any) -> dict[str, Any]:
 
 
 def _said(describe: Callable[..., Attributes | None], args: Any, keywords: Any) -> Attributes | None:
-    """What `describe` says; where it cannot, because the arguments are wrong, who is called will say so."""
+    """The attributes that `describe` returns; none if it fails, since the called function reports wrong arguments."""
     try:
         return describe(*args, **keywords)
     except Exception:

@@ -1,4 +1,4 @@
-"""What the daemon says of nodes, devices, sessions and memory, as plain data."""
+"""Descriptions of nodes, devices, sessions and memory by the daemon, as plain data."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class DeviceProperties:
     runtime_version: str
     features: frozenset[str]
     memory_alignment: int
-    """Of every buffer."""
+    """Alignment of every buffer, in bytes."""
     confinement: str = ""
-    """How the kernel confines the device's processes, e.g. ``"landlock 7, seccomp"``; empty: not at all."""
+    """Confinement of the device's processes by the kernel, e.g. ``"landlock 7, seccomp"``; empty: not at all."""
 
     @classmethod
     def of(cls, message: node_pb2.DeviceProperties) -> DeviceProperties:
@@ -70,7 +70,7 @@ class DeviceProperties:
 
 @dataclass(frozen=True)
 class ProcessInfo:
-    """One process that serves a device, to one tenant or to one session alone."""
+    """A process that serves a device, to one tenant or to one session alone."""
 
     pid: int
     generation: int
@@ -112,7 +112,7 @@ class DeviceInfo:
     detail: str
     """Why it is not serving."""
     processes: tuple[ProcessInfo, ...] = ()
-    """Those that this client may see."""
+    """The device's processes that this client may see."""
 
     @classmethod
     def of(cls, message: node_pb2.Device) -> DeviceInfo:
@@ -198,7 +198,7 @@ class MemoryUsage:
     allocations: int
     """Live ones of this session."""
     bytes_in_use: int
-    """As requested, of this session."""
+    """Bytes that this session's allocations asked for."""
     bytes_padding: int
     """Rounding of those to the pool's granularity."""
     bytes_reserved: int
@@ -208,7 +208,7 @@ class MemoryUsage:
     bytes_pinned: int = 0
     """Page-locked host memory that the device process has for copies, for all sessions."""
     bytes_pinned_in_use: int = 0
-    """Of it, by this session's copies under way."""
+    """Part of `bytes_pinned` used by this session's copies under way."""
     bytes_persistent: int = 0
     """Freed, and kept for this session: see `Device.persistent_memory`."""
     bytes_peak: int = 0

@@ -15,13 +15,13 @@ block whose end waits is entered by ``async with`` (`graph`, `prepared`, `profil
 request is sent, and its answer read, by code that both clients share (`hearth.session.reply.PendingResult`); only the
 wait between is this package's.
 
-**Waiting takes no thread.** An answer completes a future of the loop, told by whoever receives: a thread that the
-session has anyway. So thousands may be awaited at once. Threads are used for what cannot do without: to connect, attach
-and close; for calls about the node (`describe`, `status`, `publish`, `attach`, groups over daemons); arrays above the
-inline limit (1 MiB; reads of 512 KiB on, once there have been some), and dispatches with such. On the daemon's host
-those go by shared memory: a thread tells the device where they are, and copies them, and none waits for it. Elsewhere a
-thread carries each to its end. They are daemon threads, at most eighteen for a node (`hearth.aio.event_loop`), made
-when they are needed and gone 2 s later.
+**Waiting takes no thread.** An answer completes a future of the loop, which the receiving thread sets: the session
+has that thread anyway. So thousands may be awaited at once. Threads are used only where they are needed: to connect,
+attach and close; for calls about the node (`describe`, `status`, `publish`, `attach`, groups over daemons); arrays
+above the inline limit (1 MiB; reads of 512 KiB on, once there have been some), and dispatches with such. On the
+daemon's host those go by shared memory: a thread tells the device where they are, and copies them, and none waits for
+it. Elsewhere a thread carries each to its end. They are daemon threads, at most eighteen for a node
+(`hearth.aio.event_loop`), made when they are needed and gone 2 s later.
 
 **Nothing holds the loop up.** Where a thread of the other client would wait in a plain call, here it does not: commands
 may be given before the device has been attached to; a large array is copied when the call returns, and travels in the
@@ -33,11 +33,11 @@ Who submits without ever waiting for a result awaits ``gpu.ready()`` now and the
 `drain`. After a `DeviceLostError` a plain call works at once, for the device is attached again behind it; but where
 durable arrays come back it raises `UnavailableError` until ``await gpu.ready()``.
 
-**Cancelling** an await, by `asyncio.timeout` for one, leaves the session as it was: the work goes on, its answer is
-dropped, and what failed before it is told by the next `synchronize`, `get`, `flush` or end of a profile. Nothing writes
-to an array passed as `out`, or reads a dispatch's inputs, once the await has ended: where one is being copied at that
-moment, it ends with the copy. `publish` and other calls about the node, once begun, may
-be carried out all the same.
+**Cancelling** an await, by `asyncio.timeout` for one, leaves the session as it was: the work continues, its answer is
+dropped, and what failed before it is raised by the next `synchronize`, `get`, `flush` or end of a profile. Nothing
+writes to an array passed as `out`, or reads a dispatch's inputs, once the await has ended: if one is being copied at
+that moment, it ends with the copy. `publish` and other calls about the node, once begun, may be carried out all the
+same.
 
 A node belongs to the event loop that it was connected in; to await it in another one is an error (`UnsupportedError`).
 Plain calls may come from any thread, and wait there as those of `hearth` do. What kernels print is written by the loop.

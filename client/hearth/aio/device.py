@@ -124,7 +124,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
         return await self._connection.home.call(attach, undo=lambda array: array.free())
 
     async def published(self) -> list[PublishedArray]:
-        """Lists the arrays that this session may attach, those of its own tenant first."""
+        """Lists the arrays that this session may attach, its tenant's own first."""
         await self._connection.opened()
         return await self._connection.home.call(self._publications.listed)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
-    """As `hearth.Group`: operations are plain calls, which go one way.
+    """A `hearth.Group` for asyncio: operations are plain calls, sent one way.
 
     ``Group(node.devices)`` of one session can be used at once. One over several sessions is formed where it is awaited
     or entered: ``group = await Group([a.device(0), b.device(0)])`` or ``async with Group(...) as group:``. Before two

@@ -18,7 +18,7 @@ from hearth.errors import HearthError
 T = TypeVar("T")
 
 IDLE_S = 2.0
-"""So long a thread waits for something to do before it ends."""
+"""Seconds that an idle thread waits for a task before it ends."""
 
 
 class Work(Future[T]):

@@ -160,7 +160,7 @@ class _Upload(_Carried):
                 _told(connection, attachment, error)
 
     def _read(self, source: Callable[[], memoryview]) -> memoryview:
-        """The bytes. Where they cannot be had, the daemon is told not to wait for them."""
+        """Returns the bytes. If `source` fails, cancels the transfer at the daemon, which would wait for them."""
         try:
             return source()
         except BaseException as error:  # MemoryError, for one
@@ -202,7 +202,7 @@ class _Download(_Carried):
         self._into = into
         self._ours = ours
         self._from: memoryview | None = None
-        """Where the bytes come to, before they are copied to the caller's memory; the device's, while it is shared."""
+        """Receive buffer, copied to the caller's memory afterwards; the device writes to it while it is shared."""
         self._dropped = self._landing = False
 
     def begin(self) -> bool:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 A = TypeVar("A", bound="ArrayLike")
 
 _FAILURES = (TypeError, ValueError, RuntimeError, BufferError)
-"""What libraries raise where an array cannot be had from an object."""
+"""Exceptions that libraries raise for an object that makes no array."""
 _TO_HOST = "pass it from host memory: a.get() of CuPy, a.cpu() of PyTorch, np.asarray(a) of JAX."
 
 
@@ -34,7 +34,7 @@ class OnGpu(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     stream: int | None
-    """Of its maker, which has to have come so far; None: all of them."""
+    """Handle of the producer's stream, to be synchronized before the memory is read; None: all streams."""
 
 
 def with_host_array(obj: Any, dtype: np.dtype[Any] | None, use: Callable[[np.ndarray[Any, Any]], None]) -> None:
@@ -72,8 +72,12 @@ def _by_dlpack(obj: Any, dtype: np.dtype[Any] | None, use: Callable[[np.ndarray[
 
 
 def on_gpu(obj: Any) -> OnGpu | None:
-    """What an object says of its GPU memory; None where it has none. Raises `UnsupportedError` where it is not
-    contiguous, or speaks DLPack for a device that is neither host nor CUDA."""
+    """Describes an object's GPU memory; None if it has none.
+
+    Raises:
+        UnsupportedError: The memory is not contiguous, or the object speaks DLPack for a device that is neither host
+            nor CUDA.
+    """
     try:
         said = getattr(obj, "__cuda_array_interface__", None)
     except _FAILURES as error:  # PyTorch's, of a tensor with gradients

@@ -90,7 +90,7 @@ def kernel_source(since: np.dtype[Any], to: np.dtype[Any]) -> str:
 
 
 def known(*dtypes: np.dtype[Any] | None) -> bool:
-    """Whether the device converts between them."""
+    """True if the device converts between these dtypes; None stands for no dtype and counts as known."""
     return all(dtype is None or (dtype.name in _NAMES and dtype.isbuiltin != 0) for dtype in dtypes)
 
 
@@ -110,7 +110,7 @@ def _conversion(since: str, to: str) -> str:
 
 
 def _plain(value: str, dtype: str) -> str:
-    """As a type that C++ computes with."""
+    """The C++ expression for `value`, converted to a type with arithmetic operators."""
     return _TO_FLOAT.get(dtype, "{}").format(value)
 
 

@@ -83,7 +83,7 @@ class BaseArray(DeviceOperand):
         self._dtype = dtype
         self._nbytes = math.prod(shape) * dtype.itemsize
         self._strides = strides
-        """None: those of C order."""
+        """Bytes from one element to the next along each axis; None: C order."""
         self._copies: host_copy.PinnedCopies | None = None
         self._rows: layouts.RowLayout | None = None
         """The rows of the array, from its start; None: it is contiguous."""

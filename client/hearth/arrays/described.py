@@ -17,9 +17,9 @@ _MAX_AXES = 64
 """NumPy's own limit."""
 _PLAIN = re.compile(r"[<>|=]?(b1|[iufc][0-9]{1,2}|[SU][0-9]{1,9}|[mM]8(\[[0-9a-zA-Z]{1,8}\])?)")
 _NAMED = re.compile(r"[a-z][a-z0-9_]{2,31}")
-"""Those of packages: bfloat16 and its like."""
+"""Names of dtypes that packages register with NumPy, e.g. ``bfloat16``."""
 _REGISTERED = 2
-"""What `np.dtype.isbuiltin` says of them."""
+"""Value of `np.dtype.isbuiltin` for such dtypes."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class PublishedArray:
 
     name: str
     tenant: str
-    """Whose it is."""
+    """Name of the tenant that published it."""
     nbytes: int
     shape: tuple[int, ...] | None
     dtype: np.dtype[Any] | None

@@ -218,8 +218,8 @@ def _check_out(array: ArrayLike, out: np.ndarray[Any, Any]) -> np.ndarray[Any, A
 
 
 def _recorded(array: ArrayLike, given: BaseStream | None) -> bool:
-    """Whether the stream is being recorded: a copy from or to the host is refused there, which the daemon says at once
-    where no memory is shared."""
+    """True if the stream is being recorded. It then accepts no copy from or to the host: if no memory is shared, the
+    daemon refuses one at once."""
     on = given if given is not None else streams.current(array._connection)
     return on is not None and on._recorder is not None
 

@@ -1,7 +1,7 @@
 """Published buffers: one copy of the weights for many clients.
 
 An array is published under a name, and attached under that name by other sessions, read-only. While it is published or
-attached, nobody writes to it, its publisher included. The name ends with `Device.unpublish`, with the publisher's
+attached, no session writes to it, not even its publisher. The name ends with `Device.unpublish`, with the publisher's
 session or with its device process; the memory lives until the last of name, publisher and attached arrays is gone.
 """
 

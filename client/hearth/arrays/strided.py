@@ -24,7 +24,7 @@ class Selection(NamedTuple):
 
 
 class StridedCopy(NamedTuple):
-    """One copy on the device: `rows` rows of `width` bytes; offsets from the two arrays' starts."""
+    """A copy on the device: `rows` rows of `width` bytes; offsets from the two arrays' starts."""
 
     to: int
     since: int
@@ -35,9 +35,19 @@ class StridedCopy(NamedTuple):
 
 
 def select(shape: Sequence[int], strides: Sequence[int], index: Any) -> Selection:
-    """What `index` selects: integers, slices, `...` and None for a new axis, as in NumPy's basic indexing.
+    """Resolves `index`, by NumPy's basic indexing: integers, slices, `...` and None for a new axis.
 
-    Raises IndexError as NumPy does, and `UnsupportedError` for steps back, masks, and lists of indices.
+    Args:
+        shape: Elements along each axis.
+        strides: Bytes from one element to the next along each axis.
+        index: The subscript.
+
+    Returns:
+        Offset in bytes, shape and strides of the selected elements.
+
+    Raises:
+        IndexError: The index is out of range, as in NumPy.
+        UnsupportedError: The index steps back, or is a mask or a list of indices.
     """
     offset = 0
     lengths: list[int] = []

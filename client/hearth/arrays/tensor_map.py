@@ -42,7 +42,7 @@ _U32, _U64, _I32 = (0, 2**32 - 1), (0, 2**64 - 1), (-(2**31), 2**31 - 1)
 
 @dataclass(frozen=True)
 class Im2col:
-    """How a convolution reads pixels: from a tensor of (N, W, C), (N, H, W, C) or (N, D, H, W, C).
+    """Reads of a convolution (im2col mode) from a tensor of (N, W, C), (N, H, W, C) or (N, D, H, W, C).
 
     The corners are the offsets of the first pixel from the tensor's first, and of the last from its last, along each
     axis between N and C; ``channels_per_pixel`` elements of ``pixels_per_column`` pixels are read at a time.

@@ -77,7 +77,7 @@ class BaseGroup(Generic[D, A]):
         self._formed: list[Formed] = []
         """The group over daemons, and those of two of its ranks that have sent each other something."""
         self._orders: dict[tuple[int, ...], RankOrder] = {}
-        """Those of what was formed, by the ranks in it."""
+        """Rank orders of the groups in `_formed`, by the ranks in each."""
         self._forming = threading.Lock()
         self._finalizer: weakref.finalize[..., BaseGroup[D, A]] | None = None
         if len(set(self._sessions)) == 1:

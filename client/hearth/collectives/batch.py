@@ -41,8 +41,8 @@ def check_none_open(owner: object) -> None:
 
 
 class Batch:
-    """What a group does in a ``with`` block, presented at its end as one NCCL group: nothing in it waits for anything
-    else in it, so that each rank may send and receive as it likes. See `Group.batch`."""
+    """Operations of a ``with`` block, presented at its end as one NCCL group: none of them waits for another, so that
+    each rank may send and receive in any order. See `Group.batch`."""
 
     def __init__(self, owner: object, connections: Mapping[int, Connection], timeout_ns: int, present: Present) -> None:
         self.owner = owner
@@ -90,7 +90,7 @@ class Batch:
 
 
 def check_pairs(parts: Iterable[RankPart]) -> None:
-    """Raises `ArgumentError` for a send that nobody receives, a receive of what nobody sends, and pairs that differ."""
+    """Raises `ArgumentError` for a send without a receive, a receive without a send, and pairs that differ."""
     sends: defaultdict[tuple[int, int], list[RankPart]] = defaultdict(list)
     receives: defaultdict[tuple[int, int], list[RankPart]] = defaultdict(list)
     for part in parts:

@@ -23,7 +23,7 @@ class FlightRecord:
     ranks: tuple[int, ...]
     """The group's ranks that have to come to it: all, or the two of a send and its receive."""
     presented: tuple[int, ...]
-    """Those that came."""
+    """Ranks that presented their part."""
     presented_ns: int
     """When the first of them came."""
     launched_ns: int

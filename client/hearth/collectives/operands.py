@@ -1,4 +1,4 @@
-"""What is given to a collective, checked before anything is sent."""
+"""Arguments of collectives, checked before anything is sent."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def check_array(what: str, array: Any) -> Any:
 
 
 def check_out(what: str, array: Any) -> Any:
-    """As `check_array`, for one that is written."""
+    """Checks an array that is written: like `check_array`, and refuses a read-only one."""
     if isinstance(array, ReadOnly) or (isinstance(array, BaseArray) and array._memory.read_only):
         raise ArgumentError(
             f"{what} is {array!r}, which is read-only.",

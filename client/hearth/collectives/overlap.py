@@ -21,12 +21,12 @@ class Span(NamedTuple):
     end: int
 
     def meets(self, other: Span) -> bool:
-        """Whether they have bytes in common."""
+        """True if the two spans have bytes in common."""
         return max(self.start, other.start) < min(self.end, other.end)
 
 
 def span(array: BaseArray) -> Span:
-    """Where a contiguous array lies."""
+    """The address range of a contiguous array: buffers, by handle, do not overlap."""
     start = (array._memory.handle << 64) + array._offset
     return Span(start, start + array.nbytes)
 

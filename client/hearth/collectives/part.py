@@ -1,4 +1,4 @@
-"""One rank's part in one operation, and the parts that an operation consists of."""
+"""Parts of ranks in a collective operation, and the parts that each operation consists of."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class RankPart(NamedTuple):
-    """One rank's part in one operation; ranks are the group's."""
+    """The part of a rank in an operation; ranks are the group's."""
 
     rank: int
     kind: commands_pb2.CollectiveKind
@@ -32,7 +32,7 @@ class RankPart(NamedTuple):
         return tuple(array for array in (self.source, self.destination) if array is not None)
 
     def write(self, to: commands_pb2.CollectiveOperation, order: RankOrder) -> None:
-        """As a message, with the ranks of `order`."""
+        """Writes the part into a message, with the ranks of `order`."""
         to.kind = self.kind
         if self.source is not None:
             to.source, to.source_offset = self.source._memory.handle, self.source._offset

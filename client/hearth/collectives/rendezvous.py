@@ -1,6 +1,6 @@
 """Groups over daemons: the first one makes a ticket, the others join by it, and all give it up at the end.
 
-Every call has a deadline, so that a daemon that is gone holds nobody up; each runs in a thread of its own.
+Every call has a deadline, so that a daemon that is gone delays no caller; each runs in a separate thread.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hearth.session.lease import NodeSession
 
 _SLACK_S = 2.0
-"""So much longer than a daemon's own limit a call of it is waited for."""
+"""Seconds added to a daemon's own time limit to get the deadline of a call to it."""
 LEAVE_S = 2.0
 
 
@@ -39,7 +39,7 @@ class Formed:
 
     @property
     def left(self) -> bool:
-        """Whether it was given up."""
+        """True once the group was given up."""
         return self._left.is_set()
 
     def leave(self) -> None:
@@ -114,7 +114,7 @@ def _join(
     except HearthError as error:
         answer(_at(session, error))
         return
-    if formed.left:  # another node refused meanwhile, and nobody speaks of this one again
+    if formed.left:  # another node refused meanwhile: no other call refers to this group
         _leave(session, formed.id)
     answer(None)
 

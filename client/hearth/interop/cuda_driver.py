@@ -101,7 +101,7 @@ class Driver:
 
 
 class CudaDevice:
-    """One GPU, and its primary context here: the one that CuPy and PyTorch use."""
+    """A GPU, and its primary context in this process: the one that CuPy and PyTorch use."""
 
     def __init__(self, driver: Driver, ordinal: int) -> None:
         self._driver = driver

@@ -1,6 +1,6 @@
 """DLPack capsules, by ctypes: https://dmlc.github.io/dlpack/latest/ (versions 0.8 and 1.0).
 
-Made for who takes an array from here, and taken from whoever makes them.
+Covers both directions: capsules for consumers of an array of Hearth, and capsules of other producers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NAMED = {
     "bfloat16": 4, "float8_e3m4": 7, "float8_e4m3": 8, "float8_e4m3b11fnuz": 9, "float8_e4m3fn": 10,
     "float8_e4m3fnuz": 11, "float8_e5m2": 12, "float8_e5m2fnuz": 13, "float8_e8m0fnu": 14,
 }  # fmt: skip
-"""Those of `ml_dtypes`."""
+"""DLPack type codes of the dtypes of `ml_dtypes`, by name."""
 _NAME = b"dltensor"
 _NAME_VERSIONED = b"dltensor_versioned"
 _IS_COPIED = 2
@@ -92,16 +92,16 @@ _pointer.restype, _pointer.argtypes = c_void_p, (c_void_p, c_char_p)
 
 _numbers = itertools.count(1)
 _kept: dict[int, tuple[Any, ...]] = {}
-"""What each tensor that is out needs, by its `context`."""
+"""Objects that each exported tensor keeps alive, by its `context`."""
 
 
 def _delete(managed: Any) -> None:
-    """Called by whoever took the tensor, once it needs it no more: in any thread."""
+    """The deleter of an exported tensor; its consumer calls it once, from any thread."""
     _kept.pop(managed.contents.context or 0, None)
 
 
 def _destroy(capsule: int) -> None:
-    """Of the capsule: who has taken the tensor has renamed it, and calls the deleter itself."""
+    """The destructor of a capsule. A consumer that took the tensor has renamed it, and calls the deleter itself."""
     for name, kind in ((_NAME, _Managed), (_NAME_VERSIONED, _Versioned)):
         if _is_valid(capsule, name):
             _delete(ctypes.cast(_pointer(capsule, name), POINTER(kind)))
@@ -122,10 +122,12 @@ def capsule(
     max_version: tuple[int, int] | None = None,
     copied: bool = False,
 ) -> Any:
-    """A capsule of the array at `address` (`strides` in bytes), which keeps `owner` while anybody has it. `max_version`
-    is the consumer's: from 1.0 on it is told that it may write, and whether this is a copy.
+    """Makes a capsule of the array at `address`, which keeps `owner` alive until its consumer releases it.
 
-    Raises `BufferError` for what DLPack has no name for.
+    From version 1.0 on the capsule says that the consumer may write, and whether this is a copy.
+
+    Raises:
+        BufferError: DLPack has no name for the dtype, or it cannot express the strides.
     """
     code = _NAMED.get(dtype.name, _CODES.get(dtype.kind) if dtype.isbuiltin == 1 else None)
     if code is None or not dtype.isnative or any(step % dtype.itemsize for step in strides):
@@ -157,7 +159,7 @@ _NAME_USED = b"used_dltensor"  # kept: a capsule has but the address of its name
 
 
 class Taken:
-    """A tensor out of somebody's capsule, to be used in a ``with`` block: its maker hears of the end."""
+    """A tensor taken from a producer's capsule, for a ``with`` block: its end calls the producer's deleter."""
 
     def __init__(self, made: Any) -> None:
         """Raises `BufferError` for what is no capsule, was taken before, or has a dtype that NumPy does not."""
@@ -178,7 +180,7 @@ class Taken:
         _rename(id(made), _NAME_USED)
 
     def host(self) -> np.ndarray[Any, Any]:
-        """Of host memory: the array, in place. It must not be used after the block."""
+        """The array in place, if the tensor is in host memory. It must not be used after the block."""
         import numpy as np
 
         if 0 in self.shape:

@@ -5,8 +5,8 @@
 ...     cupy.cuda.get_current_stream().synchronize()
 >>> x.get()
 
-Nothing is copied but once: an array's buffer is moved into memory of its own when it is exported first, so that nobody
-else's lies beside it. The daemon and this process do not wait for each other's work: finish what was begun there before
+Nothing is copied but once: an array's buffer is moved into separate memory when it is first exported, so that no other
+array lies beside it. The daemon and this process do not wait for each other's work: finish what was begun there before
 using the array here (``gpu.synchronize()``), and here before using it there.
 """
 
@@ -92,15 +92,18 @@ class Exported:
 
     @property
     def address(self) -> int:
-        """Where its first element lies in this process: a device pointer, or on the CPU backend one to host memory.
-        Raises `ClosedError`."""
+        """Address of the first element in this process: a device pointer, or on the CPU backend one to host memory.
+
+        Raises:
+            ClosedError: The export is closed.
+        """
         if self.closed:
             raise ClosedError("this export is closed.", reason="CANCELLED", fix="export it again: x.ipc().")
         return self._mapping.address + self._array._offset
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """True once it was closed."""
         return not self._release.alive
 
     def __repr__(self) -> str:

@@ -12,7 +12,7 @@ from hearth_proto import frames
 from hearth_proto.frames import FrameError, FrameReader, Kind
 
 WAIT_S = 5.0
-"""So long the daemon may take to hand it over; the ticket is worth nothing afterwards."""
+"""Seconds that the daemon may take to hand the file over; the ticket is invalid afterwards."""
 
 
 def fetch(path: str, ticket: bytes, seconds: float = WAIT_S) -> int:

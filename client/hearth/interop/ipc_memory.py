@@ -1,4 +1,4 @@
-"""How this process maps exported memory: a GPU's with the driver's own calls, the CPU backend's as any shared file."""
+"""Mappings of exported memory in this process: a GPU's by the driver's calls, the CPU backend's as a shared file."""
 
 from __future__ import annotations
 

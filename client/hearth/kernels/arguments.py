@@ -39,7 +39,7 @@ _AXES = "xyz"
 
 
 class ByValue:
-    """The base of `Struct`, which is made in a file of its own: few need it, and a dataclass takes a while."""
+    """The base of `Struct`, which is in a separate file: few programs need it, and a dataclass takes long to create."""
 
     __slots__ = ()
 
@@ -48,7 +48,7 @@ class ByValue:
 
 
 class Parameter(NamedTuple):
-    """How one argument is passed."""
+    """Encoding of an argument in the parameter block: `struct` code, size and alignment in bytes."""
 
     code: str  # of `struct`; empty: raw bytes
     size: int
@@ -159,7 +159,7 @@ _CACHE_LIMIT = 4096
 
 
 def signature(args: Sequence[Any]) -> Signature:
-    """How `args` are passed. Raises `LaunchTypeError` naming the argument that cannot be."""
+    """The encoding of `args`. Raises `LaunchTypeError`, which names the argument that cannot be passed."""
     types = tuple(map(type, args))
     found = _BY_TYPES.get(types)
     if found is not None:
@@ -187,13 +187,13 @@ def typed(types: tuple[type, ...], known: Signature) -> record_packer.Packer | N
 
 
 def fixed(types: Sequence[type]) -> bool:
-    """Whether the types alone say how arguments are passed: not so for bytes, structs and 0-d arrays."""
+    """True if the types alone determine the encoding; bytes, structs and 0-d arrays vary by value."""
     varying = bytes | ByValue | np.void | np.ndarray if np.here() else bytes | ByValue
     return not any(issubclass(kind, varying) for kind in types)
 
 
 def parameter(index: int, arg: Any) -> Parameter:
-    """How one argument is passed. Raises `LaunchTypeError`."""
+    """The encoding of argument number `index`. Raises `LaunchTypeError` if it cannot be passed."""
     if isinstance(arg, DeviceOperand):
         return Parameter(*arg._passed, True, isinstance(arg, ReadOnly))
     if np.here() and isinstance(arg, np.generic | np.ndarray):
@@ -216,7 +216,7 @@ def parameter(index: int, arg: Any) -> Parameter:
 
 
 def _numpys(index: int, arg: np.generic | np.ndarray[Any, Any]) -> Parameter:
-    """How a scalar or a 0-d array of NumPy's is passed."""
+    """The encoding of a NumPy scalar or 0-d array."""
     if arg.shape != () or arg.dtype.kind in "OSU":
         raise _refused(index, arg)
     passed = _scalar(arg.dtype)

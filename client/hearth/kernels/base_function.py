@@ -64,7 +64,7 @@ class Occupancy(NamedTuple):
     max_cooperative_blocks: int
     """The largest grid of a cooperative launch; 0 where the device has none."""
     max_clusters: int
-    """Where a cluster was asked for."""
+    """Clusters that can be resident on the device at once; only set if a cluster was given."""
     suggested_block: int
     """Threads of a block that gives the most occupancy."""
 
@@ -87,7 +87,7 @@ class BaseFunction:
         self._making = threading.Lock()
         self._bound = _Bound(None, 0, {})
         self._before: tuple[bytes, arguments.Signature] | None = None
-        """What was launched last, and is no `_recent`."""
+        """Head and signature of the last launch that `_recent` did not match."""
         self._recent: _Recent = _NEVER
         self._described: commands_pb2.FunctionResult | None = None
         self._bind(self._connection.attachment())

@@ -1,4 +1,4 @@
-"""What a dispatch is given, and the message that it becomes.
+"""Arguments of a dispatch, and the message that they become.
 
 ========================== ============================ ===========================================================
 argument                   the kernel gets              the array
@@ -115,7 +115,7 @@ def in_order(args: Sequence[Any] | None, ins: Sequence[Any], outs: Sequence[Any]
 
 
 def binding_of(index: int, argument: Any, function: BaseFunction, attachment: Attachment) -> Binding:
-    """One argument; the bytes of inputs are added later."""
+    """The message of argument number `index`; the bytes of inputs are added later."""
     if isinstance(argument, In):
         return Binding(role=Binding.ROLE_INPUT, size=argument.array.nbytes)
     if isinstance(argument, Out | InOut):
@@ -161,7 +161,7 @@ def _value_bytes(index: int, argument: Any, passed: arguments.Parameter) -> byte
 
 
 def places_of(given: Sequence[Any], out: Sequence[Array | None] | None) -> list[Output]:
-    """Where each output goes. Raises for an `out` that does not fit, before anything is sent."""
+    """The destination of each output. Raises for an `out` that does not fit, before anything is sent."""
     wanted: list[tuple[tuple[int, ...], np.dtype[Any]]] = []
     for argument in given:
         if isinstance(argument, Out | InOut):

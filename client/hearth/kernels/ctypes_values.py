@@ -6,7 +6,7 @@ import ctypes
 from typing import Any
 
 _CODES = frozenset("?cbBhHiIlLqQfd")
-"""Of ctypes' types that are the same on the device: no wide characters, no `long double`, nothing that points."""
+"""Codes of the ctypes types that are the same on the device: no wide characters, `long double` or pointers."""
 
 
 def size_and_alignment(arg: object) -> tuple[int, int] | None:

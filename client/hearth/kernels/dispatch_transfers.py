@@ -37,8 +37,8 @@ class Wanted(Protocol):
 
 
 class DispatchBytes:
-    """Of one dispatch, whose answer is `reply`: when it fails, all transfers end. `uploads` are (transfer, bytes); the
-    bytes must not change before they are sent."""
+    """Transfers of a dispatch, whose answer is `reply`: when it fails, all of them end. `uploads` are (transfer,
+    bytes); the bytes must not change before they are sent."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class DispatchBytes:
         self._lock = threading.Lock()
         self._cancels: list[Callable[[], None]] = []
         self._unbegun = {number for number, _ in self._uploads} | {output.download for output in self._outputs}
-        """Transfers that the command names and that nobody has opened."""
+        """Transfers that the command names and that have not been opened."""
         self._over = False
         self._error: BaseException | None = None
         self._read: list[memoryview] = []
@@ -71,12 +71,12 @@ class DispatchBytes:
 
     @property
     def any(self) -> bool:
-        """Whether there are some."""
+        """True if there are transfers left."""
         return bool(self._uploads or self._outputs)
 
     def cancel(self) -> None:
-        """Ends them all. Of those that were to come the daemon is told, too, unless it has answered: it waits for each
-        that the command names, and with it all that is behind."""
+        """Ends all transfers. Unless the daemon has answered, also cancels there those that were not begun: it waits
+        for each that the command names, and all commands behind wait with it."""
         with self._lock:
             self._over = True
             cancels, self._cancels = self._cancels, []
@@ -148,14 +148,14 @@ class DispatchBytes:
             self._let_go()
 
     def _let_go(self) -> None:
-        """Of memory that the device uses no more: the reply, which refers to this, may live on for a while."""
+        """Drops memory that the device no longer uses: the reply, which refers to this, may outlive the dispatch."""
         if self._reply.answered:
             self._read.clear()
             self._written.clear()
             self._doubtful.clear()
 
     def _land(self) -> None:
-        """What came by shared memory goes where it belongs."""
+        """Copies outputs from shared memory to their destinations."""
         if not (self._read or self._written):
             return
         self._reply.wait()
@@ -190,7 +190,7 @@ class DispatchBytes:
         except BaseException:
             self.cancel()
             raise
-        finally:  # nobody is in the caller's memory afterwards
+        finally:  # no thread uses the caller's memory afterwards
             for thread in threads:
                 thread.join()
         if self._error is not None:
@@ -235,7 +235,7 @@ class DispatchBytes:
             raise TransferError("the dispatch was given up.", reason="CANCELLED", fix="start it again.")
 
     def _watch(self, cancel: Callable[[], None]) -> None:
-        """One more, which is ended at once where the dispatch is over."""
+        """Adds a function that cancels a transfer; calls it at once if the dispatch is over."""
         with self._lock:
             if not self._over:
                 self._cancels.append(cancel)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class GraphNode:
-    """One launch, copy or fill of a graph."""
+    """A launch, copy or fill of a graph."""
 
     def __init__(self, graph: BaseGraph, index: int, kind: str, kernel: str, call: LaunchCall | None) -> None:
         self._graph = graph

@@ -87,7 +87,7 @@ class Program:
 
 
 def count(n: SupportsIndex) -> int:
-    """How many launches are asked for. Raises `ArgumentError` for what is no number of them."""
+    """The number of launches `n`, from 1 to 2**64 - 1. Raises `ArgumentError` for any other value."""
     try:
         number = 0 if isinstance(n, bool) else operator.index(n)  # NumPy's whole numbers, too
     except TypeError:

@@ -1,4 +1,4 @@
-"""What of a launch follows from its keywords: the head of its record, checked as far as the client can."""
+"""Configuration of a launch: the head of its record, from its keywords, checked as far as the client can."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def nanoseconds(timeout: float | None) -> int:
 
 
 def _extension(grid: Any, cluster: Any, iterations: int) -> Extension | None:
-    """What few launches have; None for most."""
+    """Fields that few launches have: cluster, iterations, grid in device memory; None for all other launches."""
     check_iterations(iterations)
     blocks = (0, 0, 0) if cluster is None else arguments.dimensions("cluster", cluster)
     if isinstance(grid, DeviceOperand):

@@ -51,9 +51,9 @@ class DispatchTiming:
     wall_ns: int
     """In the daemon, from the command's arrival to its answer."""
     enqueue_ns: int
-    """Of it, until everything was handed to the device; arriving inputs and leaving outputs included."""
+    """Share of `wall_ns` until all work was handed to the device; includes the transfer of inputs and outputs."""
     wait_ns: int
-    """Of it, waiting for the device after that."""
+    """Share of `wall_ns` spent waiting for the device after that."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""How arguments become the changing part of a launch record: code written for each list of types.
+"""Packers of the variable part of a launch record: code generated for each list of argument types.
 
 A loop over the arguments takes about as long as all else that a launch costs its client; written out, it is a third of
 that.

@@ -1,4 +1,4 @@
-"""What is said of an argument that a kernel cannot take."""
+"""The errors for an argument that a kernel cannot take."""
 
 from __future__ import annotations
 

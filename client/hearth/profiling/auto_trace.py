@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 
 VARIABLE = "HEARTH_TRACE"
 MAX_EVENTS = 200_000
-"""Of one device and session: as many as the daemon keeps; further ones are counted."""
+"""Events kept of a device and session, the daemon's own limit; further ones are only counted."""
 END_S = 30.0
-"""How long the end waits for the device's work; a kernel that never ends costs its device's trace."""
+"""Seconds that the end waits for the device's work; a kernel that never ends costs its device's trace."""
 
 
 _SHORT_S = 0.2
 _REST = 10
-"""So many times what writing the file took it is left as it is: a program of thousands of sessions comes to its end."""
+"""Pause between writes, as a multiple of the time of the last: bounds their cost in a program of many sessions."""
 
 
 class SessionTraces:
-    """Of one session: a trace of each device from its first use on."""
+    """Traces of a session: one of each device, from its first use on."""
 
     def __init__(self, session: NodeSession, file: TraceFile) -> None:
         self._node = session.opened.node
@@ -57,13 +57,13 @@ class SessionTraces:
         self._start(connection, attachment)
 
     def pause(self, connection: Connection) -> None:
-        """The program begins a trace of its own, beside which there is no other."""
+        """Ends the automatic trace of a device when the program begins one: a device has one trace at a time."""
         attachment = self._running.pop(connection, None)
         if attachment is not None:
             self._end(connection, attachment)
 
     def resume(self, connection: Connection, result: commands_pb2.TraceResult | None) -> None:
-        """It has ended, with a result that is a part of this as well."""
+        """Begins the automatic trace again after the program's trace has ended, and adds its result to the file."""
         if result is not None:
             self._keep(connection, result)
         attachment = connection._attachment
@@ -107,7 +107,7 @@ class SessionTraces:
 
 
 class TraceFile:
-    """What this process has traced so far. Safe from any thread."""
+    """The traces of this process so far. Safe from any thread."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -121,7 +121,7 @@ class TraceFile:
 
     @property
     def path(self) -> Path:
-        """Where it is written by this process."""
+        """Path of the file that this process writes: a forked child has a separate one."""
         text = self._path.replace("%p", str(os.getpid()))
         if self._forked and "%p" not in self._path:
             path = Path(text)
@@ -129,7 +129,7 @@ class TraceFile:
         return Path(text)
 
     def add(self, name: str, result: commands_pb2.TraceResult) -> None:
-        """One more trace."""
+        """Adds the trace of a device, whose process is shown as `name`."""
         with self._lock:
             self._results.append((name, result))
             self._dirty = True

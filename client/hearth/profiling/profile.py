@@ -58,7 +58,7 @@ class BaseProfile:
         assert self._attachment is not None
         if error is not None:  # it is the news; the profile is only closed
             if self._attachment.alive:
-                # What failed on the stream comes with its answer, which nobody waits for: it is told later.
+                # Failures of the stream come with its answer, which no caller waits for: they are raised later.
                 reply = self._attachment.request(command, reports=True)
                 later = reply.on_late_error
 

@@ -15,8 +15,8 @@ Document = Mapping[str, Any]
 
 
 def merged(documents: Iterable[Document]) -> dict[str, Any]:
-    """One document that has the events of all. Each `otherData` says what Unix time its 0 is; the first of them is 0
-    afterwards. What has the same names, of process and track, is put together there."""
+    """Merges documents into one that has the events of all. Each `otherData` says what Unix time its 0 is; the first of
+    them is 0 afterwards. Tracks of the same names, of process and track, are put together."""
     parts = list(documents)
     epochs = [_epoch(part) for part in parts]
     start = min((epoch for epoch in epochs if epoch), default=0)
