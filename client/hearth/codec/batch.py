@@ -26,7 +26,7 @@ _RESULT = 0x1A  # ExecuteResponse.result, length-delimited
 _RESULT_REQUEST = 0x08  # Result.request, varint
 
 _between: dict[tuple[int, int, int], tuple[bytes, bytes, bytes]] = {}
-"""What stands in `run_request` around what changes: a client's launches and waits are of few sizes."""
+"""Constant framing bytes of `run_request`, by the sizes of the variable parts; a client's requests have few sizes."""
 _BETWEEN_LIMIT = 4096
 
 
@@ -86,7 +86,7 @@ def batch_request(seq: int, commands: Sequence[bytes]) -> bytes:
 
 
 def run_request(seq: int, records: Sequence[bytes], size: int, command: bytes) -> bytes:
-    """The same with a run of launches, `size` bytes together, unless there are none, and one command behind it."""
+    """A request of a run of launches, `size` bytes together, unless there are none, and one command behind it."""
     numbered = number(seq)
     sizes = size, len(command), len(numbered)
     between = _between.get(sizes)

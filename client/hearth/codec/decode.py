@@ -98,7 +98,7 @@ def _known(kind: tuple[Any, str], data: bytes | memoryview, names: dict[int, str
 
 
 class Opened:
-    """How an `OpenSessionResponse` is read: what a session needs at once by hand."""
+    """Reader of an `OpenSessionResponse`: decodes by hand the fields that a session needs at once."""
 
     @staticmethod
     def FromString(data: bytes) -> Any:
@@ -118,11 +118,11 @@ class Opened:
 
 
 class Unread:
-    """For an answer that nobody looks at."""
+    """Response type of an answer whose content is not used."""
 
     @staticmethod
     def FromString(data: bytes) -> bytes:
-        """As it came."""
+        """Returns the bytes unparsed."""
         return data
 
 
@@ -135,7 +135,7 @@ class _AttachedResponse:
         self.attached = attached
 
     def WhichOneof(self, _: str) -> str:
-        """As the generated class has it."""
+        """Returns the set field, like the generated class."""
         return "attached"
 
 
@@ -170,7 +170,7 @@ class ReadAnswer:
         return self
 
     def WhichOneof(self, _: str) -> str:
-        """As the generated class has it."""
+        """Returns the set field, like the generated class."""
         return "read"
 
     def HasField(self, _: str) -> bool:
@@ -179,7 +179,7 @@ class ReadAnswer:
 
 
 def read_answer(data: bytes) -> commands_pb2.Result | None:
-    """What an `ExecuteResponse` brings that answers a read with its bytes; None for every other one."""
+    """Decodes an `ExecuteResponse` that answers a read with its bytes; returns None for every other response."""
     whole = len(data)
     if not whole or data[0] != _RESULT:
         return None

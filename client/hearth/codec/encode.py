@@ -24,7 +24,7 @@ class Plain:
         self.stream = stream
 
     def SerializeToString(self) -> bytes:
-        """As the generated classes have it."""
+        """Returns the serialized message, like the generated classes."""
         return self._data
 
 
@@ -47,7 +47,7 @@ def _bytes(tag: int, *parts: bytes | memoryview) -> bytes:
 
 
 def encodable(text: str) -> bool:
-    """Whether UTF-8, in which a message has text, can hold it: not half of a surrogate pair."""
+    """True if UTF-8, the encoding of text in messages, can hold `text`: it has no half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -56,7 +56,7 @@ def encodable(text: str) -> bool:
 
 
 def _text(tag: int, value: str) -> bytes:
-    """Of `encodable` text."""
+    """Encodes a field of `encodable` text; empty text takes no bytes."""
     return _bytes(tag, value.encode()) if value else b""
 
 
@@ -131,7 +131,7 @@ SYNC_ALL = b"\xc2\x01\x02\x08\x01"
 # ---- the session ----
 
 ISOLATION = {None: 0, False: 1, True: 2}
-"""`Isolation`, by whether a session asks for processes of its own."""
+"""`Isolation`, by a session's request for dedicated processes; None: not specified."""
 
 
 def open_session(protocol: tuple[int, int], version: str, name: str, isolation: int, launch_timeout_ns: int) -> Plain:

@@ -59,23 +59,23 @@ class Asker:
         return document
 
     def sessions(self) -> list[SessionInfo]:
-        """Those that the caller may see."""
+        """Lists the sessions that the caller may see."""
         from hearth.types import SessionInfo
 
         listed = self._call("ListSessions", node_pb2.ListSessionsRequest(), node_pb2.ListSessionsResponse)
         return [SessionInfo.of(entry) for entry in listed.sessions]
 
     def end_session(self, session_id: str) -> list[int]:
-        """As `Node.end_session`."""
+        """Ends a session, like `Node.end_session`."""
         request = node_pb2.EndSessionRequest(session_id=session_id)
         return list(self._call("EndSession", request, node_pb2.EndSessionResponse).running)
 
     def drain(self) -> int:
-        """As `Node.drain`."""
+        """Drains the daemon, like `Node.drain`."""
         return int(self._call("Drain", node_pb2.DrainRequest(), node_pb2.DrainResponse).sessions)
 
     def restart_device(self, ordinal: int) -> None:
-        """As `Node.restart_device`."""
+        """Restarts a device process, like `Node.restart_device`."""
         request = node_pb2.RestartDeviceRequest(device=ordinal)
         self._call("RestartDevice", request, node_pb2.RestartDeviceResponse)
 
@@ -119,12 +119,12 @@ class Asker:
         answer = self._start(method, request, response_type)
         try:
             return answer.result()
-        except BaseException:  # KeyboardInterrupt, for one: nobody will take the answer
+        except BaseException:  # KeyboardInterrupt, for one: the answer is not taken
             answer.cancel()
             raise
 
     def _start(self, method: str, request: Any, response_type: Any) -> Answer:
-        """With frames where the daemon takes them, else with gRPC."""
+        """Starts a call: with frames where the daemon accepts them, otherwise with gRPC."""
         shown = self._credentials
         if self.target.address[:5] == "unix:" and not self.target.tls:
             framed = self._transport("frames", self._framed)
@@ -157,7 +157,7 @@ class Asker:
         return GrpcTransport(self.target.address, loopback=self.target.loopback, credentials=channel)
 
     def _older(self, method: str, error: UnsupportedError) -> UnsupportedError:
-        """Where a hearthd answers that knows no such call."""
+        """Builds the error for a hearthd that does not implement the call."""
         from hearth.version import __version__
 
         try:

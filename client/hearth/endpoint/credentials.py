@@ -1,7 +1,7 @@
-"""What a client shows to be let in, and what it asks of the daemon's certificate.
+"""Client credentials, and the requirements on the daemon's certificate.
 
-A token goes over Unix sockets, loopback and TLS; over a plain connection to another host only where that is asked for,
-for everybody on the way could read and use it.
+A token goes over Unix sockets, loopback and TLS. It goes over a plain connection to another host only on request,
+because every host on the path could read and use it.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class Credentials(NamedTuple):
     certificate: bytes | None = None
     key: bytes | None = None
     shown: str = "nothing"
-    """In words, for errors."""
+    """Description of the credentials, for error messages."""
 
     def __repr__(self) -> str:
         return f"Credentials({self.shown})"  # the token and the key stand in no log
 
     def channel(self) -> grpc.ChannelCredentials:
-        """For a TLS connection."""
+        """Returns gRPC credentials for a TLS connection."""
         import grpc
 
         return grpc.ssl_channel_credentials(self.ca, self.key, self.certificate)
@@ -109,12 +109,13 @@ def find(
 
 
 def bearer(credentials: Credentials) -> Metadata:
-    """What the call that opens a session shows: a token, where there is one."""
+    """Returns the metadata of the call that opens a session: the token, if there is one."""
     return (("authorization", f"Bearer {credentials.token}"),) if credentials.token else ()
 
 
 def opening(credentials: Credentials, target: Target) -> Metadata:
-    """The same, where the connection does not say who is at this end of a Unix socket: else a ticket that does."""
+    """Returns `bearer`'s metadata, or a ticket where a Unix socket's connection does not identify the client by
+    itself."""
     if credentials.token:
         return bearer(credentials)
     path = target.address.removeprefix("unix:")
@@ -125,12 +126,12 @@ def opening(credentials: Credentials, target: Target) -> Metadata:
 
 
 def of_session(session_token: str) -> Metadata:
-    """What later calls show."""
+    """Returns the metadata of a session's later calls."""
     return (("hearth-session", session_token),)
 
 
 def identity_path(path: str) -> str:
-    """Where a daemon says who connects: ``hearth-identity.sock`` beside ``hearth.sock``."""
+    """Path of the socket that identifies its clients: ``hearth-identity.sock`` beside ``hearth.sock``."""
     folder, name = os.path.split(path)
     stem, suffix = os.path.splitext(name)  # noqa: PTH122 - see `is_socket`
     return os.path.join(folder, f"{stem}-identity{suffix}")  # noqa: PTH118

@@ -23,7 +23,7 @@ _AGAIN_S = 0.1
 
 _NAME = "Hostname Verification Check failed"
 _DISTRUST = ("CERTIFICATE_VERIFY_FAILED", _NAME)
-"""What gRPC says where the daemon's certificate is not accepted."""
+"""gRPC's texts for a daemon's certificate that was not accepted."""
 
 _KNOWN = ("Connection refused", "Connection reset by peer", "Domain name not found", "No route to host")
 """Causes in gRPC's texts that need no more words."""
@@ -60,7 +60,7 @@ def _unreached(error: HearthError, target: Target, credentials: Credentials) -> 
 
 
 def _misunderstood(target: Target, where: str, credentials: Credentials) -> HearthError | None:
-    """Where something else is spoken than what was tried."""
+    """Returns the error for a peer that speaks another protocol than the client tried."""
     spoken = _probe(target)
     if spoken == PLAIN and _speaks_http(target):
         return ConnectError(
@@ -105,7 +105,7 @@ def _short(text: str) -> str:
 
 
 def _no_socket(target: Target, where: str) -> ConnectError | None:
-    """What is the matter with a Unix socket that cannot be connected to; None where it can."""
+    """Explains a Unix socket that refuses connections; returns None where it accepts one."""
     path = target.address.removeprefix("unix:")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(_PROBE_S)
@@ -128,7 +128,7 @@ def _no_socket(target: Target, where: str) -> ConnectError | None:
 
 
 def _owner(path: str) -> str:
-    """Whose socket it is, as far as one may see."""
+    """Describes the owner of a Unix socket, as far as permissions show it."""
     try:
         found = os.stat(path)  # noqa: PTH116 - see `hearth.endpoint.target.is_socket`
     except OSError:
@@ -165,7 +165,7 @@ def _verification(text: str) -> str:
 
 
 def _probe(target: Target) -> str:
-    """What is spoken at an address that was connected to in vain; empty where nobody answers."""
+    """Detects the protocol at an address after a failed connection; empty if no peer answers."""
     host, _, port = target.address.rpartition(":")
     context = ssl.create_default_context()
     context.check_hostname = False

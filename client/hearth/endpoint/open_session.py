@@ -78,7 +78,8 @@ def open_session(
 def _by_frames(
     target: Target, credentials: Credentials, request: Plain, timeout: float, meanwhile: Callable[[], object]
 ) -> Opened | None:
-    """None where the daemon takes no frames, or does not answer: gRPC may, and says why not. Raises what it answers."""
+    """Opens a session with frames; returns None where the daemon takes no frames or does not answer, so that gRPC is
+    tried and can explain it. Raises the daemon's error."""
     if target.address[:5] != "unix:" or target.tls:
         return None
     from hearth.transport.framed import FramedTransport
@@ -137,7 +138,7 @@ def _answered(answer: Answer, meanwhile: Callable[[], object]) -> node_pb2.OpenS
         import hearth.session.lease  # noqa: F401
 
         opened: node_pb2.OpenSessionResponse = answer.result()
-    except BaseException:  # KeyboardInterrupt, for one: nobody will take the answer
+    except BaseException:  # KeyboardInterrupt, for one: the answer is not taken
         answer.cancel()
         raise
     return opened
@@ -152,7 +153,7 @@ def default_name() -> str:
 
 
 class _Grpc:
-    """What this process did with gRPC, and what the one did that it was forked from."""
+    """Records whether this process used gRPC, and whether the process that it was forked from did."""
 
     used = False
     inherited = False

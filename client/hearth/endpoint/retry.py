@@ -1,8 +1,8 @@
-"""Calls made again where the daemon says that it may help: by gRPC's rules, as far as they are for people.
+"""Repeats calls for which the daemon says that a repetition may help, by gRPC's rules as far as they suit users.
 
 The wait before the next attempt is what the daemon said (`HearthError.retry_after`, gRPC's RetryInfo), and no less than
-a pause that grows from attempt to attempt; both with a share of chance, so that those who were refused together do not
-come back together. All attempts have one deadline, and nobody waits for one that would come too late.
+a pause that grows from attempt to attempt; both have jitter, so that clients that were refused together do not return
+together. All attempts share one deadline, and an attempt that would come too late is not waited for.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _awaiting(
     timeout: float,
     next_pause: Callable[[HearthError, Pauses], float | None],
 ) -> Callable[..., Awaitable[Any]]:
-    """The same for a coroutine function."""
+    """Wraps a coroutine function with the same retries."""
     import asyncio
 
     @functools.wraps(function)
@@ -99,12 +99,12 @@ def _awaiting(
 
 
 def persist(attempt: Callable[[float], _T], timeout: float) -> _T:
-    """What `attempt` gives, once it does: called with the seconds that are left, and again after what is retryable."""
+    """Returns the result of `attempt(seconds_left)`, which is repeated after retryable errors."""
     return _persist(attempt, Pauses(timeout), None)
 
 
 def persist_after(failed: HearthError, attempt: Callable[[float], _T], timeout: float, reasons: Collection[str]) -> _T:
-    """As `persist`, after an attempt that has `failed`; other reasons than `reasons` are raised at once."""
+    """Continues as `persist` after an attempt that has `failed`; raises at once for a reason not in `reasons`."""
     pauses = Pauses(timeout)
     pause = pauses.after(failed)
     if pause is None:
@@ -126,14 +126,14 @@ def _persist(attempt: Callable[[float], _T], pauses: Pauses, reasons: Collection
 
 
 def may_repeat(error: HearthError, idempotent: bool) -> bool:
-    """Whether what failed so may be done again."""
+    """True if a call that failed with `error` may be repeated."""
     if error.retryable:
         return True
     return idempotent and (retry(error.reason) is Retry.ANEW or error.broken or isinstance(error, ConnectError))
 
 
 class Pauses:
-    """How long to wait before each next attempt, until `timeout` seconds have passed."""
+    """Calculates the pause before each next attempt, until `timeout` seconds have passed."""
 
     def __init__(
         self,

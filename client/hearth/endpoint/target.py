@@ -1,4 +1,4 @@
-"""Where the daemon is: what `connect` was given, the environment, or the places where it usually listens."""
+"""Address of the daemon: from `connect`'s argument, the environment, or the usual sockets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Target(NamedTuple):
     loopback: bool
     """On this machine: no HTTP proxy stands between."""
     origin: str
-    """Where the address came from, for error messages."""
+    """Source of the address, for error messages."""
     tls: bool = False
     """``https://`` stands before it: the daemon shows a certificate."""
 
@@ -43,8 +43,8 @@ def resolve(target: str | None, origin: str = "the argument of connect()") -> Ta
 
 
 def is_socket(path: str) -> bool:
-    """Whether a Unix socket is there, as `Path.is_socket` says it: to import `pathlib` takes longer than all else that
-    is done to find the daemon."""
+    """True if a Unix socket is at `path`, like `Path.is_socket`: the import of `pathlib` takes longer than all other
+    steps of finding the daemon."""
     try:
         return stat.S_ISSOCK(os.stat(path).st_mode)  # noqa: PTH116
     except (OSError, ValueError):  # not there, not to be seen, or no path
@@ -52,7 +52,7 @@ def is_socket(path: str) -> bool:
 
 
 def _usual_sockets() -> list[str]:
-    """Where a daemon listens that was told nothing else (`hearthd.front.addresses.default_unix_path`)."""
+    """Paths at which a daemon listens by default (`hearthd.front.addresses.default_unix_path`)."""
     beside = os.environ.get("XDG_RUNTIME_DIR") or os.path.expanduser("~/.cache")  # noqa: PTH111 - see `is_socket`
     return [SYSTEM_SOCKET, f"{beside}/hearth/hearth.sock"]
 

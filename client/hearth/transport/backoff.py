@@ -18,12 +18,12 @@ _RETRIED = ("DEVICE_LOST", "HANDLE_IN_USE")
 _TOLD_TO = ("DEVICE_UNAVAILABLE", "OVERLOADED")
 """Retried where the daemon says when."""
 _BROKEN_S = 1.0
-"""So long a first attach whose connection breaks is tried again."""
+"""Seconds during which a first attach whose connection breaks is repeated."""
 
 
 def may_go_on(error: HearthError) -> bool:
-    """Whether another stream may go on for one that ended so: where its connection broke; where an earlier one of this
-    client's, which an older connection brought late, has displaced it; and where an overloaded daemon refused it."""
+    """True if another stream may replace one that ended with `error`: its connection broke, an older connection of this
+    client displaced it with a late attach, or an overloaded daemon refused it."""
     return error.broken or error.reason in ("HANDLE_IN_USE", "OVERLOADED")
 
 

@@ -1,4 +1,4 @@
-"""What a session needs of a connection. gRPC is one; lanes on sockets are others."""
+"""The interface that a session needs of a connection; gRPC implements it, and lanes on sockets do."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Responses(Protocol):
         """Ends the stream from this side; who iterates stops."""
 
     def leave(self) -> None:
-        """The same, where nothing is wrong with the connection that it is on."""
+        """Ends the stream like `cancel`, where its connection is sound and stays in use."""
 
 
 class Chunks(Protocol):
@@ -49,7 +49,7 @@ class Answer(Protocol):
         """Waits for it. Raises `HearthError`."""
 
     def cancel(self) -> None:
-        """Nobody waits for it any more."""
+        """Cancels the call: its answer is no longer wanted."""
 
 
 class Transport(Protocol):
@@ -57,11 +57,11 @@ class Transport(Protocol):
 
     target: str
     metadata: tuple[tuple[str, str], ...]
-    """What calls show of who makes them."""
+    """Metadata that identifies the caller in each call."""
     session_id: str
     """The session that it is for, as in the daemon's logs; empty before there is one."""
     lanes: bool
-    """Whether lanes that the daemon offers are taken."""
+    """True if lanes that the daemon offers are taken."""
     stripes: int | None
     """Over how many connections of their own bulk data may go, beside gRPC's and to the same host; 0: none. None: as
     many as are of use (`hearth.transfer.plan`)."""
@@ -70,7 +70,8 @@ class Transport(Protocol):
         """A unary call of NodeService. Raises `HearthError`."""
 
     def ask(self, method: str, request: Any, response_type: Any, timeout: float) -> Answer:
-        """As `call`, without waiting; not made again where the connection breaks. Raises `HearthError`."""
+        """Starts a call without waiting, unlike `call`; not repeated where the connection breaks. Raises
+        `HearthError`."""
 
     def call_device(self, method: str, request: Any, response_type: Any, timeout: float) -> Any:
         """A unary call of DeviceService. Raises `HearthError`."""
@@ -92,14 +93,14 @@ class Transport(Protocol):
         """Opens a Download stream, cut short after `timeout` seconds."""
 
     def transfer_status(self, request: device_pb2.TransferStatusRequest) -> device_pb2.TransferStatusResponse:
-        """What the daemon has of an upload. Raises `HearthError`."""
+        """Asks how much of an upload the daemon has. Raises `HearthError`."""
 
     def give_up(self, request: device_pb2.TransferStatusRequest, seconds: float) -> None:
-        """Tells the daemon that a transfer is given up, for so many seconds where it does not hear; waits for nothing,
-        and never fails."""
+        """Reports a transfer's abort to the daemon, and repeats it for up to `seconds` until the daemon answers. Does
+        not wait, and never fails."""
 
     def absent(self) -> bool:
-        """Whether it is certain that the daemon has ended."""
+        """True if the daemon has certainly ended."""
 
     def close(self) -> None:
         """Ends everything that is open."""

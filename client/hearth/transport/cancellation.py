@@ -1,5 +1,5 @@
-"""Transfers that were given up, until the daemon has heard of it: where nobody told it, the command that names one
-would wait for its bytes for ever, and with it all that is behind."""
+"""Aborted transfers, kept until the daemon has acknowledged the abort: a command that names one would otherwise wait
+for its bytes for ever, and block all commands behind it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hearth_proto.later import device_pb2
 
 
 class GivingUp:
-    """Tells by a thread of its own, which is there while there is something to tell. `tell` waits for the daemon's
+    """Reports aborts in a separate thread, which exists while there are any to report. `tell` waits for the daemon's
     answer, and raises `HearthError`, broken where none came."""
 
     def __init__(self, tell: Callable[[device_pb2.TransferStatusRequest], object]) -> None:
@@ -24,7 +24,8 @@ class GivingUp:
         self._telling = False
 
     def add(self, request: device_pb2.TransferStatusRequest, seconds: float) -> None:
-        """One more, which is told for so many seconds: as long as its session outlives a connection that broke."""
+        """Adds one transfer, whose abort is reported for up to `seconds`: the time a session outlives its broken
+        connection."""
         with self._lock:
             self._left.append((request, Backoff(seconds)))
             if self._telling:

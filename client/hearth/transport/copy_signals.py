@@ -1,12 +1,11 @@
-"""What a device writes for a client of the same host as soon as a copy is done: the number of the request that waits
-for that, into memory that both share.
+"""Completion signals of copies: a device of the same host writes a finished copy's request number to shared memory.
 
-The daemon's answer to the same comes later: the device process has to see the end first, and to say so. Who looks for
-the answer (`hearth.transport.spin_wait`) looks here, too, and goes on with what it finds. A signal says that all went
-well, and it is written only where nothing else could come of it any more; the answer comes nonetheless, and is taken by
-whoever receives next. Where there is no signal, it is as it would be without.
+The daemon's answer to the same request comes later: the device process has to observe the end first, and to report it.
+A thread that polls for the answer (`hearth.transport.spin_wait`) polls here too, and continues with the number that it
+finds. A signal means success, and is written only where no other outcome is possible; the answer follows all the same,
+and the next receiver takes it. Without a signal, a copy completes by its answer alone.
 
-Launches do without: what a signal takes of the device process is as much as it saves who waits for a short kernel.
+Launches have no signals: one costs the device process as much as it saves the thread that waits for a short kernel.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from hearth.transport.memory_segments import Segment
 
 
 class Signals:
-    """Of one attachment: `word[0]` is the number of a request that is done, the last that was written there."""
+    """Signal word of one attachment: `word[0]` is the number of the completed request that was written last."""
 
     __slots__ = ("_segment", "word")
 
     def __init__(self, segment: Segment) -> None:
-        self._segment = segment  # the daemon is told when nobody has it any more
+        self._segment = segment  # its last release is reported to the daemon
         self.word = segment.bytes.data.cast("Q")

@@ -1,4 +1,4 @@
-"""What transports say of a daemon that cannot be reached, without gRPC."""
+"""Errors of transports for a daemon that cannot be reached, without gRPC."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ SAFE = frozenset({"Describe", "RenewSession", "CloseSession", "ListSessions", "L
 """Calls that may be made again where the connection broke before their answer came."""
 TRIES = 3
 STATUS_S = 3.0
-"""How long the daemon may take to say what it has of a transfer."""
+"""Limit in seconds for the daemon's answer about a transfer."""
 _ABSENT = (errno.ECONNREFUSED, errno.ENOENT)
 
 
 def absent(target: str) -> bool:
-    """Whether nobody listens where the daemon was: it has ended, and its sessions with it. Known of Unix sockets only,
-    which no other host stands behind."""
+    """True if no process listens at the daemon's address: it has ended, and its sessions with it. Known for Unix
+    sockets only, which belong to this host alone."""
     path = target.removeprefix(UNIX)
     if path == target:
         return False
@@ -28,7 +28,7 @@ def absent(target: str) -> bool:
 
 
 def unreached(target: str, why: str) -> HearthError:
-    """For a connection that broke, or that there never was."""
+    """Builds the error for a connection that broke, or could not be made."""
     return broken(
         f"the daemon at {target} does not answer ({why}).",
         fix="start one with `hearthd serve`, or check the address.",
@@ -36,5 +36,5 @@ def unreached(target: str, why: str) -> HearthError:
 
 
 def closed(target: str) -> ClosedError:
-    """What every use of a closed connection raises."""
+    """Builds the error that every use of a closed connection raises."""
     return ClosedError(f"the connection to {target} is closed.", reason="CANCELLED", fix="connect again.")

@@ -1,8 +1,7 @@
-"""The connection over frames on a Unix socket: what `GrpcTransport` does, without gRPC, which takes longer to load than
-all else that a first result needs.
+"""Frame transport over a Unix socket: replaces `GrpcTransport` without gRPC, whose import takes longer than all else
+that a first result needs.
 
-Each call has a connection of its own, so none waits for another, and a connection that is closed is a call that was
-cancelled.
+Each call has a separate connection, so that none waits for another; a closed connection is a cancelled call.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class FramedTransport:
         """`target`: ``unix:`` and the path of gRPC's socket."""
         self.target = target
         self.metadata: Metadata = ()
-        """What calls show of who makes them."""
+        """Metadata that identifies the caller in each call."""
         self.session_id = ""
         self.lanes = True
         self.stripes: int | None = 0
@@ -58,7 +57,7 @@ class FramedTransport:
         return self._unary(_DEVICE, method, request, response_type, timeout)
 
     def ask(self, method: str, request: Any, response_type: Any, timeout: float) -> _Answer:
-        """As `call`, without waiting; not made again where the connection breaks."""
+        """Starts a call without waiting, unlike `call`; not repeated where the connection breaks."""
         call = self._start(_NODE + method, request.SerializeToString(), timeout, self.metadata + telemetry.context())
         return _Answer(self, call, response_type)
 
@@ -75,7 +74,8 @@ class FramedTransport:
                     raise
 
     def transfer_status(self, request: device_pb2.TransferStatusRequest) -> device_pb2.TransferStatusResponse:
-        """What the daemon has of an upload. Raises `HearthError`; where no answer comes, the connection is broken."""
+        """Asks how much of an upload the daemon has. Raises `HearthError`; where no answer comes, the connection is
+        broken."""
         try:
             answer: device_pb2.TransferStatusResponse = self._unary(
                 _DEVICE, "TransferStatus", request, device_pb2.TransferStatusResponse, transport_errors.STATUS_S
@@ -85,7 +85,7 @@ class FramedTransport:
         return answer
 
     def give_up(self, request: device_pb2.TransferStatusRequest, seconds: float) -> None:
-        """Tells the daemon that a transfer is given up, for so many seconds; waits for nothing, and never fails."""
+        """Reports a transfer's abort to the daemon for up to `seconds`. Does not wait, and never fails."""
         self._giving_up.add(request, seconds)
 
     # ---- streams ----
@@ -123,7 +123,7 @@ class FramedTransport:
     # ---- life ----
 
     def absent(self) -> bool:
-        """Whether nobody listens where the daemon was."""
+        """True if no process listens at the daemon's address."""
         return transport_errors.absent(self.target)
 
     def close(self) -> None:
@@ -163,7 +163,7 @@ class FramedTransport:
 
 
 class _Answer:
-    """One response, waited for later."""
+    """One response, awaited later."""
 
     def __init__(self, transport: FramedTransport, call: FramedExchange, response_type: Any) -> None:
         self._transport = transport
@@ -241,4 +241,4 @@ class _Responses:
         self._call.cancel()
 
     def leave(self) -> None:
-        self._call.cancel()  # nobody else is on its connection
+        self._call.cancel()  # its connection has no other user

@@ -1,6 +1,6 @@
-"""One call as frames, on a connection of its own; see `hearth_proto.calls`.
+"""One call as frames, on a separate connection; see `hearth_proto.calls`.
 
-What a connection broken or a daemon gone means is one `OSError` or end of file here: everything of the call is over.
+A broken connection and a daemon that has ended are both one `OSError` or end of file here: the whole call is over.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _open: weakref.WeakSet[FramedExchange] = weakref.WeakSet()
 
 
 class FramedExchange:
-    """One thread receives; who sends does so under a lock, for the one that receives may ask whether anybody is
-    there."""
+    """Framed call of one receiving thread; senders hold a lock, because the receiver may ask whether the peer is
+    alive."""
 
     def __init__(self, target: str, path: str, timeout: float | None) -> None:
         """Connects; `timeout` in seconds, for the whole call. Raises `OSError`, or `ValueError` for a path that cannot
         be one."""
         self.left = False
-        """Whether this side has ended it."""
+        """True once this side has ended the call."""
         self._target = target
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._sending = threading.Lock()
@@ -124,8 +124,9 @@ class FramedExchange:
                 asked = self._say(Kind.PING)
 
     def _say(self, kind: Kind) -> bool:
-        """Whether that was said. Where something is being sent that the daemon does not take just now, it is not: the
-        daemon is there, and would not read it. Where it has hung up, who receives learns why: it may have answered."""
+        """Sends an empty frame, and returns whether it was sent. It is skipped while another frame waits for the daemon
+        to read: the daemon is alive, and would not read this one. If the daemon has hung up, the receiver finds out
+        why: it may have answered."""
         if not self._sending.acquire(timeout=calls.ANSWER_S):
             return False
         try:
@@ -147,7 +148,7 @@ class FramedExchange:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """The same, by the one that receives: the descriptor goes back once nobody sends."""
+        """Cancels the call, from the receiving thread; the descriptor is returned once no thread sends."""
         self.cancel()
         if self._sending.acquire(blocking=False):
             self._socket.close()
@@ -155,7 +156,7 @@ class FramedExchange:
         _open.discard(self)
 
     def release(self) -> None:
-        """In the child of a fork: the parent's call goes on."""
+        """Closes the descriptor in the child of a fork; the parent's call continues."""
         self._socket.close()
 
 
@@ -191,7 +192,7 @@ def _refusal(payload: bytes) -> HearthError:
 
 
 def send_beside(call: FramedExchange, requests: Iterator[bytes], name: str) -> None:
-    """Has a thread of its own send the other messages."""
+    """Sends the other messages in a separate thread."""
     send: Callable[[Iterator[bytes]], None] = call.send
     threading.Thread(target=send, args=(requests,), name=name, daemon=True).start()
 

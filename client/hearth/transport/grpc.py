@@ -1,6 +1,6 @@
-"""The connection over gRPC: unary calls, Execute streams, transfer streams.
+"""The gRPC transport: unary calls, Execute streams, transfer streams.
 
-Bulk data has a channel of its own, so that it does not stand before commands in one TCP connection.
+Bulk data has a separate channel, so that it does not delay commands in one TCP connection.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.min_reconnect_backoff_ms", 5_000),  # what an attempt to connect may take
 )
 _BREAKS = ("Stream removed", "RST_STREAM", "GOAWAY")
-"""How gRPC says, under codes that mean other things as well, that the connection or the stream in it was cut."""
+"""gRPC's texts, under status codes with other meanings too, for a connection or stream that was cut."""
 _RESULT = b"\x1a"
 """First byte of an ExecuteResponse that carries a result: field 3, length-delimited."""
 _TAKEN = object()
@@ -50,8 +50,8 @@ def _identity(message: bytes) -> bytes:
 
 
 def _read_early(early: Early, message: bytes) -> device_pb2.ExecuteResponse | object:
-    """Called by gRPC's own thread, which then wakes the one that iterates: what is taken here saves who waits for it
-    that other thread's turn."""
+    """Deserializes a response in gRPC's thread, before that wakes the iterating thread: a result that `early` takes
+    here saves its waiting thread the iterating thread's turn."""
     if message[:1] == _RESULT and early(message):
         return _TAKEN
     return device_pb2.ExecuteResponse.FromString(message)
@@ -63,7 +63,7 @@ class GrpcTransport:
     def __init__(self, target: str, *, loopback: bool, credentials: grpc.ChannelCredentials | None = None) -> None:
         self.target = target
         self.metadata: tuple[tuple[str, str], ...] = ()
-        """What calls show of who makes them."""
+        """Metadata that identifies the caller in each call."""
         self.session_id = ""
         self.lanes = target.startswith(transport_errors.UNIX)
         self.stripes: int | None = 0 if self.lanes else None
@@ -85,7 +85,7 @@ class GrpcTransport:
         )
 
     def ask(self, method: str, request: Any, response_type: Any, timeout: float) -> _Answer:
-        """As `call`, without waiting; not made again where the connection breaks."""
+        """Starts a call without waiting, unlike `call`; not repeated where the connection breaks."""
         channel = self._line.channel()
         stub: Any = channel.unary_unary(
             _NODE + method,
@@ -104,7 +104,8 @@ class GrpcTransport:
         return self._unary(self._line, _DEVICE + method, request, response_type, timeout, tries)
 
     def transfer_status(self, request: device_pb2.TransferStatusRequest) -> device_pb2.TransferStatusResponse:
-        """What the daemon has of an upload. Raises `HearthError`; where no answer comes, the connection is broken."""
+        """Asks how much of an upload the daemon has. Raises `HearthError`; where no answer comes, the connection is
+        broken."""
         try:
             answer: device_pb2.TransferStatusResponse = self._unary(
                 self._bulk,
@@ -190,11 +191,11 @@ class GrpcTransport:
         )
 
     def give_up(self, request: device_pb2.TransferStatusRequest, seconds: float) -> None:
-        """Tells the daemon that a transfer is given up, for so many seconds; waits for nothing, and never fails."""
+        """Reports a transfer's abort to the daemon for up to `seconds`. Does not wait, and never fails."""
         self._giving_up.add(request, seconds)
 
     def absent(self) -> bool:
-        """Whether nobody listens where the daemon was."""
+        """True if no process listens at the daemon's address."""
         return transport_errors.absent(self.target)
 
     def close(self) -> None:
@@ -208,7 +209,7 @@ class GrpcTransport:
         return grpc.insecure_channel(self.target, options=self._options)
 
     def _shown(self) -> tuple[tuple[str, str], ...]:
-        """Who makes the call, and for which span."""
+        """Metadata of a call: the caller's identity and the current span."""
         return self.metadata + telemetry.context()
 
     def _start(self, stub: Callable[..., Any], request: Any, timeout: float | None = None, metadata: Any = None) -> Any:
@@ -256,7 +257,7 @@ class _Stream(Generic[T]):
 
 
 class _Answer:
-    """One response, waited for later."""
+    """One response, awaited later."""
 
     def __init__(self, call: Any, target: str, broke: Callable[[], None]) -> None:
         self._call = call

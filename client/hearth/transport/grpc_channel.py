@@ -14,7 +14,7 @@ from hearth.transport import errors
 
 
 class ReopenedChannel:
-    """One channel at a time, opened on first use; safe from any thread."""
+    """Channel that is opened on first use, and replaced when it is stale; safe from any thread."""
 
     def __init__(self, open_channel: Callable[[], grpc.Channel], target: str) -> None:
         self._open = open_channel

@@ -1,6 +1,6 @@
-"""A lane: frames over a Unix socket, straight to the device process, past gRPC and the daemon's front.
+"""A lane: frames over a Unix socket to the device process directly, past gRPC and the daemon's front.
 
-Sending never waits: what the socket does not take is kept, and `flush` goes on with it once `writable`.
+Sending never waits: bytes that the socket does not take are kept, and `flush` sends them once it is `writable`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hearth_proto import frames
 from hearth_proto.frames import HEADER, Frame, FrameError, FrameReader, Kind
 
 LIVE_S = 1.0
-"""So long a lane may take to come to life."""
+"""Limit in seconds for a lane to come to life."""
 _READ_BYTES = 64 << 10
 _LONG_READ_BYTES = 256 << 10
 """While a frame is under way that is longer than what has come of it. Not always: memory for so much is mapped and
@@ -31,7 +31,7 @@ _unpack_two = struct.Struct(HEADER.format + HEADER.format[1:]).unpack_from
 _TWO = 2 * _HEAD
 _NO_WORD = memoryview(bytes(8)).cast("Q")
 _GLANCES = range(8)
-"""How often the word is looked at before the socket is asked again, which takes ten times as long."""
+"""Reads of the signal word between two polls of the socket, each of which takes ten times as long."""
 _FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
 Came: TypeAlias = tuple[int, int, bytes]
@@ -61,7 +61,7 @@ def open_lane(path: str, ticket: bytes, seconds: float = LIVE_S) -> Lane | None:
         if came[0].kind != Kind.LIVE:
             raise FrameError(f"a lane begins with frame {came[0].kind}")
         connection.settimeout(None)
-    except (OSError, FrameError, ValueError):  # a path that is none, nobody there, no answer
+    except (OSError, FrameError, ValueError):  # a path that is none, no listener, no answer
         connection.close()
         return None
     except BaseException:
@@ -71,25 +71,25 @@ def open_lane(path: str, ticket: bytes, seconds: float = LIVE_S) -> Lane | None:
 
 
 class Lane:
-    """The client's end. One thread at a time receives; who sends does so under a lock of its own."""
+    """The client's end of a lane. A single thread receives at a time; senders hold a separate lock."""
 
     def __init__(self, connection: socket.socket, reader: FrameReader, came: list[Frame]) -> None:
         self._connection = connection
         self._reader = reader
         self._came = [(frame.kind, frame.id, frame.payload) for frame in came]
         self._raw: deque[bytes] = deque()
-        """What has come and is not cut into frames."""
+        """Bytes received and not yet cut into frames."""
         # `deque.extend` calls `recv` and keeps what it returns without a step of the interpreter between: a Ctrl-C
         # comes before, and nothing was taken from the socket, or after, and it is kept.
         self._short = map(connection.recv, repeat(_READ_BYTES))
         self._long = map(connection.recv, repeat(_LONG_READ_BYTES))
         self._rest = memoryview(b"")  # of a frame that the socket took a part of
         self.blocked = False
-        """Whether something has to go out before anything else may."""
+        """True while the rest of a frame has to be sent before any other."""
         self._pending = reader.pending
         """Bytes of an unfinished frame."""
         self.lookout = Lookout(0)
-        """For who waits; nobody looks, unless it is another one."""
+        """Adaptive spin-wait of waiting threads; this default one never polls."""
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
 
@@ -104,7 +104,7 @@ class Lane:
             self._rest, self.blocked = memoryview(frame)[sent:], True
 
     def flush(self) -> None:
-        """Goes on with what the socket did not take."""
+        """Sends more of the bytes that the socket did not take."""
         with contextlib.suppress(BlockingIOError):
             self._rest = self._rest[self._connection.send(self._rest, _FLAGS) :]
             self.blocked = bool(self._rest)
@@ -129,8 +129,8 @@ class Lane:
         return bool(poll.poll(None if seconds is None else max(0.0, seconds * 1e3)))
 
     def look(self, deadline: float | None = None, word: memoryview[int] = _NO_WORD, number: int = 1) -> float:
-        """Looks for the next bytes, or for this number in `word`, without a sleep, or about when they are due, as long
-        as that is worth it; takes nothing. When it began (`time.monotonic`); 0: nobody looks."""
+        """Polls for the next bytes, or for `number` in `word`, without a sleep, or near the time they are due, as long
+        as that is worth it; takes nothing. Returns when it began (`time.monotonic`), or 0 where it did not poll."""
         lookout = self.lookout
         if not lookout.most or self._raw or self._came:
             return 0.0
@@ -145,7 +145,7 @@ class Lane:
 
     @property
     def ready(self) -> bool:
-        """Whether there is something to receive."""
+        """True if there is something to receive."""
         return bool(self._raw or self._came or self._poll.poll(0))
 
     def receive(self) -> None:
@@ -154,7 +154,7 @@ class Lane:
             self._raw.extend(islice(self._long if self._pending > _HEAD else self._short, 1))
 
     def _look(self, until: float, word: memoryview[int], number: int) -> bool:
-        """Whether there is something to receive, or the number is there, asked for again and again."""
+        """Polls for bytes or for the number until `until`; returns False if neither came."""
         poll = self._poll.poll
         glances = () if word is _NO_WORD else _GLANCES
         while not poll(0):
@@ -166,7 +166,7 @@ class Lane:
         return True
 
     def _sleep(self, until: float) -> bool:
-        """The same, asleep. `poll` counts milliseconds."""
+        """Sleeps until bytes come, at most until `until`; returns whether they came. `poll` counts milliseconds."""
         seconds = until - monotonic()
         if seconds <= 0:
             return False
@@ -176,8 +176,8 @@ class Lane:
             return True
 
     def frames(self) -> list[Came]:
-        """What has come whole of what was received. Raises `LaneEnded`, and `FrameError` for what is no frame. Where it
-        is interrupted the lane is of no more use."""
+        """Returns the complete frames of the received bytes. Raises `LaneEnded`, and `FrameError` for an invalid frame.
+        An interrupted call leaves the lane unusable."""
         came, self._came, raw = self._came, [], self._raw
         while raw:
             data = raw.popleft()
@@ -209,5 +209,5 @@ class Lane:
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def release(self) -> None:
-        """Gives the descriptor back, once nobody uses it; in a forked child the parent's lane goes on."""
+        """Returns the descriptor, once it is not in use; in a forked child the parent's lane continues."""
         self._connection.close()

@@ -1,7 +1,7 @@
-"""Memory that this process can share with a device process: segments, and which of them an address lies in.
+"""Memory that this process can share with a device process: segments, and the table that finds them by address.
 
-A segment is a memfd: it has no name that anybody could guess, and it is gone when the last process that maps it is. It
-belongs to no connection: the same one may be registered with several devices (`hearth.transport.segments`).
+A segment is a memfd: it has no name that another process could guess, and it ends with the last process that maps it.
+It belongs to no connection: it may be registered with several devices (`hearth.transport.segments`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 def possible() -> bool:
-    """Whether this system has memory that can be shared so."""
+    """True if this system supports memory that can be shared in this way."""
     return hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS")
 
 
@@ -42,19 +42,19 @@ class Segment:
         try:
             os.ftruncate(descriptor, size)
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-            # Before Python 3.13 the mapping has a descriptor of its own as well.
+            # Before Python 3.13 the mapping has a separate descriptor as well.
             mapping = mmap.mmap(descriptor, size, **({"trackfd": False} if sys.version_info >= (3, 13) else {}))
         except BaseException:
             os.close(descriptor)
             raise
         self.descriptor = descriptor
         self.number = _numbers()
-        """Of this process; every connection has a number of its own for it."""
+        """Number of the segment in this process; every connection has another number for it."""
         self.size = size
         self.bytes: np.ndarray[Any, np.dtype[np.uint8]] = np.frombuffer(mapping, np.uint8)
         self.address: int = self.bytes.__array_interface__["data"][0]
         self.spoiled = False
-        """A daemon may still write to it, and nobody will hear when it has: it is not to be used for anything else."""
+        """True once a daemon may still write to the segment without a completion: the memory is not reused."""
 
     def __del__(self) -> None:
         if self.descriptor >= 0:
@@ -79,7 +79,7 @@ class AddressTable(Generic[T]):
         return len(self._starts)
 
     def add(self, start: int, size: int, item: T) -> None:
-        """One more range; what was there before it is gone."""
+        """Adds one range, and removes those that it overlaps."""
         first, last = self._among(start, start + size)
         self._starts[first:last] = [start]
         self._entries[first:last] = [(start + size, item)]
@@ -91,7 +91,7 @@ class AddressTable(Generic[T]):
             del self._starts[index], self._entries[index]
 
     def find(self, start: int, size: int) -> tuple[T, int] | None:
-        """What the range lies in as a whole, and how far behind its start."""
+        """Finds the entry that contains the whole range; returns it and the range's offset in it."""
         index = bisect.bisect_right(self._starts, start) - 1
         if index < 0 or self._entries[index][0] < start + size:
             return None
@@ -114,7 +114,7 @@ class KnownSegments:
         self._gone: deque[tuple[int, weakref.ref[Segment]]] = deque()
 
     def add(self, segment: Segment) -> None:
-        """From now on `find` knows it, as long as somebody holds it."""
+        """Makes the segment known to `find`, until it is garbage-collected."""
         start, gone = segment.address, self._gone
         reference = weakref.ref(segment, lambda ended: gone.append((start, ended)))
         with self._lock:
@@ -122,7 +122,7 @@ class KnownSegments:
             self._table.add(start, segment.size, reference)
 
     def find(self, address: int, size: int) -> Place | None:
-        """Where in a segment these bytes lie."""
+        """Finds the segment, and the offset in it, of these bytes."""
         if not len(self._table):
             return None
         with self._lock:
@@ -132,7 +132,7 @@ class KnownSegments:
         return Place(segment, found[1]) if found is not None and segment is not None else None
 
     def forked(self) -> None:
-        """In the child of a fork: another thread may have held the lock."""
+        """Replaces the lock in the child of a fork: another thread may have held it."""
         self._lock = threading.Lock()
 
     def _forget(self) -> None:
@@ -141,10 +141,10 @@ class KnownSegments:
 
 
 known = KnownSegments()
-"""Of this process."""
+"""The process's segments."""
 
 
 def address_of(data: memoryview) -> int:
-    """Where contiguous memory begins."""
+    """Returns the address of contiguous memory."""
     address: int = np.frombuffer(data, np.uint8).__array_interface__["data"][0]
     return address

@@ -17,7 +17,7 @@ LEAST = 64 << 10
 """Smaller arrays are no better off in a segment: their bytes travel inside a command."""
 SLAB = 4 << 20
 SLABBED = 1 << 20
-"""Blocks up to this size share segments of `SLAB` bytes: a process has only so many descriptors."""
+"""Largest block that shares a segment of `SLAB` bytes with others: a process has a limited number of descriptors."""
 _STEP_MAX = 16 << 20
 CACHE = 1 << 30
 """Bytes that wait to be used again."""
@@ -33,7 +33,7 @@ class Block(NamedTuple):
 
 
 def size_class(size: int) -> int:
-    """The size of the block for so many bytes: at most twice as much for small ones, 12.5 % more for others."""
+    """Returns the size of the block for `size` bytes: up to twice as much for small ones, 12.5 % more for others."""
     if size <= SLABBED:
         return max(LEAST, 1 << (size - 1).bit_length())
     step = min(1 << ((size - 1).bit_length() - 4), _STEP_MAX)
@@ -60,7 +60,7 @@ class FreeBlocks:
         return self.trim(self.most)
 
     def take(self, size: int) -> Block | None:
-        """One of this size."""
+        """Takes a block of this size, if there is one."""
         same = self._by_size.get(size)
         if not same:
             return None
@@ -95,7 +95,7 @@ class Lease:
         self._pool = pool
         self._block = block
         self.fresh = fresh
-        """Whether the memory was never used, so that it is zeros."""
+        """True if the memory was never used, and so is all zeros."""
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
@@ -156,7 +156,7 @@ class SegmentPool:
         self._forks += 1
 
     def forked(self) -> None:
-        """In the child: what waits belongs to the parent."""
+        """Forgets the free blocks in the child of a fork: they belong to the parent."""
         self._lock = threading.Lock()
         self._free = FreeBlocks(self._free.most)
         self._unused = {}
@@ -192,7 +192,7 @@ class SegmentPool:
 
 
 pool = SegmentPool()
-"""Of this process."""
+"""The process's pool of segments."""
 
 
 def _after_fork() -> None:

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from hearth_proto.frames import Frame
 
 LIVE_S = 2.0
-"""So long it may take to come to life."""
+"""Limit in seconds for the connection to come to life."""
 REGISTER_S = 10.0
 REGISTER_GIB_S = 1.0
-"""So long the answer to a segment may take, and so much longer for each GiB of it."""
+"""Limit for the answer to a registered segment: `REGISTER_S` seconds, and `REGISTER_GIB_S` more for each GiB of it."""
 LOOKED_S = 10e-3
-"""So long a look lasts for who copies the same again and again. It ends with one of the two processes, and of that the
-lane tells as well; what was sent meanwhile fails, as what was under way does."""
+"""Seconds for which one check is valid for a thread that repeats the same copy. The connection ends with one of the two
+processes, which the lane reports as well; a command sent meanwhile fails, like those under way."""
 _FULL = "QUOTA_EXCEEDED"
 _READ_BYTES = 64 << 10
 _FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
@@ -85,19 +85,19 @@ class SegmentConnection:
         """Bytes that may be registered, all together."""
         self.registered_bytes = 0
         self.fruitful = False
-        """Whether a segment was ever taken."""
+        """True once a segment was accepted."""
         self._connection = connection
         self._mint = mint
         self._reader = FrameReader()
         self._lock = threading.Lock()
         self._named: dict[int, int] = {}
-        """What commands may name: segment -> its number here."""
+        """Numbers that commands may name, by segment."""
         self._sent: dict[int, _Sent] = {}
         self._refused: set[int] = set()
         self._asked: dict[int, bool | None] = {}
         """Transfers that were placed, and what was said of it; None: nothing yet."""
         self._gone: deque[int] = deque()
-        """Segments of `_sent` that nobody has any more."""
+        """Segments of `_sent` that have been garbage-collected."""
         self.closed = False
         """Nothing more is shared on it: known without a look."""
         self._looked = -LOOKED_S
@@ -106,7 +106,7 @@ class SegmentConnection:
 
     @property
     def alive(self) -> bool:
-        """Whether it can be used; looks."""
+        """True if the connection can be used; polls it."""
         if self.closed:
             return False
         self._looked = time.monotonic()
@@ -122,7 +122,7 @@ class SegmentConnection:
 
     @property
     def alive_lately(self) -> bool:
-        """The same; it is as good for a moment."""
+        """True if the connection can be used, or could within the last `LOOKED_S` seconds."""
         return not self.closed and (time.monotonic() - self._looked < LOOKED_S or self.alive)
 
     def close(self) -> None:
@@ -132,20 +132,21 @@ class SegmentConnection:
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def release(self) -> None:
-        """The same, and gives the descriptor back when nobody uses it any more."""
+        """Closes the connection, and returns its descriptor once it is not in use."""
         self.close()
         with self._lock:
             self._connection.close()
 
     def forked(self) -> None:
-        """In the child of a fork, where another thread may have held the lock; the parent's connection goes on."""
+        """Closes the descriptor in the child of a fork, where another thread may have held the lock; the parent's
+        connection continues."""
         self.closed = True
         self._connection.close()
 
     # ---- segments ----
 
     def number(self, segment: Segment) -> int:
-        """What commands name it by; 0: they may not."""
+        """Returns the number by which commands name the segment; 0 if they may not."""
         return 0 if self.closed else self._named.get(segment.number, 0)
 
     def register(self, segment: Segment, *, signals: bool = False) -> int:
@@ -267,7 +268,8 @@ class SegmentConnection:
     # ---- the end of segments ----
 
     def _ended(self, ident: int) -> None:
-        """Nobody has the segment any more. Called by the garbage collector, perhaps in a thread that holds the lock."""
+        """Notes that the segment was garbage-collected. Called by the collector, perhaps in a thread that holds the
+        lock."""
         self._gone.append(ident)
         if self._lock.acquire(blocking=False):
             try:

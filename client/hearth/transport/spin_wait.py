@@ -10,7 +10,7 @@ is: the daemon may need the core.
 from __future__ import annotations
 
 CORES = 4
-"""With fewer, who waits sleeps at once."""
+"""Fewest cores for spinning; with fewer, a waiting thread sleeps at once."""
 
 LOOK_S = 100e-6
 """The most that an answer is looked for at once."""
@@ -19,12 +19,12 @@ LEAST_S = 5e-6
 """The least: a soon one is noticed then, and known as one."""
 
 LEAST_BYTES = 2 << 20
-"""Of a copy whose end is foreseen."""
+"""Smallest copy, in bytes, whose end is predicted."""
 
 _MARGIN = 16
 _LEAST_MARGIN_S, _MOST_MARGIN_S = 100e-6, 250e-6
-"""So small a part of a copy's time, within these bounds, it is looked for before it is due, and twice as long behind. A
-sleep may last 50 us longer than it should."""
+"""Margin of a predicted end: polling begins 1/16 of a copy's time, within these bounds, before the copy is due, and
+ends twice that after. A sleep may last 50 us longer than requested."""
 
 _SHORT_S = 2e-3
 """A copy that takes no longer is looked for all the time, as CUDA does where it is waited for
@@ -41,16 +41,17 @@ UP, DOWN = 0, 1
 
 
 class Lookout:
-    """Of one attachment. What threads tell it at the same time may be lost: it is no more than a guess."""
+    """Adaptive spin-wait of one attachment. Concurrent updates from several threads may be lost: it is only an
+    estimate."""
 
     __slots__ = ("_copies", "_due", "_early", "_ended", "_margin", "_pace", "_signalled", "most", "patience")
 
     def __init__(self, cores: int) -> None:
         self.most = self.patience = LOOK_S if cores >= CORES else 0.0
-        """How long to look at the most (0: never), and for what is awaited from now on."""
+        """Seconds of polling at the most (0: never), and for the next wait."""
         self._due = self._early = self._margin = 0.0
         self._copies = 0
-        """How many are under way; of one that failed nobody tells."""
+        """Number of copies under way; a failed copy is not reported."""
         self._ended = 0.0
         """When the last copy did."""
         self._signalled = 0.0

@@ -1,6 +1,6 @@
-"""A stripe: one TCP connection, straight to the device process, for nothing but the bytes of transfers.
+"""A stripe: one TCP connection to the device process directly, for the bytes of transfers only.
 
-Two threads of its own move them, one for each way, from and to the memory where they lie.
+Two threads per stripe, one for each direction, move the bytes from and to their place in memory.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     import ssl
 
 OPEN_S = 4.0
-"""So long a stripe may take to come to life."""
+"""Limit in seconds for a stripe to come to life."""
 IDLE_S = 60.0
-"""One that nothing comes over for so long is closed: it holds threads at both ends."""
+"""Seconds without a frame after which a stripe is closed: it holds threads at both ends."""
 _KINDS = frozenset({Kind.STRIPE, Kind.TAKEN, Kind.CREDIT, Kind.ABORT})
 _SCRATCH = 256 << 10
 _GATHERED = 32
 
 
 class Address(NamedTuple):
-    """Where to connect, and what to expect there."""
+    """Address of the device process, and the properties expected there."""
 
     host: str
     port: int
@@ -56,7 +56,8 @@ class Carried(Protocol):
     def credit(self, stripe: Stripe, chunks: int) -> None: ...
     def taken(self, stripe: Stripe, offset: int) -> None: ...
     def place(self, stripe: Stripe, offset: int, size: int) -> memoryview | None:
-        """Where the bytes of a chunk belong, until `placed`; None: nowhere. Raises ValueError for what is no chunk."""
+        """Returns the destination of a chunk's bytes, valid until `placed`; None: the bytes are dropped. Raises
+        ValueError for an invalid chunk."""
 
     def placed(self, stripe: Stripe, offset: int, size: int, whole: bool) -> None: ...
     def aborted(self, status: bytes) -> None: ...
@@ -64,20 +65,20 @@ class Carried(Protocol):
 
 
 class StripeObserver(Protocol):
-    """What hears of a stripe, on its threads."""
+    """Receiver of a stripe's events, on its threads."""
 
     def live(self, stripe: Stripe) -> None: ...
     def find(self, transfer: int) -> Carried | None:
-        """None: it is over."""
+        """Finds a transfer; returns None once it is over."""
 
     def carries(self) -> bool:
-        """Whether any transfer is under way."""
+        """True while any transfer is under way."""
 
     def over(self, stripe: Stripe, why: str) -> None: ...
 
 
 class Stripe:
-    """Opens itself; `live` or `over` of its owner is told how that went."""
+    """A stripe that opens itself; calls `live` or `over` of its owner with the outcome."""
 
     def __init__(self, address: Address, ticket: bytes, owner: StripeObserver) -> None:
         self.max_chunk = address.max_chunk
@@ -176,7 +177,7 @@ class Stripe:
                 carried.taken(self, offset)
 
     def _wait_on(self) -> bool:
-        """Whether to keep it, though nothing has come for a while."""
+        """True if an idle stripe is kept."""
         return self._owner.carries() or time.monotonic() - self._last < IDLE_S
 
     def _chunk(self, pipe: Pipe, frame: StripeHead, offset: int, carried: Carried | None) -> None:
@@ -240,7 +241,7 @@ class Stripe:
 
 
 def _within_tls(connection: socket.socket, certificate: bytes) -> ssl.SSLSocket:
-    """With whoever has the key of this very certificate. Raises OSError."""
+    """Wraps the connection in TLS with the holder of this certificate's key. Raises OSError."""
     import ssl
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
