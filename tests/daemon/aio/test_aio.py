@@ -363,7 +363,7 @@ def test_waits_that_the_end_of_the_loop_cancels(daemon: DaemonProcess) -> None:
 
     keep: list[Any] = []
     asyncio.run(main())
-    node = keep[0]._side._connection  # the loop is over: what still comes finds nobody, and nothing breaks
+    node = keep[0]._side._connection  # the loop is over: late answers find no waiter, and nothing breaks
     keep[0]._gate.set(np.ones(1, np.int32), stream=keep[0]._side)
     assert node.attachment().alive
     keep.clear()

@@ -1,4 +1,4 @@
-"""Awaits that are cancelled at any point: the session goes on, and nothing reaches who did not ask for it."""
+"""Awaits that are cancelled at any point: the session continues, and no other caller receives their results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SENTINEL = 0xDEADBEEF
 
 
 class Worker:
-    """A task with arrays of its own, what they should hold, and bad luck. What it is answered is compared."""
+    """A task with separate arrays, their expected values, and bad luck. Its answers are compared."""
 
     def __init__(self, gpu: aio.Device, mix: aio.Function, seed: int) -> None:
         self._gpu, self._mix = gpu, mix

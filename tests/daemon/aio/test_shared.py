@@ -203,7 +203,7 @@ def test_a_cancel_while_it_is_copied_waits_for_that(daemon: DaemonProcess, monke
                 await asyncio.sleep(0)
             with pytest.raises(asyncio.CancelledError):
                 await getting
-            same(out, values)  # whole, and nobody is there any more
+            same(out, values)  # whole, and no caller waits any more
 
     run(main)
 

@@ -1,4 +1,4 @@
-"""`hearth bench`, in a process of its own as a user runs it: what it prints, and how it ends where it cannot."""
+"""`hearth bench`, in a separate process as a user runs it: its output, and how it ends where it cannot."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.support.daemon.tenants import new_token, tenant, tenants
 
 LAUNCHING = ["launch + synchronize", "pipelined launches", "new connection to first result"]
 CLOSED = "127.0.0.1:1"
-"""Where nobody listens."""
+"""An address without a listener."""
 
 
 def command(*arguments: str) -> list[str]:
@@ -54,7 +54,7 @@ def bench(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]
 
 @contextlib.contextmanager
 def started(*arguments: str, mark: str) -> Iterator[subprocess.Popen[str]]:
-    """`hearth bench` under way, in a process group of its own."""
+    """`hearth bench` under way, in a separate process group."""
     with subprocess.Popen(
         command("bench", *arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=environment(**{MARK: mark}), start_new_session=True,
@@ -139,7 +139,7 @@ def test_it_leaves_nothing_in_the_daemon(daemon: DaemonProcess) -> None:
         wait_until(lambda: sessions(node) <= before, "the end of its sessions")
 
 
-# ---- what it is told wrong ----
+# ---- wrong arguments ----
 
 
 @pytest.mark.parametrize(

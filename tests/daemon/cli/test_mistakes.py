@@ -1,4 +1,4 @@
-"""The ten most likely mistakes at the command line: each is told in one line that says how to put it right."""
+"""The ten most likely mistakes at the command line: each is reported in one line that says how to put it right."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Places(NamedTuple):
     wrong: str
     expired: str
     locked: str
-    """A socket that nobody may use."""
+    """A socket without permissions for any user."""
 
 
 class Mistake(NamedTuple):

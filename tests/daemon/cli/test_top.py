@@ -50,7 +50,7 @@ sys.exit(main.main(sys.argv[1:]))
 
 
 class Terminal:
-    """`hearth top` in a terminal of its own."""
+    """`hearth top` in a separate terminal."""
 
     def __init__(self, *arguments: str, code: str = RUN, **variables: str) -> None:
         self._ours, self._theirs = pty.openpty()
@@ -172,7 +172,7 @@ def test_it_lives_as_long_as_it_is_watched(daemon: DaemonProcess, movable: Movab
         movable.come()
         terminal.shows("ready; hearthd")
 
-        terminal.process.send_signal(signal.SIGTSTP)  # nobody would continue it here, so the kernel lets it go on
+        terminal.process.send_signal(signal.SIGTSTP)  # no shell would continue it here, so it is not stopped
         terminal.until(lambda: terminal.written.count(ENTER) == 2, "the screen again")
         terminal.shows("ready; hearthd")
         terminal.press("xq")

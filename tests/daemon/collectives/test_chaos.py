@@ -1,7 +1,7 @@
-"""Ranks that are killed, stopped or held up in the middle of a collective: the others are told within a second after
+"""Ranks that are killed, stopped or held up in the middle of a collective: the others fail within a second after
 its timeout, keep their data, and go on, without the lost rank at once, with it when it serves again. No round hangs.
 
-HEARTH_TEST_ROUNDS=50 is the whole of it: so many rounds of a node's devices, and of two daemons.
+HEARTH_TEST_ROUNDS=50 is the whole of it: that many rounds of a node's devices, and of two daemons.
 """
 
 from __future__ import annotations

@@ -308,7 +308,7 @@ def test_batches(group: hearth.Group) -> None:
 
 
 def test_every_size(devices: list[hearth.Device]) -> None:
-    """Around what is a chunk, a page, a cache line or a warp to somebody; nothing at all as well."""
+    """Sizes around a chunk, a page, a cache line and a warp; zero elements as well."""
     group = hearth.Group(devices[:3])
     moves: list[tuple[str, Callable[[Arrays], Arrays], Callable[[list[np.ndarray]], list[np.ndarray]]]] = [
         ("all_reduce", group.all_reduce, lambda hosts: [np.add.reduce(hosts)] * 3),

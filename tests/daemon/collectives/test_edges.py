@@ -108,7 +108,7 @@ def test_memory_that_is_freed_at_once_takes_part_to_the_end(ranks: Ranks) -> Non
 
 
 def test_dropped_arrays(three: DaemonProcess) -> None:
-    """By the client, whose arrays free their memory when nobody holds them."""
+    """Arrays that the client drops: their memory is freed when no reference is left."""
     with three.connect() as node:
         group = hearth.Group(node.devices[:3])
         for turn in range(10):
@@ -313,7 +313,7 @@ def test_a_rank_that_is_refused_tells_the_others_at_once(ranks: Ranks) -> None:
 
 
 def test_rows_that_are_longer_than_what_is_presented_at_once(three: DaemonProcess) -> None:
-    """Two sessions, each with more operations than the device process presents, each in an order of its own."""
+    """Two sessions, each with more operations than the device process presents, each in a separate order."""
     with three.connect() as one, three.connect() as other, ThreadPoolExecutor(2) as pool:
 
         def work(node: hearth.Node, order: int) -> list[int]:

@@ -54,7 +54,7 @@ def test_subgroups_beside_the_whole(group: hearth.Group) -> None:
 
 
 def test_overlapping_groups_in_threads(group: hearth.Group) -> None:
-    """Whatever groups they use in whatever order, nobody waits in a circle."""
+    """There is no circular wait, whatever groups the threads use in whatever order."""
     groups = [group.subgroup(ranks) for ranks in ([0, 1], [1, 2], [2, 3], [3, 0], [2, 0, 1], [3, 2, 1, 0])]
 
     def work(seed: int) -> None:
@@ -92,7 +92,7 @@ def test_each_rank_in_a_thread_of_its_own(group: hearth.Group) -> None:
 
 
 def _around(n: int, turns: int) -> list[int]:
-    """What the ranks hold after so many turns: each passes on what it had when the turn began."""
+    """The ranks' values after `turns` turns: each passes on what it had when the turn began."""
     held = list(range(n))
     for _ in range(turns):
         held = [held[(own - 1) % n] for own in range(n)]
@@ -218,7 +218,7 @@ def test_a_closed_group_leaves_what_is_under_way(group: hearth.Group) -> None:
 
 
 def test_sends_from_one_thread_while_another_waits(group: hearth.Group) -> None:
-    """A send that its peer keeps waiting holds nobody up but its own stream."""
+    """A send that its peer keeps waiting holds up only its stream."""
     first, second = group.devices[:2]
     with first.stream() as waiting:
         group.send(first.full(4, 9, np.int32), to=1, timeout=20)

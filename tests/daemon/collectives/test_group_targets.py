@@ -97,7 +97,7 @@ def test_an_empty_list_allows_nothing(started: Any) -> None:
     with ranks(started(), started(collectives={"peers": []})) as both:
         created = both[0].call("CreateGroup", members=members(2))
         assert join(both[1], created).reason == Reason.PERMISSION_DENIED
-        group = form(both[:1])  # its own groups need nobody
+        group = form(both[:1])  # its own groups need no peer
         work(both[:1], group, 1)
 
 

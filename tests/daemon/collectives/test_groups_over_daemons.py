@@ -194,7 +194,7 @@ def test_a_device_process_is_killed_in_mid_operation(lent_nodes: LentNodes, lost
         wait_until(lambda: victim.daemon.status()["devices"][0]["state"] == "serving")
         victim.stream.cancel()
         with contextlib.suppress(grpc.RpcError):
-            victim.raw.call("Sync", c.Sync())  # is told of the loss, once
+            victim.raw.call("Sync", c.Sync())  # reports the loss, once
         victim.attach()
         work(pair, group, 3)  # the same group, with a new communicator
 

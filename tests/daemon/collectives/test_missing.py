@@ -1,4 +1,4 @@
-"""Ranks of collectives that do not come, or that are not those they seem: told in time, and nobody else is harmed."""
+"""Ranks of collectives that are missing or are not what they seem: the others fail in time, all else is unharmed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.timing import LATE
 
 
 def test_a_rank_that_never_comes(ranks: Ranks, three: DaemonProcess) -> None:
-    """The others are told within a second after the timeout; their other streams and sessions noticed nothing."""
+    """The others fail within a second after the timeout; their other streams and sessions noticed nothing."""
     number = ranks.next()
     began = time.monotonic()
     for rank in (0, 2):
@@ -106,7 +106,7 @@ def test_a_rank_of_another_session_is_nobodys(three: DaemonProcess) -> None:
 
 
 def test_a_rank_of_another_tenant(start_daemon: StartDaemon) -> None:
-    """Neither its presence nor its group's name does anything, and neither is told from one that nobody has."""
+    """Neither its presence nor its group's name does anything; it gets the answers of a group that does not exist."""
     config, tokens = tenants("alice", "bob", collectives={"timeout": "10s"})
     daemon = start_daemon(cpu_count=2, **config)
     with Ranks(daemon, 2, tokens["alice"]) as alice, Ranks(daemon, 2, tokens["bob"]) as bob:
@@ -153,7 +153,7 @@ def test_the_session_ends_in_mid_wait(three: DaemonProcess, ranks: Ranks) -> Non
 
 
 def test_a_deadline_of_a_single_call(ranks: Ranks) -> None:
-    """Ends the call. The others are told at the latest after their timeout, and the session goes on."""
+    """Ends the call. The others fail at the latest after their timeout, and the session continues."""
     number = ranks.next()
     part = collective((0, 1, 2), number, operation("all_reduce", A, B), timeout=1.0).collective
     request = device_pb2.CollectiveRequest(target=ranks.raw.target(), command=part)

@@ -1,4 +1,4 @@
-"""A daemon that is held up while an operation of its devices is late: what its ranks are told has to be why."""
+"""A daemon that is held up while an operation of its devices is late: the error of its ranks has to name the cause."""
 
 from __future__ import annotations
 

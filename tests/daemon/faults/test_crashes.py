@@ -1,4 +1,4 @@
-"""A kernel that takes its process with it is named, with what it did; who launched it is blamed, and nobody else is."""
+"""A kernel that takes its process with it is named, with what it did; only the session that launched it is blamed."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_it_is_named_wherever_it_is_told(node: DaemonProcess, kernel: str, value
 
 
 def test_the_culprit_is_barred_and_its_neighbour_continues(start_daemon: StartDaemon) -> None:
-    """Both have a kernel on the device each time: by what is under way nobody could tell them apart."""
+    """Both have a kernel on the device each time: running work alone does not tell them apart."""
     node = start_daemon(devices={"max_faults": 1})
     culprit, bystander = Client(node), Client(node)
     for fault in range(2):

@@ -44,7 +44,7 @@ class Counted:
         self.wait_for(1)
 
     def wait_for(self, commands: int) -> None:
-        """Until so many commands wait."""
+        """Waits until `commands` commands wait."""
         wait_until(lambda: self._daemon.gauge("commands_waiting") >= commands, "commands to wait")
 
     def release(self) -> None:
@@ -125,7 +125,7 @@ def test_what_is_running_is_left_to_run(counted: Counted, daemon: DaemonProcess)
 
 
 def test_memory_of_what_runs_on_is_not_used_again_before_its_end(counted: Counted) -> None:
-    """The buffer is freed while the kernel that writes to it runs; whoever gets its memory finds its own bytes."""
+    """The buffer is freed while the kernel that writes to it runs; the next owner of its memory finds its own bytes."""
     raw = counted.raw
     first = counted.counter
     counted.launch(nanoseconds=200_000_000)

@@ -91,7 +91,7 @@ def losses(node: DaemonProcess, session: str) -> list[dict[str, Any]]:
 
 
 def is_over(node: DaemonProcess, session: str, pid: int, before: int) -> None:
-    """The session's process is gone with what it held, nobody is blamed, and others are served."""
+    """The session's process is gone with what it held, no session is blamed, and others are served."""
     wait_until(lambda: not alive(pid), "the end of the process", WAIT_S)
     wait_until(lambda: events(node, "session_close", session=session), "the end of the session", WAIT_S)
     (loss,) = wait_until(lambda: losses(node, session), "the log's word")
@@ -155,7 +155,7 @@ def test_an_operator_ends_it_and_who_comes_meanwhile_is_served_by_the_next_proce
         late.start()
         for thread in (ending, late):
             thread.join(WAIT_S)
-    assert len(served) == 2 and 0 in served, "nothing runs on, and nobody was told of a loss"
+    assert len(served) == 2 and 0 in served, "nothing runs on, and no client saw a loss"
     assert max(served) > 0.5, "it had to wait for the grace"
     is_over(node, victim.session_id, pid, before)
     victim.close()
@@ -181,7 +181,7 @@ def test_a_busy_neighbour_notices_nothing_and_all_is_free_when_it_has_left(node:
                 assert (x.get() == count).all()
                 time.sleep(0.01)  # the machine is for others too
             ending.join()
-        assert ended == [[0]], "it is told where the kernel goes on"
+        assert ended == [[0]], "the answer names the device of the running kernel"
         (warning,) = events(node, "session_runs_on", session=session)
         assert warning["kernels"] == ["endless"] and abs(warning["closed_unix"] - time.time()) < 60
         (stuck,) = process_of(node)["stuck"]

@@ -1,6 +1,6 @@
 """One session loses its device's process again and again, by its own kernels and by SIGKILL; two others notice nothing.
 
-HEARTH_TEST_STORM=20 is the whole of it: so many rounds of each kind of loss. HEARTH_TEST_BACKEND=cuda wants two GPUs.
+HEARTH_TEST_STORM=20 is the whole of it: that many rounds of each kind of loss. HEARTH_TEST_BACKEND=cuda wants two GPUs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FAR = np.int64(1 << 45)
 
 
 class Bystander:
-    """Checked work in a thread of its own, until it is told to end."""
+    """Checked work in a separate thread, until it is asked to end."""
 
     def __init__(self, gpu: hearth.Device) -> None:
         self.rounds = 0

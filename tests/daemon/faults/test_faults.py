@@ -202,7 +202,7 @@ def test_kill_9_of_a_device_process(lossy: DaemonProcess) -> None:
 
 
 def test_kill_9_under_load(lossy: DaemonProcess) -> None:
-    """Uploads, downloads and launches of many threads end with one of the two errors, and all goes on after it."""
+    """Uploads, downloads and launches of many threads end with one of the two errors, and all continues after it."""
     faulty = Faulty(lossy)
     seen: list[BaseException] = []
     stop = threading.Event()

@@ -196,7 +196,7 @@ def test_killed_front_takes_devices_of_a_lost_forkserver_with_it(daemon: DaemonP
 
 
 def test_compilers_of_a_lost_device_are_waited_for(daemon: DaemonProcess) -> None:
-    """A device process that is killed leaves a compile worker, whom nobody else would wait for."""
+    """A device process that is killed leaves a compile worker, which has no other parent to wait for it."""
     pid = daemon.device_pid(0)
     workers = [child for child in marked(daemon.mark) if int(stat(child)[1]) == pid]
     assert workers

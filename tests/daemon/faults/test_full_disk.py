@@ -1,4 +1,4 @@
-"""Full disks: clients are told which, and never that their source does not compile; what needs no disk goes on."""
+"""Full disks: the error names the disk and never claims a bad source; what needs no disk continues."""
 
 from __future__ import annotations
 

@@ -45,14 +45,14 @@ class Worker:
         assert (self.x.get() == self.count).all()
 
     def fault(self) -> hearth.HearthError:
-        """Loses its process; what it is told of that."""
+        """Loses its process; returns the error that reports it."""
         self.wild((1,), (1,), (self.x, FAR))
         with pytest.raises(hearth.HearthError) as caught:
             self.gpu.synchronize()
         return caught.value
 
     def again(self) -> None:
-        """Goes on with a new buffer."""
+        """Continues with a new buffer."""
         self.x = self.gpu.zeros(8, np.int32)
         self.count = 0
         self.works()

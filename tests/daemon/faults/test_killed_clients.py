@@ -89,7 +89,7 @@ def everything(daemon: DaemonProcess) -> None:
 
 
 def massacre(nursery: Nursery, rng: random.Random, seeds: range) -> None:
-    """Starts a client for each seed and kills each at a moment of its own."""
+    """Starts a client for each seed and kills each at a different moment."""
     deaths: list[tuple[float, int]] = []
     for seed in seeds:
         pid = nursery.fork(seed)
@@ -129,7 +129,7 @@ def held(daemon: DaemonProcess) -> list[str]:
 
 
 def more(now: Held, before: Held, room: int) -> dict[str, object]:
-    """What one process holds beyond what it held; `room`: so many threads more may be there."""
+    """What one process holds beyond what it held; `room`: the number of additional threads allowed."""
     found: dict[str, object] = {
         kind: (count, before.fds.get(kind, 0)) for kind, count in now.fds.items() if count > before.fds.get(kind, 0)
     }

@@ -27,7 +27,7 @@ from tests.support.folders import ROOT
 LEASE_S = 2.0
 """A client that lives keeps it also where the machine is so busy that it is not run for a second."""
 LATE_S = 20.0
-"""Far from what anything here takes, and less than a lease that nobody has set: what is not there then never comes."""
+"""Far from what anything here takes, and less than the default lease: what is not there then never comes."""
 
 
 @pytest.fixture(scope="module")

@@ -158,7 +158,7 @@ def test_a_client_that_gave_its_lane_up_is_answered(
 
 def test_a_paused_device_process_is_waited_for(paused: DaemonProcess) -> None:
     """While it stands still nothing of the front does: other devices, the status page, new sessions. It is called
-    stalled, and the same process goes on afterwards."""
+    stalled, and the same process continues afterwards."""
     needs_devices(paused, 2)
     pid = paused.device_pid(0)
     with paused.connect() as node:

@@ -91,7 +91,7 @@ def test_kill_9_amid_work_and_a_start_in_the_same_place(start: Start, temporary:
     keep = busy(raw, node)
     wait_until(lambda: compiling(first), "the compile")
     kill(first)
-    assert first.socket.exists(), "nobody was there to remove it"
+    assert first.socket.exists(), "no process was left to remove it"
     with pytest.raises(hearth.HearthError):
         node.device(0).synchronize()
     left = [path.name for path in temporary.iterdir()]
@@ -163,7 +163,7 @@ def test_kill_9_while_it_starts(temporary: Path, cache: Path, tmp_path: Path, se
 
 
 def test_a_daemon_is_not_driven_out(start: Start) -> None:
-    """A second daemon in the same place is refused, says why, and harms nobody."""
+    """A second daemon in the same place is refused, says why, and harms no session."""
     daemon = start()
     for arguments in (
         ["--grpc", daemon.grpc, "--http", "", "--lanes", "", "--unix", ""],

@@ -1,4 +1,4 @@
-"""Connections that are cut at any byte: every command has run exactly once, and nobody notices but by the clock."""
+"""Connections that are cut at any byte: every command has run exactly once, and clients notice only by the clock."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_opening_a_session_over_connections_that_are_cut(cutter: Cutter) -> None
 
 
 def test_a_connection_that_falls_silent(cutter: Cutter, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody says that it is over: the client notices by its pings, and takes the session over from a stream that the
+    """No peer closes it: the client notices by its pings, and takes the session over from a stream that the
     daemon thinks is there."""
     times = {"grpc.keepalive_time_ms": 200, "grpc.keepalive_timeout_ms": 200, "grpc.http2.ping_timeout_ms": 200}
     options = dict(transport._OPTIONS) | times
@@ -248,7 +248,7 @@ def test_a_timeout_while_the_connection_is_away(cutter: Cutter) -> None:
 @pytest.mark.parametrize("times", [1, 3])
 def test_an_attach_that_comes_late(daemon: DaemonProcess, times: int) -> None:
     """One that was given up for another stream, and that the daemon gets behind that one: it displaces it, and the
-    client goes on in a third."""
+    client continues in a third."""
     with hearth.connect(daemon.grpc) as node:
         counter = Counter(node.device(0))
         attachment = connection_of(counter.gpu).attachment()
@@ -322,7 +322,7 @@ def test_what_is_given_up_while_the_connection_is_away(cutter: Cutter, way: str)
         else:
             pending = gpu.dispatch_async(add, 1, 1, ins=[host], outs=[], scalars=[np.int32(0)])
             pending._job.give_up()
-        time.sleep(0.2)  # what is told once is told in vain
+        time.sleep(0.2)  # a message sent only once is lost here
         cutter.refuse(False)
         gpu.synchronize(timeout=60)
         counter.check()

@@ -1,5 +1,4 @@
-"""Sources that are too much for a compiler, or would have it read the host's files: they cost their sender, and nobody
-else."""
+"""Sources that are too much for a compiler, or would have it read the host's files: they cost only their sender."""
 
 from __future__ import annotations
 
@@ -102,7 +101,7 @@ def test_others_go_on_beside_a_long_compile(start_daemon: StartDaemon) -> None:
 
 @on_cpu
 def test_endless_compiles_of_a_tenant_leave_those_of_others_their_turn(start_daemon: StartDaemon) -> None:
-    """Each tenant's device process has compile workers of its own: other tenants' compiles never queue behind it."""
+    """Each tenant's device process has separate compile workers: other tenants' compiles never queue behind it."""
     compiling = {"timeout": "600s", "workers": 1}
     config, tokens = tenants("flood", "other", tenant("operator", rights=["admin"]), compile=compiling)
     daemon = start_daemon(cpu_count=1, **config)

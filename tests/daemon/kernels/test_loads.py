@@ -1,5 +1,5 @@
 """A module that is to be loaded while another session's kernel does not end: CUDA loads none before, and here the CPU
-backend does as CUDA. Who waits is told in time, everybody can see it, and others do not notice."""
+backend does as CUDA. The waiting client gets an error in time, the wait is visible, and others do not notice."""
 
 from __future__ import annotations
 

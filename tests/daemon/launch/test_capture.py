@@ -168,7 +168,7 @@ def test_what_gives_the_stream_no_work_passes_by(work: Execute, command: c.Comma
 
 
 def test_a_one_way_command_that_is_refused_fails_the_capture(work: Execute) -> None:
-    """Nobody was told, so the end tells; a launch whose caller was told fails it all the same."""
+    """A one-way command has no answer, so the end reports it; a failure already reported to its caller fails it too."""
     work.batch(
         begin(), c.Command(stream=STREAM, launch=launch()), c.Command(stream=STREAM, sync_collective=c.SyncCollective())
     )

@@ -302,7 +302,7 @@ def test_arguments_that_do_not_fit_the_kernel(gpu: hearth.Device, kernel: Kernel
     with pytest.raises(hearth.LaunchError, match="argument 2 has 8 bytes; the kernel's parameter has 4") as caught:
         gpu.dispatch(kernel("identity"), (1, 2**30), 2000, [x, Out(4, np.int32), 4])
     message = str(caught.value)
-    assert "2000" in message and str(2**30) in message, "all that is wrong is told at once"
+    assert "2000" in message and str(2**30) in message, "all errors are reported at once"
     assert daemon.counter("kernel_launches", 0) == before
 
 
@@ -481,7 +481,7 @@ def test_many_at_once_do_not_mix(gpu: hearth.Device, kernel: Kernel) -> None:
 
 def test_times_are_of_what_they_say(gpu: hearth.Device) -> None:
     """The compile is no time of the kernel's, and neither is a copy, however large."""
-    fresh = SPIN + f"// {np.random.default_rng().integers(1 << 60)}"  # in nobody's cache
+    fresh = SPIN + f"// {np.random.default_rng().integers(1 << 60)}"  # in no cache
     spin = gpu.RawModule(code=fresh).get_function("spin")
     ticks = np.int64(20_000_000)
 

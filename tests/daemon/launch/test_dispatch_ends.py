@@ -1,4 +1,4 @@
-"""Dispatches under way: large ones, those that nobody waits for, and every way in which one can come to its end."""
+"""Dispatches under way: large ones, unawaited ones, and every way in which one can end."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def test_a_refused_dispatch_ends_its_transfers(bulk: Bulk) -> None:
     up = bulk.upload(3, iter(more.get, None))
     more.put(bytes(1000))
     assert failed(bulk.dispatch(upload=3, download=4, function=12345)).reason == Reason.INVALID_HANDLE
-    assert failed(up).reason == Reason.INVALID_HANDLE, "its upload is told, and told why"
+    assert failed(up).reason == Reason.INVALID_HANDLE, "its upload fails, with the reason"
     more.put(None)
     with pytest.raises(grpc.RpcError):
         next(bulk.download(4))
@@ -362,7 +362,7 @@ extern "C" __global__ void one(int* x) { x[threadIdx.x] = 1; }
 
 
 def test_kernels_that_fault_or_do_not_end(lossy: DaemonProcess) -> None:
-    """Who polls is told as well as who waits; the next dispatch finds the device back."""
+    """Polling callers receive the error as well as blocking ones; the next dispatch finds the device back."""
     with lossy.connect() as node:
         gpu = node.device(0)
         module = gpu.RawModule(code=FAULTS)
@@ -388,7 +388,7 @@ def test_kernels_that_fault_or_do_not_end(lossy: DaemonProcess) -> None:
 
 @pytest.mark.parametrize("lanes", [True, False], ids=["lanes", "gRPC"])
 def test_one_that_is_given_up_at_once_holds_nothing_up(daemon: DaemonProcess, lanes: bool) -> None:
-    """Also where its upload had come, and nobody had begun to take the download that it names."""
+    """It holds nothing up also where its upload had come, and the download that it names had not begun."""
     with daemon.connect(lanes=lanes) as node:
         gpu = node.device(0)
         identity = gpu.RawModule(code=KERNELS).get_function("identity")

@@ -78,7 +78,7 @@ def test_a_replay_equals_direct_launches_and_picks_up_changed_inputs(gpu: hearth
 
 
 def test_many_launches_of_many_shapes(gpu: hearth.Device) -> None:
-    """150 launches, each with arguments and a geometry of its own."""
+    """150 launches, each with different arguments and a different geometry."""
     add_one = common(gpu, "add_one")
     x = gpu.zeros(150, np.int32)
     with gpu.graph() as graph:
@@ -319,7 +319,7 @@ def test_what_an_update_replaces_is_let_go(gpu: hearth.Device) -> None:
         gpu.flush()
         gate.open()
     assert (fresh.get() == 5).all() and kept.get()[0] == 1
-    graph.launch()  # on memory that nobody else has
+    graph.launch()  # on memory without another owner
     gpu.synchronize()
 
 
@@ -451,7 +451,7 @@ def test_graphs_do_not_nest(gpu: hearth.Device) -> None:
             pass
     with gpu.graph() as outer:
         add_one((1,), (N,), (x, SIZE))
-        with gpu.graph() as inner:  # a recording of its own, on a stream of its own
+        with gpu.graph() as inner:  # a separate recording, on a separate stream
             add_one((1,), (N,), (x, SIZE))
             add_one((1,), (N,), (x, SIZE))
         with pytest.raises(hearth.LaunchError, match="inside the recording"):

@@ -1,4 +1,4 @@
-"""Streams that are destroyed while a kernel of theirs does not end: nobody is given what they had."""
+"""Streams that are destroyed while a kernel of theirs does not end: their pooled CUDA streams are not reused."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_when_all_are_kept_back_it_is_told(start_daemon: StartDaemon) -> None:
         module = gpu.RawModule(code=ENDLESS)
         module.compile()
         endless = module.get_function("endless")
-        for _ in range(2):  # the second goes on the one that is made beyond what there should be
+        for _ in range(2):  # the second gets the one stream beyond the limit
             stream = gpu.stream()
             endless((1,), (1,), stream=stream)
             del stream

@@ -14,7 +14,7 @@ from tests.support.daemon.harness import DaemonProcess
 from tests.support.daemon.kernels import common
 
 SIZES = (1, 7, 256, 1024, 4095, 4096, 16 << 10, (16 << 10) + 1)
-"""Elements of 4 bytes: the largest are read by a batch of the long way."""
+"""Elements of 4 bytes: the largest are read by a batch on the queued path."""
 
 
 def test_one_step_after_the_other(daemon: DaemonProcess, gpu: hearth.Device) -> None:
@@ -90,7 +90,7 @@ def test_a_step_that_fails(gpu: hearth.Device) -> None:
     for number in range(20):
         x.set(host)
         with pytest.raises(hearth.HearthError):
-            add((1,), (4096,), (x, np.int32(256)))  # no device has so many threads in a block
+            add((1,), (4096,), (x, np.int32(256)))  # no device allows that many threads in a block
             x.get()
         x.set(host)
         add((1,), (256,), (x, np.int32(256)))

@@ -128,7 +128,7 @@ def test_work_before_is_done_when_it_is_there(raw: Raw) -> None:
 
 
 def test_what_is_under_way_goes_on_where_it_was(gpu: hearth.Device, daemon: DaemonProcess) -> None:
-    """A kernel that uses it holds its export up, and nobody else."""
+    """A kernel that uses it holds its export up, and no other work."""
     x = gpu.zeros(4, np.int32)
     with gated(gpu) as gate, gpu.stream() as side, ThreadPoolExecutor(1) as pool, daemon.connect() as node:
         gate.hold(after=x, stream=side)
@@ -186,7 +186,7 @@ def test_what_cannot_be_exported(gpu: hearth.Device, daemon: DaemonProcess) -> N
 
 
 def test_what_was_exported_is_not_published(gpu: hearth.Device) -> None:
-    """Who mapped it may write to it, whatever it says; a copy is nobody's but the session's."""
+    """A process that mapped it may write to it, whatever it says; a copy belongs to the session alone."""
     x = gpu.asarray(HOST)
     x.ipc().close()
     assert reason_of(lambda: x.publish("exported")) == "INVALID_ARGUMENT"
@@ -246,7 +246,7 @@ def test_tickets(raw: Raw) -> None:
         fetch(answer.path, answer.ticket)
     with pytest.raises(hearth.UnsupportedError):
         fetch("/nowhere/at/all", answer.ticket)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:  # who goes in the middle harms nobody
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:  # one that leaves midway harms no other
         connection.connect(answer.path)
         connection.sendall(frames.encode(Kind.TICKET, bytes(32))[:10])
     os.close(fetch(*_again(raw)))
@@ -297,7 +297,7 @@ def test_it_keeps_the_memory(gpu: hearth.Device, daemon: DaemonProcess) -> None:
     usage = gpu.memory_usage()
     assert (usage.bytes_in_use, usage.allocations) == (base.bytes_in_use, base.allocations)
     assert daemon.gauge("buffers_exported") == 0
-    assert (host[0] == HOST[0]).all(), "mapped for as long as somebody looks at it"
+    assert (host[0] == HOST[0]).all(), "mapped for as long as an array refers to it"
 
 
 def test_unreferenced_exports_are_released(gpu: hearth.Device, daemon: DaemonProcess) -> None:

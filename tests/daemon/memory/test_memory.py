@@ -171,7 +171,7 @@ def test_out_of_memory_fails_what_depends_on_it_and_nothing_else(gpu: hearth.Dev
     gpu.synchronize()
 
 
-@on_cpu  # whose limit is a number of its own; a GPU's would have to be filled
+@on_cpu  # whose limit is only a number; a GPU's would have to be filled
 def test_a_full_device_takes_more_after_a_free(start_daemon: StartDaemon) -> None:
     with start_daemon(devices={"memory_limit": "64MiB"}).connect() as node:
         gpu = node.device(0)

@@ -1,4 +1,4 @@
-"""Processes that share the memory of one device: never more than there is, nothing unused that somebody wants."""
+"""Processes that share the memory of one device: never more than there is, none unused while another waits for it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def shared(lent: LentDaemon) -> DaemonProcess:
 
 @pytest.fixture
 def pair_of(shared: DaemonProcess) -> Iterator[Callable[[], tuple[hearth.Device, hearth.Device]]]:
-    """A device as two sessions see it, each in a process of its own."""
+    """A device as two sessions see it, each in a separate process."""
     nodes: list[hearth.Node] = []
 
     def make() -> tuple[hearth.Device, hearth.Device]:
@@ -231,7 +231,7 @@ def test_a_quota_in_a_process_that_tenants_share(start_daemon: StartDaemon) -> N
         node.device(0).synchronize()
         hold(same.device(0), 45)
         gpu = same.device(0)
-        for _ in range(20):  # it frees before it allocates again, and is told of no shortage
+        for _ in range(20):  # it frees before it allocates again, and sees no shortage
             array = gpu.empty(45 * MIB, np.uint8)
             del array
         gpu.synchronize()
@@ -257,7 +257,7 @@ def test_nobody_sees_what_another_tenant_has_left_behind(start_daemon: StartDaem
 
 @on_cpu
 def test_without_tenants_nothing_is_cleared(start_daemon: StartDaemon) -> None:
-    """The other test can fail: memory does come back as it was, and to clear it costs nothing where nobody needs it."""
+    """The other test can fail: memory does come back as it was, and clearing costs nothing where it is not needed."""
     daemon = start_daemon(devices=DEVICES)
     with daemon.connect() as node:
         gpu = node.device(0)

@@ -31,7 +31,7 @@ FIRST = WEIGHTS.reshape(-1)[:1000]
 
 @pytest.fixture(params=["shared", "dedicated"])
 def other(request: pytest.FixtureRequest, daemon: DaemonProcess) -> Iterator[hearth.Device]:
-    """Another session's device: in the same process, or in one of its own."""
+    """Another session's device: in the same process, or in a separate one."""
     with daemon.connect(isolation=request.param) as node:
         yield node.device(0)
 
@@ -207,7 +207,7 @@ def test_description_that_does_not_fit(raw: Raw, gpu: hearth.Device) -> None:
     assert (gpu.published()[0].shape, gpu.published()[0].dtype) == (None, None)
 
 
-# ---- nobody writes ----
+# ---- published memory is read-only ----
 
 
 def writes(raw: Raw, buffer: int) -> Iterator[tuple[str, Any]]:
@@ -395,7 +395,7 @@ def test_launches_with_it_do_not_wait_for_each_other(gpu: hearth.Device, other: 
     side.synchronize()
     module.get_function("hold")((1,), (1,), (array,), stream=holding, timeout=60)
     try:
-        for _ in range(3):  # the long way, the short one, the one by its bytes
+        for _ in range(3):  # the queued path, the inline one, the one by its bytes
             saxpy((4,), (256,), reading(array, out), stream=side)
         side.synchronize(timeout=30)
     finally:
@@ -684,7 +684,7 @@ def test_memory_counts_once(gpu: hearth.Device, daemon: DaemonProcess) -> None:
 
 @on_cpu
 def test_no_room_for_a_copy_that_others_can_map(start_daemon: StartDaemon) -> None:
-    """Whoever attaches is told so; whoever published it notices nothing."""
+    """The attaching session gets the error; the publishing one notices nothing."""
     daemon = start_daemon(devices={"memory_limit": "96MiB"})
     host = np.arange(60 << 20, dtype=np.uint8)
     with daemon.connect() as node, daemon.connect(isolation="dedicated") as second:
@@ -732,7 +732,7 @@ def test_a_hundred_attachments(gpu: hearth.Device, other: hearth.Device) -> None
 
 
 def test_unpublishing_and_attaching_at_once(daemon: DaemonProcess, other: hearth.Device) -> None:
-    """Whoever got it has it whole; whoever did not is told so."""
+    """An attach yields the whole array or fails with a clear error."""
     stop = threading.Event()
     wrong: list[BaseException] = []
     got = 0

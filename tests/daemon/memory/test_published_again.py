@@ -37,8 +37,8 @@ def raw(cutter: Cutter) -> Iterator[Raw]:
 
 @contextmanager
 def written_slowly(daemon: DaemonProcess, raw: Raw, buffer: int) -> Iterator[threading.Event]:
-    """A Write of the buffer that ends when the event is set: what is asked of the buffer next waits so long. On a
-    connection of its own, which nobody cuts."""
+    """A Write of the buffer that ends when the event is set: what is asked of the buffer next waits until then. On a
+    separate connection, which the test does not cut."""
     ends = threading.Event()
 
     def requests() -> Iterator[Any]:

@@ -19,7 +19,7 @@ PRIVATE_KIB = 12 << 10
 
 
 def modules(daemon: DaemonProcess) -> Callable[[], None]:
-    """Code that is loaded, run and unloaded. Each has mappings of its own, of which a process may have 65530."""
+    """Code that is loaded, run and unloaded. Each has separate mappings, of which a process may have 65530."""
     node = daemon.connect()
     gpu = node.device(0)
 

@@ -1,4 +1,4 @@
-"""Draining and stopping: who is told what, what is waited for and for how long, and that the end is clean."""
+"""Draining and stopping: the notifications, what is waited for and for how long, and that the end is clean."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def ended(daemon: DaemonProcess, since: float) -> float:
     return time.monotonic() - since
 
 
-# ---- who is told ----
+# ---- notifications ----
 
 
 def test_clients_are_told_and_go_on(start_daemon: StartDaemon) -> None:
@@ -60,7 +60,7 @@ def test_clients_are_told_and_go_on(start_daemon: StartDaemon) -> None:
         daemon.connect()
     assert caught.value.reason == "DRAINING" and caught.value.fix
     assert caught.value.retry_after is not None and 10 < caught.value.retry_after <= 60
-    assert (x.get() == 7).all()  # over a stream of its own
+    assert (x.get() == 7).all()  # over a separate stream
     saxpy_works(node.devices[-1])
     node.close()
     assert ended(daemon, began) < SOON
@@ -88,7 +88,7 @@ def test_an_operator_drains_and_a_signal_ends_it(start_daemon: StartDaemon) -> N
     with Raw(daemon.unix) as raw, raw.execute() as stream:
         assert raw.node.Drain(node_pb2.DrainRequest(), timeout=10).sessions == 1
         assert raw.node.Drain(node_pb2.DrainRequest(), timeout=10).sessions == 1
-        assert stream.receive().event.draining.deadline_ns == 0, "nobody has set a time"
+        assert stream.receive().event.draining.deadline_ns == 0, "no deadline is set"
         assert daemon.get("/readyz").status == 503
         assert refused(raw.node.OpenSession, node_pb2.OpenSessionRequest(), timeout=10).reason == "DRAINING"
         began = terminate(daemon)
@@ -116,7 +116,7 @@ GOAWAY, NO_ERROR = 7, 0
 
 
 def test_an_idle_connection_is_sent_away(start_daemon: StartDaemon) -> None:
-    """GOAWAY without an error: whoever is behind it connects elsewhere for its next call, and loses none."""
+    """GOAWAY without an error: its client connects elsewhere for its next call, and loses none."""
     daemon = start_daemon()
     host, _, port = daemon.grpc.rpartition(":")
     with socket.create_connection((host, int(port))) as connection:

@@ -38,7 +38,7 @@ def _namespace() -> list[str]:
 
 
 class Namespace:
-    """A daemon that is process 1 of a namespace of its own."""
+    """A daemon that is process 1 of a separate namespace."""
 
     def __init__(self, folder: Path, cache: Path) -> None:
         self.socket = folder / "hearth.sock"

@@ -1,4 +1,4 @@
-"""SIGHUP: what is changed while the daemon runs, what is not, and that nobody else notices."""
+"""SIGHUP: what is changed while the daemon runs, what is not, and that no other session notices."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_token_that_is_anothers_now(running: Reloaded) -> None:
 
 
 def test_a_token_whose_date_is_moved(running: Reloaded) -> None:
-    """To the past: it is over. To the future: it goes on."""
+    """Moved to the past, it is over. Moved to the future, it continues."""
     dated = [{"hash": token_hash(ALICE), "name": "mine", "expires": "2999-01-01"}]
     with connect(running, ALICE) as node:
         node.device(0).synchronize()
@@ -289,7 +289,7 @@ def test_a_file_that_cannot_be_used_changes_nothing(running: Reloaded, text: str
 
 
 def test_a_moved_audit_log_continues_in_a_new_file(running: Reloaded) -> None:
-    """As logrotate does it; the chain goes on, too."""
+    """logrotate does the same; the chain continues, too."""
     path = Path(running.config["audit"]["path"])
     connect(running, ALICE).close()
     wait_until(lambda: "session_close" in path.read_text(), "the last line")

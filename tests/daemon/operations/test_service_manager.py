@@ -41,7 +41,7 @@ def test_a_life_under_a_service_manager(
     assert int(manager.until(lambda said: "RELOADING" in said)["MONOTONIC_USEC"]) > 0
     manager.until(lambda said: said.get("READY") == "1")
 
-    # A device process that is stopped is replaced, and nobody takes the daemon for dead meanwhile.
+    # A device process that is stopped is replaced, and the manager does not take the daemon for dead meanwhile.
     begin = len(manager.heard)
     stopped = daemon.device_pid(1)
     os.kill(stopped, signal.SIGSTOP)

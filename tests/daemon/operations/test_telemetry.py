@@ -322,7 +322,7 @@ def test_counters_survive_their_process(start_daemon: StartDaemon) -> None:
 
 
 def test_what_a_process_counted_before_it_gave_up_is_not_lost(start_daemon: StartDaemon) -> None:
-    """Nobody asked it between the launch and the end: it says so itself."""
+    """The front does not ask it between the launch and the end: it reports by itself."""
     daemon = start_daemon(cpu_count=1)
     with daemon.connect() as node:
         gpu = node.device(0)

@@ -74,7 +74,7 @@ def test_a_batch_that_is_too_large(raw: Raw, stream: Execute) -> None:
     stream.batch(c.Command(write=c.Write(buffer=KEEP, data=bytes(most))))
     refusal = stream.ended()
     assert refusal.reason == Reason.MESSAGE_TOO_LARGE and str(most) in refusal.message
-    assert raw.read(KEEP, 16) == bytes(16)  # the session goes on
+    assert raw.read(KEEP, 16) == bytes(16)  # the session continues
 
 
 def test_a_message_beyond_grpcs_own_limit(raw: Raw) -> None:
@@ -181,7 +181,7 @@ def function_of() -> Callable[[Raw], int]:
 )
 @given(message=st.binary(max_size=400))
 def test_any_bytes_on_execute(stream: Execute, message: bytes) -> None:
-    """Whatever it is, it is answered, and the stream goes on."""
+    """Any message is answered, and the stream continues."""
     request = device_pb2.ExecuteRequest()
     try:
         request.ParseFromString(message)

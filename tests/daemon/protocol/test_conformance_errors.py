@@ -80,7 +80,7 @@ def test_a_long_chain_of_what_was_never_made(gpu: hearth.Device) -> None:
 
 
 def test_reading_what_failed_takes_no_error_of_its_stream(gpu: hearth.Device) -> None:
-    """The producer's failure is shown to whoever reads, and stays with its stream until that is asked."""
+    """The producer's failure is shown to every reader, and stays with its stream until that is asked."""
     x, side = gpu.zeros(4, np.int32), gpu.stream()
     gpu.synchronize()
     spoil(gpu, x)
@@ -196,7 +196,7 @@ def test_a_session_that_closes_with_errors_leaves_none_behind(daemon: DaemonProc
         saxpy_works(other.device(0))
 
 
-# ---- when they are told ----
+# ---- when they are reported ----
 
 
 def test_a_flush_tells_without_waiting_for_the_device(gpu: hearth.Device) -> None:

@@ -1,4 +1,4 @@
-"""Every kind of command with fields of anybody's choosing: answered, and nobody else notices.
+"""Every kind of command with arbitrary fields: answered, and no other session notices.
 
 Commands are made from their descriptors, so that those that are added later are in it as well. What a client may ask
 for and that takes for ever (an endless launch, a transfer that never comes) is not asked for here.

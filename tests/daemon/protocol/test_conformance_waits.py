@@ -1,4 +1,4 @@
-"""Who waits, and for whom: thousands of answers outstanding, other streams, other clients, events that go away."""
+"""Waits and their targets: thousands of answers outstanding, other streams, other clients, events that go away."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def percentile(samples: list[float], share: float) -> float:
 
 
 def copies(gpu: hearth.Device, stream: hearth.Stream, count: int) -> list[float]:
-    """Seconds of so many round trips of 64 bytes, there and back."""
+    """Seconds of each of `count` round trips of 64 bytes, there and back."""
     host, x = np.arange(64, dtype=np.uint8), gpu.zeros(64, np.uint8, stream)
     stream.synchronize()
     took = []
@@ -186,7 +186,7 @@ def test_a_compile_delays_no_other_client(daemon: DaemonProcess) -> None:
     assert len(beside) > 3 and percentile(beside, 0.5) < 100
 
 
-# ---- events that go away while somebody waits for them ----
+# ---- events that are destroyed during a wait for them ----
 
 
 def test_an_event_may_go_while_it_is_waited_for(raw: Raw, held: RawGate) -> None:

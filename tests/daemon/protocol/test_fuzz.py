@@ -1,4 +1,4 @@
-"""Every RPC and every socket with anybody's messages: nobody dies, nobody else notices, nothing is told of others.
+"""Every RPC and every socket with arbitrary messages: no process dies, no session notices, no data of others leaks.
 
 HEARTH_TEST_FUZZ_SECONDS=60 is the whole minute for each; `python -m tests.fuzz` does the same outside of pytest.
 """

@@ -50,7 +50,7 @@ def shown(lent: TenantDaemon) -> tuple[tuple[str, str], ...]:
 
 
 def answered(daemon: DaemonProcess, path: bytes | str, body: bytes = b"", **more: Any) -> tuple[int, int]:
-    """The status of a call on a connection of its own, and the bytes of its body that were taken."""
+    """The status of a call on a separate connection, and the bytes of its body that were taken."""
     one = Http2(daemon.grpc)
     try:
         stream = one.call(path, body, **more)

@@ -29,7 +29,7 @@ def daemon(start_daemon: StartDaemon) -> DaemonProcess:
 
 @pytest.fixture
 def crowd(daemon: DaemonProcess) -> Iterator[Callable[[int], None]]:
-    """Connections that do nothing: called with a number, so many are open, and the daemon has seen that."""
+    """Connections that do nothing: called with a number, it holds that many open, and the daemon has seen that."""
     host, _, port = daemon.grpc.rpartition(":")
     held: list[socket.socket] = []
 
@@ -72,7 +72,7 @@ def refusals(daemon: DaemonProcess, kind: str) -> float:
 
 
 def test_clients_come_back_when_it_is_over(daemon: DaemonProcess, crowd: Callable[[int], None]) -> None:
-    """A new session and a large upload wait; small work of an open session goes on."""
+    """A new session and a large upload wait; small work of an open session continues."""
     data = np.arange(8 << 20, dtype=np.uint8)
     with daemon.connect(lanes=False) as node, daemon.connect(lanes=False) as other:
         gpu = node.device(0)

@@ -26,10 +26,10 @@ SOURCE = 'extern "C" __device__ float g; extern "C" __global__ void k(float* x) 
 OTHERS = 770_001
 """A handle of everything that the other tenant has."""
 ABSENT = 770_002
-"""A handle that nobody has."""
+"""A handle that does not exist."""
 RIGHTS = [str(right) for right in Right]
 CLOSED = "127.0.0.1:1"
-"""Where nobody listens."""
+"""An address without a listener."""
 SPARE = 880_000
 """Handles that operations may make, above those that are looked at."""
 
@@ -235,7 +235,7 @@ def normal(refusal: Refusal | None) -> object:
 @pytest.mark.parametrize("right", [*RIGHTS, "nothing"])
 @pytest.mark.parametrize("kind", sorted(rights.COMMANDS))
 def test_commands(world: World, kind: str, right: str) -> None:
-    """With each right alone: what is allowed, and that somebody else's handle is told from none by nothing."""
+    """Each right alone: what is allowed, and that another tenant's handle gets the answer of an absent one."""
     who = right if right == "nothing" else f"only-{right}"
     has = set() if right == "nothing" else {right}
     raw, stream = world.session(who)
@@ -359,7 +359,7 @@ def test_the_node(world: World, right: str) -> None:
 
 @pytest.mark.parametrize("right", [*RIGHTS, "nothing"])
 def test_groups_over_daemons(world: World, right: str) -> None:
-    """Whoever may do collectives may make and join them; to look and to leave needs nothing."""
+    """A tenant with the right to collectives may make and join them; to look and to leave needs nothing."""
     who = right if right == "nothing" else f"only-{right}"
     raw, _ = world.session(who)
     members = [node_pb2.GroupMember(node=0, device=0), node_pb2.GroupMember(node=1, device=0)]
@@ -372,7 +372,7 @@ def test_groups_over_daemons(world: World, right: str) -> None:
     told = {"JoinGroup": refused(raw.node.JoinGroup, join, timeout=TIMEOUT)}
     if right == "collective":
         group = raw.node.CreateGroup(create, timeout=TIMEOUT).group
-        assert told["JoinGroup"].reason != Reason.PERMISSION_DENIED, "nobody was there"
+        assert told["JoinGroup"].reason != Reason.PERMISSION_DENIED, "the peer was absent"
         described = raw.node.DescribeGroups(node_pb2.DescribeGroupsRequest(session_token=raw.token), timeout=TIMEOUT)
         assert [each.state for each in described.groups if each.group == group] == ["forming"]
         leave_ours = node_pb2.LeaveGroupRequest(session_token=raw.token, group=group)

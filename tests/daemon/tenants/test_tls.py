@@ -21,7 +21,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(scope="module")
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """An authority that nobody trusts."""
+    """An authority that no party trusts."""
     return Authority(tmp_path_factory.mktemp("tls") / "theirs")
 
 

@@ -1,5 +1,5 @@
 """Downloads over gRPC alone: what the device process hands to the front in memory that both have, and what becomes of
-that memory when somebody goes."""
+that memory when either side goes."""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ Told = Callable[[], int]
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> Told:
-    """How often threads have gone on by a signal. To be asked for before the device is used: who waits looks for its
-    answer as long as it takes, as with many cores."""
+    """Counts the threads that continued after a signal. Request it before the device is used: a waiting thread polls
+    for its answer as long as it takes, as with many cores."""
     monkeypatch.setattr(attachment, "cores", lambda: 64)
     monkeypatch.setattr(spin_wait, "LOOK_S", 20.0)
     calls: list[int] = []

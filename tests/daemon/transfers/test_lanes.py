@@ -39,7 +39,7 @@ def channel(gpu: hearth.Device) -> bool:
 
 
 class LaneCutter:
-    """Between clients of this process and the lane socket: each connection ends after so many bytes either way."""
+    """Between clients of this process and the lane socket: each connection ends after a random number of bytes."""
 
     def __init__(self, folder: Path, budget: random.Random, most: int) -> None:
         self.path = str(folder / "lane")
@@ -149,7 +149,7 @@ def test_what_is_no_ticket_is_hung_up_on(daemon: DaemonProcess) -> None:
 
 
 def test_many_clients_at_once(daemon: DaemonProcess) -> None:
-    """Each with threads of its own; each result is right."""
+    """Each has separate threads; each result is right."""
 
     def client(seed: int) -> bool:
         with daemon.connect() as node, ThreadPoolExecutor(2) as pool:

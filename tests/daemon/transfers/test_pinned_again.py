@@ -129,7 +129,7 @@ def test_in_the_order_of_a_stream(gpu: hearth.Device) -> None:
                 gate.hold(order)
                 x.set(host, stream=given)
             gpu.default_stream.synchronize()
-            host[...] = values[::-1]  # which nobody should do
+            host[...] = values[::-1]  # which a program should not do
             gate.open()
             stream.synchronize()
         same(x.get(out=out), values[::-1])
@@ -164,7 +164,7 @@ def test_an_array_that_was_freed(gpu: hearth.Device) -> None:
 
 
 def test_memory_that_is_shared_anew(gpu: hearth.Device, found: Found) -> None:
-    """What was lost is noticed before the next copy, by whoever it is."""
+    """A loss is noticed before the next copy, in either direction."""
     host, x = pinned(noise(3 * INLINE)), gpu.empty(3 * INLINE, np.uint8)
     for turn in range(4):
         x.set(host)
@@ -187,7 +187,7 @@ def test_memory_that_is_shared_anew(gpu: hearth.Device, found: Found) -> None:
 def test_a_connection_that_ended_unseen(
     gpu: hearth.Device, daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch, lasts: float
 ) -> None:
-    """Who waits for a copy has it, another way; one that nobody waits for is made, or told to be lost, once."""
+    """An awaited copy arrives another way; an unawaited one is made, or reported as lost, once."""
     monkeypatch.setattr(segments, "LOOKED_S", lasts)
     host, x, out = pinned(noise(3 * INLINE)), gpu.empty(3 * INLINE, np.uint8), hearth.zeros_pinned(3 * INLINE, np.uint8)
     ways = {

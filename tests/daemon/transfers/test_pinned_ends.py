@@ -100,8 +100,8 @@ def test_a_lost_connection_is_made_again_and_what_it_shared_is_shared_again(gpu:
 
 @pytest.mark.parametrize("make", [pinned, np.copy], ids=["pinned", "ordinary"])
 def test_a_connection_that_is_lost_in_the_middle(gpu: hearth.Device, make: Callable[..., np.ndarray]) -> None:
-    """A read brings all, the other way if need be, and nobody hears of it; a write that had been taken may be lost, and
-    that is told, once; nothing hangs, nothing is mixed up."""
+    """A read brings all, the other way if need be, and reports nothing; a write that had been taken may be lost, and
+    that is reported, once; nothing hangs, nothing is mixed up."""
     values = noise(40 * INLINE)
     x, order = gpu.asarray(values), gpu.zeros(1, np.int32)
     gpu.synchronize()
@@ -170,7 +170,7 @@ def test_a_read_behind_a_copy_that_was_lost(gpu: hearth.Device, monkeypatch: pyt
 def test_a_copy_that_was_lost_is_told_where_it_was_asked_for(
     gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch, own_stream: bool
 ) -> None:
-    """Of two threads, each with a stream of its own, the one whose copy it was hears of it, whoever asks first."""
+    """Of two threads, each with a separate stream, the one whose copy it was hears of it, whichever asks first."""
     values = noise(5 * INLINE)
     x, y, z = (gpu.asarray(values) for _ in range(3))
     mine, theirs = gpu.stream(), gpu.stream()
@@ -191,7 +191,7 @@ def test_a_copy_that_was_lost_is_told_where_it_was_asked_for(
         gpu.flush(theirs)
         with pytest.raises(hearth.TransferError, match="was lost with the connection"):
             threads.submit(mine.synchronize if own_stream else x.get).result(60)
-    gpu.synchronize()  # nothing more is told
+    gpu.synchronize()  # nothing more is reported
     same(x.get(), values)
 
 

@@ -1,4 +1,4 @@
-"""Which way copies of shared memory go, when they are done, and where what fails is told."""
+"""Paths of copies of shared memory, when they are done, and where failures are reported."""
 
 from __future__ import annotations
 

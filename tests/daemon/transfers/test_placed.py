@@ -155,12 +155,12 @@ def test_what_is_no_place(sharing: Sharing, unharmed: None, data: bytes) -> None
 
 @pytest.mark.parametrize("kind", [UP, DOWN])
 def test_one_that_is_given_up(sharing: Sharing, kind: Kind) -> None:
-    """Before its command has its turn; what comes behind goes on."""
+    """Given up before its command has its turn; what comes behind continues."""
     raw, buffer = sharing.raw, sharing.allocate(MIB)
     sharing.shared.share(1, MIB)
     with gated(sharing) as gate:
         wait = c.Command(stream=gate.held, write=c.Write(buffer=buffer, transfer=100, size=MIB))
-        first = ask(sharing, wait)  # nobody brings it, so that the next stays where it is
+        first = ask(sharing, wait)  # its data never comes, so that the next stays where it is
         request = ask(sharing, command(kind, buffer, 40, MIB, stream=gate.held))
         place(sharing.shared, kind, 40, 1, MIB)
         assert sharing.stream.failures() == []  # both commands have been looked at

@@ -465,7 +465,7 @@ def test_the_end_of_what_they_came_by(daemon: DaemonProcess, tidy: None, how: st
 
 
 def test_a_session_with_commands_that_wait(daemon: DaemonProcess, tidy: None) -> None:
-    """More than the device takes at once: some of them never run, and nobody waits for them."""
+    """More than the device takes at once: some of them never run, and no call waits for them."""
     sharing = Sharing(daemon.unix)
     sharing.shared.share(1, MIB)
     buffer = sharing.allocate(MIB)

@@ -51,7 +51,7 @@ def live(gpu: hearth.Device) -> int:
 
 
 def connect(target: str, count: int | None = STRIPES, **options: Any) -> hearth.Node:
-    """A client that uses so many stripes, however few cores there are."""
+    """A client that uses `count` stripes, however few cores there are."""
     node = hearth.connect(target, **options)
     node._session.transport.stripes = count
     return node
@@ -292,7 +292,7 @@ def test_a_download_in_time_or_not_at_all(lossy: DaemonProcess, by_way_of: Any) 
             x.get(timeout=0.5)
         assert time.monotonic() - began < LATE
         cutter.cut()
-        with contextlib.suppress(hearth.TransferError):  # that read's own answer, for which nobody waited
+        with contextlib.suppress(hearth.TransferError):  # that read's own answer, which was not awaited
             gpu.synchronize()
         with contextlib.suppress(hearth.TransferError):
             x.get()
@@ -423,7 +423,7 @@ def test_one_of_them_breaks(lossy: DaemonProcess, by_way_of: Any) -> None:
 
 
 def test_all_of_them_break_under_a_dispatch(lossy: DaemonProcess, by_way_of: Any) -> None:
-    """Up and down, again and again: each of its transfers goes on over other stripes, or by gRPC."""
+    """Up and down, again and again: each of its transfers continues over other stripes, or by gRPC."""
     rng = random.Random(5)
     plan = lambda number: Budget(up=rng.randrange(MIB, 30 * MIB), down=rng.randrange(MIB, 30 * MIB))  # noqa: E731
     with connect(lossy.grpc) as node, Cutter(lossy.lanes, plan) as cutter:
@@ -480,7 +480,7 @@ def test_all_of_them_break_and_come_back(lossy: DaemonProcess, by_way_of: Any) -
 
 
 def test_none_can_be_had_any_more(lossy: DaemonProcess, by_way_of: Any) -> None:
-    """The transfer goes on by gRPC, under its number and in its place."""
+    """The transfer continues by gRPC, under its number and in its place."""
     with connect(lossy.grpc) as node, Cutter(lossy.lanes) as cutter:
         by_way_of(node, cutter)
         gpu = node.device(0)
@@ -513,7 +513,7 @@ def test_a_port_where_nobody_answers(lossy: DaemonProcess, by_way_of: Any) -> No
 
 
 def test_the_device_process_is_killed(lossy: DaemonProcess, by_way_of: Any) -> None:
-    """A clear error, and the next generation has stripes of its own."""
+    """A clear error, and the next generation has separate stripes."""
     with connect(lossy.grpc) as node, Cutter(lossy.lanes) as cutter:
         by_way_of(node, cutter)
         gpu = node.device(0)
@@ -637,7 +637,7 @@ def test_cut_over_tls(secured_daemon: SecuredDaemon, by_way_of: Any, seed: int) 
 
 
 def test_another_certificate_is_not_trusted(secured_daemon: SecuredDaemon) -> None:
-    """Whoever stands in between has another one: the client goes by gRPC, which is authenticated."""
+    """A proxy in between has another certificate: the client goes by gRPC, which is authenticated."""
     daemon = secured_daemon.lend()
     from hearthd.front.lanes.certificates import make
 

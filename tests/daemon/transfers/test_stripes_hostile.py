@@ -1,4 +1,4 @@
-"""Stripes of clients that do not keep to what was agreed, and of strangers: nobody else notices."""
+"""Stripes of clients that do not keep to what was agreed, and of strangers: no other session notices."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_chunks_that_were_never_taken_come_again(stream: Execute, stripe: Stripe
 
 
 def test_the_rest_by_grpc(stream: Execute, stripe: StripeEnd, raw: Raw) -> None:
-    """A transfer that was begun on a stripe goes on by Upload, from its first byte on."""
+    """A transfer that was begun on a stripe continues by Upload, from its first byte on."""
     from hearth_proto.v1 import device_pb2
 
     host = data()
@@ -244,7 +244,7 @@ def test_both_ways_at_once(stripe: StripeEnd) -> None:
 
 
 def test_a_transfer_that_is_over(stripe: StripeEnd, stream: Execute, raw: Raw) -> None:
-    """Its command has failed: what is on its way is thrown away, and the stripe goes on."""
+    """Its command has failed: what is on its way is thrown away, and the stripe continues."""
     stripe.announce(Kind.UPLOAD, TRANSFER)
     write(stream)
     stripe.until(Kind.CREDIT)

@@ -201,7 +201,7 @@ def test_an_upload_that_breaks_off_fails_its_write_only(raw: Raw) -> None:
         stream.batch(c.Command(write=c.Write(buffer=buffer, size=100, transfer=transfer)))
         upload = raw.device.Upload.future(messages())
         assert sent.wait(30)
-        for _ in range(3):  # behind it on the connection: an upload that nobody has heard of could not break off
+        for _ in range(3):  # behind it on the connection: an upload that has not arrived could not break off
             raw.call("MemoryUsage", c.MemoryUsage())
         arrived.set()
         with pytest.raises(grpc.RpcError):

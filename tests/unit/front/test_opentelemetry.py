@@ -151,7 +151,7 @@ def test_without_traces_nothing_is_done() -> None:
     ],
 )
 def test_nothing_is_loaded_where_it_is_not_used(modules: str, environ: dict[str, str]) -> None:
-    """In a front that nobody asks for traces; and, whoever asks, in device processes and their compilers."""
+    """Covers a front without tracing; and, with or without it, device processes and their compilers."""
     code = f"""
 import sys, {modules}
 if "hearthd.front.opentelemetry" in sys.modules:

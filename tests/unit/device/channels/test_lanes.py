@@ -111,7 +111,7 @@ def test_what_is_no_lane_s_closes_that_lane_alone(rig: Laned, garbage: bytes) ->
     assert rig.end_lane() == 1
     whole.batch(sync(1))
     assert whole.response().result.request == 1
-    rig.batch(sync(7))  # its first number is 1 again: the session lives, and goes on over the link
+    rig.batch(sync(7))  # its first number is 1 again: the session lives, and continues over the link
     rig.until(Kind.ACK, 0)
 
 
@@ -243,7 +243,7 @@ def test_the_front_hears_of_a_lane_that_ends_unused(rig: Laned) -> None:
     client.end.close()
     rig.end_lane()
     rig.lane().end.close()
-    told = rig.until(Kind.LANE_ENDED)  # the first that nobody asked for
+    told = rig.until(Kind.LANE_ENDED)  # the first that was not requested
     assert (told.id, told.channel, json.loads(told.payload)) == (0, 1, {"unused": True, "why": ""})
 
 

@@ -259,7 +259,7 @@ def test_the_end_of_a_large_copy_is_foreseen(monkeypatch: pytest.MonkeyPatch) ->
         first, second = rig.start(**write(1, 1, size)), rig.start(**write(1, 1, size))
         small = rig.start(**write(1, 1, 4096))
         ok(rig.call(memory_usage=c.MemoryUsage()))  # all are given to the device
-        assert len(forecast.under_way) == 1, "nobody knows when what is before the second began"
+        assert len(forecast.under_way) == 1, "the start of the work before the second is not known"
         assert forecast.under_way[0].begins < math.inf
         gates[0].set()
         for number in (first, second, small):
@@ -351,7 +351,7 @@ def test_what_ends_while_its_pages_are_being_locked(start: Start, how: str) -> N
         rig.send(Kind.OPEN, b"{}", channel=1)
     rig.server.slow.set()
     if how == "release":
-        assert client.next() == Frame(Kind.SEGMENT, 0, 0, 1, b""), "the second's; nobody is told of the first"
+        assert client.next() == Frame(Kind.SEGMENT, 0, 0, 1, b""), "the second's; the first is not reported"
         ok(rig.call(allocate=c.Allocate(buffer=1, size=4096)))
         ok(rig.call(**write(1, 1, 4096)))
         client.end.close()
@@ -477,7 +477,8 @@ def test_a_session_that_ends_with_copies_under_way_and_others_to_come(start: Sta
 
 
 def test_files_that_keep_waiting_who_closes_them(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of some file systems: nobody waits, and whoever sends many of them is hung up on."""
+    """Some file systems block in close(): no other work waits for it, and a client that sends many such files is
+    disconnected."""
     rig = start()
     client, good = rig.connect(), rig.connect()
     closed: list[int] = []

@@ -24,7 +24,7 @@ BUFFER = 5
 
 
 class Client:
-    """Answers as a client would, on a thread of its own."""
+    """Answers as a client would, on a separate thread."""
 
     def __init__(self, rig: Rig[LockingServer], data: bytearray) -> None:
         self.data = data
@@ -132,7 +132,7 @@ def test_a_session_that_closes_ends_its_stripes(make: Make) -> None:
 
 
 def test_a_client_that_stands_still(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The memory that waits for it is taken back, and its transfer goes on over another stripe."""
+    """The memory that waits for it is taken back, and its transfer continues over another stripe."""
     monkeypatch.setattr("hearthd.device.channels.stripe.STALL_S", 0.2)
     rig = make(64 << 20, 64 << 20)
     data = bytearray(os.urandom(SIZE))

@@ -1,4 +1,4 @@
-"""Collectives up to their launch: what the front is told, and what of its answers counts."""
+"""Collectives up to their launch: the messages to the front, and the effect of its answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What has been given to the device behind a collective that fails there: nobody gets what came of it."""
+"""Work given to the device behind a collective that fails there: its results reach no client."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_a_publication(rig: Filed) -> None:
 @pytest.mark.parametrize("well", [True, False])
 @pytest.mark.parametrize("locked", [True, False])
 def test_a_read_into_shared_memory(rig: Filed, well: bool, locked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it brings is worth as much as the collective; nobody is told before that is known."""
+    """The data read is worth as much as the collective: no answer is sent before the outcome is known."""
     if not locked:
         monkeypatch.setattr(rig.process.executor.segments._mapper, "_register", None)  # raises
     client = hand_over(rig.files)

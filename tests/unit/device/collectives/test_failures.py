@@ -1,4 +1,4 @@
-"""Collectives that were launched and do not end well: an error on their stream, and nobody gets what they left."""
+"""Collectives that were launched and fail: an error on their stream, and their results reach no client."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_not_done_by_its_deadline(rig: PeerRig) -> None:
     failed = rig.hear("failed")
     assert (failed["comm"], failed["timed_out"], failed["sequence"]) == ("a-1", True, 1)
     assert "operation 1 of group [0, 1]" in failed["reason"]
-    assert rig.reason(rig.read(2, stream=5)) == ""  # all else goes on
+    assert rig.reason(rig.read(2, stream=5)) == ""  # all else continues
     rig.abort(Refusal(Reason.COLLECTIVE_TIMEOUT, "rank 1 did not finish", details={"recorder": "x"}))
     result = rig.answer(sync)
     refusal = from_status(result.error)
@@ -102,7 +102,7 @@ def test_a_communicator_that_has_failed(rig: PeerRig) -> None:
 
 
 def test_nothing_is_answered_before_the_verdict(rig: PeerRig) -> None:
-    """The device has come to its end, and nobody knows yet what that was worth."""
+    """The device has completed the work, and its outcome is not yet known."""
     two_streams(rig)
     peer = launched(rig)
     waiting = [rig.sync(), rig.read(1, stream=5), rig.read(1, stream=5, size=64)]
@@ -129,7 +129,7 @@ def test_errors_surface_in_order_and_no_read_gets_the_bytes(rig: PeerRig) -> Non
 
 
 def test_what_fails_before_it_starts_surfaces_after_what_is_under_way(rig: PeerRig) -> None:
-    """The front fails what is not complete before it has the communicator given up: who reads is told of both."""
+    """The front fails what is not complete before it aborts the communicator: the reader receives both errors."""
     launched(rig)
     rig.batch(collective(2))
     second = rig.hear("present")

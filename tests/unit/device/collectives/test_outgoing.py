@@ -45,7 +45,7 @@ class Desk:
 
 
 def started(messages: int = UNANSWERED) -> Desk:
-    """So many messages have gone, of an operation each, and are not answered."""
+    """Returns a desk that has sent `messages` unanswered messages of one operation each."""
     desk = Desk()
     for _ in range(messages):
         desk.add()

@@ -339,7 +339,7 @@ def test_what_nobody_waits_for_is_taken_out_or_stopped(tmp_path: Path) -> None:
     service.abandon(Source("b"), callbacks["b"])
     service.abandon(Source("shared"), callbacks["shared 1"])
     service.abandon(Source("never submitted"), callbacks["a"])
-    assert runner.cancelled == [Source("a")], "what waits for its turn has nobody to be stopped"
+    assert runner.cancelled == [Source("a")], "a queued compile has no process to stop"
     runner.go.set()
     post.run(2)
     assert done == ["shared 2"] and runner.compiles == 2

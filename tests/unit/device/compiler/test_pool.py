@@ -89,7 +89,7 @@ def works(pool: CompileWorkers) -> None:
 
 
 class Running:
-    """A compile on a thread of its own."""
+    """A compile on a separate thread."""
 
     def __init__(self, pool: CompileWorkers, source: Source) -> None:
         self.outcome: Image | BaseException | None = None

@@ -1,4 +1,4 @@
-"""Compiles take turns, and nobody's flood keeps another from having one."""
+"""Compiles take turns, and a flood from one session does not keep another from its turn."""
 
 from __future__ import annotations
 

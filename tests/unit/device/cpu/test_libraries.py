@@ -1,4 +1,4 @@
-"""What groups need compiled: begun when it is asked for, no more than that, and waited for by nobody else."""
+"""Compiled code that groups need: begun on request, no more than that, and no other work waits for it."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def test_limit(server: CpuServer) -> None:
 
 
 def test_files_that_are_not_what_they_should_be(server: CpuServer) -> None:
-    """Whoever sends one could change it later, or cut it short under who reads it."""
+    """Their sender could change them later, or truncate them while they are read."""
     unsealed = os.memfd_create("unsealed", os.MFD_ALLOW_SEALING)
     os.ftruncate(unsealed, SIZE)
     memory = server.create_shared(SIZE)

@@ -1,4 +1,4 @@
-"""zig keeps a cache of its own, which it has to be able to write to from inside a compile worker's sandbox."""
+"""zig keeps a separate cache, which it has to be able to write to from inside a compile worker's sandbox."""
 
 from __future__ import annotations
 

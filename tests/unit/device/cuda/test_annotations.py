@@ -162,7 +162,7 @@ def test_kernels_come_to_the_commands_that_launched_them() -> None:
     cupti, log = FakeCupti(), Log()
     activity = KernelActivity(cupti, log)
     activity.push("launch before", 1)
-    assert not cupti.enabled and not cupti.pushed, "nobody traces"
+    assert not cupti.enabled and not cupti.pushed, "no trace is active"
     activity.pop()
     activity.start()
     assert cupti.enabled == [10, 39, 4, 5]

@@ -48,7 +48,7 @@ def test_one_copy_may_go_alone_but_none_ahead_of_its_point() -> None:
     assert big.chunk() == CHUNK and big.chunk(pinned=1 << 20) == 1 << 19
     assert big.take(100 << 20, ahead=False)  # larger than all that there is: alone
     assert not big.take(1, ahead=False)
-    assert big.give(100 << 20, ahead=False)  # somebody has been denied
+    assert big.give(100 << 20, ahead=False)  # a request has been denied
     assert big.take(16 << 20, ahead=True)
     assert not big.take(1, ahead=True)
     assert big.take(48 << 20, ahead=False)

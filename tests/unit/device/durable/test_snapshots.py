@@ -307,5 +307,5 @@ def test_a_file_for_a_session_that_has_been_closed_is_closed(make: Make) -> None
     descriptors.send(rig.files, {"kind": "snapshot", "channel": 3}, [theirs.fileno()])
     theirs.close()
     ours.settimeout(30)
-    assert ours.recv(1) == b""  # nobody has the other end any more
+    assert ours.recv(1) == b""  # the other end is closed
     ours.close()

@@ -1,4 +1,4 @@
-"""Copies from and to shared memory that go straight through end as on the long way."""
+"""Copies from and to shared memory on the inline path end as on the queued path."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ OTHERS = [
 
 
 class Step(NamedTuple):
-    """A batch, sent when those before it have been answered. `refuses`, unless negative: so many copies the driver
-    takes before it refuses one. `apart`: each command in a batch of its own, one right behind the other."""
+    """A batch, sent when those before it have been answered. `refuses`, unless negative: the number of copies that the
+    driver takes before it refuses one. `apart`: each command in a separate batch, one right behind the other."""
 
     commands: tuple[Command, ...]
     refuses: int
@@ -218,7 +218,7 @@ def test_most_of_it_went_straight_through(pair: tuple[Sharing, Sharing]) -> None
     assert short.signalled >= 20 and not long.signalled
 
 
-# ---- what goes straight through, and what becomes of it ----
+# ---- the inline path, and its outcomes ----
 
 
 def error(response: device_pb2.ExecuteResponse) -> Refusal:

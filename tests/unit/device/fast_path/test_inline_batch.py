@@ -1,4 +1,4 @@
-"""What goes straight through ends as on the long way, and does so where nothing else is going on."""
+"""Batches on the inline path end as on the queued path, and take it only while the device does nothing else."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_most_of_it_went_straight_through(pair: tuple[Passing, Passing]) -> None
     assert short.taken - before >= 19 and not long.taken
 
 
-# ---- what goes straight through, and what does not ----
+# ---- the inline path, and what does not take it ----
 
 
 def test_launches_and_their_sync_go_straight_through(rig: Passing) -> None:
@@ -166,7 +166,7 @@ def test_a_copy_alone_goes_straight_through(rig: Passing) -> None:
     assert reason(client) == "INVALID_HANDLE"
     client.batch(Command(write=c.Write(buffer=77, data=b"12345678")))
     client.batch(sync(102))
-    assert reason(client) == "INVALID_HANDLE", "a failure that nobody waited for"
+    assert reason(client) == "INVALID_HANDLE", "a failure of an unawaited command"
     client.seq += 1
     together = batch(client.seq, Command(write=c.Write(buffer=1, data=b"12345678")))
     client.seq += 1
@@ -311,7 +311,7 @@ def test_a_client_that_does_not_read_is_answered_when_it_does(rig: Passing) -> N
 
 @pytest.fixture
 def lingering(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Passing, threading.Semaphore]]:
-    """On many cores, where a next step is looked for long; and what counts how often all has been looked after."""
+    """Many cores, where the loop polls long for a next step; and a semaphore that counts the rounds of idle work."""
     monkeypatch.setattr(device_process, "cores", lambda: 8)
     monkeypatch.setattr(event_loop, "EXPECTED_S", 30.0)
     rig, rounds = Passing(Polled), threading.Semaphore(0)
@@ -352,7 +352,7 @@ def test_the_next_step_comes_before_unawaited_work(
     monkeypatch.setattr(idle_policy, "ROUND_S", 60.0)
     client.batch(sync(2))
     client.response()
-    rig.barrier()  # by way of the front, which is looked after at once: a round that lasts
+    rig.barrier()  # by way of the front, which is served at once: a round that lasts
     taken(rounds)
     for number in range(3, 60):
         client.batch(sync(number))
@@ -405,7 +405,7 @@ def test_others_are_heard_meanwhile(
 def test_what_was_done_in_between_is_in_the_books(
     lingering: tuple[Passing, threading.Semaphore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Commands, batches and the device's time, though nobody looked after them in between."""
+    """Commands, batches and the device's time are counted, though deferred in between."""
     rig, _ = lingering
     monkeypatch.setattr(inline_path, "HERE_S", 30.0)
     asked_for_long(rig)  # each is waited for in the turn in which it came
@@ -473,7 +473,7 @@ def test_what_is_still_under_way_beside_is_in_the_books(
 def test_a_step_behind_one_that_took_its_time_comes_first_too(
     lingering: tuple[Passing, threading.Semaphore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that was answered in a turn of its own: the next is looked for before the rest of that is done."""
+    """A step answered in a later turn of the loop: the next is polled for before the rest of that is done."""
     rig, rounds = lingering
     monkeypatch.setattr(inline_path, "HERE_S", 0.0)
     asked_for_long(rig)

@@ -1,5 +1,5 @@
-"""Batches that do more than to launch go straight through, too: short writes and reads, temporaries, and the wait
-behind them end as on the long way."""
+"""Batches that do more than to launch take the inline path, too: short writes and reads, temporaries, and the wait
+behind them end as on the queued path."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_most_of_it_went_straight_through(pair: tuple[Passing, Passing]) -> None
     assert short.taken - before >= 19 and not long.taken
 
 
-# ---- what goes straight through, and what becomes of it ----
+# ---- the inline path, and its outcomes ----
 
 
 def value(client: Client) -> int:
@@ -274,7 +274,7 @@ def test_a_read_that_the_driver_refuses(rig: Passing, monkeypatch: pytest.Monkey
         assert error.reason == "INTERNAL" and "the driver refuses" in error.message
     assert rig.taken == taken + 2
     client.batch(read(3))
-    assert value(client) == 8, "the stream goes on"
+    assert value(client) == 8, "the stream continues"
     rig.barrier()
     assert rig.process.device.staging.in_use == 0
 
@@ -298,7 +298,7 @@ def test_a_read_behind_work_takes_its_time(rig: Passing) -> None:
 
 
 def test_no_staging_memory_is_to_be_had(rig: Passing, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The read goes the long way, which waits for some."""
+    """The read takes the queued path, which waits for some."""
     client, staging = rig.lane(), rig.process.device.staging
     find, refused = staging.find, []
 

@@ -142,7 +142,7 @@ def test_a_download(size: int, steps: list[tuple[str, int]]) -> None:
         elif what == "join":
             download.join(stripe)
         pump()
-    for index, stripe in enumerate(stripes):  # what they sent and nobody took, comes again
+    for index, stripe in enumerate(stripes):  # chunks sent and not received come again
         for _, host, _ in stripe.out:
             lender.stripe_staging.give_back(host)
         download.lose(stripe)

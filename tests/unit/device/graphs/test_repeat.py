@@ -28,7 +28,7 @@ class Event:
 
 
 class Server:
-    """One stream, which runs when it is told to."""
+    """One stream, which runs only on request."""
 
     def __init__(self) -> None:
         self.queue: deque[Event | int] = deque()

@@ -1,4 +1,4 @@
-"""Who waits for room on a track is tried again when there is some, whoever has noticed it first."""
+"""Programs that wait for room on a track are tried again when there is some, by whichever call notices it first."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PATIENCE_S = 10.0
 
 
 class Gated(CpuServer):
-    """Does what it has been given when it is told to, and does not say when it is done: the loop goes round only when
+    """Runs its work only when the gate opens, and does not signal completion: the loop goes round only when
     a frame comes."""
 
     gate: threading.Event | None = None
@@ -69,7 +69,7 @@ def rig() -> Iterator[Rig[Gated]]:
 
 def test_a_session_that_waits_for_room_is_not_forgotten(rig: Rig[Gated]) -> None:
     """A session that comes to have something to do looks whether the others still have. What it finds done has given
-    them their room back, and nobody else will say so."""
+    them their room back, and no later event reports it."""
     rig.send(Kind.OPEN, b"{}", channel=2)
     prepare(rig)
     rig.server.shut()
@@ -89,7 +89,7 @@ def test_a_session_that_waits_for_room_is_not_forgotten(rig: Rig[Gated]) -> None
 
 
 def test_a_program_continues_at_its_next_turn(rig: Rig[Gated]) -> None:
-    """As long as the track has room: nobody has to say anything, and the device nothing to be done with."""
+    """It continues as long as the track has room, without an event and without the device running out of work."""
     prepare(rig)
     rig.server.shut()
     rig.batch(c.Command(launch_prepared=c.LaunchPrepared(prepared=1, count=ROUNDS * TURN)))

@@ -200,7 +200,7 @@ def test_a_load_that_waits_is_seen_and_one_that_nobody_wants_any_more_is_not(sta
     rig.until(Kind.CLOSED)
     gauges = rig.gauges()
     assert (gauges["loads_waiting"], gauges["load_wait_longest_ns"]) == (0, 0)
-    assert not rig.process.device.tracks.held, "launches are held back for nobody"
+    assert not rig.process.device.tracks.held, "no launch is held back"
     rig.server.gate.set()
     other(
         rig,

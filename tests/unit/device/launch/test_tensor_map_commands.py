@@ -223,7 +223,7 @@ def test_a_session_that_closes_gives_back_what_its_maps_hold(process: DeviceLink
 
 
 def test_of_a_variable_before_its_module_is_compiled(session: OneSession) -> None:
-    """It waits for the address; whoever is launched with it waits for it."""
+    """The command waits for the address; a launch that uses it waits for the command."""
     session.batch(
         Command(load_module=c.LoadModule(module=20, kind=c.CODE_KIND_CUDA_CPP, code=CODE)),
         Command(get_global=c.GetGlobal(buffer=21, module=20, name="table")),

@@ -1,4 +1,4 @@
-"""What goes back a piece at a time: in order, by turns, and nobody waits for more than a piece of it."""
+"""Deferred free, a piece at a time: in order, by turns, and no session waits for more than a piece of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LIMIT = MANY * 512
 
 
 class Bench:
-    """A clearance whose clock goes on by `cost` with everything that is given back."""
+    """A `DeferredFree` whose clock advances by `cost` with everything that is given back."""
 
     def __init__(self, cost: float = STRETCH_S / PIECE) -> None:
         self.now = 0.0
@@ -54,7 +54,7 @@ def test_few_go_back_at_once_and_many_in_pieces_in_their_order() -> None:
     assert few.over and bench.given == list(range(FEW)) and not bench.deferred_free.more
     bench.given.clear()
     many = bench.begin("a", list(range(10 * FEW)))
-    assert not many.over and not bench.given, "whoever asks for much waits for its turn"
+    assert not many.over and not bench.given, "a large request waits for its turn"
     assert bench.finish() >= 10 * FEW // (2 * PIECE)
     assert many.over and bench.given == list(range(10 * FEW))
 

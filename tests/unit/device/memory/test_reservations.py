@@ -1,4 +1,4 @@
-"""Who keeps memory, when it goes back, and what it waits for before somebody else has it."""
+"""Reservations of memory: their holders, when it goes back, and what it waits for before another session has it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory taken and given back at once: random programs come to what the long way comes to."""
+"""Memory taken and given back at once: random programs give the results of the queued path."""
 
 from __future__ import annotations
 

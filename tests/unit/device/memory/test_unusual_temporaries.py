@@ -223,7 +223,7 @@ def test_the_clock_of_a_profile_starts_with_the_work_that_follows(rig: Ways) -> 
 
 
 class Part:
-    """What somebody else has of a buffer; it is told of the end."""
+    """Another owner's share of a buffer; it records the end."""
 
     def __init__(self) -> None:
         self.ended: list[int] = []

@@ -17,7 +17,7 @@ from hearthd.device.platform.spin_policy import SpinPolicy
 
 
 class Napping:
-    """A loop that naps whenever it has nothing to do, on a thread of its own. `awake` is what it answers when asked."""
+    """A loop that naps whenever it has nothing to do, on a separate thread. `awake` is what it answers when asked."""
 
     def __init__(self) -> None:
         self.loop = Loop()
@@ -176,7 +176,7 @@ def test_two_loops_share_nothing() -> None:
             first.loop.post(lambda number=number: one.append(number))
             second.loop.post(lambda number=number: other.append(-number))
         first.stop()
-        second.settle()  # goes on
+        second.settle()  # still runs
     assert one == list(range(100)) and other == [-number for number in range(100)]
 
 

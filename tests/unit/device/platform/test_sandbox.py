@@ -1,4 +1,4 @@
-"""What a confined process reaches, and what it may take. Each test confines a process of its own: it is for good."""
+"""What a confined process reaches, and what it may take. Each test confines a separate process: it is for good."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looking through all objects is put off until nobody wants anything, and is not put off for ever."""
+"""Garbage collection is put off until no command waits, and is not put off for ever."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_it_waits_for_a_quiet_moment() -> None:
     clock.now += QUIET_S / 2  # something has happened
     assert collector.sleep(0.0) == 0.0 and dead() is not None
     clock.now += QUIET_S
-    assert collector.sleep(0.001) == 0.001 and dead() is not None, "somebody is waited for"
+    assert collector.sleep(0.001) == 0.001 and dead() is not None, "a completion is expected soon"
     assert collector.sleep(None) == QUIET_S
     clock.now += 2 * QUIET_S
     assert collector.sleep(None) is None and dead() is None

@@ -129,7 +129,7 @@ def test_waits_for_a_long_kernel_make_no_copy_wait_for_a_sleep(rig: Rig[Polled])
 
 
 def test_who_keeps_the_loop_in_haste_holds_up_nothing(rig: Rig[Polled]) -> None:
-    """Each sync is awaited anew, and none comes to its end; what is looked at now and then is looked at all the
+    """Each sync is awaited anew, and none completes; periodic work is polled all the
     same."""
     polls = 0
     idle_work = rig.process.device.idle_work
@@ -158,7 +158,7 @@ def test_who_keeps_the_loop_in_haste_holds_up_nothing(rig: Rig[Polled]) -> None:
 
 
 def test_an_answer_goes_out_before_the_rest_is_done(rig: Rig[Polled]) -> None:
-    """Whoever waits hears of it before the books are closed on what he waited for."""
+    """The waiting client hears of it before the accounting of what it waited for."""
     order: list[str] = []
     tracks, sharing, outbox = rig.process.device.tracks, rig.process.executor.sharing, rig.process.outbox
     poll, settle, answer = tracks.poll, sharing.settle, outbox.answer
@@ -181,7 +181,7 @@ def test_an_answer_goes_out_before_the_rest_is_done(rig: Rig[Polled]) -> None:
 
 
 def test_who_is_answered_in_a_nap_need_not_wait_for_the_next_turn() -> None:
-    """The loop here goes round only when it is told to."""
+    """The loop here goes round only on request."""
     link, theirs = socket.socketpair()
     link.settimeout(30)
     process = DeviceProcess(theirs, DeviceSpec(0, "cpu", 0, cpu_threads=1), Polled(DeviceSpec(0, "cpu", 0)))

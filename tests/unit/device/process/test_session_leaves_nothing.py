@@ -32,7 +32,7 @@ HANDLE = 7_100_001
 """The first of the session's handles, of every kind."""
 TRANSFER = 7_200_001
 OWN = range(7_000_000, 8_000_000)
-"""Numbers that nobody else has: where one of them turns up, the session has left it."""
+"""Numbers that no other session has: where one of them turns up, the session has left it."""
 OTHER = 3
 FILE = 12
 KIB = 1 << 10
@@ -169,7 +169,7 @@ def handles(rig: Leaving) -> None:
 
 
 def refused(rig: Leaving) -> None:
-    """Failures that nobody was told of, and what was never made."""
+    """Failures that no answer reported, and what was never made."""
     rig.send_batch(
         c.Command(stream=HANDLE, fill=c.Fill(buffer=HANDLE, size=1 << 30, pattern=b"\1")),
         c.Command(stream=HANDLE + 5, allocate=c.Allocate(buffer=HANDLE + 6, size=8)),
@@ -378,7 +378,7 @@ def test_a_session_that_ends_in_the_middle(rig: Leaving, opened: Opened) -> None
 
 
 def test_what_its_commands_keep_waiting_is_answered(rig: Leaving) -> None:
-    """A session that waits for its turn when it ends: whoever asked for more behind that hears of it, and a file that
+    """A session that waits for its turn when it ends: a request behind that is answered, and a file that
     has come is not kept for ever."""
     rig.prepare()
     rig.send(Kind.TURN, flags=4)  # the device may be given nothing

@@ -1,4 +1,4 @@
-"""Profiles and traces over a fake device with a clock of its own: every event goes back, every time is what it was."""
+"""Profiles and traces over a fake device with a fake clock: every event goes back, every time is what it was."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Server:
         self.live.discard(event)
 
     def run(self) -> None:
-        """All streams, one after the other; a number in a queue is work of so many nanoseconds."""
+        """Runs all streams, one after the other; a number in a queue is work of that many nanoseconds."""
         for queue in self.queues:
             while queue:
                 what = queue.popleft()

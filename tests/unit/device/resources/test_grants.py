@@ -1,4 +1,4 @@
-"""What a device process may hold: the limit, what is asked of the front, and who is told of the answer."""
+"""Memory of a device process: the limit, the requests to the front, and the waiters its answers wake."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_a_plea_goes_on_while_more_is_granted_and_ends_with_a_denial() -> None:
     plea = MemoryRequest(process.grants, lambda: woken.append(None))
     refusal = process.refused(30)
     assert plea.waits(refusal) and plea.waits(refusal) and len(process.said) == 1
-    process.told(10)  # somebody else may have been quicker
+    process.told(10)  # another waiter may have been quicker
     assert woken and plea.waits(process.refused(30))
     process.told(10, denied=True)
     assert len(woken) == 2 and not plea.waits(process.refused(30))
@@ -240,7 +240,7 @@ def test_a_tenant_has_so_much_host_memory_on_loan_and_no_more() -> None:
     one, same, other = session("x", 100), session("x", 100), session("y", 0)
     first = staging.acquire(60, one)
     assert first is not None and staging.acquire(60, same) is None
-    assert staging.acquire(600, other) is not None, "nobody else's quota"
+    assert staging.acquire(600, other) is not None, "the quota of one tenant does not bind another"
     assert staging.acquire(40, same) is not None
     staging.release(first)
     assert room, "who waited is tried again"

@@ -1,4 +1,4 @@
-"""Who waits for the device to rest, in any order of loads, launches, ends of kernels, closings and time: each load is
+"""Waits for an idle device, in any order of loads, launches, ends of kernels, closings and time: each load is
 answered once, none is done while a kernel runs, and launches are let through in the end."""
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Orders(RuleBasedStateMachine):
         self.rest.idle_work.poll = self._checked  # type: ignore[method-assign]
 
     def _checked(self) -> float | None:
-        """Nobody waits longer than the limit but who waits for kernels of its own alone."""
+        """No load waits longer than the limit, except one that waits only for kernels of the same session."""
         before = [(who, place, place.excused) for who, _, place in self.waiting.values()]
         ahead = self._poll()
         for who, place, excused in before:
@@ -238,7 +238,7 @@ class Orders(RuleBasedStateMachine):
         for _, since, place in self.waiting.values():
             assert self.rest.now < max(since + LIMIT, place.excused)
         if not (self.waiting or self.urgent or self.beside):
-            assert not any(track.held for track in self.rest.two), "nobody waits for the device's rest"
+            assert not any(track.held for track in self.rest.two), "no load waits for an idle device"
 
     def teardown(self) -> None:
         """No load is left that waits for others, whether kernels end or not; then launches go on, and the rest is done
@@ -265,7 +265,7 @@ TestOrders = Orders.TestCase
 TestOrders.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-# ---- what is told ----
+# ---- logging and waking ----
 
 
 def nothing() -> None:
@@ -362,7 +362,7 @@ def test_the_log_is_told_once_of_each_wait() -> None:
     refusals(rest, "b")
     rest.now += TELL_S
     rest.poll()
-    assert [each["loads"] for each in rest.journal.lines] == [2, 1], "a later wait is one of its own"
+    assert [each["loads"] for each in rest.journal.lines] == [2, 1], "a later wait is separate"
 
 
 @pytest.mark.parametrize("over", ["taken back", "refused"])
@@ -385,7 +385,7 @@ def test_launches_are_not_held_back_for_one_that_waits_no_more(over: str) -> Non
     else:
         rest.idle_work.drop(place)
     assert not rest.two[1].held and rest.kicks > before
-    assert rest.poll() is None, "nobody waits for what is left"
+    assert rest.poll() is None, "no load waits for what is left"
     rest.now += 1e6
     rest.poll()
     assert not rest.two[1].held

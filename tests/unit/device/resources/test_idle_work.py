@@ -1,4 +1,4 @@
-"""Code is loaded and unloaded only while no kernel runs; whatever else a device does goes on meanwhile."""
+"""Code is loaded and unloaded only while no kernel runs; all other work of a device continues meanwhile."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_an_unused_communicator_is_given_up_at_rest(peers: PeerRig) -> None:
 
 
 def busy_beside_a_kernel(peers: PeerRig, **facts: Any) -> tuple[Any, int]:
-    """A communicator with an operation that does not end, and a kernel of somebody else that does not either; the Sync
+    """A communicator with an endless operation beside an endless kernel of another session; the Sync
     behind the operation."""
     load(peers, 1)  # type: ignore[arg-type]
     assert not peers.answer(ready(peers, 1)).HasField("error")  # type: ignore[arg-type]

@@ -97,7 +97,7 @@ def test_who_has_paid_what_its_work_takes_pays_no_more_while_others_can() -> Non
     rig.meter.end(long)
     rig.now += 0.010
     rig.meter.advance()
-    assert short.used == pytest.approx(0.011), "somebody has to"
+    assert short.used == pytest.approx(0.011), "the only session pays"
 
 
 def test_work_that_was_begun_before_it_was_noted_is_paid_from_its_begin() -> None:

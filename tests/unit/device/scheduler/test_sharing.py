@@ -151,7 +151,7 @@ def test_an_endless_kernel_delays_others_only_briefly(crowd: Crowd) -> None:
 
 
 def test_a_kernel_that_waits_for_what_is_behind_it_gets_it(crowd: Crowd) -> None:
-    """It is charged as long as it runs, as much as it is given; what stands behind it goes on all the same."""
+    """It is charged as long as it runs, as much as it is given; the work queued behind it runs all the same."""
     stuck = crowd.join(tenant="stuck", nanoseconds=4_000_000_000, launches=1, window=100)
     flood = crowd.join(tenant="flood", nanoseconds=1_000_000, launches=4, window=8)
     assert not crowd.call(channel=stuck.channel, allocate=c.Allocate(buffer=2, size=1)).HasField("error")
@@ -179,7 +179,7 @@ def test_copies_go_beside_the_kernels_of_others(crowd: Crowd) -> None:
     write = Command(write=c.Write(buffer=2, data=bytes(range(256)) * (size // 256)))
     crowd.run(0.2, kernels)
     before = kernels.done
-    end = time.perf_counter() + 60.0  # a second is enough, where nobody else has the CPU
+    end = time.perf_counter() + 60.0  # a second is enough, on an otherwise idle CPU
     while copies.acked <= 20 or kernels.done - before <= 10:
         assert time.perf_counter() < end, (copies.acked, kernels.done - before)
         while copies.seq - copies.acked < copies.window:
@@ -254,7 +254,7 @@ def test_a_long_kernel_is_metered_while_it_runs(crowd: Crowd) -> None:
     assert crowd.count(member) == 1
 
 
-# ---- calls that nobody waits for any more ----
+# ---- calls that were abandoned ----
 
 
 def start(crowd: Crowd, member: Member, ident: int, **kind: Any) -> None:
@@ -341,7 +341,7 @@ def test_a_turn_that_ends_lets_little_work_run_on(crowd: Crowd) -> None:
     member = crowd.join(tenant="a", nanoseconds=1_000_000, launches=32, window=8)
 
     def lasts() -> float:
-        """Seconds for which it goes on; a quarter of a second of work is in line."""
+        """Returns the seconds for which it continues; a quarter of a second of work is in line."""
         crowd.send(Kind.TURN, flags=MAY | AWAITED)
         crowd.run(0.3, member)
         crowd.send(Kind.TURN, flags=0)
@@ -446,7 +446,7 @@ def test_the_commands_before_the_end_of_a_session_alone_run(crowd: Crowd) -> Non
     """Batches and the close that arrive together."""
     member = crowd.join(tenant="a")
     other = crowd.join(tenant="b")
-    crowd.run(0.5)  # until nobody shares any more
+    crowd.run(0.5)  # until no session shares the device any more
     for _ in range(5):
         crowd.post(member)
     crowd.send(Kind.CLOSE, channel=member.channel)

@@ -56,7 +56,7 @@ class Standing(Laned):
         super().__init__(Gated)
 
     def let(self, launches: int = 1 << 40) -> None:
-        """So many more may run."""
+        """Lets that many more launches run."""
         self.server.let(launches)
 
     def waiting(self) -> int:
@@ -214,10 +214,10 @@ def test_any_program_ends_as_if_there_were_room(
     wait: float,
     seed: int,
 ) -> None:
-    """Two streams, each with a buffer of its own; `many` floods its stream."""
+    """Two streams, each with a separate buffer; `many` floods its stream."""
     patience(wait)
     rig, dice = open_rig, random.Random(seed)
-    number = next(rig._ids) + 10  # a channel that nobody had
+    number = next(rig._ids) + 10  # a channel that was never used
     rig.send(Kind.OPEN, b'{"session": "me", "tenant": "t"}', channel=number)
     client = rig.lane(number)
     client.batch(

@@ -146,4 +146,4 @@ def test_announcements_reach_as_far_as_they_are_unbroken() -> None:
     assert [command.asked for command in made] == [0, 1, 1, 1, 0, 0], "not beyond the one that could not"
     alone = Command(9, writes=[2])
     deferred.submit(alone)
-    assert alone.asked == 0, "one that stands behind nobody asks when it runs"
+    assert alone.asked == 0, "one with no predecessor asks when it runs"

@@ -15,7 +15,7 @@ from tests.support.device.rig import Command
 
 
 class Bound(CpuServer):
-    """Counts the launches that were made ready to be repeated, and refuses those of them that it is told to."""
+    """Counts the launches that were made ready to be repeated, and refuses them while `refuses` is set."""
 
     bound = 0
     refuses = False

@@ -28,7 +28,7 @@ def test_a_launch_before_it_is_noticed_once_and_timed(track: PooledStream) -> No
     timing.on_done = told.append
     timing.between(track, 4)
     track.launched.append((5, "kernel", "session"))
-    assert timing.passed(track), "somebody has to notice its end"
+    assert timing.passed(track), "its end has to be noticed"
     assert not timing.passed(track) and not track.timing
     timing.reached(track, 4)
     assert not told

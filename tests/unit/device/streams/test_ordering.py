@@ -1,6 +1,6 @@
 """Random programs over random tracks, against a brute-force model of what happens before what.
 
-The model is told only which waits were made: each command knows, for every track, up to where that track must have come
+The model sees only which waits were made: each command knows, for every track, up to where that track must have come
 before it can run. A program is in order when every pair of commands that conflict (RAW, WAR, WAW) is ordered by that.
 """
 
@@ -86,7 +86,7 @@ def test_every_conflict_is_ordered_and_no_pair_is_fenced_twice(program: list[Ste
         assert len(waits) == len(set(waits)), "a pair is fenced once per command"
         assert track not in waits
         needed = {places[index][0] for index in earlier} - {track}
-        assert set(waits) <= needed, "nobody is waited for who did nothing to these buffers"
+        assert set(waits) <= needed, "no wait for a track that did not use these buffers"
         for origin in waits:
             newest = max(places[index][1] for index in earlier if places[index][0] == origin)
             assert fenced.get((track, origin), 0) < newest, "an earlier wait covered it"

@@ -44,7 +44,7 @@ class FakeMemory:
 
 class FakeServer:
     """Streams are queues that run only when told to. The pool hands a freed block out again at once on the stream that
-    it was freed on, as cudaMallocAsync does: whoever uses it elsewhere has to be ordered behind that."""
+    it was freed on, as cudaMallocAsync does: any use elsewhere has to be ordered behind that."""
 
     def __init__(self) -> None:
         self.streams: list[FakeStream] = []
@@ -222,7 +222,7 @@ def test_fresh_memory_is_not_used_elsewhere_before_its_stream_has_it(rig: Rig) -
 
 
 def test_what_was_given_back_is_settled_when_its_last_use_is_over(rig: Rig) -> None:
-    """Whoever waits for memory is told, everyone who asks, and no earlier."""
+    """Every waiter that asked is notified, and no earlier."""
     home, reader, _ = rig.track
     assert not rig.reservations.when_settled(lambda: None)
     buffer = rig.allocate(home)
@@ -327,7 +327,7 @@ def test_an_event_is_not_released_while_somebody_watches_it(rig: Rig) -> None:
     assert first.released and second.released
     third = rig.server.record(track.stream)
     rig.tracks.retire(third)
-    assert third.released, "nobody waits for it"
+    assert third.released, "no watcher is left"
 
 
 def test_a_watch_that_times_out_lets_go(rig: Rig) -> None:
@@ -423,7 +423,7 @@ def test_one_that_is_done_is_not_kept_back(rig: Rig) -> None:
 
 
 def test_folded_streams_that_go_one_by_one(rig: Rig) -> None:
-    """One of them is gone, the other goes on: who comes gets neither its place nor theirs."""
+    """One of them is gone, the other stays: a new stream gets neither its place nor theirs."""
     tracks = rig.tracks
     twice = tracks.acquire()
     assert twice.users == 2
@@ -444,7 +444,7 @@ def test_when_all_are_kept_back(monkeypatch: pytest.MonkeyPatch) -> None:
     tracks.release(first)
     assert (first.users, first.kept) == (1, 1)
     second = tracks.acquire(bounded=True)
-    assert second is not first, "whatever there should be: nobody waits behind it"
+    assert second is not first, "whatever the bound: no stream waits behind it"
     rig.use(second, [rig.allocate(second)])
     tracks.release(second)
     now[0] = 10.0
@@ -477,7 +477,7 @@ def test_work_that_does_not_end_makes_room(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 class Timed(Rig):
-    """Whose launches take as long as the clock says, and are told of."""
+    """A rig whose launches take as long as the clock says; their times are recorded."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(1)
@@ -508,7 +508,7 @@ def test_the_first_launch_of_a_stream_is_timed(timed: Timed) -> None:
     timed.launch()
     timed.now += 500
     timed.sync(after=1000)
-    assert timed.told == [1500], "from its hand-over, not from when somebody waits for it"
+    assert timed.told == [1500], "from its hand-over, not from the first wait for it"
 
 
 def test_it_is_timed_to_its_own_end(timed: Timed) -> None:
@@ -544,7 +544,7 @@ def test_one_in_a_window(timed: Timed) -> None:
 
 
 def test_one_in_some_rests(timed: Timed) -> None:
-    """Who waits for each of few launches is timed all the same."""
+    """A stream with a sync after each of few launches is timed all the same."""
     for _ in range(RESTS * 5):
         timed.launch()
         timed.sync(after=10)

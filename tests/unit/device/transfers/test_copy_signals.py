@@ -1,4 +1,4 @@
-"""What the device writes for who waits for a copy: when it is done, not before, and never where something failed."""
+"""The device's completion signal for a copy: written when it is done, not before, and never where something failed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def told(rig: Sharing, ends: Ends, **more: object) -> mmap.mmap:
 
 
 def given(rig: Sharing, copies: int) -> None:
-    """Returns when the device has so many: the lane and the link keep no order between them."""
+    """Returns when the device has `copies`: the lane and the link keep no order between them."""
     until(lambda: rig.given == copies, f"{copies} copies")
 
 
@@ -100,7 +100,7 @@ def test_who_waits_behind_a_copy_is_told_and_who_waits_for_a_launch_is_not(rig: 
 
 
 def test_what_failed_is_not_told(rig: Sharing) -> None:
-    """Neither of itself, nor of who waits behind it, nor where the answer is to name another failure."""
+    """A failed copy is not signalled, nor a wait behind it, nor a copy whose answer is to name another failure."""
     ends = client, _, _ = begin(rig)
     found = told(rig, ends)
     rig.server.takes = 0

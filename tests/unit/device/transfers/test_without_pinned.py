@@ -1,4 +1,4 @@
-"""Copies where the host locks no memory: straight from and to the messages, in order, and nobody waits but they."""
+"""Copies where the host locks no memory: straight from and to the messages, in order, and no other work waits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Start = Callable[[int], Rig[LockingServer]]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """A device process whose host locks so many bytes."""
+    """A device process whose host locks `left` bytes."""
     rigs: list[Rig[LockingServer]] = []
 
     def begin(left: int) -> Rig[LockingServer]:

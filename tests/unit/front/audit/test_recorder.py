@@ -54,7 +54,7 @@ def test_lines_and_their_chain(tmp_path: Path) -> None:
     assert (lines[1]["tenant"], lines[1]["credential"], lines[1]["uid"]) == ("alice", "token ci", 7)
     assert len(lines[0]["why"]) < 1100
     assert path.stat().st_mode & 0o777 == 0o600
-    more = written(path, "three")  # a later daemon goes on where this one ended
+    more = written(path, "three")  # a later daemon continues where this one ended
     assert more[2]["seq"] == 3
     verdict = verify(path.read_bytes().splitlines())
     assert verdict.lines == 3 and not verdict.problems and verdict.begins == GENESIS and len(verdict.head) == 64
@@ -80,7 +80,7 @@ def test_whatever_is_changed_is_seen(tmp_path: Path, data: st.DataObject) -> Non
         lines[which] = bytes(bad)
     elif change == "remove":
         if which == 0:
-            return  # as a file that goes on from another begins: `begins` says so
+            return  # as a file that continues another begins: `begins` says so
         del lines[which]
     elif change == "double":
         lines.insert(which, lines[which])
@@ -123,7 +123,7 @@ def test_a_line_that_broke_off_is_gone_on_from(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_costs_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What cannot be written is counted, said by the next line that can, and the chain goes on behind it."""
+    """Lines that cannot be written are counted; the next line that can reports them, and the chain continues."""
     path = tmp_path / "audit.log"
     real = os.write
     room = [0]

@@ -81,7 +81,7 @@ def test_an_end_that_was_cut_is_found(place: Place) -> None:
 
 
 def test_a_log_that_was_written_anew_is_found(place: Place, tmp_path: Path) -> None:
-    """By somebody who may write the log, knows the format, and has not the key."""
+    """The forger may write the log, knows the format, and has not the key."""
     place.daemon("a", "b", "c")
     (tmp_path / "forger").mkdir()
     forged = Place(tmp_path / "forger")
@@ -101,7 +101,7 @@ def test_a_log_that_was_written_anew_is_found(place: Place, tmp_path: Path) -> N
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(data=st.data())
 def test_no_line_can_be_made_up(place: Place, data: st.DataObject) -> None:
-    """A line changed and the chain behind it made to fit, as whoever may write the file can: the signatures tell."""
+    """A line changed and the chain behind it made to fit, by a process that may write the file: the signatures tell."""
     if not place.log.exists():
         place.daemon(*"abcdef")
     lines = place.log.read_bytes().splitlines()
@@ -135,7 +135,7 @@ def test_the_daemon_itself_finds_that_entries_are_gone(place: Place) -> None:
 
 
 def test_files_that_were_moved_away(place: Place, tmp_path: Path) -> None:
-    """While the daemon runs and while it is down: the chain goes on, and the older file alone says that it does."""
+    """While the daemon runs and while it is down: the chain continues, and the older file alone says that it does."""
     old, older = tmp_path / "logs" / "1", tmp_path / "logs" / "2"
 
     async def scenario() -> None:

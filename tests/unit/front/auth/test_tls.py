@@ -95,7 +95,7 @@ def test_files_that_change_are_read_again(tmp_path: Path, monkeypatch: pytest.Mo
     assert certificates._renewed() is certificates._configuration is not before
     now[0] += 6
     assert certificates._renewed() is None, "the same files"
-    # What cannot be used is not used; the daemon goes on with what it has.
+    # What cannot be used is not used; the daemon continues with what it has.
     kept = certificates._configuration
     for spoil in (lambda: certificate.write_text("half"), certificate.unlink):
         spoil()

@@ -166,7 +166,7 @@ def test_a_lost_device_aborts_its_communicators_on_survivors() -> None:
 
 
 def test_processes_of_a_device_have_communicators_of_their_own() -> None:
-    """Two sessions on the same devices, one of them in processes of its own."""
+    """Two sessions on the same devices, one of them in separate processes."""
     communicators = Communicators(nonce="nonce")
     communicators.submit(complete(process=1))
     communicators.submit(complete(process=2, owner="t"))

@@ -57,11 +57,11 @@ class Ranks(RuleBasedStateMachine):
         return RankLocation(node, device, self.generations[owner if node else "", node, device])
 
     def take(self, sends: list[DeviceMessage]) -> None:
-        """What ranks are told. All of one operation are told to go together."""
+        """Takes the messages to ranks. All ranks of one operation receive "go" together."""
         gone: dict[MatchKey, list[int]] = defaultdict(list)
         for where, body in sends:
             scope = f"group:{body['group']}" if where.node else ""
-            assert (scope, where) not in self.dead, "nobody is there any more"
+            assert (scope, where) not in self.dead, "the rank has left"
             if body["op"] in ("create_id", "join"):
                 self.asked.append(DeviceMessage(where, body))
             elif body["op"] == "abort":
@@ -149,7 +149,7 @@ class Ranks(RuleBasedStateMachine):
             "timed out": {"op": "failed", "reason": "slow", "timed_out": True, "sequence": key.sequence},
         }[how]
         self.take(self.coordinator.message(where, {"comm": comm, **body}, key.scope))
-        assert how == "progress" or (comm, where) not in self.running, "who failed is told of the abort too"
+        assert how == "progress" or (comm, where) not in self.running, "a rank that failed receives the abort too"
 
     @rule(
         what=st.sampled_from(("process", "far process", "node", "owner", "owner")),
@@ -158,7 +158,7 @@ class Ranks(RuleBasedStateMachine):
         owner=st.sampled_from((*SESSIONS, *OVER_DAEMONS)),
     )
     def lose(self, what: str, device: int, group: str, owner: str) -> None:
-        """Something or somebody is gone."""
+        """A process, a node or a session is gone."""
         if what == "process":
             self.lose_here(device)
         elif what == "far process":
@@ -171,7 +171,7 @@ class Ranks(RuleBasedStateMachine):
     def lose_here(self, device: int) -> None:
         """A device process of this node ends."""
         self.die("", RankLocation(0, device, self.generations["", 0, device]), list(SESSIONS))
-        for group, ranks in OVER_DAEMONS.items():  # told by whoever knows the groups
+        for group, ranks in OVER_DAEMONS.items():  # as the caller that knows the groups does
             if (0, device) in ranks:
                 self.take(
                     self.coordinator.lost(RankLocation(0, device, self.generations["", 0, device]), "boom", [group])
@@ -226,7 +226,7 @@ class Ranks(RuleBasedStateMachine):
 
     @invariant()
     def one_order(self) -> None:
-        """Any two processes of the node are told of what they share in the same order, and communicators count."""
+        """Any two processes of the node receive what they share in the same order, and communicators count."""
         places = list(self.order)
         for one in places:
             for other in places[: places.index(one)]:

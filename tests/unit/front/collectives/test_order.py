@@ -1,4 +1,4 @@
-"""Operations that stand behind others go after them; whatever comes in whatever order, none is told to go too soon."""
+"""Operations that stand behind others go after them; in whatever order parts come, none receives "go" too soon."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def behind(*keys: MatchKey) -> list[list[Any]]:
 
 
 class Ranks:
-    """A coordinator, and device processes that join at once and write down what they are told."""
+    """A coordinator, and device processes that join at once and record the messages sent to them."""
 
     def __init__(self) -> None:
         self.coordinator = Coordinator(nonce="n")
@@ -139,7 +139,7 @@ def test_a_rank_that_withdraws_what_it_has_presented_is_not_told() -> None:
 
 
 def test_a_rank_that_comes_after_all() -> None:
-    """A number that was refused can be used again where nobody has been told otherwise."""
+    """A number that was refused can be used again where no other rank has received a different answer."""
     ranks = Ranks()
     assert ranks.withdraw(0, key(0, 1), REFUSED) == []
     assert ranks.present(0, key(0, 1)) == []

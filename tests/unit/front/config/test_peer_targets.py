@@ -95,7 +95,7 @@ def test_names_are_what_their_addresses_are(names: dict[str, list[str]]) -> None
 
 def test_a_name_of_the_list_is_looked_up_once(names: dict[str, list[str]]) -> None:
     names["gpu1"] = ["10.0.0.5", "10.0.0.6"]
-    assert find("GPU1.:7424", "gpu1:7424") == [], "names are as they are written for whoever is asked"
+    assert find("GPU1.:7424", "gpu1:7424") == [], "a resolver sees names as they are written"
     names["lookups"].clear()
     assert find("gpu1:7424", "Gpu1.:7424") == ["10.0.0.5:7424", "10.0.0.6:7424"]
     assert names["lookups"] == ["gpu1"], "a second answer could differ"

@@ -189,7 +189,7 @@ def test_who_somebody_is_now() -> None:
         with pytest.raises(Refusal) as error:
             Directory([two]).again(caller, 0)
         assert error.value.reason == Reason.UNAUTHENTICATED
-    assert Directory().again(Caller(one), 0) == Caller(one), "nobody had to show anything"
+    assert Directory().again(Caller(one), 0) == Caller(one), "no credential was required"
 
 
 # ---- quotas ----
@@ -287,7 +287,7 @@ def test_a_reload_that_fails_is_over(error: Exception) -> None:
     run(scenario())
 
 
-# ---- in a front, with device processes that say what they are told ----
+# ---- in a front, with device processes that record the messages sent to them ----
 
 
 def test_what_device_processes_are_told(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the service manager is told, and when it is told nothing."""
+"""Notifications to the service manager, and the conditions under which none is sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The books on durable buffers; and, with the device's side, what is left when a process ends at any moment."""
+"""The index of durable buffers; and, with the device's side, what is left when a process ends at any moment."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ class Library:
     def nvmlEventSetFree(self, events: object) -> None: ...
 
     def nvmlEventSetWait_v2(self, events: object, milliseconds: int) -> Any:
-        assert milliseconds == 0, "nobody is waited for"
+        assert milliseconds == 0, "the call does not block"
         if not self.events:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT)
         return SimpleNamespace(device=f"GPU-{UUID}", eventData=self.events.pop(0))
@@ -296,7 +296,7 @@ def test_a_driver_that_hangs_costs_one_reader(monkeypatch: pytest.MonkeyPatch) -
     finally:
         go_on.set()
         reader.join(20)
-    assert nvml.read(UUID) == GpuReading(), "and goes on when it answers"
+    assert nvml.read(UUID) == GpuReading(), "and continues when it answers"
 
 
 def test_metrics_of_readings() -> None:

@@ -27,7 +27,7 @@ def test_an_answer_is_found_once_for_all_who_can_do_with_it() -> None:
         stays = asyncio.ensure_future(answer.get(1.0))
         await asyncio.sleep(0)
         gone.cancel()
-        assert await stays == 2, "who goes away takes it from nobody"
+        assert await stays == 2, "a cancelled caller leaves the answer to the others"
         answer.close()
 
     asyncio.run(scenario())

@@ -275,7 +275,7 @@ def test_a_page_of_metrics_is_collected_once_a_second(tmp_path: Path, monkeypatc
             other = await scrape("application/openmetrics-text; version=1.0.0")
             assert len(pages) == 1 and other not in pages and other.endswith(b"# EOF\n")
             assert len(collected) == 1 and len(rendered) == 2
-            assert threading.main_thread() not in rendered, "the loop goes on meanwhile"
+            assert threading.main_thread() not in rendered, "the loop runs meanwhile"
 
     run(scenario())
 
@@ -291,7 +291,7 @@ def test_a_failure_inside_tells_nothing_of_the_host(tmp_path: Path, monkeypatch:
             writer.write(HEAD % b"/status" + HEAD % b"/healthz")
             status, _, body = await answer(reader)
             assert status == 500 and b"secret" not in body and b"log" in body
-            assert (await answer(reader))[0] == 200, "the connection goes on"
+            assert (await answer(reader))[0] == 200, "the connection continues"
 
     run(scenario())
 

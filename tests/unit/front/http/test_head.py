@@ -94,7 +94,7 @@ def test_hosts_that_cannot_be_rebound_are_accepted() -> None:
 def test_only_pages_of_the_daemon_ask_for_data() -> None:
     host = "gpu1:7422"
     assert same_origin(host, None, None) and same_origin(host, "http://gpu1:7422", "same-origin")
-    assert same_origin(host, None, "none"), "somebody typed it"
+    assert same_origin(host, None, "none"), "a user typed the address"
     for origin, site in (
         ("http://evil", None), ("null", None), (None, "cross-site"), (None, "same-site"),
         ("http://gpu1:7423", "same-site"), ("ftp://gpu1:7422", None), ("gpu1:7422", None),

@@ -178,7 +178,7 @@ def test_a_ticket_is_good_once(tmp_path: Path) -> None:
             await again.over()
             assert refusals(f, "ticket") == 1
             client.send(batch(1, requests=1))
-            assert await client.take(1, acked=1) == [1], "the first one's goes on"
+            assert await client.take(1, acked=1) == [1], "the first one's continues"
             await silent(stream)
 
     run(scenario())

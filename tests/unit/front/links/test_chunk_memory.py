@@ -113,7 +113,7 @@ def test_a_chunk_is_taken_from_its_slot_which_is_free_at_once() -> None:
             memory[layout.start(3) : layout.start(4)] = data
             end.chunk(channel.number, 7, 3, CHUNK)
             assert (await end.receive(Kind.SLOTS)).id == 1 << 3
-            memory[layout.start(3) : layout.start(4)] = bytes(CHUNK)  # the device goes on; nobody has read the message
+            memory[layout.start(3) : layout.start(4)] = bytes(CHUNK)  # the device continues; the message is unread
             end.chunk(channel.number, 7, 3, CHUNK - 1, offset=CHUNK, flags=LAST)
             message, last = await flow.receive()
             offset, got = download_response(message)

@@ -43,7 +43,7 @@ async def receive(peer: socket.socket, count: int) -> list[frames.Frame]:
 
 
 def test_a_loss_while_a_call_waits_for_room_is_no_lost_exception() -> None:
-    """The call ends with the loss that `drain` raises; its answer, which nobody awaits then, has it as well."""
+    """The call ends with the loss that `drain` raises; its answer, which is never awaited then, has it as well."""
     complaints: list[str] = []
 
     async def scenario() -> None:

@@ -67,7 +67,7 @@ def test_new_sessions_are_refused_first_and_work_last(tmp_path: Path) -> None:
             assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
             status, body = await get(f, "/readyz")
             assert status == 503 and "90% of the files that it may open" in json.loads(body)["overloaded"]
-            await f.devices.Sync(device_pb2.SyncRequest(target=target_of(f)))  # work of open sessions goes on
+            await f.devices.Sync(device_pb2.SyncRequest(target=target_of(f)))  # work of open sessions continues
             await f.devices.Launch(launch)
 
             load.put(0.99)

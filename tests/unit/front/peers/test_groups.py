@@ -23,7 +23,7 @@ both_loops = pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 
 
 def over(body: dict[str, Any], *words: str) -> Refusal:
-    """What an operation of a group is told that is no more."""
+    """The refusal that operations of a lost group receive."""
     refusal = refusal_in(body)
     assert refusal.reason == Reason.COMMUNICATOR_FAILED and "rebuild" in refusal.fix, refusal
     assert all(word in refusal.message for word in words), refusal
@@ -156,7 +156,7 @@ async def settled(both: Pair) -> None:
     (leader,) = both.first.groups
     assert isinstance(leader, Leader)
     async with asyncio.timeout(PATIENCE):
-        while not len(both.first.router.coordinator.matcher):  # noqa: ASYNC110 - nobody is told
+        while not len(both.first.router.coordinator.matcher):  # noqa: ASYNC110 - there is no notification
             await asyncio.sleep(0.001)
 
 
@@ -339,7 +339,7 @@ def test_who_is_turned_away_counts_until_it_has_gone() -> None:
             assert asyncio.get_running_loop().time() - begin < LAST_WORDS + LATE
             writer.close()
             async with asyncio.timeout(PATIENCE):
-                while port.strangers:  # noqa: ASYNC110 - nobody is told
+                while port.strangers:  # noqa: ASYNC110 - there is no notification
                     await asyncio.sleep(0.001)
 
     run(work())

@@ -39,7 +39,7 @@ class Insider:
         self.heard.clear()
         self.say(part)
         async with asyncio.timeout(PATIENCE):
-            while not self.heard and not self.lost.done():  # noqa: ASYNC110 - nobody else is told
+            while not self.heard and not self.lost.done():  # noqa: ASYNC110 - there is no other notification
                 await asyncio.sleep(0.001)
 
     @property
@@ -66,7 +66,7 @@ async def insider(both: Pair) -> AsyncIterator[Insider]:
 
 
 async def unharmed(both: Pair, sequence: int, comm: str) -> None:
-    """The other group goes on, with the communicator that it had."""
+    """The other group continues, with the communicator that it had."""
     gos = await both.run(sequence)
     assert gos[0]["comm"] == comm and gos[0]["index"] == sequence
     for link in both.ranks:

@@ -95,7 +95,7 @@ async def stranger(made: Echo, host: int) -> tuple[asyncio.StreamReader, asyncio
 
 async def strangers(made: Echo, count: int) -> None:
     async with asyncio.timeout(PATIENCE):
-        while made.port.strangers != count:  # noqa: ASYNC110 - nobody is told of them
+        while made.port.strangers != count:  # noqa: ASYNC110 - there is no notification of them
             await asyncio.sleep(0.001)
 
 

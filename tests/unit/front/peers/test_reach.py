@@ -20,12 +20,12 @@ from tests.support.front.fake_peers import FakeFront, fronts, run
 from tests.support.timing import LATE
 
 WINDOW = 0.3
-"""What a busy machine may add; who is told too early tells something."""
+"""Seconds before a refusal, however an address fails: an early refusal would reveal what answers there."""
 MEMBERS = (GroupMember(0, 0), GroupMember(1, 0))
 
 
 async def join(front: FakeFront, addresses: list[str], pin: bytes = b"", patience: float = 30.0) -> tuple[Any, float]:
-    """What the session is told, and after how long."""
+    """Returns the session's refusal, and the seconds that it took."""
     ticket = node_pb2.GroupTicket(addresses=addresses, secret=b"s" * 16, certificate_sha256=pin)
     loop = asyncio.get_running_loop()
     begin = loop.time()

@@ -1,4 +1,4 @@
-"""A coordinator that is there and says nothing (stopped, or hung): its group's ranks are told in time all the same."""
+"""A coordinator that is there and says nothing (stopped, or hung): its group's ranks fail in time all the same."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_silent_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
                 assert 0.25 < asyncio.get_running_loop().time() - begin < 0.3 + LATE
                 assert refusal.reason == Reason.COLLECTIVE_TIMEOUT and "node 0" in refusal.message and heard
                 assert not both.ranks[0].ops("fail")
-            await both.run(3)  # it was busy, and goes on
+            await both.run(3)  # it was busy, and continues
 
     run(work())
 

@@ -1,4 +1,4 @@
-"""The ledger of a device's memory: never more granted than there is, and nothing unused that somebody wants."""
+"""The ledger of a device's memory: never more granted than there is, and no unused memory while a request waits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OVERHEAD = 50
 
 @dataclass
 class Process:
-    """What a device process does: keeps to its limit, and gives back what it does not use when it is told to."""
+    """A device process in miniature: keeps to its limit, and gives back what it does not use when the ledger asks."""
 
     limit: int | None
     used: int = 0
@@ -178,7 +178,7 @@ def test_never_more_than_there_is_whatever_happens(sequence: list[tuple[str, int
         of_x = [each for each in world.processes if world.ledger._holders[each].tenant == "x"]
         assert sum(world.ledger.granted(each) for each in of_x) <= quotas["x"]
     world.settle()
-    assert not any(each.wanting for each in world.processes.values()), "somebody was never answered"
+    assert not any(each.wanting for each in world.processes.values()), "a request was never answered"
 
 
 @settings(deadline=None, max_examples=200)

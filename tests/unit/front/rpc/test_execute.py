@@ -185,7 +185,7 @@ def test_acks_of_an_ended_stream_do_not_count_for_the_next(tmp_path: Path) -> No
             assert not attaching.done()
             f.device().release_acks()
             again = await attaching
-            assert f.last_seq == 5, "a stream goes on where the one before it ended"
+            assert f.last_seq == 5, "a stream continues where the one before it ended"
             await again.write(batch(6))
             assert (await again.read()).ack.seq == 6
             await again.done_writing()

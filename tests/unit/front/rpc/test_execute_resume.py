@@ -179,7 +179,7 @@ def test_an_old_stream_that_is_still_there_gives_way(tmp_path: Path) -> None:
 
 
 def test_late_messages_of_an_old_stream_are_not_taken(tmp_path: Path) -> None:
-    """Read by the front, held back by a full window, and sent again on the stream that goes on."""
+    """Read by the front, held back by a full window, and sent again on the stream that continues."""
 
     async def scenario() -> None:
         launcher = FakeLauncher()

@@ -243,7 +243,7 @@ def test_a_download_continues(tmp_path: Path, offset: int) -> None:
 
 
 def test_a_download_that_is_displaced_in_its_first_write(tmp_path: Path) -> None:
-    """Its client hears that: it may be the one that goes on, where the other stream is an old one that came late."""
+    """Its client hears that: it may be the one that continues, where the other stream is an old one that came late."""
 
     narrow = [
         ("grpc.http2.bdp_probe", 0),

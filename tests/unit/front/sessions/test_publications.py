@@ -256,7 +256,7 @@ class Model(RuleBasedStateMachine):
             mine = [attachment.number for one, attachment in self.attached.values() if one is publication]
             assert sorted(publication.attachments) == sorted(mine)
             assert not publication.over
-            # Never counted with nobody, nor with a process that is gone.
+            # Never counted without a process, nor with a process that is gone.
             assert publication.bearer in self.processes
             if publication.bearer is not publication.home:
                 assert self.has(publication, publication.bearer)

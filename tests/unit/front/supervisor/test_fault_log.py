@@ -112,7 +112,7 @@ def test_faults_are_bounded_and_the_newest_comes_first() -> None:
 
 def test_memory_by_tenant() -> None:
     memory = TenantMemory()
-    memory.hear(1, {"tenants": {"alice": 9}})  # a process that is nobody's yet
+    memory.hear(1, {"tenants": {"alice": 9}})  # a process that has no tenant yet
     assert memory.by_tenant() == {}
     memory.belongs(1, "alice")
     memory.hear(1, {"tenants": {"alice": 9, "bob": 1}})

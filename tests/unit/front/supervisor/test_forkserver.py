@@ -94,7 +94,7 @@ def test_a_daemon_that_cannot_start_leaves_no_forkserver_behind(wrong: tuple[str
     command = [sys.executable, "-m", "hearthd", "serve", *wrong]
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=60, check=False)
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
-    # The pipes were inherited: `run` would have waited for whoever still has them.
+    # The pipes were inherited: `run` would have waited for any process that still has them.
 
 
 def test_structlog_is_imported_without_what_it_does_not_need() -> None:

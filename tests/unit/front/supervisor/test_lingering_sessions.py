@@ -156,7 +156,7 @@ def test_a_neighbour_keeps_the_process_until_it_leaves() -> None:
         async with node(PATIENT, deaf()) as n:
             one, other = n.session(), n.session()
             assert [await n.generation(each) for each in (one, other)] == [1, 1]
-            assert await n.sessions.close(one, "done", patience=2 * SOON) == [0], "it is told where work goes on"
+            assert await n.sessions.close(one, "done", patience=2 * SOON) == [0], "the devices with running work"
             (worker,) = n.device.running
             await until(lambda: [each.session for each, _ in worker.stuck()] == [one.id])
             assert n.running == [1] and await n.generation(other) == 1

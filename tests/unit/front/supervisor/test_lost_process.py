@@ -36,7 +36,7 @@ def test_a_lost_device_fails_what_waits_and_comes_back(tmp_path: Path, how: str)
                 fault = Refusal(Reason.DEVICE_LOST, "kernel boom wrote to 0x8.", details={"in_flight": "boom, later"})
                 first.fault(fault)
             elif how == "garbage":
-                first.send(0xFFFF)  # a kind that nobody knows is ignored
+                first.send(0xFFFF)  # an unknown kind is ignored
                 first.link.sendall(b"\xff" * 100)
             else:
                 first.die({"signal": -11, "exit": 3}.get(how))

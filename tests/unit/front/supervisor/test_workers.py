@@ -21,7 +21,7 @@ from tests.support.front.isolated_workers import BY_TENANT, PATIENT, Node, X, Y,
 
 
 async def lost(node: Node, session: Session) -> Refusal:
-    """What a session is told of its process's end."""
+    """The refusal that a session receives after its process's end."""
     await until(lambda: 0 in session.ended and not session.ended[0].told)
     with pytest.raises(Refusal) as caught:
         await node.device.channel(session)
@@ -51,7 +51,7 @@ def test_a_dedicated_session_has_a_process_of_its_own_which_ends_with_it() -> No
             assert refusal.reason == Reason.DEVICE_LOST and refusal.details["generation"] == "2"
             assert await n.generation(own) == 4
             assert n.device.state == SERVING and n.device.generation == 1
-            assert [await n.generation(each) for each in (shared, third)] == [1, 3], "nobody else has noticed"
+            assert [await n.generation(each) for each in (shared, third)] == [1, 3], "no other session has noticed"
             assert n.lost == [(0, 2)]
             described = n.device.describe().processes
             assert {(each.session_id, each.generation) for each in described} == {("", 1), (own.id, 4), (third.id, 3)}
@@ -112,7 +112,7 @@ def test_a_process_that_holds_nothing_ends_and_comes_back() -> None:
         async with node(dataclasses.replace(BY_TENANT, idle_timeout=0.05)) as n:
             x = n.session(X)
             assert await n.generation(x) == 1
-            await asyncio.sleep(0.12)  # nothing happens while somebody has a channel
+            await asyncio.sleep(0.12)  # nothing happens while a session has a channel
             assert n.running == [1]
             await n.sessions.close(x, "done")
             await until(lambda: not n.running)
@@ -327,7 +327,7 @@ def test_a_session_that_is_named_too_often_shares_no_process_any_more() -> None:
                 fault_of(n.process(generation), bad.id)
                 for each in (bad, good):
                     refusal = await lost(n, each)
-                    assert bad.id not in str(refusal.details), "who it was is nobody else's business"
+                    assert bad.id not in str(refusal.details), "the culprit's identity is hidden from other sessions"
                 await until(lambda: n.device.state == SERVING)
             for device in n.supervisor:
                 with pytest.raises(Refusal) as caught:

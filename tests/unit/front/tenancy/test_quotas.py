@@ -30,7 +30,7 @@ def test_sessions_are_counted_by_tenant() -> None:
             sessions.open("c", "", caller)
         assert error.value.reason == Reason.QUOTA_EXCEEDED and error.value.retry_after_s
         assert error.value.details == {"quota": "sessions", "used": "2", "allowed": "2"}
-        sessions.open("d", "")  # somebody else
+        sessions.open("d", "")  # another tenant
         await sessions.close(first, "test")
         third, _ = sessions.open("e", "", caller)
         assert third.queue is sessions.accounts.of(SMALL).queue and third.tenant is SMALL
@@ -61,7 +61,7 @@ def test_time_is_kept_by_session_and_tenant() -> None:
                 call()
             assert error.value.reason == Reason.QUOTA_EXCEEDED and error.value.retry_after_s is None
             assert error.value.details["used"] == "1.600" and error.value.details["allowed"] == "1.5"
-        sessions.accounts.used("0badc0de", 1)  # of nobody: noted in the log
+        sessions.accounts.used("0badc0de", 1)  # an unknown session: noted in the log
 
     run(scenario())
 

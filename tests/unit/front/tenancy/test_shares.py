@@ -1,4 +1,4 @@
-"""Shares of global limits: nobody loses what is guaranteed, nobody takes all, operators always get in."""
+"""Shares of global limits: no tenant loses what is guaranteed, none takes all, operators always get in."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_one_that_takes_all_it_can_leaves_room(limit: int, weights: dict[str, fl
     used = {greedy: shares.most(greedy, {})}
     assert used[greedy] >= shares.guarantee(greedy)
     for other in weights.keys() - {greedy}:
-        assert shares.admits(other, used), "whoever comes next gets in"
+        assert shares.admits(other, used), "the next tenant gets in"
         assert shares.most(other, used) >= shares.guarantee(other)
     assert shares.admits("operator", used, operator=True)
 
@@ -67,7 +67,7 @@ def test_a_single_tenant_has_all_but_the_reserve() -> None:
 
 
 def test_sessions_are_shared() -> None:
-    """A tenant that opens all it can keeps neither another one out nor an operator, and is told so by name."""
+    """A tenant that opens all it can keeps neither another one out nor an operator, and its refusal names it."""
     tenants = {name: Tenant(name, rights=ORDINARY) for name in ("a", "b")} | {"operator": Tenant("operator")}
 
     async def scenario() -> None:

@@ -82,7 +82,7 @@ def test_an_abort_lets_the_stream_go_on(pair: tuple[Rank, Rank]) -> None:
 
 
 def test_an_abort_is_one_ranks_own(pair: tuple[Rank, Rank]) -> None:
-    """The other goes on waiting: it is told why by who knows, and does not fail for what is only a consequence."""
+    """The other rank keeps waiting: its abort gives it the reason, and it does not fail for a mere consequence."""
     events = [rank.enqueue(BARRIER, BARRIER) for rank in pair]
     for rank, event in zip(pair, events, strict=True):
         rank.reached(event)

@@ -31,7 +31,7 @@ def processes() -> Iterator[Ranks]:
 
 @pytest.fixture
 def three(processes: Ranks) -> Ranks:
-    """A communicator of its own for each test: also what is to be had after a failure."""
+    """A new communicator for each test: one can also be had after a failure."""
     processes.clear()
     processes.join()
     return processes
@@ -135,7 +135,7 @@ def test_a_killed_rank_and_an_abort(kind: str) -> None:
             ranks.start(rank, endless(ranks, rank, kind))
         os.kill(ranks.processes[2].pid, signal.SIGKILL)
         ranks.processes[2].join()
-        for rank in (0, 1):  # they wait for it, until they are told
+        for rank in (0, 1):  # they wait for it, until the abort
             assert not ranks.pipes[rank].poll(0.05)
         ranks.pipes[0].send(("abort",))
         assert {ranks.outcome(rank)[0] for rank in (0, 1)} == {Reason.COMMUNICATOR_FAILED}
@@ -159,7 +159,7 @@ def test_an_abort_at_any_time(processes: Ranks, who: int, coming: set[int], big:
 
 @pytest.fixture
 def alone() -> Iterator[SharedExchange]:
-    """Rank 0 of two, in this process; nobody else comes."""
+    """Rank 0 of two, in this process; the other rank never joins."""
     end = SharedExchange.attach(SharedExchange.create(2), 0, 2)
     yield end
     end.close()

@@ -78,7 +78,7 @@ def test_only_the_two_ranks_take_part(four: Ranks) -> None:
 
 
 def test_a_small_message_waits_for_its_receiver(four: Ranks) -> None:
-    """The sender goes on: its bytes lie in the mailbox, in order, also when the ring comes round in one of them."""
+    """The sender continues: its bytes lie in the mailbox, in order, also when the ring comes round in one of them."""
     four.clear()
     sizes = [100, 0, 200_000, 5, 70_001, 262_000]
     for round_ in range(3):
@@ -124,7 +124,7 @@ def test_messages_move_while_a_rank_waits_in_a_collective(four: Ranks) -> None:
     seed=st.integers(0, 1000),
 )
 def test_any_batch(four: Ranks, messages: list[tuple[int, int, int]], collectives: int, seed: int) -> None:
-    """Each rank lists its part in an order of its own; between the same two ranks, the k-th send meets the k-th
+    """Each rank lists its part in a separate order; between the same two ranks, the k-th send meets the k-th
     receive."""
     four.clear()
     shuffle = random.Random(seed).shuffle

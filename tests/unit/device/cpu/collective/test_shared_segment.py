@@ -1,4 +1,4 @@
-"""SegmentExchange: opened by other processes, refused where they are another's, and gone when nobody has them."""
+"""SegmentExchange: opened by other processes, refused where they are another's, and gone after the last release."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ needs_nvrtc = pytest.mark.skipif(nvrtc.library() is None, reason=f"the package {
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_kernels_equal_the_reference(seed: int) -> None:
-    """In a process of its own, which forks for each kernel: a test process has threads."""
+    """Runs in a separate process, which forks for each kernel: a test process has threads."""
     command = [sys.executable, "-m", "tests.support.cpu.differential", "--first", str(seed), "--seeds", "1"]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=110, check=False)
