@@ -346,11 +346,24 @@ class BaseDevice(Generic[A, S]):
     def RawKernel(
         self, code: str | bytes, name: str, options: Iterable[str] = (), **unsupported: Any
     ) -> Callable[..., None]:
-        """See `hearth.Device.RawKernel`."""
+        """Loads one kernel as a separate module; see `hearth.Device.RawKernel`.
+
+        Args:
+            code: CUDA C++ source, PTX, CUBIN or fatbin.
+            name: Name of the kernel in the code.
+            options: Options of the compiler.
+            **unsupported: Further keywords of CuPy's.
+        """
         raise NotImplementedError
 
     def publish(self, name: str, array: A, tenants: Sequence[str] = ()) -> Any:
-        """See `hearth.Device.publish`."""
+        """Publishes an array under a name; see `hearth.Device.publish`.
+
+        Args:
+            name: Name within this tenant.
+            array: An array of this device.
+            tenants: Other tenants that may attach it; ``"*"``: all.
+        """
         raise NotImplementedError
 
     def _from_gpu(self, obj: Any, found: OnGpu, stream: BaseStream | None) -> A:
@@ -405,6 +418,11 @@ class BaseDevice(Generic[A, S]):
         Args:
             *arrays: Durable arrays; none: all of this session on the device.
             stream: Stream that orders the copies; None: the current one.
+
+        Raises:
+            ArgumentError: An array is not durable.
+            DtypeError: An argument is no device array.
+            UnsupportedError: An array belongs to another device or session.
         """
         from hearth.arrays.durable import checkpoint
 

@@ -103,7 +103,11 @@ class BaseNode(Generic[D]):
         return self._session.closed
 
     def on_output(self, callback: Callable[[str], object] | None) -> None:
-        """Sets the callback for output of kernels on all devices: see `Device.on_output`."""
+        """Sets the callback for output of kernels on all devices: see `Device.on_output`.
+
+        Args:
+            callback: Called with text; None: ``sys.stdout`` is written to again.
+        """
         for connection in self._session.connections.values():
             connection.kernel_output.callback = callback
 

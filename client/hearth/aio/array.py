@@ -60,11 +60,29 @@ class DeviceArray(BaseArray):
         timeout: float | None = None,
         progress: bool | Progress | None = None,
     ) -> np.ndarray[Any, Any]:
-        """Copies the array to host memory; arguments and errors of `hearth.DeviceArray.get`.
+        """Copies the array to host memory, after the work before it on `stream` and on the array.
 
         Its place in the order of the stream is where it is first awaited. Cancelled or late, it leaves `out` as it is,
-        or filled if that had begun, and nothing writes to it afterwards. ``blocking=False``, with such an `out`,
-        returns when the device has been told to fill `out` itself. `progress` is called in the loop.
+        or filled if that had begun, and nothing writes to it afterwards.
+
+        Args:
+            out: Host array of the same shape and dtype to fill; None: a new one.
+            stream: Stream that orders the read; None: the current one.
+            blocking: False returns before `out` is filled, if it lies in pinned memory (`hearth.empty_pinned`) and is
+                C-contiguous: the device fills it in the order of the stream, and it must not be read before that was
+                synchronized with, which raises failures. Otherwise the contents are awaited all the same.
+            timeout: Seconds to wait at most; None: no limit.
+            progress: True for a bar on a terminal or in a notebook, or ``f(done, total)``, called with bytes in the
+                loop.
+
+        Returns:
+            `out`, or the new array.
+
+        Raises:
+            HearthError: Earlier work on the stream or the array failed.
+            BufferLostError: The array was lost with its device process.
+            DeviceLostError: The device was lost; raised once for each loss.
+            TimeoutError: The contents have not come in time.
         """
         connection = self._connection
         await connection.opened()
@@ -86,7 +104,22 @@ class DeviceArray(BaseArray):
         timeout: float | None = None,
         progress: bool | Progress | None = None,
     ) -> int:
-        """Reads the bytes into a buffer: see `hearth.DeviceArray.readinto`. Cancelled or late, like `get`."""
+        """Reads the bytes of the array, in C order, into a buffer. Cancelled or late, it leaves it as `get` does.
+
+        Args:
+            buffer: A writable, contiguous buffer of that size, whatever the type of its elements.
+            stream: Stream that orders the read; None: the current one.
+            timeout: Seconds to wait at most; None: no limit.
+            progress: True for a progress bar, or ``f(done, total)``, called with bytes in the loop.
+
+        Returns:
+            The number of bytes, as `io.RawIOBase.readinto` does.
+
+        Raises:
+            DtypeError: `buffer` is no buffer.
+            ArgumentError: It is read-only, not contiguous, or of another size.
+            HearthError: An error that `get` raises.
+        """
         data = dtypes.writable(buffer, self._nbytes)
         await self._connection.opened()
         self._connection.raise_deferred()
@@ -120,7 +153,15 @@ class DeviceArray(BaseArray):
         connection.raise_deferred()  # a copy that was sent before may have failed since: its answer has come
 
     async def item(self, *index: SupportsIndex) -> Any:
-        """Reads one element as a Python object: see `hearth.DeviceArray.item`."""
+        """Reads one element, and no more than that, as a Python object.
+
+        Args:
+            *index: A flat index, or one index for each axis; none: the only element.
+
+        Raises:
+            ValueError: No index is given, and there are several elements.
+            HearthError: An error that `get` raises.
+        """
         from hearth.arrays import views
 
         return await views.element(self, index)._element()
@@ -156,14 +197,33 @@ class DeviceArray(BaseArray):
         raise TypeError("an array of hearth.aio is not copied to the host without a word: use await x.get()")
 
     async def ipc(self) -> Exported:
-        """Maps the array's memory into this process: see `hearth.DeviceArray.ipc`."""
+        """Maps the array's memory into this process, for CuPy, PyTorch and others: see `hearth.DeviceArray.ipc`.
+
+        Returns:
+            The mapping. Cancelled, the call closes the one that was being made.
+
+        Raises:
+            UnsupportedError: This process cannot map it: it is on another host, has no CUDA, or does not see that GPU.
+            ArgumentError: The array is empty, attached, published or used by graphs.
+            OutOfMemoryError: The device has no room for the memory that is shared.
+            QuotaExceededError: A limit is exceeded.
+            AuthenticationError: The caller has no right to read and to write.
+        """
         from hearth.interop import ipc
 
         await self._connection.opened()
         return await self._connection.home.call(partial(ipc.export, self), undo=lambda exported: exported.close())
 
     async def publish(self, name: str, tenants: Sequence[str] = ()) -> None:
-        """Lets other sessions attach the array under a name, read-only: see `Device.publish`."""
+        """Lets other sessions attach the array under a name, read-only, once the work before is done.
+
+        Args:
+            name: Name within this tenant.
+            tenants: Other tenants that may attach it; ``"*"``: all.
+
+        Raises:
+            HearthError: An error that `Device.publish` raises.
+        """
         await self._device.publish(name, self, tenants)
 
     def _send(
@@ -227,7 +287,7 @@ class GlobalArray(DeviceArray):
             a: An array of the variable's shape and dtype; of any dtype and the same size if `get_global` was given no
                 dtype.
             stream: Stream that orders the write; None: the current one.
-            blocking: Not for the event loop.
+            blocking: Must be False in the event loop, which cannot wait here.
             progress: True for a progress bar, or ``f(done, total)``, called with bytes.
         """
         super().set(a if self._typed else as_bytes(self, a), stream, blocking=blocking, progress=progress)

@@ -74,7 +74,16 @@ class Device(BaseDevice[DeviceArray, Stream]):
 
     @telemetry.traced("hearth.synchronize")
     async def synchronize(self, timeout: float | None = None) -> None:
-        """Returns when all work of this session on the device is done; see `hearth.Device.synchronize`."""
+        """Returns when all work of this session on the device is done.
+
+        Args:
+            timeout: Seconds to wait at most; None: no limit.
+
+        Raises:
+            HearthError: The first failure since errors were last reported; `HearthError.failures` lists all of them.
+            DeviceLostError: The device was lost; raised once for each loss.
+            TimeoutError: The work is not done in time; it continues.
+        """
         connection = self._connection
         await connection.opened()
         await connection.home.answer(self._synchronizing(), timeout)
@@ -82,7 +91,16 @@ class Device(BaseDevice[DeviceArray, Stream]):
 
     @telemetry.traced("hearth.flush")
     async def flush(self, stream: Stream | None = None, timeout: float | None = None) -> None:
-        """Returns when everything submitted before is handed to the device; see `hearth.Device.flush`."""
+        """Returns when everything submitted before is handed to the device. Does not wait for the work itself.
+
+        Args:
+            stream: Stream whose failures are reported; None: the current one.
+            timeout: Seconds to wait at most; None: no limit.
+
+        Raises:
+            HearthError: A command of the stream failed.
+            TimeoutError: The commands are not handed over in time.
+        """
         await self._connection.opened()
         await self._connection.home.answer(self._flushing(stream), timeout)
 
@@ -97,7 +115,18 @@ class Device(BaseDevice[DeviceArray, Stream]):
         await self._connection.home.answer(self._cleaning())
 
     async def prepare(self, launches: Iterable[Sequence[Any]]) -> Prepared:
-        """Checks launches together; arguments and errors of `hearth.Device.prepare`."""
+        """Checks launches together, to be run by one small command.
+
+        Args:
+            launches: For each launch ``(kernel, grid, block, args)`` or ``(kernel, grid, block, args, shared_mem)``.
+
+        Returns:
+            The checked launches, to be run by ``prepared.launch(n)``.
+
+        Raises:
+            LaunchError: Launches are invalid; the error lists everything that is wrong with them.
+            ArgumentError: An entry of `launches` is no such tuple.
+        """
         from hearth.kernels.prepared import launch_all
 
         async with self.prepared() as prepared:
@@ -106,19 +135,53 @@ class Device(BaseDevice[DeviceArray, Stream]):
 
     @telemetry.traced("hearth.publish", telemetry.of_name)
     async def publish(self, name: str, array: DeviceArray, tenants: Sequence[str] = ()) -> None:
-        """Publishes an array; see `hearth.Device.publish`. Where this is cancelled, it may take effect all the same."""
+        """Lets other sessions attach an array under a name, once the work before is done; see `hearth.Device.publish`.
+
+        Cancelled, it may take effect all the same.
+
+        Args:
+            name: Name within this tenant.
+            array: An array of this device.
+            tenants: Other tenants that may attach it; ``"*"``: all.
+
+        Raises:
+            InvalidHandleError: The name is taken (``NAME_IN_USE``).
+            ArgumentError: The array cannot be published, or the name is no valid one.
+            UnsupportedError: The daemon does not publish arrays.
+        """
         await self._connection.opened()
         await self._connection.home.call(partial(self._publications.publish, name, array, tenants))
 
     async def unpublish(self, name: str) -> None:
-        """Ends a name of this tenant; see `hearth.Device.unpublish`."""
+        """Ends a name of this tenant, whichever of its sessions published it. Attached arrays stay usable.
+
+        Args:
+            name: The published name.
+
+        Raises:
+            InvalidHandleError: There is no such name (``NOT_PUBLISHED``).
+        """
         await self._connection.home.call(partial(self._publications.unpublish, name))
 
     @telemetry.traced("hearth.attach", telemetry.of_name)
     async def attach(
         self, name: str, tenant: str | None = None, *, shape: shapes.Shape | None = None, dtype: Any = None
     ) -> DeviceArray:
-        """Attaches a published array; arguments and errors of `hearth.Device.attach`."""
+        """Attaches a published array, read-only. Cancelled, it frees the array that was being attached.
+
+        Args:
+            name: The published name.
+            tenant: Tenant that published it; None: this session's own.
+            shape: Shape to view the memory with; None: the publisher's.
+            dtype: Element type to view the memory with; None: the publisher's.
+
+        Returns:
+            The array.
+
+        Raises:
+            InvalidHandleError: There is no such name, or it is not for this tenant (``NOT_PUBLISHED``).
+            ArgumentError: The memory does not hold an array of that shape and dtype.
+        """
         await self._connection.until_attached()  # whose generation the array is of
         attach = partial(self._publications.attach, self, name, tenant, shape, dtype)
         return await self._connection.home.call(attach, undo=lambda array: array.free())
@@ -145,11 +208,33 @@ class Device(BaseDevice[DeviceArray, Stream]):
         stream: Stream | None = None,
         out: Sequence[Array | None] | None = None,
     ) -> list[Array]:
-        """Uploads the inputs, runs the kernel and returns the outputs; arguments and errors of
-        `hearth.Device.dispatch`.
+        """Uploads the inputs, runs the kernel and returns the outputs, in the order of the arguments.
 
         Inputs must stay unchanged until it returns. Where this is cancelled, the dispatch continues, without a report,
         and leaves `out` as it is.
+
+        Args:
+            function: The kernel.
+            grid: Blocks along each axis, as in a launch.
+            block: Threads along each axis, as in a launch.
+            args: Arguments in the kernel's order: `In`, `Out`, `InOut`, NumPy arrays (as `In`), device arrays, values.
+            ins: Instead of `args`: host arrays, for a kernel that takes inputs, outputs and scalars in this order.
+            outs: Instead of `args`: outputs, each ``(shape, dtype)`` or one of the classes above.
+            scalars: Instead of `args`: values.
+            shared_mem: Dynamic shared memory in bytes.
+            iterations: Number of launches between the upload and the download.
+            timeout: Seconds that the kernel may take, after which the device process is ended; None: the session's
+                limit.
+            stream: Stream to run on; None: the current one.
+            out: For each output an array to fill, or None for a new one. Nothing is written before the kernel is done.
+
+        Returns:
+            The outputs as host arrays.
+
+        Raises:
+            LaunchError: The dispatch is invalid; the error lists everything that is wrong. Failures of earlier commands
+                are not reported here.
+            ArgumentError, DtypeError: An argument or an array of `out` does not fit.
         """
         from hearth.aio.dispatch import PendingDispatch
 
@@ -178,7 +263,33 @@ class Device(BaseDevice[DeviceArray, Stream]):
         timed: bool = False,
         copy: bool = True,
     ) -> PendingDispatch:
-        """Sends a dispatch without waiting for it; arguments and errors of `hearth.Device.dispatch_async`."""
+        """Sends a dispatch, like `dispatch`, without waiting for it.
+
+        Args:
+            function: The kernel.
+            grid: Blocks along each axis, as in a launch.
+            block: Threads along each axis, as in a launch.
+            args: Arguments in the kernel's order.
+            ins: Instead of `args`: inputs.
+            outs: Instead of `args`: outputs.
+            scalars: Instead of `args`: values.
+            shared_mem: Dynamic shared memory in bytes.
+            iterations: Number of launches between the upload and the download.
+            timeout: Seconds that the kernel may take; None: the session's limit.
+            stream: Stream to run on; None: the current one.
+            out: For each output an array to fill, or None. They hold the outputs once `PendingDispatch.result` has
+                returned.
+            timed: Measures the times on the device, for `PendingDispatch.timing`.
+            copy: False saves a copy of large inputs, which must then stay unchanged until the dispatch is done. By
+                default inputs may be changed once this returns.
+
+        Returns:
+            The pending dispatch.
+
+        Raises:
+            LaunchError: The dispatch is invalid, as far as that can be seen here.
+            ArgumentError, DtypeError: An argument or an array of `out` does not fit.
+        """
         from hearth.aio.dispatch import PendingDispatch
 
         how = How(shared_mem, iterations, timeout, stream, timed, copy)
@@ -194,7 +305,26 @@ class Device(BaseDevice[DeviceArray, Stream]):
         headers: Mapping[str, str] | None = None,
         **unsupported: Any,
     ) -> RawModule:
-        """Loads code; arguments and errors of `hearth.Device.RawModule`."""
+        """Loads CUDA C++ source, PTX, CUBIN or fatbin. Does not wait for the compile.
+
+        Args:
+            code: Source text or binary; exclusive with `path`.
+            path: Local file with the code.
+            options: Options of the compiler, e.g. ``("-DN=4",)``.
+            name_expressions: C++ names to instantiate, e.g. ``["scale<float>"]``.
+            headers: Texts of headers by the name in the source's ``#include``.
+            **unsupported: Further keywords of CuPy's, accepted with their defaults.
+
+        Returns:
+            The module. Errors of the compiler are raised by `RawModule.compile`, or by the first call that waits for a
+            kernel.
+
+        Raises:
+            ArgumentError: Neither or both of `code` and `path` are given, or the code is larger than the daemon
+                accepts.
+            DtypeError: `code` or `options` has a wrong type.
+            UnsupportedError: A keyword of CuPy's asks for something that Hearth does not do.
+        """
         return RawModule(
             self,
             code,
@@ -214,7 +344,17 @@ class Device(BaseDevice[DeviceArray, Stream]):
         return Stream(self._connection, priority)
 
     def RawKernel(self, code: str | bytes, name: str, options: Iterable[str] = (), **unsupported: Any) -> Function:
-        """Loads one kernel as a separate module; arguments of `hearth.Device.RawKernel`."""
+        """Loads one kernel as a separate module. Does not wait for the compile.
+
+        Args:
+            code: CUDA C++ source, PTX, CUBIN or fatbin.
+            name: Name of the kernel in the code.
+            options: Options of the compiler.
+            **unsupported: Further keywords of CuPy's; see `RawModule`.
+
+        Returns:
+            The kernel.
+        """
         return self.RawModule(code, options=options, **unsupported).get_function(name)
 
     def event(self) -> Event:

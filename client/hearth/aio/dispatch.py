@@ -40,7 +40,15 @@ class PendingDispatch(BasePendingDispatch):
 
     @telemetry.traced("hearth.dispatch.result", telemetry.of_result)
     async def result(self, timeout: float | None = None) -> list[np.ndarray[Any, Any]]:
-        """Returns the outputs; arguments and errors of `hearth.PendingDispatch.result`."""
+        """Returns the outputs, in the order of the arguments; every call returns the same arrays.
+
+        Args:
+            timeout: Seconds to wait at most; None: no limit.
+
+        Raises:
+            HearthError: The dispatch failed; raised by every call.
+            TimeoutError: The dispatch is still pending; it continues.
+        """
         await self._settled(timeout)
         return self._finish(0)
 

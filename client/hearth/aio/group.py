@@ -61,17 +61,47 @@ class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
         return self
 
     async def pair(self, rank: int, peer: int) -> None:
-        """Forms what two ranks on different daemons need to send to each other outside of a batch; once is enough."""
+        """Prepares two ranks on different daemons to send to each other outside of a batch; once is enough.
+
+        Ranks of one session need no preparation.
+
+        Args:
+            rank: One of the two ranks.
+            peer: The other rank.
+
+        Raises:
+            ArgumentError: The group has not been formed.
+            ClosedError: The group is closed.
+        """
         self._check_open()
         if self._sessions[rank] is not self._sessions[peer]:
             await self._home.call(partial(super()._pair, rank, peer))
 
     async def subgroup(self, ranks: Iterable[int]) -> Group:
-        """Makes a group of some of the devices; arguments and errors of `hearth.Group.subgroup`."""
+        """Makes a group of some of the devices, formed when this returns.
+
+        Args:
+            ranks: Ranks of this group, in the order of the new one.
+
+        Returns:
+            The new group; this one stays usable.
+        """
         return await Group(self._chosen(ranks), timeout=self._timeout)
 
     async def rebuild(self, without: Iterable[Named] | Named = ()) -> Group:
-        """Makes the group anew; arguments and errors of `hearth.Group.rebuild`."""
+        """Makes the group anew without lost members, in the same order, and closes this one.
+
+        To be called after a `CommunicatorError`. No request is sent to a node that is named, so that it may be gone.
+
+        Args:
+            without: Members to leave out: ranks, devices or whole nodes.
+
+        Returns:
+            The new group.
+
+        Raises:
+            HearthError: An error that `Group` raises; this group stays as it is.
+        """
         fresh = await Group(self._left(without), timeout=self._timeout)
         await self.close()
         return fresh

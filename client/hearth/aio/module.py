@@ -56,7 +56,16 @@ class Function(BaseFunction):
         return [(parameter.offset, parameter.size) for parameter in (await self._describe()).parameters]
 
     async def occupancy(self, block: Any, shared_mem: int = 0, *, cluster: Any = None) -> Occupancy:
-        """Returns the occupancy; arguments and errors of `hearth.Function.occupancy`."""
+        """Computes the number of blocks of the kernel that the device holds at once, once it is compiled.
+
+        Args:
+            block: Threads of a block along each axis: an int or one to three.
+            shared_mem: Dynamic shared memory of a block in bytes.
+            cluster: Blocks of a cluster along each axis; None: no clusters.
+
+        Raises:
+            LaunchError: Such a block can never run.
+        """
         await self._connection.opened()
         return await self._connection.home.asked(self._occupying(block, shared_mem, cluster))
 
@@ -77,7 +86,17 @@ class RawModule(BaseModule[Function, GlobalArray]):
 
     @telemetry.traced("hearth.compile")
     async def compile(self, log_stream: TextIO | None = None, *, timeout: float | None = None) -> None:
-        """Returns when the module is compiled and loaded; arguments and errors of `hearth.RawModule.compile`."""
+        """Returns when the module is compiled and loaded.
+
+        Args:
+            log_stream: Text file that the compiler's messages are written to.
+            timeout: Seconds to wait at most; None: no limit.
+
+        Raises:
+            CompileError: The code does not compile.
+            QuotaExceededError: A kernel that does not end kept the module from being loaded; a later call tries again.
+            TimeoutError: The compile is not done in time; it continues.
+        """
         await self._connection.opened()
         with logged(log_stream) as log:
             log.append((await self._connection.home.asked(self._describing(), timeout)).log)
@@ -93,6 +112,16 @@ class RawModule(BaseModule[Function, GlobalArray]):
         return list((await self._connection.home.asked(self._describing())).globals)
 
     async def get_global(self, name: str, dtype: Any = None, shape: shapes.Shape | None = None) -> GlobalArray:
-        """Returns a variable as an array; arguments and errors of `hearth.RawModule.get_global`."""
+        """Returns a ``__constant__`` or ``__device__`` variable as an array, once the module is compiled.
+
+        Args:
+            name: Name of the variable in the code.
+            dtype: Type of its elements; None: bytes, which can be set from any array of the same size.
+            shape: Elements along each axis; None: one axis of all elements.
+
+        Raises:
+            InvalidHandleError: There is no such variable.
+            ArgumentError: `dtype` and `shape` do not make its size.
+        """
         await self._connection.opened()
         return await self._connection.home.asked(self._finding(name, dtype, shape))

@@ -141,7 +141,16 @@ class Node(AsyncWith, BaseNode["Device"]):
 
     @telemetry.traced("hearth.synchronize")
     async def synchronize(self, timeout: float | None = None) -> None:
-        """Returns when all work of this session is done; arguments and errors of `hearth.Node.synchronize`."""
+        """Returns when all work of this session is done, on all its devices at once.
+
+        Args:
+            timeout: Seconds to wait at most, for the answers of the devices; None: no limit.
+
+        Raises:
+            HearthError: The first failure on the first device that has one, as by `Device.synchronize`. Failures on
+                other devices are raised by the next call that reports errors there.
+            TimeoutError: The work is not done in time; it continues.
+        """
         self._session.check()
         used = [device._connection for device in self.devices if device._connection.used]
         for connection in used:
@@ -161,11 +170,30 @@ class Node(AsyncWith, BaseNode["Device"]):
         return await self._home.call(self._fetch_status)
 
     async def end_session(self, session_id: str) -> list[int]:
-        """Ends a session; arguments, result and errors of `hearth.Node.end_session`."""
+        """Ends a session of the caller's tenant, or, with the right to administer, of any tenant.
+
+        Args:
+            session_id: Public id of the session, as `sessions` lists it.
+
+        Returns:
+            The ordinals of devices on which a kernel of the session still runs. Memory of the session is freed there
+            when that kernel has ended. Empty where everything is freed.
+
+        Raises:
+            InvalidHandleError: There is no session of that id.
+            AuthenticationError: The session is another tenant's, and the caller has no right to administer.
+        """
         return await self._home.call(partial(self._end_session, session_id))
 
     async def restart_device(self, ordinal: int) -> None:
-        """Replaces the processes of a device; arguments and errors of `hearth.Node.restart_device`."""
+        """Replaces the processes of a device and lifts its fence. Arrays on it are lost.
+
+        Args:
+            ordinal: Number of the device on the node.
+
+        Raises:
+            AuthenticationError: The caller has no right to administer.
+        """
         await self._home.call(partial(self._restart_device, ordinal))
 
     async def drain(self) -> int:

@@ -21,7 +21,16 @@ class Stream(BaseStream):
 
     @telemetry.traced("hearth.stream.synchronize")
     async def synchronize(self, timeout: float | None = None) -> None:
-        """Returns when everything submitted so far is done; arguments and errors of `hearth.Stream.synchronize`."""
+        """Returns when everything submitted to the stream so far is done.
+
+        Args:
+            timeout: Seconds to wait at most; None: no limit.
+
+        Raises:
+            HearthError: The first failure on the stream since errors were last reported; `HearthError.failures` lists
+                all.
+            TimeoutError: The work is not done in time; it continues.
+        """
         connection = self._connection
         await connection.opened()
         await connection.home.answer(self._synchronizing(), timeout)
@@ -65,16 +74,42 @@ class Event(BaseEvent):
 
     @telemetry.traced("hearth.event.synchronize")
     async def synchronize(self, timeout: float | None = None) -> None:
-        """Returns when the work before the record is done; arguments and errors of `hearth.Event.synchronize`."""
+        """Returns when the work before the record is done.
+
+        Args:
+            timeout: Seconds to wait at most; None: no limit.
+
+        Raises:
+            ArgumentError: The event was never recorded.
+            TimeoutError: The work is not done in time; it continues.
+        """
         await self._connection.opened()
         await self._connection.home.asked(self._querying(True), timeout)
 
     async def elapsed(self, start: Event) -> float:
-        """Returns the milliseconds of device time from `start` to this event, once both are done."""
+        """Measures the device time between two events. Returns when both are done.
+
+        Args:
+            start: The earlier event, of the same device.
+
+        Returns:
+            Milliseconds from `start` to this event.
+
+        Raises:
+            ArgumentError: One of the events was never recorded, or they belong to different devices.
+        """
         await self._connection.opened()
         return await self._connection.home.asked(self._measuring(start))
 
 
 async def get_elapsed_time(start_event: Event, end_event: Event) -> float:
-    """Returns the milliseconds of device time between two recorded events, once both are done."""
+    """Measures the device time between two recorded events, by CuPy's name. Returns when both are done.
+
+    Args:
+        start_event: The earlier event.
+        end_event: The later event, of the same device.
+
+    Returns:
+        Milliseconds.
+    """
     return await end_event.elapsed(start_event)
