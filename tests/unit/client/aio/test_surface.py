@@ -12,6 +12,7 @@ import pytest
 import hearth
 from hearth import aio
 from hearth.aio.array import GlobalArray
+from hearth.kernels import module
 
 WAITS: dict[str, set[str]] = {
     "Node": {
@@ -97,7 +98,7 @@ def test_connect() -> None:
     assert parameters(aio.connect) == parameters(hearth.connect)
     assert inspect.iscoroutinefunction(aio.get_elapsed_time)
     assert parameters(aio.get_elapsed_time) == parameters(hearth.get_elapsed_time)
-    assert public(GlobalArray) == public(hearth.kernels.module.GlobalArray)
+    assert public(GlobalArray) == public(module.GlobalArray)
 
 
 def test_every_class_of_the_other_client_that_waits_is_here() -> None:
