@@ -11,20 +11,17 @@ from hearth.kernels.graph_program import Program
 from hearth.kernels.prepared import BasePrepared
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import TracebackType
-    from typing import Any, Self
+    from typing import Self
 
     from hearth.aio.connection import LoopConnection
-    from hearth.session.reply import PendingResult
 
 
 class _Recording(AsyncWith, Program):
-    """The ``async with`` of graphs and prepared lists, over the `_begin` and `_end` of the class beside it."""
+    """The ``async with`` block of graphs and prepared lists, whose end is awaited."""
 
     _connection: LoopConnection
-    _begin: Callable[[], None]
-    _end: Callable[..., PendingResult[Any] | None]
+    _stream_type = Stream
 
     async def __aenter__(self) -> Self:
         await self._connection.opened()
@@ -44,11 +41,9 @@ class Graph(_Recording, BaseGraph):
     """The asyncio counterpart of `hearth.Graph`, recorded by ``async with gpu.graph() as g:``."""
 
     _connection: LoopConnection
-    _stream_type = Stream
 
 
 class Prepared(_Recording, BasePrepared):
     """The asyncio counterpart of `hearth.Prepared`, collected by ``async with gpu.prepared() as p:``."""
 
     _connection: LoopConnection
-    _stream_type = Stream

@@ -11,19 +11,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from hearth import base_stream as streams
 from hearth.errors import HearthError, LaunchError
 from hearth.kernels import launch_config
-from hearth.kernels.graph_program import Program, count
+from hearth.kernels.graph_program import BlockingRecording, Program, count
 from hearth.kernels.recorders import CaptureRecorder
-from hearth.stream import Stream
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
     from types import TracebackType
-    from typing import Self
 
     from hearth.base_stream import BaseStream, LaunchCall
     from hearth.session.attachment import Attachment
@@ -95,9 +93,6 @@ class GraphNode:
 class BaseGraph(Program):
     """Abstract graph: its nodes and launches, and the requests that begin and end its recording."""
 
-    _stream_type: ClassVar[type[BaseStream]]
-    """The class of the stream that is current inside the block."""
-
     _kind: Kind = "graph"
     _what = "the graph"
 
@@ -128,7 +123,6 @@ class BaseGraph(Program):
     def _end(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> PendingResult[None] | None:
-        """Ends the recording; None if there is nothing to wait for. The wait belongs into `_or_closed`."""
         stream, recorder, attachment = self._captured, self._recorder, self._begun
         assert stream is not None and recorder is not None and attachment is not None, (
             "left without having been entered"
@@ -220,26 +214,12 @@ class BaseGraph(Program):
         return f"<hearth.Graph of {len(self)} nodes on device {self._connection.ordinal}{state}>"
 
 
-class Graph(BaseGraph):
+class Graph(BlockingRecording, BaseGraph):
     """Work recorded by ``with gpu.graph() as g:``, launched by `launch`.
 
     The end of the block blocks until the daemon has made the graph, and raises what could not be recorded; an exception
     in the block discards it. Work on other streams, and of other threads, continues.
     """
-
-    _stream_type = Stream
-
-    def __enter__(self) -> Self:
-        self._begin()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        ending = self._end(kind, error, trace)
-        if ending is not None:
-            with self._or_closed():
-                ending.wait()
 
 
 class _GraphLaunch:

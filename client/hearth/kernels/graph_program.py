@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import operator
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, SupportsIndex
+from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex
 
 from hearth import base_stream as streams
 from hearth.base_stream import BaseStream
 from hearth.errors import ArgumentError, InvalidHandleError
 from hearth.session.send_queue import COUNT_MAX
+from hearth.stream import Stream
 
 if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
     from hearth.session.memory import Kind, Space
+    from hearth.session.reply import PendingResult
 
 
-class Program:
+class Program(ABC):
     """A handle on the daemon's side that is lost with the device's process: of a graph, or of a prepared list."""
+
+    _stream_type: ClassVar[type[BaseStream]]
+    """The class of the stream that is current inside the block."""
 
     _kind: Kind
     _what: str
@@ -40,6 +49,16 @@ class Program:
     def __del__(self) -> None:
         if getattr(self, "_closed", True) is False:
             self.close()
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Begins the block. Does not block."""
+
+    @abstractmethod
+    def _end(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> PendingResult[Any] | None:
+        """Ends the block; None if there is nothing to wait for. The wait belongs into `_or_closed`."""
 
     def _usable(self) -> Attachment:
         """Returns the attachment on which it can be used. Raises the reason why it cannot."""
@@ -84,6 +103,24 @@ class Program:
         if self._space is None:
             return ", not recorded"
         return ", lost" if self._space.lost else ""
+
+
+class BlockingRecording(Program):
+    """The ``with`` block of `hearth.Graph` and `hearth.Prepared`, whose end blocks until the daemon has answered."""
+
+    _stream_type = Stream
+
+    def __enter__(self) -> Self:
+        self._begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        ending = self._end(kind, error, trace)
+        if ending is not None:
+            with self._or_closed():
+                ending.wait()
 
 
 def count(n: SupportsIndex) -> int:

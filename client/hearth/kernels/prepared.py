@@ -9,18 +9,16 @@ current stream. What a list uses lives as long as it does, also where the arrays
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from hearth import base_stream as streams
 from hearth.errors import ArgumentError
-from hearth.kernels.graph_program import Program, count
+from hearth.kernels.graph_program import BlockingRecording, Program, count
 from hearth.kernels.recorders import CaptureRecorder, PreparedRecorder
-from hearth.stream import Stream
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
     from types import TracebackType
-    from typing import Self
 
     from hearth.base_stream import BaseStream, LaunchCall
     from hearth.session.connection import Connection
@@ -33,9 +31,6 @@ RECORDED_MAX = 1 << 16
 
 class BasePrepared(Program):
     """Abstract prepared list: its launches, and the request that checks them."""
-
-    _stream_type: ClassVar[type[BaseStream]]
-    """The class of the stream that is current inside the block."""
 
     _kind: Kind = "prepared"
     _what = "the prepared list"
@@ -59,7 +54,6 @@ class BasePrepared(Program):
     def _end(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> PendingResult[None] | None:
-        """Ends the collection; None if there is nothing to wait for. The wait belongs into `_or_closed`."""
         stream, recorder = self._collecting, self._recorder
         self._collecting = self._recorder = None
         assert stream is not None and recorder is not None, "left without having been entered"
@@ -111,25 +105,11 @@ class BasePrepared(Program):
         return f"<hearth.Prepared of {len(self)} launches on device {self._connection.ordinal}{state}>"
 
 
-class Prepared(BasePrepared):
+class Prepared(BlockingRecording, BasePrepared):
     """Launches collected by ``with gpu.prepared() as p:`` or `Device.prepare`, run by `launch`.
 
     They are checked together at the end of the block, which raises everything that is wrong with them.
     """
-
-    _stream_type = Stream
-
-    def __enter__(self) -> Self:
-        self._begin()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        ending = self._end(kind, error, trace)
-        if ending is not None:
-            with self._or_closed():
-                ending.wait()
 
 
 def prepare(connection: Connection, launches: Iterable[Sequence[Any]]) -> Prepared:
