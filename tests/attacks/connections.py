@@ -101,7 +101,7 @@ def _over(connection: socket.socket) -> bool:
 
 ROWS = (
     # Memory of 2,000 connections in pieces that the allocator cannot give back at once.
-    Row("idle connections", idle, Budget(kept_mib=11)),
+    Row("idle connections", idle, Budget(kept_mib=10)),
     Row("slowloris", slowloris),
     Row("idle connections, 64 descriptors", idle_and_probe, open_files=64),
     Row("idle connections, 256 descriptors", idle_and_probe, open_files=256),

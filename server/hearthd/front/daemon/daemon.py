@@ -140,8 +140,7 @@ class Daemon:
                 closing.add(task)
                 task.add_done_callback(closing.discard)
             if heap_trimming.due(len(self.sessions), own_memory(), time.monotonic()):
-                if not self.sessions:
-                    gc.collect()  # takes tens of milliseconds
+                gc.collect()
                 await asyncio.to_thread(give_back)
                 heap_trimming.done(own_memory(), time.monotonic())
             self._tell_status()
