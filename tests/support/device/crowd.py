@@ -117,10 +117,12 @@ class Crowd(DeviceLink):
         self.send(Kind.BATCH, message.SerializeToString(), channel=member.channel)
         return member.seq
 
-    def fill(self, member: Member) -> None:
-        """As many batches as its window takes."""
-        while member.seq - member.acked < member.window:
-            self.post(member)
+    def fill(self, *members: Member) -> None:
+        """Posts as many batches as the windows take, one of each member in turn: none has the device to itself while
+        the windows of the others are being filled."""
+        while below := [member for member in members if member.seq - member.acked < member.window]:
+            for member in below:
+                self.post(member)
 
     def round_trip(self, member: Member, launches: int = 1, on_frame: Callable[[Frame], None] | None = None) -> float:
         """Seconds from a few launches and a Sync to its answer."""
@@ -168,8 +170,7 @@ class Crowd(DeviceLink):
         """Keeps these members' windows full for so long; how long it was."""
         begin = time.perf_counter()
         while (left := begin + seconds - time.perf_counter()) > 0:
-            for member in flooding:
-                self.fill(member)
+            self.fill(*flooding)
             if self._frames or self.poll.poll(left * 1000):
                 on_frame(self.next())
         return time.perf_counter() - begin
