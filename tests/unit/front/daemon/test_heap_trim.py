@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from hearthd.front.daemon.heap_trim import GROWTH, INTERVAL, STILL, HeapTrimming
+from hearthd.front.daemon.heap_trim import GROWTH, INTERVAL, LONGEST, STILL, HeapTrimming
 
 START = 100.0 * (1 << 20)
 
@@ -27,14 +27,54 @@ def test_after_a_burst_while_a_session_stays() -> None:
     assert trimming.due(1, START + 2 * GROWTH, 2.0 + STILL)
 
 
-def test_growth_that_is_small_or_stays_costs_no_trimming() -> None:
+def test_small_growth_costs_no_trimming() -> None:
     trimming = HeapTrimming()
     trimming.due(1, START, 0.0)
     assert not any(trimming.due(1, START + GROWTH - 1, float(now)) for now in range(1, 100))
-    assert trimming.due(1, START + GROWTH, 100.0 + STILL) is False  # it has just grown
-    assert trimming.due(1, START + GROWTH, 100.0 + 2 * STILL)
-    trimming.done(START + GROWTH, 110.0)  # all of it is in use
-    assert not any(trimming.due(1, START + GROWTH, 110.0 + now) for now in range(100))
+    assert not trimming.due(1, START + 2 * GROWTH, 100.0), "it has just grown"
+    assert trimming.due(1, START + 2 * GROWTH, 100.0 + STILL)
+
+
+def test_memory_in_use_is_tried_again_less_and_less_often() -> None:
+    trimming = HeapTrimming()
+    trimming.due(1, START, 0.0)
+    trimmed = []
+    for now in range(1, 1000):
+        if trimming.due(1, START + GROWTH, float(now)):
+            trimming.done(START + GROWTH, float(now))  # all of it is in use
+            trimmed.append(now)
+    intervals = [later - earlier for earlier, later in itertools.pairwise(trimmed)]
+    assert intervals[:4] == [10, 20, 40, 60], "the interval doubles"
+    assert set(intervals[4:]) == {LONGEST}
+
+
+def test_memory_in_use_at_a_trimming_is_given_back_after_its_release() -> None:
+    trimming = HeapTrimming()
+    trimming.due(1, START, 0.0)
+    held, left = START + 3 * GROWTH, []
+    for now in range(1, 30):
+        if trimming.due(1, held, float(now)):
+            held = START if now >= 10 else held  # released into the heap at 10 s
+            trimming.done(held, float(now))
+            left.append((now, held))
+    assert left == [(4, START + 3 * GROWTH), (14, START)]
+
+
+def test_another_burst_does_not_wait_for_a_long_interval() -> None:
+    trimming = HeapTrimming()
+    trimming.due(1, START, 0.0)
+    for now in range(1, 100):
+        if trimming.due(1, START + GROWTH, float(now)):
+            trimming.done(START + GROWTH, float(now))
+    assert not trimming.due(1, START + 2 * GROWTH, 100.0)
+    assert trimming.due(1, START + 2 * GROWTH, 100.0 + STILL)
+
+
+def test_growth_by_pages_is_no_burst_that_lasts() -> None:
+    trimming = HeapTrimming()
+    trimming.due(1, START, 0.0)
+    due = [now for now in range(1, 60) if trimming.due(1, START + 2 * GROWTH + now * 4096, float(now))]
+    assert due[0] == 1 + STILL
 
 
 def test_steady_transfers_are_trimmed_once_in_an_interval() -> None:
