@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from hearth_proto.frames import Frame, Kind
 from hearth_proto.v1 import commands_pb2
+from hearthd.device.scheduler.chances import Chances
 from hearthd.device.scheduler.pace import Pace
 from hearthd.device.scheduler.standstill import Standstill
 from hearthd.device.session.session import DeviceSession
@@ -73,9 +74,10 @@ class Backlog:
     """The backlog of one session. Device-handle thread only."""
 
     __slots__ = (
-        "active", "ahead", "awaited", "chance_at", "closing", "copies", "counted", "ended", "forgiven", "frame",
-        "frames", "late_at", "launches", "left", "metered", "need", "open", "owes", "pace", "paid", "paused", "place",
-        "room", "session", "since", "slices", "sparse", "standstill", "transfers", "under", "used", "wanting", "work",
+        "active", "ahead", "awaited", "chances", "closing", "copies", "counted", "ended", "forgiven",
+        "frame", "frames", "late_at", "launches", "left", "metered", "need", "open", "owes", "pace", "paid", "paused",
+        "place", "room", "session", "since", "slices", "sparse", "standstill", "transfers", "under", "used", "wanting",
+        "work",
     )  # fmt: skip
 
     def __init__(self, session: DeviceSession) -> None:
@@ -116,8 +118,9 @@ class Backlog:
         self.sparse = True
         """True if all commands ran at once when the session last had any."""
         self.metered = self.forgiven = False
-        """`metered`: device time is counted although the session is in no slice. `forgiven`: it is counted, but is no
-        debt."""
+        """`metered`: device time is counted although the session is in no slice. `forgiven`: the
+        session is kept out of the queue for turns, and pays nothing: its slice on the device was submitted while it was
+        alone."""
         self.open: Slice | None = None
         self.slices: deque[Slice] = deque()
         """Slices that are on the device, oldest first."""
@@ -125,8 +128,7 @@ class Backlog:
         """The time at which the last slice was done, or the first of a series began."""
         self.late_at = 0.0
         """The time at which the oldest slice is late."""
-        self.chance_at = 0.0
-        """The time at which the session with a late slice gets another one, whatever it owes."""
+        self.chances = Chances()
         self.pace = Pace()
         self.used = 0.0
         """Seconds of device time."""

@@ -13,10 +13,6 @@ QUANTUM_S = 3e-3
 PATIENCE_S = 0.1
 """Time after which a slice is late, and other sessions run beside it."""
 
-CHANCE_S = 0.01
-"""Interval at which a session with a late slice gets another one, whatever it owes: its kernel may wait for work behind
-it. While the kernel runs, the session is charged as much as it is given."""
-
 BESIDE_S = SLICE_S
 """Time for which a slice beside the turn of another session costs no more than its expected time alone."""
 

@@ -10,7 +10,7 @@ from hearthd.device.context import DeviceContext
 from hearthd.device.platform.spin_policy import sooner
 from hearthd.device.scheduler.backlog import COPY, NOTHING, Backlog, Slice
 from hearthd.device.scheduler.device_time import DeviceTimeMeter
-from hearthd.device.scheduler.pace import AHEAD, BESIDE_S, CHANCE_S, PATIENCE_S, QUANTUM_S, SLICE_S
+from hearthd.device.scheduler.pace import AHEAD, BESIDE_S, PATIENCE_S, QUANTUM_S, SLICE_S
 from hearthd.device.streams.stream_pool import NEVER, PooledStream
 from hearthd.shared.deficit_round_robin import HierarchicalRoundRobin
 
@@ -61,12 +61,14 @@ class TimeSlices:
         """`on`: work goes to the device in slices. `more`: another `run` would make progress at once."""
 
     def begin(self, backlog: Backlog, had_it_alone: bool) -> None:
-        """Adds a session. Work that it had alone on the device becomes a slice, and is no debt."""
+        """Adds a session. Work that it had alone on the device becomes a slice, and is no debt; the session gets no
+        turn until it is done."""
         backlog.bar(self._tracks)
         backlog.sparse = not had_it_alone
-        if had_it_alone:
+        undone = backlog.undone(self._tracks) if had_it_alone else []
+        if undone:
             backlog.forgiven = True
-            self._found(backlog, backlog.undone(self._tracks), turn=True)
+            self._found(backlog, undone, turn=True)
 
     def end(self, backlog: Backlog) -> None:
         """Ends the slices of a session, which may submit freely from now on."""
@@ -132,7 +134,7 @@ class TimeSlices:
                 left = max(each.late_at - now, 0.0)
                 asleep = sooner(left, asleep)
             if each.wanting and each.late:
-                asleep = sooner(max(each.chance_at - now, 0.0), asleep)
+                asleep = sooner(max(each.chances.at - now, 0.0), asleep)
         holder = self._holder
         if not self._tracks.notified and holder is not None and holder.slices and holder.pace.seconds:
             left = holder.since + holder.slices[0].count * holder.pace.seconds - now
@@ -151,7 +153,7 @@ class TimeSlices:
         if not backlog.active:
             return
         asks = backlog.asks
-        if asks and backlog not in self._fair:
+        if asks and backlog not in self._fair and not backlog.forgiven:
             session = backlog.session
             self._fair.enter(backlog, session.tenant, session.weight, session.priority)
         if backlog in self._fair and (not asks or (asks == COPY and self._fair.credit(backlog) > 0)):
@@ -218,9 +220,7 @@ class TimeSlices:
 
     def _give_chance(self, backlog: Backlog) -> None:
         """Opens a slice once in a while for a session whose kernel is late, whatever it owes."""
-        now = self.meter.clock()
-        if now >= backlog.chance_at:
-            backlog.chance_at = now + CHANCE_S
+        if backlog.chances.take(self.meter.clock()):
             self._open(backlog, max(backlog.pace.most(0), 1), launches=True, turn=False)
 
     # ---- slices ----
@@ -308,6 +308,7 @@ class TimeSlices:
         now = self.meter.clock()
         backlog.slices.remove(made)
         backlog.forgiven = False
+        backlog.chances.completed()
         backlog.learn(made.count, made.begun, now)
         backlog.late_at = now + PATIENCE_S
         if not backlog.slices and backlog.open is None:
@@ -319,5 +320,5 @@ class TimeSlices:
             self.stir(backlog)
 
     def _charge(self, backlog: Backlog, seconds: float) -> None:
-        if self.on and not backlog.forgiven:
+        if self.on:  # of a session outside the queue nothing is charged
             self._fair.charge(backlog, seconds)

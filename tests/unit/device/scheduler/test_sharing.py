@@ -97,6 +97,25 @@ def test_the_more_urgent_goes_first_and_leaves_a_little(crowd: Crowd) -> None:
 # ---- floods ----
 
 
+def test_what_a_session_submitted_alone_delays_no_other_and_is_no_debt(crowd: Crowd) -> None:
+    """The first session has seconds of work on the device before the others come."""
+    members = [
+        crowd.join(tenant=str(weight), weight=weight, nanoseconds=length, launches=2_000_000 // length, window=window)
+        for weight, length, window in ((1.0, 2_000_000, 640), (2.0, 1_000_000, 128), (4.0, 200_000, 128))
+    ]
+    first = members[0]
+    crowd.fill(first)
+    while not first.acked:  # the device has begun with it
+        crowd.next()
+    crowd.run(1.2, *members)
+    used = [crowd.metered.get(member.session, 0.0) for member in members]
+    assert sum(used[1:]) > 0.3 * sum(used), "the others wait until all of it is done"
+    assert first.acked < first.window + 64, "its window is not filled further meanwhile"
+    crowd.count(first)  # all of that is done
+    used, _ = shares(crowd, 2.0, *members)
+    assert used[0] > 0.5 / 7, "the first session pays for what it had alone"
+
+
 @pytest.mark.parametrize("launches", [64, 8000])
 def test_a_flood_delays_no_other_session(crowd: Crowd, launches: int) -> None:
     """Also where each of its batches is nearly a megabyte."""
