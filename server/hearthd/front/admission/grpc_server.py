@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -32,6 +33,17 @@ log = structlog.get_logger("hearthd.admission")
 _aio: Any = grpc.aio
 _core: Any = cygrpc
 Options = Sequence[tuple[str, int]]
+
+
+class _Decodable(logging.Filter):
+    """Drops gRPC's log records of metadata that is no UTF-8: any stranger could fill the log with them. The call is
+    answered like any other without a credential, and counted."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (record.exc_info and isinstance(record.exc_info[1], UnicodeDecodeError))
+
+
+_DECODABLE = _Decodable()
 
 
 def options(largest: int) -> Options:
@@ -56,6 +68,7 @@ def make(
 ) -> grpc.aio.Server:
     """A server of these services that has not begun. `admits`: whether a call of a peer, by gRPC's name, is looked at;
     one that is not is dropped before Python has made objects of its metadata."""
+    logging.getLogger(_core.__name__).addFilter(_DECODABLE)
     names = ("_request_call", "_request_registered_call", "_make_request_call_future", "add_registered_method_handlers")
     core = _core.AioServer
     known = all(hasattr(core, name) for name in names) and all(

@@ -14,8 +14,8 @@ INTERVAL = 5.0
 """Seconds from one trimming to the next while there are sessions: steady transfers use what is free again and again,
 and pay for each page that was given back."""
 LONGEST = 60.0
-"""Longest interval in seconds. The interval doubles with each trimming that leaves the growth: the memory is in use, and
-its owner may release it at any later time."""
+"""Longest interval in seconds. The interval doubles with each trimming that leaves the growth: the memory is in use,
+and may be released at any later time."""
 
 
 class HeapTrimming:
