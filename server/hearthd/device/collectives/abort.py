@@ -20,8 +20,13 @@ from hearthd.device.backend.communicator import RankCommunicator
 from hearthd.device.context import DeviceContext
 from hearthd.device.streams.stream_pool import PooledStream
 
-ABORT_S = 5.0
-"""Time limit of an abort, in seconds: a longer one will not end."""
+ABORT_S = 30.0
+"""Time limit of an abort, in seconds: a longer one will not end, and costs the device process.
+
+Aborts took more than 5 s where the processes of six daemons shared each of four GPUs: CUDA frees memory and unmaps that
+of peers under locks that all processes of a GPU share. A process that answers nothing meanwhile is found much earlier,
+by `devices.ping_timeout`.
+"""
 
 RETIRED = 4
 """Communicators that wait to be freed for as long as the device is busy; NCCL's have some hundred MiB each."""
