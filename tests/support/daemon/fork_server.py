@@ -9,6 +9,7 @@ There is one thread, and gRPC, uvloop and multiprocessing are imported but not s
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import gc
@@ -31,12 +32,14 @@ from hearth_proto import polling
 MODULES = (
     "hearthd.cli.main", "hearthd.shared.sighup", "hearthd.front.supervisor.forkserver", "inspect", "typer",
     "hearthd.cli.audit", "hearthd.cli.health_check", "hearthd.front.config.loader", "hearthd.shared.log",
-    "pydantic.type_adapter", "typer._adapters", "hearthd.front.daemon.main", "uvloop", "hearthd.front.opentelemetry",
+    "pydantic.type_adapter", "hearthd.front.daemon.main", "uvloop", "hearthd.front.opentelemetry",
     "hearthd.front.daemon.daemon", "hearthd.front.http.server", "hearthd.front.sockets",
     "hearthd.front.daemon.orphans", "multiprocessing.popen_forkserver",
 )  # fmt: skip
 """Modules that `hearthd serve` imports."""
 
+OF_SOME_VERSIONS = ("typer._adapters",)
+"""Modules that only some of the allowed versions have."""
 PRELOADED = ("hearthd.device.process.main", "hearthd.device.cpu.server", "hearthd.device.cpu.collective.shared_segment")
 """Modules that its own forkserver imports; without the one whose import closes the process to others."""
 
@@ -51,6 +54,9 @@ def main(asking: socket.socket) -> None:
     polling.import_grpc(polling.LISTENER)
     for module in (*MODULES, *PRELOADED):
         importlib.import_module(module)
+    for module in OF_SOME_VERSIONS:
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(module)
     assert _alone(), "a fork would lose a thread"
     gc.collect()
     gc.freeze()
