@@ -266,19 +266,29 @@ def test_a_broker_that_is_killed_is_replaced(start_daemon: StartDaemon) -> None:
         saxpy_works(gpu)
         assert daemon.device_pid() == device and _broker(device) not in (broker, second)
     assert daemon.log().count('"broker_lost"') == 2
+    assert 'hearth_brokers_lost_total{device="0",tenant="default"} 2' in daemon.get("/metrics").body
 
 
 @on_cpu
-def test_a_device_process_without_a_keeper_of_brokers_says_so(start_daemon: StartDaemon) -> None:
+def test_a_device_process_without_a_keeper_is_replaced_when_it_is_unused(start_daemon: StartDaemon) -> None:
     daemon = start_daemon()
     device = daemon.device_pid()
     with daemon.connect() as node:
-        saxpy_works(node.device(0))
+        gpu = node.device(0)
+        saxpy_works(gpu)
         os.kill(_parent(_broker(device)), signal.SIGKILL)
         with pytest.raises(hearth.HearthError, match="broker") as caught:
-            node.device(0).RawModule(code=fresh('extern "C" __global__ void f() {}')).compile()
+            gpu.RawModule(code=fresh('extern "C" __global__ void f() {}')).compile()
         assert caught.value.reason == "INTERNAL" and "restart-device" in caught.value.fix
-        saxpy_works(node.device(0))  # what is compiled runs on
+        wait_until(lambda: "keeper_lost" in daemon.log(), "the record of the loss")
+        saxpy_works(gpu)  # what is compiled runs on
+        assert daemon.device_pid() == device
+    wait_until(lambda: not alive(device), "the end of the process that can compile nothing")
+    with daemon.connect() as node:
+        gpu = node.device(0)
+        gpu.RawModule(code=fresh('extern "C" __global__ void f() {}')).compile()
+        saxpy_works(gpu)
+        assert gpu.generation == 2
 
 
 # ---- what is too large ----

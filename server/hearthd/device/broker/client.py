@@ -9,7 +9,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,9 @@ class Broker:
         """Number of brokers so far."""
         self._recipe: dict[str, Any] | None = None
         self._tenant: str | None = None
+        self.on_loss: Callable[..., None] = lambda *, replaced: None
+        """Called when a broker has ended, by a separate thread; `replaced`: another one has taken its place. Nothing is
+        noticed before the first request."""
         self._kept: dict[bytes, int] = {}
         """Segments that the broker keeps, by nonce: files of this process."""
         files.settimeout(_FILES_S)
@@ -232,6 +235,7 @@ class Broker:
                 self._lost, self._over = not renewed, not renewed
                 self._brokers += renewed
                 self._changed.notify_all()
+            self.on_loss(replaced=renewed)
             if not renewed:
                 return
 
@@ -320,5 +324,6 @@ def _ended() -> Refusal:
     return Refusal(
         Reason.INTERNAL,
         "The broker of this device process and its keeper have ended; nothing more can be compiled in it.",
-        fix="save what is needed, then have an operator replace the process: `hearth restart-device`",
+        fix="save what is needed and close the session: the process is replaced when its last session has ended, or "
+        "when an operator does so with `hearth restart-device`",
     )

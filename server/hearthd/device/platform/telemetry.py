@@ -127,6 +127,8 @@ class Telemetry:
     compile_cache_misses: int = 0
     compile_failures: int = 0
     compile_crashes: int = 0
+    brokers_lost: int = 0
+    """Brokers that ended while the process ran; see `hearthd.device.broker`."""
     collectives: int = 0
     collective_bytes: int = 0
     collectives_failed: int = 0

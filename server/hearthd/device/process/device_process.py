@@ -34,6 +34,7 @@ from hearthd.device.platform.log import ProcessLog
 from hearthd.device.platform.spin_policy import SpinPolicy, sooner
 from hearthd.device.platform.telemetry import Telemetry
 from hearthd.device.printf_capture import PrintfCapture
+from hearthd.device.process.broker_watch import BrokerWatch
 from hearthd.device.process.executor import Executor
 from hearthd.device.process.fatal import give_up, send_output
 from hearthd.device.process.gc_policy import GarbageCollector
@@ -88,6 +89,7 @@ class DeviceProcess:
     _answers_faults = False
     _pinned = False
     """True once compiles are attributed to a tenant, which is before any work of a session."""
+    _broker_watch: BrokerWatch | None = None
 
     def __init__(
         self,
@@ -180,6 +182,14 @@ class DeviceProcess:
             self.descriptors.receive()  # what the front has sent by now
         self.outbox.put(Kind.READY, properties.SerializeToString())
 
+    def watch(self, broker: Broker) -> None:
+        """Counts losses of the broker; see `broker_watch`."""
+        device, executor = self.device, self.executor
+        journal = ProcessLog(self._spec)
+        self._broker_watch = BrokerWatch(
+            broker, device.telemetry, journal, self.loop.post, lambda: executor.unused, self._die
+        )
+
     def capture_output(self) -> None:
         """Captures standard output as kernel output, for a session that has a process to itself."""
         self.device.output.capture()
@@ -217,6 +227,8 @@ class DeviceProcess:
         except Exception as error:
             traceback.print_exc()
             self._die(f"an error inside the daemon: {type(error).__name__}: {error}", fix="report it with the log")
+        if self._broker_watch is not None:
+            self._broker_watch.close()
         self.outbox.send_all()
         self.device.compiler.close()
         if not self.device.tracks.in_flight():  # else to give memory back would wait for kernels that may never end

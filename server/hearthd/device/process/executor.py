@@ -146,6 +146,12 @@ class Executor:
             return 0.0
         return self.collectives.sleep(self.watchdog.sleep(self.sharing.sleep(asleep)))
 
+    @property
+    def unused(self) -> bool:
+        """True if no session is left, nor a buffer that outlived one because it is published or exported."""
+        gauges = self.registry.gauges()
+        return not (self._sessions or self._leaving or gauges["buffers_published"] or gauges["buffers_exported"])
+
     def snapshot(self) -> dict[str, Any]:
         """Counters and gauges, for metrics, and what each tenant's buffers take."""
         info = self._device.server.memory_info()

@@ -72,6 +72,7 @@ def main(
         outbox.send_all()
         os._exit(EXIT_FAULT)
     process.capture_output()
+    process.watch(broker)
     process.run()
     # Stream and compile threads may sit in native code that never returns; nothing is left to be saved.
     os._exit(0)

@@ -64,6 +64,7 @@ _HELP = {
     "compile_cache_misses": "Modules that were compiled.",
     "compile_failures": "Modules that do not compile.",
     "compile_crashes": "Compiles in which the compiler itself ended, or went past its limits.",
+    "brokers_lost": "Brokers of device processes that ended, and were replaced where their keeper was there.",
     "collectives": "Collective operations launched.",
     "collective_bytes": "Bytes of each rank's part of them.",
     "collectives_failed": "Collective operations that were launched, and given up with their communicator.",

@@ -32,6 +32,7 @@ FAMILIES = {
         "command_errors_total",
         "command_failures_total",
         "commands_total",
+        "brokers_lost_total",
         "compile_cache_hits_total",
         "compile_cache_misses_total",
         "compile_crashes_total",
