@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from hearth.arrays.read_only import read_only as read_only
     from hearth.arrays.tensor_map import Im2col as Im2col
     from hearth.arrays.tensor_map import TensorMap as TensorMap
+    from hearth.blocking.node import Node as Node
+    from hearth.blocking.node import connect as connect
     from hearth.collectives.flight_recorder import FlightRecord as FlightRecord
     from hearth.collectives.group import Group as Group
     from hearth.device import Device as Device
@@ -63,8 +65,6 @@ if TYPE_CHECKING:
     from hearth.kernels.pending_dispatch import DispatchTiming as DispatchTiming
     from hearth.kernels.pending_dispatch import PendingDispatch as PendingDispatch
     from hearth.kernels.prepared import Prepared as Prepared
-    from hearth.node import Node as Node
-    from hearth.node import connect as connect
     from hearth.profiling.profile import Profile as Profile
     from hearth.profiling.trace import KernelActivity as KernelActivity
     from hearth.profiling.trace import Trace as Trace
@@ -120,7 +120,7 @@ _HOMES = {
     "kernels.graph": ("Graph", "GraphNode"),
     "collectives.group": ("Group",),
     "kernels.module": ("RawModule",),
-    "node": ("Node", "connect"),
+    "blocking.node": ("Node", "connect"),
     "kernels.pending_dispatch": ("DispatchTiming", "PendingDispatch"),
     "transfer.pinned": ("empty_like_pinned", "empty_pinned", "zeros_like_pinned", "zeros_pinned"),
     "kernels.prepared": ("Prepared",),

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from hearth.arrays.asarray import OnGpu
     from hearth.arrays.described import PublishedArray
     from hearth.base_stream import BaseStream
+    from hearth.blocking.node import Node
     from hearth.kernels.bindings import Array
     from hearth.kernels.function import Function
     from hearth.kernels.graph import Graph
     from hearth.kernels.module import RawModule
     from hearth.kernels.pending_dispatch import PendingDispatch
     from hearth.kernels.prepared import Prepared
-    from hearth.node import Node
     from hearth.profiling.profile import Profile
     from hearth.profiling.trace import Trace
     from hearth.types import MemoryUsage

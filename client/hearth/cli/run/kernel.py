@@ -14,10 +14,10 @@ from hearth.cli.run.spec import Array, Generated, Spec
 from hearth.errors import ArgumentError, HearthError
 
 if TYPE_CHECKING:
+    from hearth.blocking.node import Node
     from hearth.device import Device
     from hearth.kernels.function import Function
     from hearth.kernels.module import RawModule
-    from hearth.node import Node
 
 
 def compiled(

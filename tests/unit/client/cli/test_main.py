@@ -22,7 +22,7 @@ def run(code: str) -> list[str]:
 
 
 def test_the_library_does_not_import_it() -> None:
-    names = run("import sys, hearth, hearth.node, hearth.device; print(*sys.modules)")
+    names = run("import sys, hearth, hearth.blocking.node, hearth.device; print(*sys.modules)")
     assert "hearth.device" in names and not [name for name in names if name.startswith("hearth.cli")]
 
 
