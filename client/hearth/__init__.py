@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from hearth.arrays.read_only import read_only as read_only
     from hearth.arrays.tensor_map import Im2col as Im2col
     from hearth.arrays.tensor_map import TensorMap as TensorMap
+    from hearth.blocking.device import Device as Device
+    from hearth.blocking.group import Group as Group
     from hearth.blocking.node import Node as Node
     from hearth.blocking.node import connect as connect
     from hearth.collectives.flight_recorder import FlightRecord as FlightRecord
-    from hearth.collectives.group import Group as Group
-    from hearth.device import Device as Device
     from hearth.endpoint.retry import retrying as retrying
     from hearth.errors import ArgumentError as ArgumentError
     from hearth.errors import AuthenticationError as AuthenticationError
@@ -89,7 +89,7 @@ _HOMES = {
     "kernels.bindings": ("In", "InOut", "Out"),
     "kernels.by_value": ("Struct",),
     "arrays.described": ("PublishedArray",),
-    "device": ("Device",),
+    "blocking.device": ("Device",),
     "errors": (
         "ArgumentError",
         "AuthenticationError",
@@ -118,7 +118,7 @@ _HOMES = {
     "kernels.base_function": ("Occupancy",),
     "kernels.function": ("Function",),
     "kernels.graph": ("Graph", "GraphNode"),
-    "collectives.group": ("Group",),
+    "blocking.group": ("Group",),
     "kernels.module": ("RawModule",),
     "blocking.node": ("Node", "connect"),
     "kernels.pending_dispatch": ("DispatchTiming", "PendingDispatch"),

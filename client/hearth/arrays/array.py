@@ -15,7 +15,7 @@ from hearth.transport.spin_wait import DOWN
 if TYPE_CHECKING:
     import numpy as np
 
-    from hearth.device import Device
+    from hearth.blocking.device import Device
     from hearth.interop.ipc import Exported
     from hearth.progress import Progress
     from hearth.session.attachment import Attachment

@@ -11,7 +11,7 @@ from hearth.base_node import BaseNode, session_of
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from hearth.device import Device
+    from hearth.blocking.device import Device
     from hearth.session.connection import Connection
     from hearth.session.send_queue import Limits
     from hearth.transport.base import Transport
@@ -87,7 +87,7 @@ def _make_connection(
 
 def _import_parts() -> None:
     import hearth.blocking.connection
-    import hearth.device  # noqa: F401
+    import hearth.blocking.device  # noqa: F401
 
 
 class Node(BaseNode["Device"]):
@@ -97,7 +97,7 @@ class Node(BaseNode["Device"]):
     """
 
     def _make_device(self, connection: Connection, opened: node_pb2.Device) -> Device:
-        from hearth.device import Device
+        from hearth.blocking.device import Device
 
         return Device(self, connection, opened)
 

@@ -46,7 +46,7 @@ print({"asked": at_ask, "connected": connected, "loaded": loaded, "by_hearth": l
 NOT_NEEDED = {
     "hearth.kernels.bindings", "hearth.arrays.described", "hearth.endpoint.diagnostics", "hearth.failure",
     "hearth.interfaces",
-    "hearth.kernels.graph", "hearth.collectives.group", "hearth.kernels.pending_dispatch", "hearth.kernels.prepared",
+    "hearth.kernels.graph", "hearth.blocking.group", "hearth.kernels.pending_dispatch", "hearth.kernels.prepared",
     "hearth.profiling.profile", "hearth.types", "hearth.arrays.tensor_map", "hearth.profiling.trace",
     "hearth.transfer.grpc_stream", "hearth.transport.grpc", "hearth_proto.reasons", "json", "pathlib", "random",
     "urllib.parse", "grpc", "asyncio", "logging", "ssl", "google.protobuf", "hearth_proto.v1", "hearth_proto.polling",
@@ -80,7 +80,7 @@ def first_result(daemon: DaemonProcess, program: str = PROGRAM) -> dict[str, Any
 def test_it_imports_what_it_needs_and_no_more(daemon: DaemonProcess) -> None:
     found = first_result(daemon)
     assert not NOT_NEEDED & found["by_hearth"], sorted(NOT_NEEDED & found["by_hearth"])
-    assert {"hearth.device", "hearth.kernels.module"} <= found["by_hearth"]
+    assert {"hearth.blocking.device", "hearth.kernels.module"} <= found["by_hearth"]
 
 
 def test_who_goes_on_step_by_step_imports_nothing_more(daemon: DaemonProcess) -> None:
@@ -101,9 +101,12 @@ def test_what_launches_is_imported_while_the_device_is_attached_to(daemon: Daemo
 def test_the_daemon_is_asked_before_the_rest_is_imported(daemon: DaemonProcess) -> None:
     ((method, there),) = first_result(daemon)["asked"]
     assert method == "OpenSession"
-    assert not {"hearth.device", "hearth.arrays.array", "hearth.session.connection", "hearth.session.lease"} & set(
-        there
-    ), there
+    assert not {
+        "hearth.blocking.device",
+        "hearth.arrays.array",
+        "hearth.session.connection",
+        "hearth.session.lease",
+    } & set(there), there
 
 
 def test_it_takes_no_call_but_the_session_and_one_stream(daemon: DaemonProcess) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 
 import hearth
 import hearth.arrays.array
-import hearth.collectives.group
+import hearth.blocking.group
 import hearth.kernels.dispatch
 import hearth.kernels.graph
 import hearth.transport.grpc

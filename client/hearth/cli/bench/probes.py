@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from hearth.blocking.device import Device
     from hearth.blocking.node import Node
-    from hearth.device import Device
     from hearth.kernels.function import Function
 
     _Copy = Callable[[npt.NDArray[np.uint8]], object]

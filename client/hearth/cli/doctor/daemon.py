@@ -16,8 +16,8 @@ from hearth.version import __version__
 from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN
 
 if TYPE_CHECKING:
+    from hearth.blocking.device import Device
     from hearth.blocking.node import Node
-    from hearth.device import Device
     from hearth.endpoint.target import Target
     from hearth.types import DeviceInfo, NodeInfo
 

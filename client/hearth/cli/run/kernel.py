@@ -14,8 +14,8 @@ from hearth.cli.run.spec import Array, Generated, Spec
 from hearth.errors import ArgumentError, HearthError
 
 if TYPE_CHECKING:
+    from hearth.blocking.device import Device
     from hearth.blocking.node import Node
-    from hearth.device import Device
     from hearth.kernels.function import Function
     from hearth.kernels.module import RawModule
 
