@@ -26,7 +26,12 @@ if TYPE_CHECKING:
     from hearth.arrays.tensor_map import Im2col as Im2col
     from hearth.arrays.tensor_map import TensorMap as TensorMap
     from hearth.blocking.device import Device as Device
+    from hearth.blocking.dispatch import PendingDispatch as PendingDispatch
+    from hearth.blocking.function import Function as Function
+    from hearth.blocking.graph import Graph as Graph
+    from hearth.blocking.graph import Prepared as Prepared
     from hearth.blocking.group import Group as Group
+    from hearth.blocking.module import RawModule as RawModule
     from hearth.blocking.node import Node as Node
     from hearth.blocking.node import connect as connect
     from hearth.collectives.flight_recorder import FlightRecord as FlightRecord
@@ -54,17 +59,12 @@ if TYPE_CHECKING:
     from hearth.errors import UnsupportedTypeError as UnsupportedTypeError
     from hearth.failure import Failure as Failure
     from hearth.kernels.base_function import Occupancy as Occupancy
+    from hearth.kernels.base_graph import GraphNode as GraphNode
+    from hearth.kernels.base_pending_dispatch import DispatchTiming as DispatchTiming
     from hearth.kernels.bindings import In as In
     from hearth.kernels.bindings import InOut as InOut
     from hearth.kernels.bindings import Out as Out
     from hearth.kernels.by_value import Struct as Struct
-    from hearth.kernels.function import Function as Function
-    from hearth.kernels.graph import Graph as Graph
-    from hearth.kernels.graph import GraphNode as GraphNode
-    from hearth.kernels.module import RawModule as RawModule
-    from hearth.kernels.pending_dispatch import DispatchTiming as DispatchTiming
-    from hearth.kernels.pending_dispatch import PendingDispatch as PendingDispatch
-    from hearth.kernels.prepared import Prepared as Prepared
     from hearth.profiling.profile import Profile as Profile
     from hearth.profiling.trace import KernelActivity as KernelActivity
     from hearth.profiling.trace import Trace as Trace
@@ -116,14 +116,15 @@ _HOMES = {
     "failure": ("Failure",),
     "collectives.flight_recorder": ("FlightRecord",),
     "kernels.base_function": ("Occupancy",),
-    "kernels.function": ("Function",),
-    "kernels.graph": ("Graph", "GraphNode"),
+    "blocking.function": ("Function",),
+    "blocking.graph": ("Graph", "Prepared"),
+    "kernels.base_graph": ("GraphNode",),
     "blocking.group": ("Group",),
-    "kernels.module": ("RawModule",),
+    "blocking.module": ("RawModule",),
     "blocking.node": ("Node", "connect"),
-    "kernels.pending_dispatch": ("DispatchTiming", "PendingDispatch"),
+    "blocking.dispatch": ("PendingDispatch",),
+    "kernels.base_pending_dispatch": ("DispatchTiming",),
     "transfer.pinned": ("empty_like_pinned", "empty_pinned", "zeros_like_pinned", "zeros_pinned"),
-    "kernels.prepared": ("Prepared",),
     "profiling.profile": ("Profile",),
     "progress": ("show_progress",),
     "types": ("DeviceInfo", "DeviceProperties", "MemoryUsage", "NodeInfo", "ProcessInfo", "SessionInfo"),

@@ -46,7 +46,8 @@ print({"asked": at_ask, "connected": connected, "loaded": loaded, "by_hearth": l
 NOT_NEEDED = {
     "hearth.kernels.bindings", "hearth.arrays.described", "hearth.endpoint.diagnostics", "hearth.failure",
     "hearth.interfaces",
-    "hearth.kernels.graph", "hearth.blocking.group", "hearth.kernels.pending_dispatch", "hearth.kernels.prepared",
+    "hearth.blocking.graph", "hearth.kernels.base_graph", "hearth.blocking.group", "hearth.blocking.dispatch",
+    "hearth.kernels.base_pending_dispatch", "hearth.kernels.base_prepared",
     "hearth.profiling.profile", "hearth.types", "hearth.arrays.tensor_map", "hearth.profiling.trace",
     "hearth.transfer.grpc_stream", "hearth.transport.grpc", "hearth_proto.reasons", "json", "pathlib", "random",
     "urllib.parse", "grpc", "asyncio", "logging", "ssl", "google.protobuf", "hearth_proto.v1", "hearth_proto.polling",
@@ -80,7 +81,7 @@ def first_result(daemon: DaemonProcess, program: str = PROGRAM) -> dict[str, Any
 def test_it_imports_what_it_needs_and_no_more(daemon: DaemonProcess) -> None:
     found = first_result(daemon)
     assert not NOT_NEEDED & found["by_hearth"], sorted(NOT_NEEDED & found["by_hearth"])
-    assert {"hearth.blocking.device", "hearth.kernels.module"} <= found["by_hearth"]
+    assert {"hearth.blocking.device", "hearth.blocking.module"} <= found["by_hearth"]
 
 
 def test_who_goes_on_step_by_step_imports_nothing_more(daemon: DaemonProcess) -> None:
@@ -93,7 +94,7 @@ def test_who_goes_on_step_by_step_imports_nothing_more(daemon: DaemonProcess) ->
 
 def test_what_launches_is_imported_while_the_device_is_attached_to(daemon: DaemonProcess) -> None:
     assert (
-        not {"hearth.kernels.module", "hearth.kernels.function", "hearth.kernels.arguments"}
+        not {"hearth.blocking.module", "hearth.blocking.function", "hearth.kernels.arguments"}
         & first_result(daemon)["connected"]
     )
 

@@ -20,9 +20,9 @@ import numpy as np
 
 import hearth
 import hearth.arrays.array
+import hearth.blocking.graph
 import hearth.blocking.group
 import hearth.kernels.dispatch
-import hearth.kernels.graph
 import hearth.transport.grpc
 
 SOURCE = r"""

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from hearth.blocking.device import Device
+    from hearth.blocking.function import Function
     from hearth.blocking.node import Node
-    from hearth.kernels.function import Function
 
     _Copy = Callable[[npt.NDArray[np.uint8]], object]
     """Of all of a host array, to the device or from it."""

@@ -15,9 +15,9 @@ from hearth.errors import ArgumentError, HearthError
 
 if TYPE_CHECKING:
     from hearth.blocking.device import Device
+    from hearth.blocking.function import Function
+    from hearth.blocking.module import RawModule
     from hearth.blocking.node import Node
-    from hearth.kernels.function import Function
-    from hearth.kernels.module import RawModule
 
 
 def compiled(

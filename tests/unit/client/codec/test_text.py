@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 import hearth
+from hearth.blocking.module import RawModule
 from hearth.codec.encode import encodable
 from hearth.endpoint.open_session import open_session
-from hearth.kernels.module import RawModule
 
 HALF = "\ud800"
 
