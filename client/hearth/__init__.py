@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from hearth.blocking.module import RawModule as RawModule
     from hearth.blocking.node import Node as Node
     from hearth.blocking.node import connect as connect
+    from hearth.blocking.profile import Profile as Profile
+    from hearth.blocking.profile import Trace as Trace
     from hearth.collectives.flight_recorder import FlightRecord as FlightRecord
     from hearth.endpoint.retry import retrying as retrying
     from hearth.errors import ArgumentError as ArgumentError
@@ -65,10 +67,8 @@ if TYPE_CHECKING:
     from hearth.kernels.bindings import InOut as InOut
     from hearth.kernels.bindings import Out as Out
     from hearth.kernels.by_value import Struct as Struct
-    from hearth.profiling.profile import Profile as Profile
-    from hearth.profiling.trace import KernelActivity as KernelActivity
-    from hearth.profiling.trace import Trace as Trace
-    from hearth.profiling.trace import TraceEvent as TraceEvent
+    from hearth.profiling.base_trace import KernelActivity as KernelActivity
+    from hearth.profiling.base_trace import TraceEvent as TraceEvent
     from hearth.progress import show_progress as show_progress
     from hearth.stream import Event as Event
     from hearth.stream import Stream as Stream
@@ -125,14 +125,14 @@ _HOMES = {
     "blocking.dispatch": ("PendingDispatch",),
     "kernels.base_pending_dispatch": ("DispatchTiming",),
     "transfer.pinned": ("empty_like_pinned", "empty_pinned", "zeros_like_pinned", "zeros_pinned"),
-    "profiling.profile": ("Profile",),
+    "blocking.profile": ("Profile", "Trace"),
     "progress": ("show_progress",),
     "types": ("DeviceInfo", "DeviceProperties", "MemoryUsage", "NodeInfo", "ProcessInfo", "SessionInfo"),
     "arrays.read_only": ("read_only",),
     "endpoint.retry": ("retrying",),
     "stream": ("Event", "Stream", "get_elapsed_time"),
     "arrays.tensor_map": ("Im2col", "TensorMap"),
-    "profiling.trace": ("KernelActivity", "Trace", "TraceEvent"),
+    "profiling.base_trace": ("KernelActivity", "TraceEvent"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

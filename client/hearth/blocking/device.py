@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from hearth.blocking.graph import Graph, Prepared
     from hearth.blocking.module import RawModule
     from hearth.blocking.node import Node
+    from hearth.blocking.profile import Profile, Trace
     from hearth.kernels.bindings import Array
-    from hearth.profiling.profile import Profile
-    from hearth.profiling.trace import Trace
     from hearth.types import MemoryUsage
 
 
@@ -190,7 +189,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
         Args:
             stream: Stream whose work is measured; None: the current one.
         """
-        from hearth.profiling.profile import Profile
+        from hearth.blocking.profile import Profile
 
         return Profile(self._connection, stream)
 
@@ -204,7 +203,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
         Raises:
             ArgumentError: `max_events` is not between 1 and 2**32 - 1.
         """
-        from hearth.profiling.trace import Trace
+        from hearth.blocking.profile import Trace
 
         return Trace(self._connection, self._trace_name, max_events)
 
