@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hearth import shapes, telemetry
-from hearth.arrays.array import DeviceArray
 from hearth.base_device import BaseDevice
+from hearth.blocking.array import DeviceArray
+from hearth.blocking.stream import Event, Stream
 from hearth.kernels import dispatch as dispatches
-from hearth.stream import Event, Stream
 
 if TYPE_CHECKING:
     from hearth.arrays.asarray import OnGpu

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hearth.blocking.stream import Stream
 from hearth.kernels.base_graph import BaseGraph
 from hearth.kernels.base_prepared import BasePrepared
 from hearth.kernels.graph_program import Program
-from hearth.stream import Stream
 
 if TYPE_CHECKING:
     from types import TracebackType

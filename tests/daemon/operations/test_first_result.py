@@ -105,7 +105,7 @@ def test_the_daemon_is_asked_before_the_rest_is_imported(daemon: DaemonProcess) 
     assert method == "OpenSession"
     assert not {
         "hearth.blocking.device",
-        "hearth.arrays.array",
+        "hearth.blocking.array",
         "hearth.session.connection",
         "hearth.session.lease",
     } & set(there), there

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 import hearth
-import hearth.arrays.array
+import hearth.blocking.array
 import hearth.blocking.graph
 import hearth.blocking.group
 import hearth.kernels.dispatch
