@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
@@ -103,7 +104,7 @@ def _trace(session: NodeSession, path: str) -> None:
         raise
 
 
-class BaseNode(Generic[D]):
+class BaseNode(ABC, Generic[D]):
     """Abstract session on a node. The requests to the daemon block the calling thread."""
 
     def __init__(self, session: NodeSession) -> None:
@@ -163,9 +164,9 @@ class BaseNode(Generic[D]):
             device = self._devices.setdefault(ordinal, self._make_device(connection, opened))
         return device
 
+    @abstractmethod
     def _make_device(self, connection: Connection, opened: node_pb2.Device) -> D:
         """Makes a device of the class that belongs to this node's."""
-        raise NotImplementedError
 
     @property
     def draining(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -188,16 +189,16 @@ class Job:
         return error
 
 
-class BasePendingDispatch:
+class BasePendingDispatch(ABC):
     """Abstract dispatch that has been sent: its state and times."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self._carrier: Carrier | None = self._carry() if job.travels else None
 
+    @abstractmethod
     def _carry(self) -> Carrier:
         """Begins to carry its bytes beside the caller."""
-        raise NotImplementedError
 
     @property
     def state(self) -> State:
