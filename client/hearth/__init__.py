@@ -20,14 +20,26 @@ from hearth.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from hearth import aio as aio
-    from hearth.arrays.array import DeviceArray as DeviceArray
     from hearth.arrays.described import PublishedArray as PublishedArray
     from hearth.arrays.read_only import read_only as read_only
     from hearth.arrays.tensor_map import Im2col as Im2col
     from hearth.arrays.tensor_map import TensorMap as TensorMap
+    from hearth.blocking.array import DeviceArray as DeviceArray
+    from hearth.blocking.device import Device as Device
+    from hearth.blocking.dispatch import PendingDispatch as PendingDispatch
+    from hearth.blocking.function import Function as Function
+    from hearth.blocking.graph import Graph as Graph
+    from hearth.blocking.graph import Prepared as Prepared
+    from hearth.blocking.group import Group as Group
+    from hearth.blocking.module import RawModule as RawModule
+    from hearth.blocking.node import Node as Node
+    from hearth.blocking.node import connect as connect
+    from hearth.blocking.profile import Profile as Profile
+    from hearth.blocking.profile import Trace as Trace
+    from hearth.blocking.stream import Event as Event
+    from hearth.blocking.stream import Stream as Stream
+    from hearth.blocking.stream import get_elapsed_time as get_elapsed_time
     from hearth.collectives.flight_recorder import FlightRecord as FlightRecord
-    from hearth.collectives.group import Group as Group
-    from hearth.device import Device as Device
     from hearth.endpoint.retry import retrying as retrying
     from hearth.errors import ArgumentError as ArgumentError
     from hearth.errors import AuthenticationError as AuthenticationError
@@ -52,27 +64,15 @@ if TYPE_CHECKING:
     from hearth.errors import UnsupportedTypeError as UnsupportedTypeError
     from hearth.failure import Failure as Failure
     from hearth.kernels.base_function import Occupancy as Occupancy
+    from hearth.kernels.base_graph import GraphNode as GraphNode
+    from hearth.kernels.base_pending_dispatch import DispatchTiming as DispatchTiming
     from hearth.kernels.bindings import In as In
     from hearth.kernels.bindings import InOut as InOut
     from hearth.kernels.bindings import Out as Out
     from hearth.kernels.by_value import Struct as Struct
-    from hearth.kernels.function import Function as Function
-    from hearth.kernels.graph import Graph as Graph
-    from hearth.kernels.graph import GraphNode as GraphNode
-    from hearth.kernels.module import RawModule as RawModule
-    from hearth.kernels.pending_dispatch import DispatchTiming as DispatchTiming
-    from hearth.kernels.pending_dispatch import PendingDispatch as PendingDispatch
-    from hearth.kernels.prepared import Prepared as Prepared
-    from hearth.node import Node as Node
-    from hearth.node import connect as connect
-    from hearth.profiling.profile import Profile as Profile
-    from hearth.profiling.trace import KernelActivity as KernelActivity
-    from hearth.profiling.trace import Trace as Trace
-    from hearth.profiling.trace import TraceEvent as TraceEvent
+    from hearth.profiling.base_trace import KernelActivity as KernelActivity
+    from hearth.profiling.base_trace import TraceEvent as TraceEvent
     from hearth.progress import show_progress as show_progress
-    from hearth.stream import Event as Event
-    from hearth.stream import Stream as Stream
-    from hearth.stream import get_elapsed_time as get_elapsed_time
     from hearth.transfer.pinned import empty_like_pinned as empty_like_pinned
     from hearth.transfer.pinned import empty_pinned as empty_pinned
     from hearth.transfer.pinned import zeros_like_pinned as zeros_like_pinned
@@ -85,11 +85,21 @@ if TYPE_CHECKING:
     from hearth.types import SessionInfo as SessionInfo
 
 _HOMES = {
-    "arrays.array": ("DeviceArray",),
-    "kernels.bindings": ("In", "InOut", "Out"),
-    "kernels.by_value": ("Struct",),
     "arrays.described": ("PublishedArray",),
-    "device": ("Device",),
+    "arrays.read_only": ("read_only",),
+    "arrays.tensor_map": ("Im2col", "TensorMap"),
+    "blocking.array": ("DeviceArray",),
+    "blocking.device": ("Device",),
+    "blocking.dispatch": ("PendingDispatch",),
+    "blocking.function": ("Function",),
+    "blocking.graph": ("Graph", "Prepared"),
+    "blocking.group": ("Group",),
+    "blocking.module": ("RawModule",),
+    "blocking.node": ("Node", "connect"),
+    "blocking.profile": ("Profile", "Trace"),
+    "blocking.stream": ("Event", "Stream", "get_elapsed_time"),
+    "collectives.flight_recorder": ("FlightRecord",),
+    "endpoint.retry": ("retrying",),
     "errors": (
         "ArgumentError",
         "AuthenticationError",
@@ -114,24 +124,15 @@ _HOMES = {
         "UnsupportedTypeError",
     ),
     "failure": ("Failure",),
-    "collectives.flight_recorder": ("FlightRecord",),
     "kernels.base_function": ("Occupancy",),
-    "kernels.function": ("Function",),
-    "kernels.graph": ("Graph", "GraphNode"),
-    "collectives.group": ("Group",),
-    "kernels.module": ("RawModule",),
-    "node": ("Node", "connect"),
-    "kernels.pending_dispatch": ("DispatchTiming", "PendingDispatch"),
-    "transfer.pinned": ("empty_like_pinned", "empty_pinned", "zeros_like_pinned", "zeros_pinned"),
-    "kernels.prepared": ("Prepared",),
-    "profiling.profile": ("Profile",),
+    "kernels.base_graph": ("GraphNode",),
+    "kernels.base_pending_dispatch": ("DispatchTiming",),
+    "kernels.bindings": ("In", "InOut", "Out"),
+    "kernels.by_value": ("Struct",),
+    "profiling.base_trace": ("KernelActivity", "TraceEvent"),
     "progress": ("show_progress",),
+    "transfer.pinned": ("empty_like_pinned", "empty_pinned", "zeros_like_pinned", "zeros_pinned"),
     "types": ("DeviceInfo", "DeviceProperties", "MemoryUsage", "NodeInfo", "ProcessInfo", "SessionInfo"),
-    "arrays.read_only": ("read_only",),
-    "endpoint.retry": ("retrying",),
-    "stream": ("Event", "Stream", "get_elapsed_time"),
-    "arrays.tensor_map": ("Im2col", "TensorMap"),
-    "profiling.trace": ("KernelActivity", "Trace", "TraceEvent"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

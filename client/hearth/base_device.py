@@ -6,6 +6,7 @@ not cover calls that wait, nor the classes of modules and streams; each of the t
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
@@ -38,7 +39,7 @@ S = TypeVar("S", bound=BaseStream)
 """The class of its streams."""
 
 
-class BaseDevice(Generic[A, S]):
+class BaseDevice(ABC, Generic[A, S]):
     """Abstract device: properties, new arrays, durability, and the requests whose answers a subclass waits for."""
 
     _array_type: type[A]
@@ -343,6 +344,7 @@ class BaseDevice(Generic[A, S]):
 
     # ---- a subclass's ----
 
+    @abstractmethod
     def RawKernel(
         self, code: str | bytes, name: str, options: Iterable[str] = (), **unsupported: Any
     ) -> Callable[..., None]:
@@ -354,8 +356,8 @@ class BaseDevice(Generic[A, S]):
             options: Options of the compiler.
             **unsupported: Further keywords of CuPy's.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def publish(self, name: str, array: A, tenants: Sequence[str] = ()) -> Any:
         """Publishes an array under a name; see `hearth.Device.publish`.
 
@@ -364,15 +366,14 @@ class BaseDevice(Generic[A, S]):
             array: An array of this device.
             tenants: Other tenants that may attach it; ``"*"``: all.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def _from_gpu(self, obj: Any, found: OnGpu, stream: BaseStream | None) -> A:
         """A copy of `obj`, an array in GPU memory of this process."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _at_host(self, a: Any) -> Any:
         """The contents of an array that only the host converts to another dtype."""
-        raise NotImplementedError
 
     # ---- durable arrays ----
 

@@ -1,30 +1,110 @@
 """Nodes: one session each, with the node's devices.
 
-Covers state, and the requests to the node's daemon: all that `hearth.Node` and `hearth.aio.Node` have in common. Does
-not cover calls that wait; each of the two classes has its own.
+Covers the opening of the session, state, and the requests to the node's daemon: all that `hearth.Node` and
+`hearth.aio.Node` have in common. Does not cover calls that wait; each of the two classes has its own.
 """
 
 from __future__ import annotations
 
+import os
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from hearth.errors import ArgumentError
+from hearth.endpoint import credentials
+from hearth.endpoint import target as targets
+from hearth.endpoint.open_session import open_session
+from hearth.errors import ArgumentError, HearthError
 from hearth_proto.later import node_pb2
 
 if TYPE_CHECKING:
     from hearth.base_device import BaseDevice
     from hearth.session.connection import Connection
-    from hearth.session.lease import NodeSession
+    from hearth.session.lease import ConnectionFactory, NodeSession
     from hearth.session.reply import Reply
     from hearth.types import NodeInfo, SessionInfo
 
 D = TypeVar("D", bound="BaseDevice[Any, Any]")
 """The class of the node's devices."""
 
+_LONGEST_LAUNCH_S = 365 * 86400.0
 
-class BaseNode(Generic[D]):
+
+def session_of(
+    target: str | None,
+    timeout: float,
+    name: str | None,
+    token: str | None,
+    ca: str | os.PathLike[str] | None,
+    certificate: str | os.PathLike[str] | None,
+    key: str | os.PathLike[str] | None,
+    *,
+    insecure: bool,
+    isolation: Literal["shared", "dedicated"] | None,
+    launch_timeout: float,
+    lanes: bool,
+    wait_for_ready: bool,
+    make_connection: ConnectionFactory,
+    meanwhile: Callable[[], object],
+) -> NodeSession:
+    """Opens a session, as `hearth.connect` says.
+
+    `make_connection` makes the connection to each device; `meanwhile` imports what the devices need, while the daemon
+    answers.
+    """
+    if timeout <= 0:
+        raise ArgumentError(f"timeout is {timeout} s.", reason="INVALID_ARGUMENT", fix="give seconds above 0.")
+    if not 0 <= launch_timeout <= _LONGEST_LAUNCH_S:
+        raise ArgumentError(
+            f"launch_timeout is {launch_timeout} s.",
+            reason="INVALID_ARGUMENT",
+            fix=f"give seconds up to {_LONGEST_LAUNCH_S:g}; 0 is the daemon's default.",
+        )
+    if isolation not in (None, "shared", "dedicated"):
+        raise ArgumentError(
+            f"isolation is {isolation!r}.", reason="INVALID_ARGUMENT", fix='use "shared", "dedicated" or None.'
+        )
+    dedicated = None if isolation is None else isolation == "dedicated"
+
+    def attempt(within: float | None = None) -> NodeSession:
+        found = targets.resolve(target)  # each time: a daemon that starts makes its socket
+        shown = credentials.find(found, token, ca, certificate, key, insecure=insecure)
+        session = open_session(
+            found, shown, timeout, name,
+            dedicated=dedicated, launch_timeout=launch_timeout, lanes=lanes, within=within,
+            make_connection=make_connection, meanwhile=meanwhile,
+        )  # fmt: skip
+        path = os.environ.get("HEARTH_TRACE")
+        if path:
+            _trace(session, path)
+        return session
+
+    if wait_for_ready:
+        from hearth.endpoint.retry import persist
+
+        return persist(attempt, timeout)
+    try:
+        return attempt()
+    except HearthError as error:
+        if error.reason != "OVERLOADED":  # a daemon that is overloaded says when to come again
+            raise
+        from hearth.endpoint.retry import persist_after
+
+        return persist_after(error, attempt, timeout, ("OVERLOADED",))
+
+
+def _trace(session: NodeSession, path: str) -> None:
+    from hearth.profiling.auto_trace import follow
+
+    try:
+        session.recorder = follow(session, path)
+    except BaseException:
+        session.close()
+        raise
+
+
+class BaseNode(ABC, Generic[D]):
     """Abstract session on a node. The requests to the daemon block the calling thread."""
 
     def __init__(self, session: NodeSession) -> None:
@@ -84,9 +164,9 @@ class BaseNode(Generic[D]):
             device = self._devices.setdefault(ordinal, self._make_device(connection, opened))
         return device
 
+    @abstractmethod
     def _make_device(self, connection: Connection, opened: node_pb2.Device) -> D:
         """Makes a device of the class that belongs to this node's."""
-        raise NotImplementedError
 
     @property
     def draining(self) -> bool:

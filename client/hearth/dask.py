@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Any
 from distributed import get_worker
 from distributed.diagnostics.plugin import WorkerPlugin
 
+from hearth.blocking.node import connect
 from hearth.errors import ClosedError, HearthError, SessionExpiredError, UnsupportedError
-from hearth.node import connect
 from hearth_proto.v1 import node_pb2
 
 if TYPE_CHECKING:
     from distributed import Worker
 
-    from hearth.node import Node
+    from hearth.blocking.node import Node
 
 NAME = "hearth"
 _FIX = "register it: client.register_plugin(hearth.dask.HearthPlugin())."

@@ -1,7 +1,7 @@
 """Arrays, devices and nodes as the modules below their own use them.
 
 Covers annotations only: nothing imports this module at run time. The classes are `hearth.arrays.base_array.BaseArray`,
-`hearth.device.Device` and `hearth.node.Node`.
+`hearth.base_device.BaseDevice` and `hearth.base_node.BaseNode`.
 """
 
 from __future__ import annotations

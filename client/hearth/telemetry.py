@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         transport: Any
 
     class _Node(Protocol):
-        """A node: `hearth.node.Node`."""
+        """A node: `hearth.base_node.BaseNode`."""
 
         @property
         def _session(self) -> _Session: ...

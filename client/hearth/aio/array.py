@@ -256,7 +256,7 @@ def _beside(connection: LoopConnection, attachment: Attachment, size: int) -> bo
 
 
 class GlobalArray(DeviceArray):
-    """The asyncio counterpart of `hearth.kernels.module.GlobalArray`: a variable of a module."""
+    """The asyncio counterpart of `hearth.blocking.module.GlobalArray`: a variable of a module."""
 
     __slots__ = ("_typed",)
 

@@ -127,7 +127,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
             LaunchError: Launches are invalid; the error lists everything that is wrong with them.
             ArgumentError: An entry of `launches` is no such tuple.
         """
-        from hearth.kernels.prepared import launch_all
+        from hearth.kernels.base_prepared import launch_all
 
         async with self.prepared() as prepared:
             launch_all(launches)

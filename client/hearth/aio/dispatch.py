@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from hearth import telemetry
 from hearth.aio.thread_pool import Work
 from hearth.errors import HearthError, TimeoutError
-from hearth.kernels.pending_dispatch import BasePendingDispatch, Job, carry
+from hearth.kernels.base_pending_dispatch import BasePendingDispatch, Job, carry
 
 if TYPE_CHECKING:
     import numpy as np

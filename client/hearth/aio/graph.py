@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from hearth.aio.awaited import AsyncWith
 from hearth.aio.stream import Stream
-from hearth.kernels.graph import BaseGraph
+from hearth.kernels.base_graph import BaseGraph
+from hearth.kernels.base_prepared import BasePrepared
 from hearth.kernels.graph_program import Program
-from hearth.kernels.prepared import BasePrepared
 
 if TYPE_CHECKING:
     from types import TracebackType

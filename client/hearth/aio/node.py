@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from hearth import telemetry
 from hearth.aio.awaited import AsyncWith
 from hearth.aio.event_loop import Home
-from hearth.base_node import BaseNode
-from hearth.node import session_of
+from hearth.base_node import BaseNode, session_of
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -72,6 +71,7 @@ def connect(
         partial(
             session_of, target, timeout, name, token, ca, certificate, key, insecure=insecure,
             isolation=isolation, launch_timeout=launch_timeout, lanes=lanes, wait_for_ready=wait_for_ready,
+            meanwhile=_import_parts,
         )
     )  # fmt: skip
 
@@ -106,9 +106,14 @@ class Connecting:
 def _make_connection(
     home: Home, transport: Transport, token: str, ordinal: int, limits: Limits, timeout: float, lease: float
 ) -> Connection:
-    from hearth.aio.connection import LoopConnection  # while the daemon answers, as the rest
+    from hearth.aio.connection import LoopConnection  # when the daemon has been asked
 
     return LoopConnection(home, transport, token, ordinal, limits, timeout, lease)
+
+
+def _import_parts() -> None:
+    import hearth.aio.connection
+    import hearth.aio.device  # noqa: F401
 
 
 class Node(AsyncWith, BaseNode["Device"]):

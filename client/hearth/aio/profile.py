@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from hearth.aio.awaited import AsyncWith
 from hearth.errors import HearthError
-from hearth.profiling.profile import BaseProfile
-from hearth.profiling.trace import BaseTrace
+from hearth.profiling.base_profile import BaseProfile
+from hearth.profiling.base_trace import BaseTrace
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -22,7 +22,7 @@ IDLE_S = 2.0
 
 
 class Work(Future[T]):
-    """A task for the pool; a `hearth.kernels.pending_dispatch.Carrier`."""
+    """A task for the pool; a `hearth.kernels.base_pending_dispatch.Carrier`."""
 
     def __init__(self, work: Callable[[], T]) -> None:
         super().__init__()

@@ -7,6 +7,7 @@ in common. Does not cover calls that wait; each of the two classes has its own.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
@@ -514,6 +515,7 @@ class BaseArray(DeviceOperand):
         made: Self = self._device._array_type(self._device, self._memory, self._offset + offset, shape, dtype, strides)
         return made
 
+    @abstractmethod  # checked by mypy only: `isinstance` of an ABC would cost more in every upload
     def _send(
         self,
         attachment: Attachment,
@@ -525,7 +527,6 @@ class BaseArray(DeviceOperand):
     ) -> PinnedCopy | None:
         """Writes host memory to the device; returns the copy where it can be repeated. `shared`: the device may read
         the memory itself."""
-        raise NotImplementedError
 
     # ---- refused ----
 

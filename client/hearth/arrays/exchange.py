@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hearth.interop.ipc import Exported
 
     class Shareable(ArrayLike, Protocol):
-        """An array that can be shared within this process: `hearth.arrays.array.DeviceArray`."""
+        """An array that can be shared within this process: `hearth.blocking.array.DeviceArray`."""
 
         def get(self) -> np.ndarray[Any, Any]: ...
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from hearth.errors import ArgumentError
 
 if TYPE_CHECKING:
+    from hearth.blocking.node import Node
     from hearth.endpoint.admin import Asker
     from hearth.endpoint.target import Target
-    from hearth.node import Node
 
 _LONGEST_S = 3600.0
 _DEVICES = 4096
@@ -48,7 +48,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def connect(arguments: argparse.Namespace, **options: Any) -> Node:
     """A session on the daemon that the arguments name; `options`: further keywords of `hearth.connect`, whose errors
     are raised."""
-    from hearth.node import connect as connect_to
+    from hearth.blocking.node import connect as connect_to
 
     return connect_to(
         arguments.target,

@@ -41,7 +41,7 @@ def open_session(
     launch_timeout: float = 0.0,
     lanes: bool = True,
     within: float | None = None,
-    make_connection: ConnectionFactory | None = None,
+    make_connection: ConnectionFactory,
     meanwhile: Callable[[], object],
 ) -> NodeSession:
     """Connects and opens a session: with frames where the daemon takes them, else with gRPC.

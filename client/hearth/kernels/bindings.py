@@ -22,7 +22,7 @@ import numpy as np
 from hearth import shapes
 from hearth.errors import ArgumentError, DtypeError, LaunchError, LaunchTypeError
 from hearth.kernels import arguments
-from hearth.kernels.pending_dispatch import Output
+from hearth.kernels.base_pending_dispatch import Output
 from hearth.session.memory import DeviceOperand
 from hearth.transfer import plan
 from hearth_proto.launches import TENSOR_MAP_BYTES

@@ -18,8 +18,8 @@ from hearth_proto.later import commands_pb2
 if TYPE_CHECKING:
     from hearth.interfaces import DeviceContext
     from hearth.kernels.base_function import BaseFunction
+    from hearth.kernels.base_pending_dispatch import Job
     from hearth.kernels.bindings import Array
-    from hearth.kernels.pending_dispatch import Job
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
 
@@ -56,7 +56,7 @@ def job_of(
         LaunchTypeError: the kernel is of another device.
     """
     from hearth.kernels import arguments, bindings, launch_config
-    from hearth.kernels.pending_dispatch import Job
+    from hearth.kernels.base_pending_dispatch import Job
 
     connection = device._connection
     if getattr(function, "_connection", None) is not connection:

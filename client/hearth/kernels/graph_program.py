@@ -12,11 +12,9 @@ from hearth import base_stream as streams
 from hearth.base_stream import BaseStream
 from hearth.errors import ArgumentError, InvalidHandleError
 from hearth.session.send_queue import COUNT_MAX
-from hearth.stream import Stream
 
 if TYPE_CHECKING:
     from types import TracebackType
-    from typing import Self
 
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
@@ -103,24 +101,6 @@ class Program(ABC):
         if self._space is None:
             return ", not recorded"
         return ", lost" if self._space.lost else ""
-
-
-class BlockingRecording(Program):
-    """The ``with`` block of `hearth.Graph` and `hearth.Prepared`, whose end blocks until the daemon has answered."""
-
-    _stream_type = Stream
-
-    def __enter__(self) -> Self:
-        self._begin()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        ending = self._end(kind, error, trace)
-        if ending is not None:
-            with self._or_closed():
-                ending.wait()
 
 
 def count(n: SupportsIndex) -> int:

@@ -137,7 +137,7 @@ class TraceFile:
     def write(self, *, last: bool = False) -> None:
         """Writes the file, unless that was done just now and takes long: then the `last` time does. That it cannot is a
         warning, for the program's own work is done."""
-        from hearth.profiling.trace import document
+        from hearth.profiling.base_trace import document
         from hearth.profiling.trace_file import merged, write
 
         with self._lock:

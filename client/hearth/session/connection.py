@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from hearth.errors import BufferLostError, ClosedError, HearthError, InvalidHandleError
@@ -63,7 +64,7 @@ T = TypeVar("T")
 P = TypeVar("P", bound="Part")
 
 
-class Connection:
+class Connection(ABC):
     """Abstract connection to one device. A subclass attaches. Safe from any thread."""
 
     def __init__(
@@ -133,9 +134,9 @@ class Connection:
         """True if there may be work under way, or an error that has not been reported."""
         return self._attachment is not None or bool(self._deferred)
 
+    @abstractmethod
     def _attach(self) -> Attachment:
         """Attaches. Raises as `attachment` does."""
-        raise NotImplementedError
 
     def _take_up(self, attachment: Attachment) -> None:
         generation = attachment.session.generation

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from hearth.codec import decode, encode
 from hearth.errors import HearthError
 from hearth.session.attachment import closed
-from hearth.session.blocking_connection import BlockingConnection
 from hearth.session.connection import LEASE_S, Connection
 from hearth.session.send_queue import Limits
 
@@ -42,9 +41,9 @@ class NodeSession:
         transport: Transport,
         opened: node_pb2.OpenSessionResponse,
         timeout: float,
-        make_connection: ConnectionFactory | None = None,
+        make_connection: ConnectionFactory,
     ) -> None:
-        """`make_connection` makes the connection to each device; None: `BlockingConnection`."""
+        """`make_connection` makes the connection to each device."""
         self.transport = transport
         self.session_id = opened.session_id
         self.token = opened.session_token
@@ -54,7 +53,7 @@ class NodeSession:
         self.pid = os.getpid()
         self.refusal: HearthError | None = None
         self.connections = {
-            device.ordinal: (make_connection or BlockingConnection)(
+            device.ordinal: make_connection(
                 transport, self.token, device.ordinal, self.limits, timeout, opened.lease_ns / 1e9 or LEASE_S
             )
             for device in opened.devices

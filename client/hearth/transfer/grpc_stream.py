@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
@@ -42,7 +43,7 @@ def _about(connection: Connection, number: int) -> device_pb2.TransferStatusRequ
     return device_pb2.TransferStatusRequest(session_token=connection.token, device=connection.ordinal, transfer=number)
 
 
-class _Stream(Generic[_S]):
+class _Stream(ABC, Generic[_S]):
     """One stream after another, until the transfer is over or given up."""
 
     def __init__(self, connection: Connection, number: int) -> None:
@@ -65,9 +66,9 @@ class _Stream(Generic[_S]):
             stream.cancel()
         give_up(self._connection, self._number)
 
+    @abstractmethod
     def _open(self, offset: int) -> _S:
         """Opens a stream for the bytes from `offset` on. Raises `HearthError`."""
-        raise NotImplementedError
 
     def _begin(self) -> None:
         try:

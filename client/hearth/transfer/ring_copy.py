@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -37,7 +38,7 @@ _LEAVE_S = 5.0
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
-class _Transfer:
+class _Transfer(ABC):
     """What both ways have in common. The lock is never held while anything is sent or copied."""
 
     def __init__(
@@ -68,9 +69,9 @@ class _Transfer:
         """Whether a slot has room for a row."""
         return self._pieces.each <= SLOT_BYTES
 
+    @abstractmethod
     def _work(self) -> None:
-        """What this thread and those that help do, until there is nothing left for them."""
-        raise NotImplementedError
+        """Moves pieces, in this thread and in those that help, until none are left."""
 
     def _moved(self) -> int:
         """Runs it; how many bytes were seen to, from the beginning: none where their segments were lost."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -41,7 +42,7 @@ _ANSWER_S = 1.0
 """How long the command's answer is waited for, where the daemon says that a transfer is over."""
 
 
-class Striped:
+class Striped(ABC):
     """What both ways have in common. `number` is the transfer's."""
 
     def __init__(
@@ -236,20 +237,26 @@ class Striped:
             self._error = self._error or error
             self._change.notify_all()
 
+    @abstractmethod
     def credit(self, stripe: Stripe, chunks: int) -> None:
-        pass
+        """Adds the daemon's room for `chunks` further chunks of an upload on a stripe."""
 
+    @abstractmethod
     def taken(self, stripe: Stripe, offset: int) -> None:
-        pass
+        """Counts the chunk of an upload at `offset`, which the daemon has taken; at the size: all of them."""
 
+    @abstractmethod
     def place(self, stripe: Stripe, offset: int, size: int) -> memoryview | None:
-        return None
+        """Returns the destination of a chunk of a download, valid until `placed`; None: the bytes are dropped. Raises
+        ValueError for an invalid chunk."""
 
+    @abstractmethod
     def placed(self, stripe: Stripe, offset: int, size: int, whole: bool) -> None:
-        pass
+        """Counts a chunk of a download whose bytes are in their place, or not all of them (`whole` is False)."""
 
+    @abstractmethod
     def lost(self, stripe: Stripe) -> None:
-        raise NotImplementedError
+        """Takes a stripe that has ended out of use."""
 
     def _came(self) -> None:
         """All of it has."""

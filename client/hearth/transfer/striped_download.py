@@ -73,6 +73,12 @@ class StripedDownload(Striped):
             if not self._begin_again(opened):
                 return False
 
+    def credit(self, stripe: Stripe, chunks: int) -> None:
+        pass  # an upload's
+
+    def taken(self, stripe: Stripe, offset: int) -> None:
+        pass
+
     def place(self, stripe: Stripe, offset: int, size: int) -> memoryview | None:
         with self._change:
             self._cut.index(offset, size)

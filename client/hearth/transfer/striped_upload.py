@@ -70,6 +70,12 @@ class StripedUpload(Striped):
                 self._sending[stripe].discard(index)
                 self._count(index)
 
+    def place(self, stripe: Stripe, offset: int, size: int) -> memoryview | None:
+        return None  # a download's
+
+    def placed(self, stripe: Stripe, offset: int, size: int, whole: bool) -> None:
+        pass
+
     def lost(self, stripe: Stripe) -> None:
         with self._change:
             if self._lines.pop(stripe, None) is None:

@@ -58,6 +58,8 @@ def failures(found: dict[str, list[dict[str, Any]]]) -> list[str]:
 
 @pytest.mark.parametrize("road", ["unix", "grpc"])
 def test_all_is_well(doctor: Doctor, daemon: DaemonProcess, road: str) -> None:
+    with daemon.connect() as node:  # a client that another test has killed has its lease still
+        before = {each.session_id for each in node.sessions()} - {node.session_id}
     found = doctor(getattr(daemon, road), *(("--device", "1") if road == "grpc" else ()))
     assert not failures(found)
     ways = ("socket", "lane", "shared memory") if road == "unix" else ("name", "port", "protocol", "stripes")
@@ -71,7 +73,7 @@ def test_all_is_well(doctor: Doctor, daemon: DaemonProcess, road: str) -> None:
     ):  # a machine that has other things to do may be slow
         assert only(found, name)[0] in ("ok", "warning") and "may allocate, write, launch, read" in only(found, name)[1]
     with daemon.connect() as node:
-        assert [each.session_id for each in node.sessions()] == [node.session_id], "it left no session"
+        assert {each.session_id for each in node.sessions()} <= before | {node.session_id}, "it left no session"
 
 
 def test_as_a_person_sees_it(daemon: DaemonProcess) -> None:

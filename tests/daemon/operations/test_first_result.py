@@ -46,8 +46,10 @@ print({"asked": at_ask, "connected": connected, "loaded": loaded, "by_hearth": l
 NOT_NEEDED = {
     "hearth.kernels.bindings", "hearth.arrays.described", "hearth.endpoint.diagnostics", "hearth.failure",
     "hearth.interfaces",
-    "hearth.kernels.graph", "hearth.collectives.group", "hearth.kernels.pending_dispatch", "hearth.kernels.prepared",
-    "hearth.profiling.profile", "hearth.types", "hearth.arrays.tensor_map", "hearth.profiling.trace",
+    "hearth.blocking.graph", "hearth.kernels.base_graph", "hearth.blocking.group", "hearth.blocking.dispatch",
+    "hearth.kernels.base_pending_dispatch", "hearth.kernels.base_prepared",
+    "hearth.blocking.profile", "hearth.profiling.base_profile", "hearth.profiling.base_trace", "hearth.types",
+    "hearth.arrays.tensor_map",
     "hearth.transfer.grpc_stream", "hearth.transport.grpc", "hearth_proto.reasons", "json", "pathlib", "random",
     "urllib.parse", "grpc", "asyncio", "logging", "ssl", "google.protobuf", "hearth_proto.v1", "hearth_proto.polling",
     "hearth.arrays.strided", "hearth.transport.memory_segments", "hearth.transfer.shared", "mmap",
@@ -80,7 +82,7 @@ def first_result(daemon: DaemonProcess, program: str = PROGRAM) -> dict[str, Any
 def test_it_imports_what_it_needs_and_no_more(daemon: DaemonProcess) -> None:
     found = first_result(daemon)
     assert not NOT_NEEDED & found["by_hearth"], sorted(NOT_NEEDED & found["by_hearth"])
-    assert {"hearth.device", "hearth.kernels.module"} <= found["by_hearth"]
+    assert {"hearth.blocking.device", "hearth.blocking.module"} <= found["by_hearth"]
 
 
 def test_who_goes_on_step_by_step_imports_nothing_more(daemon: DaemonProcess) -> None:
@@ -93,7 +95,7 @@ def test_who_goes_on_step_by_step_imports_nothing_more(daemon: DaemonProcess) ->
 
 def test_what_launches_is_imported_while_the_device_is_attached_to(daemon: DaemonProcess) -> None:
     assert (
-        not {"hearth.kernels.module", "hearth.kernels.function", "hearth.kernels.arguments"}
+        not {"hearth.blocking.module", "hearth.blocking.function", "hearth.kernels.arguments"}
         & first_result(daemon)["connected"]
     )
 
@@ -101,9 +103,12 @@ def test_what_launches_is_imported_while_the_device_is_attached_to(daemon: Daemo
 def test_the_daemon_is_asked_before_the_rest_is_imported(daemon: DaemonProcess) -> None:
     ((method, there),) = first_result(daemon)["asked"]
     assert method == "OpenSession"
-    assert not {"hearth.device", "hearth.arrays.array", "hearth.session.connection", "hearth.session.lease"} & set(
-        there
-    ), there
+    assert not {
+        "hearth.blocking.device",
+        "hearth.blocking.array",
+        "hearth.session.connection",
+        "hearth.session.lease",
+    } & set(there), there
 
 
 def test_it_takes_no_call_but_the_session_and_one_stream(daemon: DaemonProcess) -> None:

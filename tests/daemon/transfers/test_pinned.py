@@ -190,7 +190,7 @@ def test_a_global_of_a_module(gpu: hearth.Device) -> None:
 
 def test_importing_hearth_and_a_first_small_result_need_none_of_it() -> None:
     program = (
-        "import sys, hearth, hearth.node, hearth.device\n"
+        "import sys, hearth, hearth.blocking.node, hearth.blocking.device\n"
         "bad = [m for m in ('hearth.transport.memory_segments', 'hearth.transfer.ring_buffer', "
         "'hearth.transfer.shared_memory', 'mmap', 'concurrent.futures') "
         "if m in sys.modules]\n"

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 import hearth
-import hearth.arrays.array
-import hearth.collectives.group
+import hearth.blocking.array
+import hearth.blocking.graph
+import hearth.blocking.group
 import hearth.kernels.dispatch
-import hearth.kernels.graph
 import hearth.transport.grpc
 
 SOURCE = r"""

@@ -10,7 +10,7 @@ import pytest
 
 import hearth
 from hearth import html_repr
-from hearth.profiling.trace import Trace
+from hearth.blocking.profile import Trace
 from hearth.types import MemoryUsage
 from hearth_proto.v1 import commands_pb2
 from tests.support.client.fake_daemon import FakeDaemon

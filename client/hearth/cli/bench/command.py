@@ -16,11 +16,11 @@ from hearth.cli.format.sizes import KIB, MIB, parse_size, size_name
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hearth.blocking.node import Node
     from hearth.cli.bench.figures import Figure
     from hearth.cli.bench.floor_process import FloorProcess
     from hearth.cli.bench.report import BenchReport
     from hearth.endpoint.target import Target
-    from hearth.node import Node
 
 _SMALLEST = 4 * KIB
 _FULL_MAX = 64 * MIB

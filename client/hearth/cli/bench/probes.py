@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from hearth.device import Device
-    from hearth.kernels.function import Function
-    from hearth.node import Node
+    from hearth.blocking.device import Device
+    from hearth.blocking.function import Function
+    from hearth.blocking.node import Node
 
     _Copy = Callable[[npt.NDArray[np.uint8]], object]
     """Of all of a host array, to the device or from it."""

@@ -16,10 +16,10 @@ from hearth.cli import connect_options
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hearth.blocking.node import Node
     from hearth.cli.doctor.check import Check, Findings
     from hearth.endpoint.credentials import Credentials
     from hearth.endpoint.target import Target
-    from hearth.node import Node
 
 SCHEMA = 1
 """Grows with every change that a reader of the document could stumble over."""

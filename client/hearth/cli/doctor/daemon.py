@@ -16,9 +16,9 @@ from hearth.version import __version__
 from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN
 
 if TYPE_CHECKING:
-    from hearth.device import Device
+    from hearth.blocking.device import Device
+    from hearth.blocking.node import Node
     from hearth.endpoint.target import Target
-    from hearth.node import Node
     from hearth.types import DeviceInfo, NodeInfo
 
 SKEW_S = 5.0

@@ -14,9 +14,9 @@ from hearth.errors import ArgumentError, AuthenticationError, CompileError, Devi
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from hearth.blocking.node import Node
     from hearth.cli.run.report import RunReport
     from hearth.cli.run.spec import Spec
-    from hearth.node import Node
 
 _THREADS = 256
 LAUNCH_S = 60.0

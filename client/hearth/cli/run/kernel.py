@@ -14,10 +14,10 @@ from hearth.cli.run.spec import Array, Generated, Spec
 from hearth.errors import ArgumentError, HearthError
 
 if TYPE_CHECKING:
-    from hearth.device import Device
-    from hearth.kernels.function import Function
-    from hearth.kernels.module import RawModule
-    from hearth.node import Node
+    from hearth.blocking.device import Device
+    from hearth.blocking.function import Function
+    from hearth.blocking.module import RawModule
+    from hearth.blocking.node import Node
 
 
 def compiled(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from abc import ABC, abstractmethod
 from typing import Any
 
 from hearth_proto import frames
@@ -20,7 +21,7 @@ _HIGH_WATER = 4 << 20
 _as_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
-class FrameSocket(asyncio.Protocol):
+class FrameSocket(asyncio.Protocol, ABC):
     """The front's end of a socket pair, until it is closed."""
 
     def __init__(self) -> None:
@@ -33,9 +34,9 @@ class FrameSocket(asyncio.Protocol):
         self._paused = False
         self._drained: asyncio.Future[None] | None = None
 
+    @abstractmethod
     def _dispatch(self, frame: Frame) -> None:
-        """A frame has come."""
-        raise NotImplementedError
+        """Handles a frame that has come."""
 
     # ---- asyncio.Protocol ----
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +35,8 @@ MAX_NOTED = 20
 _FIELDS = frozenset({"kind", "count", "dtype", "reduce", "root", "peer"})
 
 
-class GroupMembership:
-    """Belongs to the event loop."""
+class GroupMembership(ABC):
+    """Abstract membership. Belongs to the event loop."""
 
     def __init__(self, group: bytes, members: Members, node: int, session: Session) -> None:
         self.id = group.hex()
@@ -73,20 +74,21 @@ class GroupMembership:
     def state(self) -> str:
         return "failed" if self.over is not None else "ready"
 
+    @abstractmethod
     def present(self, link: DeviceLink, channel: int, body: Mapping[str, Any]) -> None:
         """A device process of the session presents an operation."""
-        raise NotImplementedError
 
+    @abstractmethod
     def withdraw(self, link: DeviceLink, channel: int, body: Mapping[str, Any]) -> None:
         """A device process of the session will not take part in an operation."""
-        raise NotImplementedError
 
+    @abstractmethod
     def process_lost(self, link: DeviceLink, why: str) -> None:
         """A device process of this daemon has ended; it may have been the session's."""
 
+    @abstractmethod
     def leave(self, why: str) -> None:
         """Gives the group up, here and on all its daemons."""
-        raise NotImplementedError
 
     def ring(self, recorder: FlightRecorder) -> GroupHistory | None:
         """Its last operations; `recorder`: that of the groups which this daemon coordinates."""

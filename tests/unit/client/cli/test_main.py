@@ -22,8 +22,8 @@ def run(code: str) -> list[str]:
 
 
 def test_the_library_does_not_import_it() -> None:
-    names = run("import sys, hearth, hearth.node, hearth.device; print(*sys.modules)")
-    assert "hearth.device" in names and not [name for name in names if name.startswith("hearth.cli")]
+    names = run("import sys, hearth, hearth.blocking.node, hearth.blocking.device; print(*sys.modules)")
+    assert "hearth.blocking.device" in names and not [name for name in names if name.startswith("hearth.cli")]
 
 
 def test_its_help_needs_neither_grpc_nor_numpy() -> None:

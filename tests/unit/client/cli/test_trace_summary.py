@@ -12,7 +12,7 @@ from hearth.cli import main
 from hearth.cli.trace import report
 from hearth.cli.trace.summary import NotATraceError, summarize
 from hearth.profiling import trace_file
-from hearth.profiling.trace import document
+from hearth.profiling.base_trace import document
 from hearth_proto.v1 import commands_pb2
 
 

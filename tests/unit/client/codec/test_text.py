@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 import hearth
+from hearth.blocking.module import RawModule
 from hearth.codec.encode import encodable
 from hearth.endpoint.open_session import open_session
-from hearth.kernels.module import RawModule
 
 HALF = "\ud800"
 
@@ -17,7 +17,7 @@ HALF = "\ud800"
 @pytest.mark.parametrize("name", [5, b"bytes", HALF, ["x"]])
 def test_a_client_s_name(name: Any) -> None:
     with pytest.raises(hearth.ArgumentError, match=r"name is .*pass a str"):
-        open_session(None, None, 1.0, name, meanwhile=lambda: None)  # type: ignore[arg-type]
+        open_session(None, None, 1.0, name, make_connection=None, meanwhile=lambda: None)  # type: ignore[arg-type]
 
 
 class _Device:

@@ -40,7 +40,7 @@ def test_an_import_that_fails_cancels_the_call() -> None:
     answer = Answer(node_pb2.OpenSessionResponse())
 
     def fail() -> None:
-        raise ImportError("hearth.device")
+        raise ImportError("hearth.blocking.device")
 
     with pytest.raises(ImportError):
         open_session._answered(answer, fail)

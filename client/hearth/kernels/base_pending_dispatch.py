@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
-from hearth import telemetry
 from hearth.errors import ArgumentError, HearthError, TimeoutError
 from hearth.kernels.dispatch_transfers import DispatchBytes
 from hearth.transfer import plan
@@ -189,16 +189,16 @@ class Job:
         return error
 
 
-class BasePendingDispatch:
+class BasePendingDispatch(ABC):
     """Abstract dispatch that has been sent: its state and times."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self._carrier: Carrier | None = self._carry() if job.travels else None
 
+    @abstractmethod
     def _carry(self) -> Carrier:
         """Begins to carry its bytes beside the caller."""
-        raise NotImplementedError
 
     @property
     def state(self) -> State:
@@ -253,32 +253,6 @@ class BasePendingDispatch:
         if job.error is not None:
             raise job.error.again()
         return [output.host for output in job.outputs]
-
-
-class PendingDispatch(BasePendingDispatch):
-    """A dispatch in flight, returned by `Device.dispatch_async`. When nothing refers to it any more, the dispatch still
-    completes.
-    """
-
-    def _carry(self) -> Carrier:
-        """Starts a thread that carries its bytes."""
-        carrier = threading.Thread(target=carry, args=(self._job,), name="hearth-dispatch", daemon=True)
-        carrier.start()
-        return carrier
-
-    @telemetry.traced("hearth.dispatch.result", telemetry.of_result)
-    def result(self, timeout: float | None = None) -> list[np.ndarray[Any, Any]]:
-        """Returns the outputs, in the order of the arguments. Blocks until they are there; every call returns the same
-        arrays.
-
-        Args:
-            timeout: Seconds to wait at most; None: no limit.
-
-        Raises:
-            HearthError: The dispatch failed; raised by every call.
-            TimeoutError: The dispatch is still pending.
-        """
-        return self._finish(timeout)
 
 
 def carry(job: Job) -> None:

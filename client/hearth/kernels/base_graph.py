@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 from hearth import base_stream as streams
 from hearth.errors import HearthError, LaunchError
 from hearth.kernels import launch_config
-from hearth.kernels.graph_program import BlockingRecording, Program, count
+from hearth.kernels.graph_program import Program, count
 from hearth.kernels.recorders import CaptureRecorder
 from hearth_proto.v1 import commands_pb2
 
@@ -212,14 +212,6 @@ class BaseGraph(Program):
     def __repr__(self) -> str:
         state = ", being recorded" if self._recorder is not None else self._state()
         return f"<hearth.Graph of {len(self)} nodes on device {self._connection.ordinal}{state}>"
-
-
-class Graph(BlockingRecording, BaseGraph):
-    """Work recorded by ``with gpu.graph() as g:``, launched by `launch`.
-
-    The end of the block blocks until the daemon has made the graph, and raises what could not be recorded; an exception
-    in the block discards it. Work on other streams, and of other threads, continues.
-    """
 
 
 class _GraphLaunch:

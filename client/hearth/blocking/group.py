@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from hearth.arrays.array import DeviceArray
+from hearth.blocking.array import DeviceArray
+from hearth.blocking.device import Device
 from hearth.collectives.base_group import BaseGroup
-from hearth.device import Device
 
 if TYPE_CHECKING:
     from types import TracebackType

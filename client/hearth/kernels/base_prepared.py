@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from hearth import base_stream as streams
 from hearth.errors import ArgumentError
-from hearth.kernels.graph_program import BlockingRecording, Program, count
+from hearth.kernels.graph_program import Program, count
 from hearth.kernels.recorders import CaptureRecorder, PreparedRecorder
 from hearth_proto.v1 import commands_pb2
 
@@ -105,20 +105,6 @@ class BasePrepared(Program):
         return f"<hearth.Prepared of {len(self)} launches on device {self._connection.ordinal}{state}>"
 
 
-class Prepared(BlockingRecording, BasePrepared):
-    """Launches collected by ``with gpu.prepared() as p:`` or `Device.prepare`, run by `launch`.
-
-    They are checked together at the end of the block, which raises everything that is wrong with them.
-    """
-
-
-def prepare(connection: Connection, launches: Iterable[Sequence[Any]]) -> Prepared:
-    """See `Device.prepare`."""
-    with Prepared(connection) as prepared:
-        launch_all(launches)
-    return prepared
-
-
 def launch_all(launches: Iterable[Sequence[Any]]) -> None:
     """Launches each; see `Device.prepare`."""
     for index, launch in enumerate(launches):
@@ -133,7 +119,7 @@ def launch_all(launches: Iterable[Sequence[Any]]) -> None:
 
 
 class _PreparedLaunch:
-    """The launch of one prepared list on one stream; see `hearth.kernels.graph`."""
+    """The launch of one prepared list on one stream; see `hearth.kernels.base_graph`."""
 
     def __init__(self, prepared: int, on: int) -> None:
         self.on = on

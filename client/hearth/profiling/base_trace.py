@@ -15,14 +15,11 @@ from hearth_proto.traces import KernelActivity, TraceEvent, chrome_trace, events
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
-
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
     from hearth.session.reply import PendingResult
 
-__all__ = ["KernelActivity", "Trace", "TraceEvent"]
+__all__ = ["BaseTrace", "KernelActivity", "TraceEvent", "document"]
 
 
 class BaseTrace:
@@ -149,31 +146,8 @@ class BaseTrace:
         return f"<hearth.Trace of {self._name}: {state}>"
 
 
-class Trace(BaseTrace):
-    """The commands of a block: ``with gpu.trace() as t: ...``, then `events`, or ``save("trace.json")``.
-
-    Has every command of this session on the device, of all streams and threads. The end of the block blocks until the
-    work is done. A failure is in the trace, and is reported where it would be without.
-    """
-
-    def __enter__(self) -> Self:
-        self._pause()
-        self._begin().wait()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        ending = self._end(error)
-        if ending is not None:
-            try:
-                ending.wait()
-            finally:
-                self._resume()
-
-
 def document(name: str, result: commands_pb2.TraceResult) -> dict[str, Any]:
-    """The document of `Trace.to_json`, of the device `name`."""
+    """The document of `BaseTrace.to_json`, of the device `name`."""
     return chrome_trace(
         name, events_of(result), list(kernels_of(result)), epoch_ns=result.epoch_ns, dropped=result.dropped
     )

@@ -6,22 +6,17 @@ import os
 from typing import TYPE_CHECKING, Any, Literal
 
 from hearth import telemetry
-from hearth.base_node import BaseNode
-from hearth.endpoint import credentials
-from hearth.endpoint import target as targets
-from hearth.endpoint.open_session import open_session
-from hearth.errors import ArgumentError, HearthError
-from hearth_proto.later import node_pb2
+from hearth.base_node import BaseNode, session_of
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from hearth.device import Device
+    from hearth.blocking.device import Device
     from hearth.session.connection import Connection
-    from hearth.session.lease import ConnectionFactory, NodeSession
+    from hearth.session.send_queue import Limits
+    from hearth.transport.base import Transport
     from hearth.types import NodeInfo, SessionInfo
-
-_LONGEST_LAUNCH_S = 365 * 86400.0
+    from hearth_proto.v1 import node_pb2
 
 
 @telemetry.traced("hearth.connect", telemetry.of_target, telemetry.of_node)
@@ -76,81 +71,23 @@ def connect(
     return Node(
         session_of(
             target, timeout, name, token, ca, certificate, key, insecure=insecure, isolation=isolation,
-            launch_timeout=launch_timeout, lanes=lanes, wait_for_ready=wait_for_ready,
+            launch_timeout=launch_timeout, lanes=lanes, wait_for_ready=wait_for_ready, make_connection=_make_connection,
+            meanwhile=_import_parts,
         )
     )  # fmt: skip
 
 
-def session_of(
-    target: str | None,
-    timeout: float,
-    name: str | None,
-    token: str | None,
-    ca: str | os.PathLike[str] | None,
-    certificate: str | os.PathLike[str] | None,
-    key: str | os.PathLike[str] | None,
-    *,
-    insecure: bool,
-    isolation: Literal["shared", "dedicated"] | None,
-    launch_timeout: float,
-    lanes: bool,
-    wait_for_ready: bool,
-    make_connection: ConnectionFactory | None = None,
-) -> NodeSession:
-    """Opens a session, as `connect` says; `make_connection`: see `NodeSession`."""
-    if timeout <= 0:
-        raise ArgumentError(f"timeout is {timeout} s.", reason="INVALID_ARGUMENT", fix="give seconds above 0.")
-    if not 0 <= launch_timeout <= _LONGEST_LAUNCH_S:
-        raise ArgumentError(
-            f"launch_timeout is {launch_timeout} s.",
-            reason="INVALID_ARGUMENT",
-            fix=f"give seconds up to {_LONGEST_LAUNCH_S:g}; 0 is the daemon's default.",
-        )
-    if isolation not in (None, "shared", "dedicated"):
-        raise ArgumentError(
-            f"isolation is {isolation!r}.", reason="INVALID_ARGUMENT", fix='use "shared", "dedicated" or None.'
-        )
-    dedicated = None if isolation is None else isolation == "dedicated"
+def _make_connection(
+    transport: Transport, token: str, ordinal: int, limits: Limits, timeout: float, lease: float
+) -> Connection:
+    from hearth.blocking.connection import BlockingConnection  # when the daemon has been asked
 
-    def attempt(within: float | None = None) -> NodeSession:
-        found = targets.resolve(target)  # each time: a daemon that starts makes its socket
-        shown = credentials.find(found, token, ca, certificate, key, insecure=insecure)
-        session = open_session(
-            found, shown, timeout, name,
-            dedicated=dedicated, launch_timeout=launch_timeout, lanes=lanes, within=within,
-            make_connection=make_connection, meanwhile=_import_device,
-        )  # fmt: skip
-        path = os.environ.get("HEARTH_TRACE")
-        if path:
-            _trace(session, path)
-        return session
-
-    if wait_for_ready:
-        from hearth.endpoint.retry import persist
-
-        return persist(attempt, timeout)
-    try:
-        return attempt()
-    except HearthError as error:
-        if error.reason != "OVERLOADED":  # a daemon that is overloaded says when to come again
-            raise
-        from hearth.endpoint.retry import persist_after
-
-        return persist_after(error, attempt, timeout, ("OVERLOADED",))
+    return BlockingConnection(transport, token, ordinal, limits, timeout, lease)
 
 
-def _import_device() -> None:
-    import hearth.device  # noqa: F401
-
-
-def _trace(session: NodeSession, path: str) -> None:
-    from hearth.profiling.auto_trace import follow
-
-    try:
-        session.recorder = follow(session, path)
-    except BaseException:
-        session.close()
-        raise
+def _import_parts() -> None:
+    import hearth.blocking.connection
+    import hearth.blocking.device  # noqa: F401
 
 
 class Node(BaseNode["Device"]):
@@ -160,7 +97,7 @@ class Node(BaseNode["Device"]):
     """
 
     def _make_device(self, connection: Connection, opened: node_pb2.Device) -> Device:
-        from hearth.device import Device
+        from hearth.blocking.device import Device
 
         return Device(self, connection, opened)
 

@@ -12,9 +12,6 @@ from hearth.errors import ArgumentError, HearthError
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
-
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
     from hearth.session.reply import PendingResult
@@ -95,24 +92,3 @@ class BaseProfile:
                 "the profile has not ended.", reason="PROFILE_INVALID", fix="read the times after the with block."
             )
         return self._result
-
-
-class Profile(BaseProfile):
-    """Times of the work of a block: ``with gpu.profile() as p: ...``, then `device_ns` and `wall_ns`. Profiles nest and
-    overlap.
-
-    The end of the block blocks until the work is done, and raises what failed on the stream. If that was reported
-    inside the block already, by a `get` or the end of an inner profile, it raises `HearthError` with the reason
-    ``PROFILE_INVALID``: the times would be of other work than was asked for.
-    """
-
-    def __enter__(self) -> Self:
-        self._begin()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        ending = self._end(error)
-        if ending is not None:
-            ending.wait()

@@ -7,24 +7,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hearth import shapes, telemetry
-from hearth.arrays.array import DeviceArray
 from hearth.base_device import BaseDevice
+from hearth.blocking.array import DeviceArray
+from hearth.blocking.stream import Event, Stream
 from hearth.kernels import dispatch as dispatches
-from hearth.stream import Event, Stream
 
 if TYPE_CHECKING:
     from hearth.arrays.asarray import OnGpu
     from hearth.arrays.described import PublishedArray
     from hearth.base_stream import BaseStream
+    from hearth.blocking.dispatch import PendingDispatch
+    from hearth.blocking.function import Function
+    from hearth.blocking.graph import Graph, Prepared
+    from hearth.blocking.module import RawModule
+    from hearth.blocking.node import Node
+    from hearth.blocking.profile import Profile, Trace
     from hearth.kernels.bindings import Array
-    from hearth.kernels.function import Function
-    from hearth.kernels.graph import Graph
-    from hearth.kernels.module import RawModule
-    from hearth.kernels.pending_dispatch import PendingDispatch
-    from hearth.kernels.prepared import Prepared
-    from hearth.node import Node
-    from hearth.profiling.profile import Profile
-    from hearth.profiling.trace import Trace
     from hearth.types import MemoryUsage
 
 
@@ -88,7 +86,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
             DtypeError: `code` or `options` has a wrong type.
             UnsupportedError: A keyword of CuPy's asks for something that Hearth does not do.
         """
-        from hearth.kernels.module import (
+        from hearth.blocking.module import (
             RawModule,  # when the device has been attached to: its lane is opened meanwhile
         )
 
@@ -125,13 +123,13 @@ class Device(BaseDevice[DeviceArray, Stream]):
 
     def graph(self) -> Graph:
         """Makes a graph: ``with gpu.graph() as g:`` records launches, copies and fills; then ``g.launch(n)``."""
-        from hearth.kernels.graph import Graph
+        from hearth.blocking.graph import Graph
 
         return Graph(self._connection)
 
     def prepared(self) -> Prepared:
         """Makes a list: ``with gpu.prepared() as p:`` collects and checks launches; then ``p.launch(n)``."""
-        from hearth.kernels.prepared import Prepared
+        from hearth.blocking.graph import Prepared
 
         return Prepared(self._connection)
 
@@ -145,9 +143,11 @@ class Device(BaseDevice[DeviceArray, Stream]):
             LaunchError: Launches are invalid; the error lists everything that is wrong with them.
             ArgumentError: An entry of `launches` is no such tuple.
         """
-        from hearth.kernels.prepared import prepare
+        from hearth.kernels.base_prepared import launch_all
 
-        return prepare(self._connection, launches)
+        with self.prepared() as prepared:
+            launch_all(launches)
+        return prepared
 
     def event(self) -> Event:
         """Makes an event, to be recorded by `Stream.record`."""
@@ -189,7 +189,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
         Args:
             stream: Stream whose work is measured; None: the current one.
         """
-        from hearth.profiling.profile import Profile
+        from hearth.blocking.profile import Profile
 
         return Profile(self._connection, stream)
 
@@ -203,7 +203,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
         Raises:
             ArgumentError: `max_events` is not between 1 and 2**32 - 1.
         """
-        from hearth.profiling.trace import Trace
+        from hearth.blocking.profile import Trace
 
         return Trace(self._connection, self._trace_name, max_events)
 
@@ -304,7 +304,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
             LaunchError: The dispatch is invalid, as far as that can be seen here.
             ArgumentError, DtypeError: An argument or an array of `out` does not fit.
         """
-        from hearth.kernels.pending_dispatch import PendingDispatch
+        from hearth.blocking.dispatch import PendingDispatch
 
         given = (args, ins, outs, scalars)
         how = dispatches.How(shared_mem, iterations, timeout, stream, timed, copy)

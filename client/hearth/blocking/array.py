@@ -15,11 +15,11 @@ from hearth.transport.spin_wait import DOWN
 if TYPE_CHECKING:
     import numpy as np
 
-    from hearth.device import Device
+    from hearth.blocking.device import Device
+    from hearth.blocking.stream import Stream
     from hearth.interop.ipc import Exported
     from hearth.progress import Progress
     from hearth.session.attachment import Attachment
-    from hearth.stream import Stream
     from hearth.transfer.pinned_copy import PinnedCopy
     from hearth.transfer.plan import BufferPart
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from hearth import progress as progresses
 from hearth import shapes, telemetry
-from hearth.arrays.array import DeviceArray
+from hearth.blocking.array import DeviceArray
+from hearth.blocking.function import Function
 from hearth.kernels.base_module import BaseModule, as_bytes, logged
-from hearth.kernels.function import Function
 
 if TYPE_CHECKING:
     from hearth.base_stream import BaseStream

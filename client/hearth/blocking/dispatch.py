@@ -1,0 +1,40 @@
+"""A dispatch in flight whose result the calling thread waits for."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from hearth import telemetry
+from hearth.kernels.base_pending_dispatch import BasePendingDispatch, carry
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from hearth.kernels.base_pending_dispatch import Carrier
+
+
+class PendingDispatch(BasePendingDispatch):
+    """A dispatch in flight, returned by `Device.dispatch_async`. When nothing refers to it any more, the dispatch still
+    completes.
+    """
+
+    def _carry(self) -> Carrier:
+        """Starts a thread that carries its bytes."""
+        carrier = threading.Thread(target=carry, args=(self._job,), name="hearth-dispatch", daemon=True)
+        carrier.start()
+        return carrier
+
+    @telemetry.traced("hearth.dispatch.result", telemetry.of_result)
+    def result(self, timeout: float | None = None) -> list[np.ndarray[Any, Any]]:
+        """Returns the outputs, in the order of the arguments. Blocks until they are there; every call returns the same
+        arrays.
+
+        Args:
+            timeout: Seconds to wait at most; None: no limit.
+
+        Raises:
+            HearthError: The dispatch failed; raised by every call.
+            TimeoutError: The dispatch is still pending.
+        """
+        return self._finish(timeout)

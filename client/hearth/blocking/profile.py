@@ -1,0 +1,56 @@
+"""Times and traces of a section of work: the end of ``with`` blocks until the work is done."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hearth.profiling.base_profile import BaseProfile
+from hearth.profiling.base_trace import BaseTrace
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+
+class Profile(BaseProfile):
+    """Times of the work of a block: ``with gpu.profile() as p: ...``, then `device_ns` and `wall_ns`. Profiles nest and
+    overlap.
+
+    The end of the block blocks until the work is done, and raises what failed on the stream. If that was reported
+    inside the block already, by a `get` or the end of an inner profile, it raises `HearthError` with the reason
+    ``PROFILE_INVALID``: the times would be of other work than was asked for.
+    """
+
+    def __enter__(self) -> Self:
+        self._begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        ending = self._end(error)
+        if ending is not None:
+            ending.wait()
+
+
+class Trace(BaseTrace):
+    """The commands of a block: ``with gpu.trace() as t: ...``, then `events`, or ``save("trace.json")``.
+
+    Has every command of this session on the device, of all streams and threads. The end of the block blocks until the
+    work is done. A failure is in the trace, and is reported where it would be without.
+    """
+
+    def __enter__(self) -> Self:
+        self._pause()
+        self._begin().wait()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        ending = self._end(error)
+        if ending is not None:
+            try:
+                ending.wait()
+            finally:
+                self._resume()
