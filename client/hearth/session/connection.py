@@ -39,7 +39,7 @@ if TYPE_CHECKING:
             """Ends it, for good."""
 
         def forked(self) -> None:
-            """In the child of a fork: it is the parent's. Takes no lock."""
+            """Abandons the part in the child of a fork: it belongs to the parent. Takes no lock."""
 
     class Recorder(Protocol):
         """Traces all devices of a session: `hearth.profiling.auto_trace.SessionTraces`."""
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
             """Another trace of the device begins, beside which there is no other."""
 
         def resume(self, connection: Connection, result: commands_pb2.TraceResult | None) -> None:
-            """That trace has ended, with `result` if any."""
+            """Notes that the trace has ended, with `result` if any."""
 
         def finish(self) -> None:
             """The session is about to close. Waits; never raises."""
@@ -279,7 +279,7 @@ class Connection:
             self._space.lost = True
 
     def forked(self) -> None:
-        """In the child of a fork: refuses all use. Takes no lock, for another thread may have held it."""
+        """Refuses all use in the child of a fork. Takes no lock, because another thread may have held it."""
         self.refusal = ClosedError(
             "this connection belongs to the process that this one was forked from.",
             reason="UNSUPPORTED",

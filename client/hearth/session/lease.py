@@ -1,7 +1,7 @@
-"""A session on a node: kept alive, closed; and refused in the child of a fork.
+"""A session on a node: kept alive, closed, and refused in the child of a fork.
 
-It is what outlives `Node`: its finalizer, the threads and the fork hook refer to this and never to the node, so that
-a node that nobody holds any more is closed by the garbage collector.
+A session outlives `Node`: its finalizer, threads and fork hook refer to the session and never to the node, so that the
+garbage collector closes a node without references.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class NodeSession:
             self.transport.call("RenewSession", encode.of_token(self.token), decode.Unread, self.timeout)
 
     def forked(self) -> None:
-        """In the child of a fork: refuses all use, takes no lock."""
+        """Refuses all use in the child of a fork; takes no lock."""
         for connection in self.connections.values():
             connection.forked()
             self.refusal = connection.refusal

@@ -23,7 +23,8 @@ Expected: TypeAlias = "tuple[bytes, commands_pb2.Result]"
 
 
 class ReplyLike(Protocol):
-    """What a session completes: a thread's `Reply`, an event loop's future. Completing it again changes nothing."""
+    """Completion target of a session: a thread's `Reply` or an event loop's future. Completing it again changes
+    nothing."""
 
     @property
     def reports(self) -> bool: ...
