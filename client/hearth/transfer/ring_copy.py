@@ -1,7 +1,7 @@
 """Copies of ordinary arrays through the ring, by several threads: while one piece is copied the device moves others.
 
-The caller works as well, and all by itself where nobody comes to help. Where the ring is held up, or its connection
-ends, the transfer stops after what it has sent, and the rest goes another way.
+The caller works as well, and does all the work if no helper comes. If the ring is held up, or its connection ends, the
+transfer stops after the pieces it has sent, and the rest takes another path.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from hearth_proto.v1 import commands_pb2
 
 AHEAD = SLOTS - 2
-"""Pieces that a download asks for ahead: while it waits for a kernel, others go on with the slots that are left."""
+"""Pieces that a download asks for ahead: while it waits for a kernel, others use the slots that are left."""
 _LEAVE_S = 5.0
-"""How long who broke off waits for those who helped: each is at one piece."""
+"""Seconds that an interrupted caller waits for its helpers: each is at one piece."""
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class _Transfer:
-    """What both ways have in common. The lock is never held while anything is sent or copied."""
+    """Base of both directions. The lock is never held while anything is sent or copied."""
 
     def __init__(
         self, connection: Connection, shared: Shared, part: BufferPart, host: Bytes, progress: Progress | None
@@ -57,7 +57,7 @@ class _Transfer:
         """The first piece that has not been given to anybody: all before it are sent, or will be."""
         self._stopped = False
         self._over = False
-        """Nobody waits for it any more."""
+        """True once no thread waits for the transfer."""
         self._error: BaseException | None = None
         self._copied = 0
         self._reporting = threading.Lock()
@@ -65,15 +65,15 @@ class _Transfer:
 
     @property
     def _possible(self) -> bool:
-        """Whether a slot has room for a row."""
+        """True if a slot has room for a row."""
         return self._pieces.each <= SLOT_BYTES
 
     def _work(self) -> None:
-        """What this thread and those that help do, until there is nothing left for them."""
+        """Copies pieces, in this thread and in its helpers, until none is left."""
         raise NotImplementedError
 
     def _moved(self) -> int:
-        """Runs it; how many bytes were seen to, from the beginning: none where their segments were lost."""
+        """Runs the copy; returns the number of bytes moved, from the beginning: 0 if their segments were lost."""
         if not self._possible:
             return 0
         try:
@@ -85,7 +85,7 @@ class _Transfer:
         return min(self._next * self._pieces.each, len(self._host))
 
     def _run(self, work: Callable[[], None]) -> None:
-        """`work` in this thread and in those that help; raises what went wrong in any of them."""
+        """Runs `work` in this thread and in its helpers; raises the first error of any of them."""
         helpers = crew.help(work, min(self._threads, len(self._pieces)) - 1)
         try:
             work()
@@ -96,13 +96,13 @@ class _Transfer:
             raise
         finally:
             with self._lock:
-                self._over, failed = True, self._error  # what fails from now on is told otherwise
+                self._over, failed = True, self._error  # later failures are reported elsewhere
             self._shared.ring.reclaim(self)
         if failed is not None:
             raise failed.again() if isinstance(failed, HearthError) else failed
 
     def _stop(self, error: BaseException | None = None) -> None:
-        """Nothing more is sent; `error`: why."""
+        """Stops sending; `error` is the cause."""
         with self._lock:
             self._stopped = True
             if self._error is None or not isinstance(error, Exception | None):
@@ -154,12 +154,12 @@ class _Transfer:
                 self._progress(self._reported, len(self._host))
 
     def _lost(self) -> bool:
-        """Whether the transfer failed because the connection of its segments ended."""
+        """Returns whether the transfer failed because the connection of its segments ended."""
         return isinstance(self._error, HearthError) and self._shared.lost(self._error)
 
 
 class RingUpload(_Transfer):
-    """From `host` to a buffer; `waits`: for slots that others have."""
+    """Copy from `host` to a buffer; `waits`: for slots that other transfers hold."""
 
     def __init__(
         self,
@@ -174,8 +174,8 @@ class RingUpload(_Transfer):
         self._waits = waits
 
     def run(self) -> int:
-        """How many bytes were taken and sent, from the beginning; what fails later is told as of one-way commands.
-        Raises what was refused before."""
+        """Returns the number of bytes taken and sent, from the beginning; a later failure is reported like that of a
+        one-way command. Raises an earlier refusal."""
         return self._moved()
 
     def _work(self) -> None:
@@ -210,7 +210,7 @@ class RingUpload(_Transfer):
 
 
 class RingDownload(_Transfer):
-    """From a buffer into `host`, within `timeout` seconds."""
+    """Copy from a buffer into `host`, within `timeout` seconds."""
 
     def __init__(
         self,
@@ -229,7 +229,7 @@ class RingDownload(_Transfer):
         """Pieces that were asked for and are not in their place."""
 
     def run(self) -> int:
-        """How many bytes have come, from the beginning. Raises what failed, and `TimeoutError`."""
+        """Returns the number of bytes received, from the beginning. Raises the copy's error, and `TimeoutError`."""
         try:
             return self._moved()
         finally:
@@ -300,7 +300,7 @@ class RingDownload(_Transfer):
             error = short(result.read.size, piece.size)
         with self._lock:
             if error is None and not self._over and self._error is None:
-                slot.sent = False  # whoever does not get round to giving it back, it is reclaimed
+                slot.sent = False  # it is reclaimed if no thread gives it back
                 return self._came.put((slot, piece))
             told, over = self._error, self._over
         self._shared.ring.give(slot)
@@ -310,7 +310,7 @@ class RingDownload(_Transfer):
         if not (over or told is not None) or self._shared.attachment.session.error is error:
             return
         if self._shared.lost(error):
-            return  # nothing failed: what the other pieces would have brought comes another way, or nobody waits for it
+            return  # nothing failed: the other pieces take another path, or no thread waits for them
         if not isinstance(told, HearthError) or (told.reason, told.message) != (error.reason, error.message):
             self._connection.defer(error, self._origin)
 
@@ -319,6 +319,6 @@ class RingDownload(_Transfer):
         self._dismiss()
 
     def _dismiss(self) -> None:
-        """Whoever waits for pieces does no more."""
+        """Wakes every thread that waits for pieces, with none."""
         for _ in range(self._threads):
             self._came.put(None)

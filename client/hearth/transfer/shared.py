@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class Moved(NamedTuple):
-    """What was seen to."""
+    """Progress of a transfer through shared memory."""
 
     bytes: int = 0
     copy: PinnedCopy | None = None
-    """Of all of them, to be made again."""
+    """The copy of all bytes, to be repeated."""
 
 
 NOTHING = Moved()

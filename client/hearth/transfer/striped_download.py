@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 _LOOK_S = 0.25
-"""How long the answer may take before it is looked whether the stripes are there that it hangs on."""
+"""Seconds to wait for the answer before checking that the stripes it depends on are alive."""
 
 
 class StripedDownload(Striped):
