@@ -19,7 +19,7 @@ from typing import Any
 
 SERVICE = "hearth.bench.Floor"
 HEADER = struct.Struct("<cQ")
-"""Of a request on the bare socket: the way, and how many bytes."""
+"""A request on the bare socket: the kind of transfer, and the number of bytes."""
 UP, DOWN = b"u", b"d"
 DONE = b"."
 PIECE = 1 << 20
@@ -100,7 +100,7 @@ def _end_with_parent() -> None:
 
 
 def _run(main: Coroutine[Any, Any, None]) -> None:
-    """On uvloop where it is installed, as a daemon's front is: the floor is the lower one that there is."""
+    """Runs `main`, on uvloop where it is installed, as a daemon's front does: that floor is the lower one."""
     try:
         import uvloop
     except ImportError:

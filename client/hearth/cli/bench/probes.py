@@ -1,4 +1,4 @@
-"""What is measured of a daemon, on one device."""
+"""Measurements of a daemon, on one device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hearth.node import Node
 
     _Copy = Callable[[npt.NDArray[np.uint8]], object]
-    """Of all of a host array, to the device or from it."""
+    """Copies all of a host array, to the device or from it."""
 
 SOURCE = r"""
 extern "C" __global__ void nothing() {}
@@ -136,7 +136,7 @@ class Probes:
                 write(host)
                 device.synchronize()
 
-            yield once  # whether it arrives as it was is seen by the download: to read is a right of its own
+            yield once  # the download checks the data: reading needs a separate right
 
     @contextlib.contextmanager
     def _downloading(self, size: int) -> Iterator[Once]:
@@ -163,7 +163,7 @@ def _kernel(device: Device, name: str) -> Function:
 
 @contextlib.contextmanager
 def _array(device: Device, size: int) -> Iterator[tuple[_Copy, _Copy]]:
-    """How to write to and read from `size` bytes on the device, which are freed at the end."""
+    """Yields functions that write to and read from `size` bytes on the device, which are freed at the end."""
     import numpy as np
 
     x = device.empty(size, np.uint8)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _THREADS = 256
 LAUNCH_S = 60.0
-"""Also ends what an interrupted command has left running, which costs nobody else anything: the process is its own."""
+"""Seconds; also ends the kernel of an interrupted command, at no cost to others: the process is its own."""
 _LONGEST_S = 365 * 86400.0
 _MODES = ("checked", "validate", "unchecked")
 _EPILOG = """\

@@ -77,11 +77,11 @@ class Screen:
                 termios.tcsetattr(self._keys, termios.TCSADRAIN, self._modes)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        """Ctrl-Z: the terminal is the shell's until it goes on."""
+        """Suspends on Ctrl-Z: the terminal is the shell's until the command continues."""
         self._give_back()
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTSTP)
-        signal.signal(signal.SIGTSTP, self._stop)  # it goes on here
+        signal.signal(signal.SIGTSTP, self._stop)  # it continues here
         self._take()
         self.wake()
 
@@ -104,7 +104,7 @@ class Screen:
 
     def wake(self) -> None:
         """Ends `wait`; from any thread."""
-        with contextlib.suppress(OSError):  # full: it wakes anyway; closed: nobody waits
+        with contextlib.suppress(OSError):  # full: it wakes anyway; closed: no thread waits
             os.write(self._wake, b"\0")
 
     def wait(self, seconds: float) -> str:
