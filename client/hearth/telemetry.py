@@ -217,7 +217,7 @@ def of_node(node: _Node, /) -> Attributes:
 
 
 def _of_transport(transport: Any) -> dict[str, Any]:
-    """By the conventions a Unix socket's address is its path."""
+    """Returns the span attributes of a transport; by the conventions, a Unix socket's address is its path."""
     found: dict[str, Any] = {"hearth.session": transport.session_id}
     target: str = transport.target
     if target.startswith("unix:"):

@@ -25,7 +25,7 @@ class FlightRecord:
     presented: tuple[int, ...]
     """Ranks that presented their part."""
     presented_ns: int
-    """When the first of them came."""
+    """Time at which the first of them came."""
     launched_ns: int
     finished_ns: int
     """Known to a twentieth of a second."""

@@ -21,7 +21,7 @@ class Target(NamedTuple):
 
     address: str
     loopback: bool
-    """On this machine: no HTTP proxy stands between."""
+    """True if the daemon is on this machine: no HTTP proxy stands between."""
     origin: str
     """Source of the address, for error messages."""
     tls: bool = False

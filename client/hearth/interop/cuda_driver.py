@@ -149,7 +149,7 @@ class CudaDevice:
             driver.call("cuCtxSynchronize")
 
     def unmap(self, address: int, size: int) -> None:
-        """When all that this process has given the GPU is done."""
+        """Unmaps the memory once all work that this process has given the GPU is done."""
         driver = self._driver
         try:
             with _Current(driver, self._context):

@@ -76,4 +76,4 @@ class HostMapping:
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
     def close(self) -> None:
-        """Nothing: see the class."""
+        """Does nothing: see the class."""

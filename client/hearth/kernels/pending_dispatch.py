@@ -49,7 +49,7 @@ class DispatchTiming:
     """All launches of it."""
     download_ns: int | None
     wall_ns: int
-    """In the daemon, from the command's arrival to its answer."""
+    """Nanoseconds in the daemon, from the command's arrival to its answer."""
     enqueue_ns: int
     """Share of `wall_ns` until all work was handed to the device; includes the transfer of inputs and outputs."""
     wait_ns: int

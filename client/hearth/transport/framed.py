@@ -163,7 +163,7 @@ class FramedTransport:
 
 
 class _Answer:
-    """One response, awaited later."""
+    """A response, awaited later."""
 
     def __init__(self, transport: FramedTransport, call: FramedExchange, response_type: Any) -> None:
         self._transport = transport

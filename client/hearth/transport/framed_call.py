@@ -1,4 +1,4 @@
-"""One call as frames, on a separate connection; see `hearth_proto.calls`.
+"""A call as frames, on a separate connection; see `hearth_proto.calls`.
 
 A broken connection and a daemon that has ended are both one `OSError` or end of file here: the whole call is over.
 """

@@ -99,7 +99,7 @@ class SegmentConnection:
         self._gone: deque[int] = deque()
         """Segments of `_sent` that have been garbage-collected."""
         self.closed = False
-        """Nothing more is shared on it: known without a look."""
+        """True once nothing more is shared on it: known without polling."""
         self._looked = -LOOKED_S
 
     # ---- state ----
