@@ -57,7 +57,7 @@ class Rule:
 
     @property
     def looks(self) -> bool:
-        """Whether it depends on arguments."""
+        """True if the rule depends on arguments."""
         return bool(self.only or self.never or self.clear or self.set)
 
 
@@ -84,7 +84,7 @@ def assemble(rules: Sequence[Rule], machine: str = "") -> bytes:
 
 
 def available() -> bool:
-    """Whether this kernel, on this architecture, takes such filters."""
+    """Returns whether this kernel, on this architecture, takes such filters."""
     if not syscalls.known():
         return False
     libc = ctypes.CDLL(None, use_errno=True)

@@ -129,7 +129,7 @@ def _exporter(name: str) -> Any:
 
 
 class _Tracing:
-    """With a provider."""
+    """Tracing with a provider."""
 
     on: _Tracing | None = None
     """There is one process, one environment, and so one of these at the most."""
@@ -210,7 +210,7 @@ class CallSpan:
             self._span.set_attributes(attributes)
 
     def end(self, code: str, reason: str) -> None:
-        """With gRPC's status code, by name, and, where it was refused or failed, why."""
+        """Ends the span with gRPC's status code, by name, and, where it was refused or failed, the reason."""
         try:
             self._span.set_attribute("rpc.grpc.status_code", int(Code[code]))
             if code != "OK":

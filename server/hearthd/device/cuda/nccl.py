@@ -50,7 +50,7 @@ _FAILURES: tuple[type[Exception], ...] = (nccl.NcclError, KeyError) if nccl.avai
 """Exceptions of CuPy for failures of NCCL: a KeyError for the codes that it has no text for."""
 
 _REFUSED: tuple[type[Exception], ...] = (*_FAILURES, ValueError, TypeError, AssertionError)
-"""The same exceptions, and those for an invalid id."""
+"""`_FAILURES`, and the exceptions for an invalid id."""
 
 
 class NcclCommunicator:

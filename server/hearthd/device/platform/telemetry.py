@@ -149,7 +149,7 @@ class Telemetry:
     errors: dict[str, int] = field(default_factory=dict)
     """Commands that failed, were skipped, or were answered with an earlier failure, by kind."""
     reasons: dict[str, int] = field(default_factory=dict)
-    """The same commands by reason code (`hearth_proto.reasons.Reason`)."""
+    """Commands in `errors` by reason code (`hearth_proto.reasons.Reason`)."""
     quotas: dict[str, int] = field(default_factory=lambda: {"device_bytes": 0, "handles": 0, OTHER: 0})
     """Commands that a quota refused, by the quota's name where the refusal has it."""
 

@@ -23,7 +23,7 @@ class Communicator:
     """The key of the operation that it was made for."""
     places: tuple[RankLocation, ...]
     deadline: float
-    """By when it has to be made."""
+    """Time by which it has to be made."""
     unique_id: str = ""
     joined: set[int] = field(default_factory=set)
     """Ranks."""

@@ -44,12 +44,12 @@ class MatchKey(NamedTuple):
     owner: str
     """A session's id, or ``group:<hex>`` for a group over daemons."""
     members: tuple[int, ...]
-    """In rank order: ordinals of devices; of a group over daemons, the ranks 0 to n - 1."""
+    """Members in rank order: ordinals of devices; of a group over daemons, the ranks 0 to n - 1."""
     sequence: int
 
     @property
     def group(self) -> str:
-        """In hex; empty for devices of this daemon."""
+        """The group's id in hex; empty for devices of this daemon."""
         return self.owner.removeprefix(GROUP) if self.owner.startswith(GROUP) else ""
 
     @property

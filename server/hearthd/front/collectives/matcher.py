@@ -79,7 +79,8 @@ class Matcher:
 
     @property
     def deadline(self) -> float | None:
-        """Nothing expires before; `expire` is due then. It may be early: finding out costs a look at all that wait."""
+        """Time at which `expire` is due; nothing expires before. It may be early: finding out costs a check of all
+        pending operations."""
         return self._due if self._pending else None
 
     def row(

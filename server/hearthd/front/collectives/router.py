@@ -161,7 +161,7 @@ class CollectiveRouter:
         self._arm()
 
     def link(self, place: RankLocation) -> DeviceLink | None:
-        """To a local device process that has said something of collectives."""
+        """Returns the link to a local device process that has sent a message about collectives."""
         return self._links.get((place.device, place.process)) if place.node == 0 else None
 
     # ---- what happens to devices and sessions ----

@@ -75,7 +75,7 @@ class ConnectionGuard:
         self._listening: list[socket.socket] = []
         """Duplicates of gRPC's listening sockets."""
         self._connections: dict[int, UnauthenticatedConnection] = {}
-        """By descriptor, proven ones as well."""
+        """Connections by descriptor, authenticated ones as well."""
         self._named: dict[str, UnauthenticatedConnection] = {}
         self._accepted: set[str] = set()
         """Peers, as gRPC calls them, with an accepted credential."""

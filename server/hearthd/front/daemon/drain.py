@@ -31,7 +31,7 @@ class DrainingClients(Protocol):
     """The first event of every new Execute stream."""
 
     def announce(self, event: device_pb2.Event) -> None:
-        """On every Execute stream."""
+        """Sends the event on every Execute stream."""
 
 
 class Drain:

@@ -105,7 +105,7 @@ def parse(data: bytes) -> Head:
 
 
 def _check_method(method: bytes, fields: Mapping[bytes, bytes]) -> None:
-    """Nothing here is changed over HTTP, so no request has a body."""
+    """Refuses other methods than GET and HEAD, and bodies: nothing is changed over HTTP."""
     if method not in (b"GET", b"HEAD"):
         raise HeadError(
             405, "method", f"{method[:20].decode()} is not served here.", "Use GET, HEAD: nothing changes over HTTP."

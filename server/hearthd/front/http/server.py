@@ -294,7 +294,7 @@ def _cut() -> web.Response:
 
 
 def _refused(status: int, error: str, fix: str, headers: Mapping[str, str] | None = None) -> web.Response:
-    """In the form of every refusal here."""
+    """Builds the response of a refusal."""
     return web.json_response({"error": error, "fix": fix}, status=status, headers=headers)
 
 

@@ -65,7 +65,7 @@ class ChunkMemory:
             self._memory.madvise(mmap.MADV_DONTNEED)
 
     def close(self) -> None:
-        """Nothing more is taken from it. A second call does nothing."""
+        """Releases the memory: nothing more is taken from it. A second call does nothing."""
         if self._memory is not None:
             self._memory.close()
             self._memory = None

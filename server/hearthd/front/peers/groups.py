@@ -49,11 +49,11 @@ class PeerGroups:
         """Called with the addresses to which a session wanted this daemon to connect, and which it does not allow."""
         self._router, self._reach = router, reach
         self._parts: dict[str, dict[str, GroupMembership]] = {}
-        """By session, then by group."""
+        """Memberships by session, then by group."""
         self._leaders: dict[str, Leader] = {}
         """The groups that may be joined or notified."""
         self._followers: dict[str, Follower] = {}
-        """By the prefix of their communicators."""
+        """Followers by the prefix of their communicators."""
         self._joining: set[tuple[str, str]] = set()
         self._links: WeakSet[PeerLink] = WeakSet()
 

@@ -73,7 +73,7 @@ class _Unanswered:
         self.operations += operations
 
     def drop(self, sequence: int) -> None:
-        """Nothing where there is no such sequence number."""
+        """Drops a sequence number; does nothing for an unknown one."""
         self.operations -= self._by_sequence.pop(sequence, 0)
 
 
@@ -99,7 +99,7 @@ class Leader(GroupMembership):
         self._links: dict[int, PeerLink] = {}
         """The links of nodes that have joined."""
         self._unanswered: defaultdict[int, _Unanswered] = defaultdict(_Unanswered)
-        """By remote rank."""
+        """Unanswered operations by remote rank."""
         self._timer: asyncio.TimerHandle | None = None
         self._ignored = 0
 

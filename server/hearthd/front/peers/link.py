@@ -28,7 +28,7 @@ MAX_EARLY = 4
 SLICE = 0.1
 """Seconds; a peer that says too much in one is heard again in the next."""
 MAX_MESSAGES = 2000
-"""In a slice: more than ranks present, and a small part of the loop's time."""
+"""Messages in a slice: more than ranks present, and a small part of the loop's time."""
 MAX_READ = 4 << 20
 """Bytes in a slice."""
 LAST_WORDS = 1.0

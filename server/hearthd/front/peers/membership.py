@@ -43,7 +43,7 @@ class GroupMembership:
         self.node = node
         self.session = session
         self.ranks = devices_of(members, node)
-        """By this daemon's ordinals."""
+        """Ranks by this daemon's ordinals."""
         self.over: Refusal | None = None
         """Why nothing runs in the group any more; it is there until it is left, to say so."""
 

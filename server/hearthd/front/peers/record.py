@@ -35,7 +35,7 @@ class PeerRecord:
         self._owner, self._members, self._own = GROUP + group, tuple(range(ranks)), own
         self._flying: dict[tuple[str, Where], InFlightOperations] = {}
         self._finished: dict[int, set[int]] = {}
-        """By sequence: own ranks that have finished it, while others have not."""
+        """Local ranks that have finished a sequence number, while others have not."""
 
     @property
     def ring(self) -> GroupHistory | None:

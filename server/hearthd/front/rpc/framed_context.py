@@ -78,7 +78,7 @@ class FramedCall(asyncio.Protocol):
         self._delivered = False
         """The handler has had a message."""
         self._deaf = False
-        """Nothing more is read from its client."""
+        """True once nothing more is read from its client."""
         self._received = 0
         """Bytes, in all."""
         self._whole = 0

@@ -16,7 +16,7 @@ class CrossNodeGroup(Protocol):
     """A session's part in a group over daemons."""
 
     id: str
-    """In hex."""
+    """Id in hex."""
 
     def info(self) -> node_pb2.GroupInfo:
         """Without its operations."""

@@ -61,7 +61,7 @@ class SubjectEnded(Exception):
 
 @dataclass(frozen=True)
 class UndecodableRequest:
-    """In the place of a request that could not be decoded."""
+    """Placeholder of a request that could not be decoded."""
 
     refusal: Refusal
 

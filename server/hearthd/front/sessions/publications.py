@@ -91,7 +91,7 @@ class PublicationRegistry:
         self._numbers = itertools.count(1)
 
     def __iter__(self) -> Iterator[Publication]:
-        """Also those whose name is gone, while they are attached."""
+        """Iterates over all publications, including attached ones without a name."""
         return iter(list(self._publications.values()))
 
     def reserve(

@@ -84,7 +84,7 @@ class DeviceStatus:
 
     @property
     def link(self) -> DeviceLink | None:
-        """To that process, while it serves."""
+        """Returns the link to that process, while it serves."""
         worker = self._primary or next(iter(self.running), None)
         return worker.link if worker is not None else None
 

@@ -15,9 +15,9 @@ class ProcessDurations:
 
     def __init__(self) -> None:
         self.starts = HistogramCounts.up_to(_BOUNDS)
-        """From the launch of a process until it is ready."""
+        """Seconds from the launch of a process until it is ready."""
         self.recoveries = HistogramCounts.up_to(_BOUNDS)
-        """From the loss of a process until another serves its sessions."""
+        """Seconds from the loss of a process until another serves its sessions."""
         self._lost: dict[WorkerKey, float] = {}
 
     @property

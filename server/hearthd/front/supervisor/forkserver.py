@@ -25,7 +25,7 @@ PRELOAD_OF = {
     "cuda": ("cupy", "hearthd.device.cuda.server"),
     "cpu": ("hearthd.device.cpu.server", "hearthd.device.cpu.collective.shared_segment"),
 }
-"""By backend. What is not imported there is imported by every device process for itself."""
+"""Modules by backend. Every device process imports for itself what is not imported there."""
 _DRIVER = Path("/dev/nvidiactl")
 
 

@@ -65,7 +65,7 @@ class StartedProcess(Protocol):
     def socket(self) -> socket.socket: ...
 
     def kill(self) -> None:
-        """At once; harmless where it has ended."""
+        """Kills the process at once; harmless where it has ended."""
 
     def report(self) -> None:
         """Makes it write where its threads are to the log; harmless where it has ended."""

@@ -41,7 +41,7 @@ class Process:
         self.begin = begin
         self.last_pong = begin
         self._given: dict[int, int] = {}
-        """By channel: the last batch that it had been given at the last ping."""
+        """Last batch given to each channel, as of the last ping."""
         self._started = started
         self._crash = crash
         self._exited = asyncio.ensure_future(started.ended())

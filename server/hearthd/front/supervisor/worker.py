@@ -114,7 +114,7 @@ class Worker:
 
     @property
     def link(self) -> DeviceLink | None:
-        """To the process that serves now."""
+        """Returns the link to the process that serves now."""
         return self.process.link if self.process is not None and self.state == SERVING else None
 
     @property
