@@ -323,7 +323,7 @@ def test_writable_again_when_nobody_has_it(gpu: hearth.Device, other: hearth.Dev
             return False
         return True
 
-    wait_until(write, "the news that nobody has it")
+    wait_until(write, "the news that it is attached nowhere")
     same(x, np.full_like(WEIGHTS, 7))
     x.publish("weights")  # where it is now
     same(other.attach("weights"), np.full_like(WEIGHTS, 7))
@@ -395,7 +395,7 @@ def test_launches_with_it_do_not_wait_for_each_other(gpu: hearth.Device, other: 
     side.synchronize()
     module.get_function("hold")((1,), (1,), (array,), stream=holding, timeout=60)
     try:
-        for _ in range(3):  # the queued path, the inline one, the one by its bytes
+        for _ in range(3):  # repeated: a launch takes the queued path, the inline path or the replay cache
             saxpy((4,), (256,), reading(array, out), stream=side)
         side.synchronize(timeout=30)
     finally:

@@ -110,7 +110,7 @@ def test_copies_do_not_wait_for_slots(fresh: hearth.Device, rings: Rings, monkey
     x = formed(fresh, rings)
 
     def wait(*_: object) -> bool:
-        raise AssertionError("somebody waits")
+        raise AssertionError("a copy waits")
 
     monkeypatch.setattr(Ring, "_await", wait)
     with gated(fresh) as gate:

@@ -34,7 +34,7 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
 
 
 def nobody(*arguments: object, **keywords: object) -> Any:
-    raise AssertionError("nobody makes spans")
+    raise AssertionError("no span is made")
 
 
 @telemetry.traced("adds", lambda a, b=0: {"a": a}, lambda result: {"result": result})

@@ -121,7 +121,7 @@ class World:
                     return
                 self.now = wake
                 self.step()
-        raise AssertionError("it goes on for ever")
+        raise AssertionError("it does not settle")
 
 
 steps = st.lists(
