@@ -90,7 +90,7 @@ class Http2:
         return stream
 
     def pump(self, until: Until, ended: int | None = None) -> None:
-        """Sends and receives until then, or until so many streams have ended, or the connection is over."""
+        """Sends and receives until `until`, or until `ended` streams have ended, or the connection is over."""
         while until and not self.over and (ended is None or self.ended < ended):
             self._fill()
             readable, writable, _ = select.select(

@@ -1,4 +1,4 @@
-"""An interpreter of an environment of its own, as who installs a client has it.
+"""An interpreter of a fresh environment, as after a plain installation of the client.
 
 The environment that measures has more in it than either side needs, and packages may hook themselves into every start
 of its interpreter (a line of code in a .pth file: numba-cuda's takes 40 ms, which is half of a client's first result).

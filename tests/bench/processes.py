@@ -43,7 +43,7 @@ def environment(folder: Path, extra: Mapping[str, str] | None = None) -> dict[st
 
 
 class Child:
-    """A process of its own group, ended with everything that it started."""
+    """A process in a separate group, ended with everything that it started."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], python: str = sys.executable) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
@@ -176,7 +176,7 @@ def run_together(
 def daemon(
     folder: Path, backend: str, cpu_count: int, settings: Mapping[str, str] | None = None, *, http: str = ""
 ) -> Iterator[Daemon]:
-    """A daemon on sockets of its own; `settings` are variables of its environment, `http` where it serves HTTP."""
+    """A daemon on separate sockets; `settings` are variables of its environment, `http` where it serves HTTP."""
     with tempfile.TemporaryDirectory(prefix="daemon-", dir=folder) as own:
         socket = f"{own}/hearth.sock"
         env = environment(folder, {"HEARTH_CACHE_DIR": str(folder / "cache"), **(settings or {})})

@@ -169,7 +169,7 @@ def test_probes_ask_for_what_the_daemon_answers(variant: str) -> None:
             )
         else:
             get = probe["httpGet"]
-            assert get["path"] in PROBES  # asked of nobody for a token
+            assert get["path"] in PROBES  # served without a token
             assert get["port"] == "http"
             assert get.get("scheme", "HTTP") == ("HTTPS" if config.tls.certificate else "HTTP")
             assert (get["path"] == "/readyz") == (kind == "readiness")
@@ -219,7 +219,7 @@ def test_example_clients_are_let_in() -> None:
     config = configuration("base")
     pods = {each["metadata"]["name"]: each["spec"] for each in plain() if each["kind"] == "Pod"}
     by_socket, by_service = pods["hearth-client-socket"], pods["hearth-client-service"]
-    # A uid on a shared hostPath is no identity: whoever may make the pod chooses it. They show a token.
+    # A uid on a shared hostPath is no identity: every user who may create the pod chooses it. They show a token.
     assert not any(tenant.users or tenant.groups for tenant in config.tenants) and config.listen.unix_access == "all"
     (token,) = (each["valueFrom"]["secretKeyRef"] for each in by_socket["containers"][0]["env"])
     assert token == {"name": "hearth-token", "key": "token"}

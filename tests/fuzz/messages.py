@@ -62,7 +62,7 @@ ORDINALS = (0, 0, 0, 0, 1, 2, 77, 2**32 - 1)
 BY_NAME: Mapping[str, tuple[Any, ...]] = {
     "device": ORDINALS,
     "devices": ORDINALS,
-    # Nobody listens there, so that nothing is waited for, and nobody outside is ever asked.
+    # No server listens there, so that nothing is waited for, and no outside host is ever asked.
     "addresses": (CLOSED, CLOSED, "unix:/nowhere/peer.sock", "unix:", "127.0.0.1", "127.0.0.1:99999", ":1", ""),
     "sequence": (0, 2**64 - 1, *range(1, 3000)),  # of collectives: one that was used before is refused
     **dict.fromkeys(("root", "peer"), (0, 0, 0, 1, 2, 77, 2**32 - 1)),

@@ -148,7 +148,7 @@ class Fuzz:
         self._scan(name, answer, data)
 
     def _token(self) -> str:
-        """Of a session: its own as a rule; else one of the past, of nobody, or almost another's."""
+        """Returns a session token: as a rule the session's; otherwise an old one, almost a valid one, or garbage."""
         dice = self.rng.random()
         if dice < 0.82:
             return self.session.token
@@ -203,7 +203,7 @@ class Fuzz:
         log = self.daemon.log()
         fresh, self._log_read = log[self._log_read :], len(log)
         for line in fresh.splitlines():
-            # What gRPC's core writes of broken frames is of its own form, with bytes of the frames in it.
+            # What gRPC's core writes of broken frames has its own form, with bytes of the frames in it.
             if "Traceback" in line or '"level": "error"' in line or "Fatal Python error" in line:
                 self.problems.append(f"{name}: the log: {line[:1500]}")
                 break

@@ -126,7 +126,7 @@ def _large(message: Message, maker: Maker, rng: random.Random) -> bytes:
                 if inner.type == inner.TYPE_BYTES and not inner.is_repeated:
                     setattr(getattr(message, "command"), inner.name, bytes(size))  # noqa: B009
                     return bytes(message.SerializeToString())
-    return bytes(message.SerializeToString()) + b"\x7a" + varint(size) + bytes(size)  # field 15, which nobody has
+    return bytes(message.SerializeToString()) + b"\x7a" + varint(size) + bytes(size)  # field 15, which no message has
 
 
 def attach(maker: Maker) -> bytes:
@@ -199,7 +199,7 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PRI", "\0")
 
 
 def http(maker: Maker, bearer: str) -> bytes:
-    """A request, or what somebody might take for one."""
+    """Builds a request, or something that resembles one."""
     rng = maker.rng
     if rng.random() < 0.2:
         return maker.junk(2000)

@@ -194,7 +194,7 @@ def test_barriers(group: hearth.Group) -> None:
 
 
 def test_groups_overlap_in_different_orders(daemon: DaemonProcess) -> None:
-    """Several clients, each with several groups, each in an order of its own: nobody waits in a circle."""
+    """Several clients, each with several groups, each in a different order: no circular wait occurs."""
 
     def client(seed: int) -> bool:
         rng = chance.Random(seed)

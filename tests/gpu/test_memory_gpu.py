@@ -39,7 +39,7 @@ Command = c.Command
 
 @pytest.fixture
 def memory(server: CudaServer, stream: Any) -> Iterator[Callable[[int], int]]:
-    """The address of so many bytes, which are freed with the test."""
+    """Yields a function that returns the address of a number of bytes, which are freed with the test."""
     held: list[Any] = []
 
     def take(size: int) -> int:

@@ -1,6 +1,6 @@
 """Runs the soak and writes its report: `python -m tests.soak --seconds 3600 --clients 16 --report soak.json`.
 
-With `--strangers 4` every client is a tenant of its own, and four processes without a credential attack the daemon
+With `--strangers 4` every client is a separate tenant, and four processes without a credential attack the daemon
 meanwhile, with one attack of `tests.attacks` after the other. HEARTH_TEST_BACKEND=cuda runs the soak against GPUs. The
 exit code says whether all was well.
 """

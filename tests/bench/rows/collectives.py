@@ -128,7 +128,7 @@ def _bytes(kind: str, size: int, n: int) -> int:
 
 
 def share(size: int, n: int) -> int:
-    """Elements of one rank's share of so many bytes."""
+    """Returns the elements of one rank's share of `size` bytes."""
     return max(1, size // 4 // n)
 
 
@@ -180,7 +180,7 @@ def hearth_side(target: str, plan: list[Case], repeats: int, cuda: bool) -> Samp
         arrays = [device.zeros(1, np.float32) for device in devices[::-1]]
         finish()
         started = time.perf_counter()
-        hearth.Group(devices[::-1]).all_gather(arrays, timeout=120)  # in this order, a communicator of its own
+        hearth.Group(devices[::-1]).all_gather(arrays, timeout=120)  # in this order, a separate communicator
         finish()
         measured[JOIN] = [time.perf_counter() - started]
         for case in plan:

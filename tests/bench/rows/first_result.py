@@ -6,9 +6,9 @@ arrays. CuPy's has NumPy either way. To import that takes longer than the bound 
 client of NumPy's arrays can keep it there: the third row is of what each adds to the interpreter and NumPy, the
 difference to NumPy alone in the same turn; its bounds are on the ratio of those. Two rows without bounds are against a
 process that has to compile its kernel, as the first in a new container or in a job of CI has (a node of Hearth's
-compiles it once for all), and against one that has the machine to itself, as its user had before there was a daemon: a
-driver that nobody uses may have to wake the device first. The last row is of what Hearth adds until the process is
-gone, its session closed.
+compiles it once for all), and against one that has the machine to itself, as its user had before there was a daemon: an
+unused driver may have to wake the device first. The last row is of what Hearth adds until the process is gone, its
+session closed.
 """
 
 from __future__ import annotations

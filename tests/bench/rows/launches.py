@@ -21,7 +21,7 @@ _IN_FLIGHT = 64
 
 
 def measure(context: Context) -> list[Row]:
-    """Both modes against CuPy where there is a GPU, else against batches of the same bytes that nobody executes."""
+    """Both modes against CuPy where there is a GPU, else against batches of the same bytes that are not executed."""
     common = {"count": 40_000 if context.cuda and not context.quick else 10_000, "repeats": context.pick(5, 4)}
     sides = {
         "hearth": Side("rows.launches:hearth", {"target": context.daemon.unix, **common}),

@@ -1,4 +1,4 @@
-"""Memory of the front and of a device process: when nobody is there, by session, and what sessions leave behind."""
+"""Memory of the front and of a device process: idle, by session, and what sessions leave behind."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _GIVEN_BACK_S = 8.0
 
 
 def measure(context: Context) -> list[Row]:
-    """A fresh daemon, HTTP and all, that nobody has talked to; then with sessions that are attached and hold a stream,
-    a module and some buffers each; then without them. And, for comparison, the front that served the rows before."""
+    """A fresh daemon, HTTP and all, without a client so far; then with sessions that are attached and hold a stream, a
+    module and some buffers each; then without them. And, for comparison, the front that served the rows before."""
     count = context.pick(40, 200)
     with processes.daemon(context.folder, context.backend, 1, http="127.0.0.1:0") as daemon:
         time.sleep(0.5)
@@ -61,7 +61,7 @@ def _held(daemon: Daemon) -> tuple[int, int]:
 
 
 def _hold(context: Context, daemon: Daemon, count: int) -> tuple[int, int]:
-    """The same while so many sessions are open; they have been closed when this returns."""
+    """Returns the same while `count` sessions are open; they have been closed when this returns."""
     env = processes.environment(context.folder)
     share = {"target": daemon.unix, "sessions": count // _PROCESSES}
     children: list[Child] = []
@@ -82,7 +82,7 @@ def _hold(context: Context, daemon: Daemon, count: int) -> tuple[int, int]:
 
 
 def hold(target: str, sessions: int) -> int:
-    """Opens so many sessions, uses their device, and closes them at the parent's word."""
+    """Opens `sessions` sessions, uses their device, and closes them at the parent's word."""
     import hearth
     from tests.bench.kernels import saxpy_on
     from tests.bench.worker import ready

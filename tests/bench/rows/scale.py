@@ -97,7 +97,7 @@ def beside(target: str, role: str) -> dict[str, float]:
 
 
 def _module(gpu: Any, number: int) -> Any:
-    """One of its own, loaded."""
+    """Loads a separate module."""
     module = gpu.RawModule(code=SAXPY, options=(f"-DNUMBER={number % 4}",))
     module.compile()
     return module

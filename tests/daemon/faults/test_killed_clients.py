@@ -124,12 +124,12 @@ def at_rest(daemon: DaemonProcess) -> State:
 
 
 def held(daemon: DaemonProcess) -> list[str]:
-    """What sessions hold on the devices."""
+    """Returns the names of the gauges of resources that sessions hold on the devices."""
     return [name for gauges in state_of(daemon).gauges for name, value in gauges.items() if value]
 
 
 def more(now: Held, before: Held, room: int) -> dict[str, object]:
-    """What one process holds beyond what it held; `room`: the number of additional threads allowed."""
+    """Returns the resources that a process holds beyond `before`; `room`: the number of additional threads allowed."""
     found: dict[str, object] = {
         kind: (count, before.fds.get(kind, 0)) for kind, count in now.fds.items() if count > before.fds.get(kind, 0)
     }
@@ -141,7 +141,7 @@ def more(now: Held, before: Held, room: int) -> dict[str, object]:
 
 
 def growth(now: State, before: State) -> list[object]:
-    """What the daemon holds beyond what it held before."""
+    """Returns the resources that the daemon holds beyond `before`."""
     found: list[object] = []
     processes = [("front", now.front, before.front, FRONT_THREADS)]
     for i, (a, b) in enumerate(zip(now.devices, before.devices, strict=True)):

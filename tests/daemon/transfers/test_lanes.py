@@ -1,4 +1,4 @@
-"""Lanes: who gets one, that work over them is what it is over gRPC, and that nothing is lost where one is cut."""
+"""Lanes: eligible clients, work that is the same as over gRPC, and lossless recovery where one is cut."""
 
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="lanes are Unix 
 
 
 def channel(gpu: hearth.Device) -> bool:
-    """Whether the device is reached over a lane now."""
+    """True if the device is reached over a lane now."""
     return gpu._connection.attachment()._channel is not None
 
 
 class LaneCutter:
-    """Between clients of this process and the lane socket: each connection ends after a random number of bytes."""
+    """Proxy between clients of this process and the lane socket: each connection ends after a random number of
+    bytes."""
 
     def __init__(self, folder: Path, budget: random.Random, most: int) -> None:
         self.path = str(folder / "lane")

@@ -173,7 +173,7 @@ def ranks(*daemons: DaemonProcess) -> Iterator[list[Rank]]:
 
 
 def members(count: int) -> list[node_pb2.GroupMember]:
-    """Device 0 of so many nodes."""
+    """Returns device 0 of each of `count` nodes."""
     return [node_pb2.GroupMember(node=number, device=0) for number in range(count)]
 
 

@@ -73,7 +73,7 @@ class Ranks:
             self._open.close()
             raise
         self.devices = tuple(range(count))
-        """In the order of their ranks, unless a method is told otherwise."""
+        """Devices in the order of their ranks, unless a method gets others."""
         self._sequences: dict[tuple[int, ...], int] = {}
         for rank, stream in enumerate(self.streams):
             stream.batch(

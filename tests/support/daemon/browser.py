@@ -42,7 +42,7 @@ _AS_3_AND_4 = "import os, sys; [os.dup2(int(sys.argv[n]), n + 2) for n in (1, 2)
 
 
 class Browser:
-    """One process. `profile`: an empty folder of its own."""
+    """A browser process. `profile`: an empty folder for it alone."""
 
     def __init__(self, profile: Path) -> None:
         self._numbers = itertools.count(1)
@@ -99,7 +99,7 @@ class Browser:
 
     @contextlib.contextmanager
     def tab(self, width: int = 1280, height: int = 900, dark: bool = False) -> Iterator[Tab]:
-        """A tab with cookies and storage of its own."""
+        """Yields a tab with separate cookies and storage."""
         context = self.call("Target.createBrowserContext")["browserContextId"]
         target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]

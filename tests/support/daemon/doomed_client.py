@@ -2,7 +2,7 @@
 of its input.
 
 A line is the client's seed; its process number comes back. The imports are done once, before the first fork; nothing of
-gRPC has begun by then. A client works on everything that there is, in an order of its own, until it is killed.
+gRPC has begun by then. A client works on everything that there is, in a random order, until it is killed.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ STEPS: list[Callable[[Doomed], None]] = [
 
 
 def live(target: str, seed: int) -> None:
-    """Until it is killed; or until something fails, which is told on standard error."""
+    """Works until it is killed; or until something fails, which is reported on standard error."""
     rng = random.Random(seed)
     options: dict[str, Any] = {"isolation": "dedicated"} if seed % 7 == 3 else {}
     node = hearth.connect(target, name=f"doomed {seed}", **options)
@@ -169,7 +169,7 @@ def live(target: str, seed: int) -> None:
 
 
 def main() -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that are killed
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the killed ones are not waited for
     assert threading.active_count() == 1, "a thread would not be there after the fork"
     for line in sys.stdin:
         pid = os.fork()

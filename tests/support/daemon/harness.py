@@ -1,4 +1,4 @@
-"""A daemon in a process of its own, and what tests need to know of it from outside."""
+"""A daemon in a separate process, and its observable state."""
 
 from __future__ import annotations
 
@@ -165,8 +165,8 @@ def _limited(open_files: int) -> list[str]:
 
 
 class DaemonProcess:
-    """`hearthd serve` on free ports and a socket of its own, or on those of one that has ended (`after`). `config`
-    holds sections of settings."""
+    """`hearthd serve` on free ports and a separate socket, or on those of one that has ended (`after`). `config` holds
+    sections of settings."""
 
     def __init__(
         self,
@@ -303,7 +303,8 @@ class DaemonProcess:
         return self.process.returncode
 
     def left_behind(self) -> list[str]:
-        """What should not be there after `stop`: processes, sockets, and errors in its log that nobody took."""
+        """Returns what should not be there after `stop`: processes, sockets, and errors in its log that no test
+        expected."""
         deadline = time.monotonic() + STOP_S
         while (pids := marked(self.mark)) and time.monotonic() < deadline:
             time.sleep(0.01)

@@ -52,7 +52,7 @@ class State:
     devices: list[Held]
     gauges: list[dict[str, float]]
     streams: list[int]
-    """Of each device, kept for whoever needs one."""
+    """Number of streams of each device, kept for reuse."""
     processes: int
     sessions: int
 

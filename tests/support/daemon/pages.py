@@ -3,17 +3,17 @@ their output has to be what comes.
 
 A page's fences, in order, in one folder of the page's own:
 
-- ``python``: a program. A ``text`` fence right behind it is what it prints.
-- any language with ``file=NAME``: is written to that file, and not run.
-- ``console``: lines that begin with ``$`` are commands (``>``: goes on), the others are their output. A command that
+- ``python``: a program. A ``text`` fence right behind it is what it prints. - any language with ``file=NAME``: is
+written to that file, and not run. - ``console``: lines that begin with ``$`` are commands (``>``: continued), the
+others are their output. A command that
   ends with ``&`` runs until the page ends. A command that fails fails the page, unless it is shown to fail:
   ``$ false  # exit status 1``.
 - with ``untested="WHY"``: is not run, and says why.
 - ``text``, ``json``, ``proto`` and fences without a language are not run.
 
-Expected output: ``...`` stands for any text within a line, on a line of its own for any lines.
-A comment ``<!-- daemons=2 devices=2 -->`` at the head of a page says what it needs; ``HEARTH_TARGET`` names the first
-daemon, ``HEARTH_SECOND`` the second.
+Expected output: ``...`` stands for any text within a line, alone on a line for any lines. A comment ``<!-- daemons=2
+devices=2 -->`` at the head of a page says what it needs; ``HEARTH_TARGET`` names the first daemon, ``HEARTH_SECOND``
+the second.
 """
 
 from __future__ import annotations

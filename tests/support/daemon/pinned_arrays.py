@@ -68,6 +68,6 @@ def moved(gpu: hearth.Device, name: str) -> Iterator[list[int]]:
 
 
 def told(gpu: hearth.Device) -> None:
-    """Whatever has failed is raised: an answer that comes after a synchronize's is told by the next one."""
+    """Raises every failure so far: the next synchronize reports an answer that comes after that of the first."""
     for _ in range(2):
         gpu.synchronize()

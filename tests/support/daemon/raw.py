@@ -152,7 +152,7 @@ class Execute:
         return reasons.from_status(response.event.protocol_error)
 
     def ask(self, command: c.Command) -> c.Result:
-        """Sends one command in a batch of its own; its result."""
+        """Sends one command in a separate batch; returns its result."""
         command.request = next(self._request_numbers)
         self.batch(command)
         while True:
@@ -177,7 +177,7 @@ class Execute:
         raise AssertionError("the stream ended well")
 
     def cancel(self) -> None:
-        """Breaks off: whoever receives gets an error. Any thread."""
+        """Breaks off: the receiving thread gets an error. Safe from any thread."""
         self._responses.cancel()
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 def sealed(size: int, seals: int = SEALS) -> int:
-    """A memfd of so many bytes; its descriptor."""
+    """Returns the descriptor of a memfd of `size` bytes."""
     file = os.memfd_create("segment", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(file, size)
     if seals:

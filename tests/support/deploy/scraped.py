@@ -122,7 +122,7 @@ def _work(daemon: DaemonProcess, tokens: dict[str, str]) -> None:
         parts = [device.ones(4, np.float32) for device in (first, second)]
         group.all_reduce(parts)
         group.synchronize()
-        group.send(parts[0], to=1, timeout=0.2)  # and nobody receives it
+        group.send(parts[0], to=1, timeout=0.2)  # and no rank receives it
         _refused(hearth.CommunicatorError, first.synchronize)
         _refused(hearth.QuotaExceededError, lambda: (first.empty(1 << 30, np.uint8), first.synchronize()))
         _refused(hearth.LaunchError, lambda: (_kernel(first)((1,), (9999,), ()), first.synchronize()))

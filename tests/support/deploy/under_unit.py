@@ -98,7 +98,7 @@ def _filter(calls: set[str], families: list[str]) -> None:
     for family in families:
         rule(ALLOW, "socket", _Compare(0, EQUAL, getattr(socket, family), 0))
     rule(ALLOW, "clone", _Compare(0, MASKED_EQUAL, NAMESPACES, 0))
-    rule(ERRNO | errno.ENOSYS, "clone3")  # its flags cannot be looked at; the C library goes on with clone
+    rule(ERRNO | errno.ENOSYS, "clone3")  # its flags cannot be looked at; the C library falls back to clone
     done = seccomp.seccomp_load(context)
     assert done == 0, os.strerror(-done)
 

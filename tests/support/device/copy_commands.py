@@ -24,7 +24,7 @@ SIZE = 256
 
 
 class Refusing:
-    """A driver that takes so many copies, and then refuses one."""
+    """A driver that takes `takes` copies, and then refuses one."""
 
     takes = -1
 
@@ -51,7 +51,7 @@ class Asked(Refusing, Polled):
 
 
 class Sharing(Passing):
-    """`given`: copies that went straight through; `signalled`: requests that a signal was found for, in `run`."""
+    """`given`: copies on the inline path; `signalled`: requests that a signal was found for, in `run`."""
 
     server: Any
 

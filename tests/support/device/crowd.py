@@ -37,7 +37,7 @@ LAYOUT = pack_layout([Place(0, 8, pointer=True), Place(8, 8)])
 
 @dataclass
 class Member:
-    """One session: `nanoseconds` of each launch, `launches` in a batch, so many batches unacknowledged."""
+    """A session: `nanoseconds` of each launch, `launches` in a batch, `window` batches unacknowledged."""
 
     channel: int
     tenant: str = ""
@@ -142,7 +142,7 @@ class Crowd(DeviceLink):
         return int.from_bytes(read.data, "little")
 
     def take(self, frame: Frame) -> None:
-        """What every frame says, whoever waits for what."""
+        """Takes note of a frame, for all waits."""
         if frame.kind == Kind.ACK:
             member = self.members[frame.channel]
             now = time.perf_counter()

@@ -54,7 +54,7 @@ class FakeCommunicator:
         stream.submit(work)
 
     def release(self, count: int = 1) -> None:
-        """So many exchanges more come to their end."""
+        """Lets `count` more exchanges end."""
         self._free.release(count)
 
     def failed(self) -> str:

@@ -54,7 +54,7 @@ class Watched(CpuServer):
 
 
 class Ways(Laned):
-    """`at_once` False: everything goes the long way. `taken` names what did not."""
+    """`at_once` False: everything takes the queued path. `taken` names the commands that did not."""
 
     server: Watched
 
@@ -98,7 +98,7 @@ class Ways(Laned):
 
 
 class Run:
-    """A session of its own, batch by batch."""
+    """A separate session, batch by batch."""
 
     def __init__(self, rig: Ways, quota: int = 0) -> None:
         self.rig = rig

@@ -187,7 +187,7 @@ class LaneClient:
         return Frame(kind, flags, channel, ident, await self._reader.readexactly(length))
 
     async def take(self, results: int, acked: int = 0) -> list[int]:
-        """So many results, and what comes until the ack of a batch."""
+        """Takes `results` results, and what comes until the ack of batch `acked`."""
         taken: list[int] = []
         last = 0
         while len(taken) < results or last < acked:

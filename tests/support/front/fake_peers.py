@@ -30,7 +30,7 @@ STATUS = base64.b64encode(b"").decode()
 
 
 class FakeLink:
-    """A device process, as the front sees it. It joins whatever it is told to."""
+    """A device process, as the front sees it. It joins every communicator that it is asked to."""
 
     def __init__(self, front: FakeFront, ordinal: int, generation: int = 1) -> None:
         self.front = front
@@ -203,7 +203,7 @@ def quick(beat: float = 0.05, silence: float = 0.3) -> Callable[[], PeerLink]:
 
 
 def run(work: Coroutine[Any, Any, None], loop: str = "asyncio") -> None:
-    """In an event loop of its own, the daemon's (uvloop) or asyncio's; nothing may be left running in it."""
+    """Runs `work` in a separate event loop, the daemon's (uvloop) or asyncio's; nothing may be left running in it."""
     if loop == "uvloop":
         import uvloop
 

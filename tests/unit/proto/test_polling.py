@@ -1,4 +1,4 @@
-"""What gRPC is told before it is imported, and that nothing of it stays."""
+"""Settings of gRPC before its import, none of which remain in the environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups over daemons: who is asked for what, and what is left when somebody refuses."""
+"""Groups over daemons: the calls that each daemon gets, and the state after a refusal."""
 
 from __future__ import annotations
 

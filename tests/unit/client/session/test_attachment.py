@@ -86,7 +86,7 @@ def test_it_is_called_once_while_it_does_not_look(work: Attachment) -> None:
     attach(work)
     for _ in range(100):
         work.submit(note())
-    assert work._calls.empty(), "nobody waits"
+    assert work._calls.empty(), "no sender waits"
     sender = Sender(work)
     assert wait_for(lambda: sum(len(request.batch.commands) for request in sender.sent) == 100)
     end(work, sender)

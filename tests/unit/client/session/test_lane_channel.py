@@ -68,7 +68,7 @@ def test_work_goes_over_the_lane(daemon: LaneDaemon, gpu: hearth.Device) -> None
     for _ in range(200):
         gpu.synchronize()
     assert daemon.batches and not daemon.over_grpc
-    assert daemon.told and daemon.told == sorted(daemon.told), "what has come is told over the lane"
+    assert daemon.told and daemon.told == sorted(daemon.told), "receipts go over the lane"
     assert daemon.attaches == 1 and not daemon.tickets
 
 
@@ -479,7 +479,7 @@ def test_a_lane_waits_until_the_daemon_has_finished_what_it_had(daemon: LaneDaem
     lane.close()
     assert wait_for(lambda: daemon.attaches == 2)
     gpu.synchronize()
-    assert daemon.over_grpc and daemon.lane is None, "not for ever: work goes on over the stream"
+    assert daemon.over_grpc and daemon.lane is None, "not for ever: work continues over the stream"
     with daemon.working:
         [command] = [command for command in daemon.commands if command.WhichOneof("kind") == "memory_usage"]
         result = commands_pb2.Result(request=command.request)

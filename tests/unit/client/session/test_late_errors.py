@@ -1,4 +1,4 @@
-"""Errors that nobody was waiting for: who is told of them."""
+"""Errors of work that no thread waited for: the calls that raise them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def deferred() -> DeferredErrors:
 
 
 def elsewhere(deferred: DeferredErrors, stream: int | None, buffer: int = 0) -> HearthError | None:
-    """What another thread is told."""
+    """Returns the error that another thread gets."""
     with ThreadPoolExecutor(1) as threads:
         return threads.submit(deferred.take, stream, buffer).result()
 

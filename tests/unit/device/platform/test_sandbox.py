@@ -1,4 +1,4 @@
-"""What a confined process reaches, and what it may take. Each test confines a separate process: it is for good."""
+"""Sandbox of a process: reachable files, sockets and system calls. Each test confines a separate process, for good."""
 
 from __future__ import annotations
 

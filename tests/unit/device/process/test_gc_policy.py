@@ -1,4 +1,4 @@
-"""Garbage collection is put off until no command waits, and is not put off for ever."""
+"""Full garbage collections that are due run once the process has been idle for `QUIET_S`; automatic ones are rare."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def test_who_keeps_the_loop_in_haste_holds_up_nothing(rig: Rig[Polled]) -> None:
 
 
 def test_an_answer_goes_out_before_the_rest_is_done(rig: Rig[Polled]) -> None:
-    """The waiting client hears of it before the accounting of what it waited for."""
+    """The answer of completed work is sent right after the poll that finds its end, before `FairShare.settle`."""
     order: list[str] = []
     tracks, sharing, outbox = rig.process.device.tracks, rig.process.executor.sharing, rig.process.outbox
     poll, settle, answer = tracks.poll, sharing.settle, outbox.answer

@@ -1,4 +1,4 @@
-"""What a session learns of the places that its ticket names: nothing but whether its group's coordinator is there."""
+"""Answers about the addresses of a ticket: a session learns nothing but whether its group's coordinator is there."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.front.fake_peers import FakeFront, fronts, run
 from tests.support.timing import LATE
 
 WINDOW = 0.3
-"""Seconds before a refusal, however an address fails: an early refusal would reveal what answers there."""
+"""Seconds for each address: an address that fails sooner is waited out, so that the time reveals nothing about it."""
 MEMBERS = (GroupMember(0, 0), GroupMember(1, 0))
 
 
