@@ -40,7 +40,7 @@ class HeldCompiler:
             assert os.read(self._begun, 2) == b"x\n"
 
     def quiet(self, seconds: float = 0.3) -> bool:
-        """Whether no other run begins."""
+        """Returns whether no other run begins."""
         return not select.select([self._begun], [], [], seconds)[0]
 
     def go_on(self, runs: int) -> None:

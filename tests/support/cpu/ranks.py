@@ -187,7 +187,8 @@ def reduced(inputs: Sequence[Array], op: str) -> Array:
 
 
 def expected(kind: str, inputs: Sequence[Array], rank: int, op: str, root: int) -> Array | None:
-    """What `rank` has in its destination, of all ranks' sources; None where it has no destination."""
+    """Returns the expected contents of the destination of `rank`, from all ranks' sources; None where it has no
+    destination."""
     ranks = len(inputs)
     if kind in {"all_reduce", "reduce"}:
         return reduced(inputs, op) if kind == "all_reduce" or rank == root else None

@@ -131,7 +131,7 @@ class Browser:
 
 
 class Tab:
-    """One page, and what it did."""
+    """A page, and the record of its requests and complaints."""
 
     def __init__(self, browser: Browser, session: str) -> None:
         self._browser = browser
@@ -188,7 +188,7 @@ class Tab:
             time.sleep(0.05)
 
     def text(self) -> str:
-        """What is to be read."""
+        """Returns the visible text."""
         return str(self.js("document.body ? document.body.innerText : ''"))
 
     def type(self, text: str) -> None:
@@ -196,6 +196,6 @@ class Tab:
         self.call("Input.insertText", text=text)
 
     def screenshot(self, path: Path, whole: bool = True) -> None:
-        """As PNG; `whole`: beyond what the window shows."""
+        """Takes a screenshot as PNG; `whole`: beyond what the window shows."""
         data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"]
         path.write_bytes(base64.b64decode(data))

@@ -43,7 +43,7 @@ def random_cuts(seed: int, most: int) -> Plan:
 
 
 class _Pair:
-    """One connection: the client's end and the daemon's."""
+    """A connection: the client's end and the daemon's."""
 
     def __init__(self, client: socket.socket, daemon: socket.socket, budget: Budget) -> None:
         self.client = client
@@ -95,7 +95,7 @@ class Cutter:
         self._call(self._stall())
 
     def refuse(self, refuses: bool = True) -> None:
-        """Whether new connections are ended at once."""
+        """Sets whether new connections are ended at once."""
         self._refuses = refuses
 
     def _call(self, work: Coroutine[Any, Any, None]) -> None:

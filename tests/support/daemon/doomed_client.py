@@ -39,11 +39,11 @@ extern "C" __global__ void chat(int n) { printf("thread %d of %d\n", (int)thread
 """
 N = 4096
 SIZES = [100, 1 << 20, 5 << 20]
-"""Of transfers, in bytes: each size takes a different path."""
+"""Sizes of transfers, in bytes: each takes a different path."""
 
 
 class Doomed:
-    """One client's session and what it has made so far."""
+    """A client's session and the objects that it has made so far."""
 
     def __init__(self, node: hearth.Node, gpu: hearth.Device, rng: random.Random) -> None:
         self.node, self.gpu, self.rng = node, gpu, rng
@@ -119,7 +119,7 @@ class Doomed:
             group.all_reduce(parts)
 
     def half_a_collective(self) -> None:
-        """One rank of two: the other one's process ends before it comes."""
+        """Presents one rank of two: the other one's process ends before it comes."""
         group = hearth.Group(self.node.devices)
         if len(group) > 1:
             group.send(group.devices[0].ones(1000, np.float32), to=1, timeout=1)

@@ -1,4 +1,4 @@
-"""What tests of durable arrays share: ways to lose a device, and what the daemon keeps for them."""
+"""Parts shared by tests of durable arrays: ways to lose a device, and the daemon's stores for them."""
 
 from __future__ import annotations
 

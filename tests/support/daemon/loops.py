@@ -59,7 +59,7 @@ def threads() -> set[threading.Thread]:
 
 
 class Gate:
-    """As `kernels.Gate`, for asyncio."""
+    """`kernels.Gate` for asyncio."""
 
     def __init__(self, gpu: aio.Device) -> None:
         self._side = gpu.stream()
@@ -67,7 +67,7 @@ class Gate:
         self._kernel = self._module.get_function("hold")
 
     async def made(self) -> Gate:
-        """What is made at the first use is made before a kernel runs."""
+        """Makes, before a kernel runs, everything that the first use makes."""
         self._gate = await self._module.get_global("gate", np.int32)
         self._gate.set(np.zeros(1, np.int32), stream=self._side)
         await self._side.synchronize()

@@ -36,7 +36,7 @@ _STATUS = re.compile(r"\s+# exit status (\d+)$")
 
 
 class Fence(NamedTuple):
-    """One of a page, from a line on."""
+    """A fence of a page, from a line on."""
 
     language: str
     options: Mapping[str, str]
@@ -45,7 +45,7 @@ class Fence(NamedTuple):
 
 
 class Command(NamedTuple):
-    """What a console fence shows: a command, its exit status and its output."""
+    """A command of a console fence, with its exit status and its output."""
 
     text: str
     status: int
@@ -65,13 +65,13 @@ def fences(page: str) -> list[Fence]:
 
 
 def needs(page: str) -> dict[str, int]:
-    """What the comment at its head asks for."""
+    """Returns the settings in the comment at the page's head."""
     head = re.match(r"<!--(.*?)-->", page, re.DOTALL)
     return {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", head.group(1))} if head else {}
 
 
 def commands(text: str) -> Iterator[Command]:
-    """What a console fence holds."""
+    """Yields the commands of a console fence."""
     command, output = "", list[str]()
     for line in [*text.splitlines(), "$ "]:
         if line.startswith("$ ") or line == "$":
@@ -86,7 +86,7 @@ def commands(text: str) -> Iterator[Command]:
 
 
 def same(expected: list[str], came: list[str]) -> bool:
-    """Whether `came` is what is shown."""
+    """Returns whether `came` matches the shown output."""
     pattern = "".join(
         r"(?:.*\n)*" if line.strip() == "..." else ".*".join(map(re.escape, line.split("..."))) + r"[ ]*\n"
         for line in expected
@@ -95,7 +95,7 @@ def same(expected: list[str], came: list[str]) -> bool:
 
 
 class Reader:
-    """Who does what a page says, in `folder`."""
+    """Follows the instructions of a page, in `folder`."""
 
     def __init__(self, name: str, folder: Path, environment: Mapping[str, str]) -> None:
         self._name = name

@@ -21,7 +21,7 @@ KEEP = 1
 
 
 def refusal_of(error: grpc.RpcError) -> Refusal:
-    """What a failed call was told."""
+    """Returns the refusal of a failed call."""
     call: Any = error
     for key, value in call.trailing_metadata() or ():
         if key == reasons.STATUS_DETAILS_KEY:
@@ -108,7 +108,7 @@ class Raw:
 
 
 class Execute:
-    """One Execute stream, message by message; bytes are sent as they are."""
+    """An Execute stream, message by message; bytes are sent as they are."""
 
     def __init__(self, session: Raw, device: int, attach: bool) -> None:
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -145,7 +145,7 @@ class Execute:
         return response
 
     def protocol_error(self) -> Refusal:
-        """What the daemon says of the message before."""
+        """Returns the protocol error that the daemon reports for the message before."""
         while (response := self.receive()).WhichOneof("kind") == "ack":
             pass
         assert response.event.WhichOneof("kind") == "protocol_error", response
@@ -163,7 +163,7 @@ class Execute:
             assert response.WhichOneof("kind") == "ack", response
 
     def failures(self, stream: int = 0) -> list[Any]:
-        """What failed on the stream: the failed commands that a sync lists."""
+        """Returns the failed commands of the stream, as a sync lists them."""
         result = self.ask(c.Command(stream=stream, sync=c.Sync()))
         return reasons.stream_failures(result.error)
 

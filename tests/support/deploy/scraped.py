@@ -39,13 +39,13 @@ def page() -> str:
 
 
 def page_of(accept: str) -> str:
-    """As OpenMetrics."""
+    """Returns the page in the format `accept`."""
     return _pages()[accept]
 
 
 @functools.cache
 def _pages() -> dict[str, str]:
-    """What Prometheus gets, by what it accepts. The daemon has ended when this returns."""
+    """Returns the pages that Prometheus gets, by the accepted format. The daemon has ended when this returns."""
     if BACKEND != "cpu":
         pytest.skip("what it does to a device process is meant for the CPU backend")
     with tempfile.TemporaryDirectory() as name:
@@ -86,17 +86,17 @@ def families(text: str) -> list[Metric]:
 
 
 def full_name(family: Metric) -> str:
-    """As it stands in queries; a histogram's without its suffixes."""
+    """Returns the family's name in queries; a histogram's without its suffixes."""
     return f"{family.name}_total" if family.type == "counter" else family.name
 
 
 def gpu_families() -> list[Metric]:
-    """What no daemon without a GPU tells."""
+    """Returns the families that no daemon without a GPU reports."""
     return list(gpu.every_family())
 
 
 def names(text: str) -> set[str]:
-    """Of all samples, as queries write them."""
+    """Returns the names of all samples, as queries write them."""
     return {sample.name for family in text_string_to_metric_families(text) for sample in family.samples}
 
 

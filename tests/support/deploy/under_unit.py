@@ -54,7 +54,7 @@ def expanded(word: str) -> set[str]:
 
 
 def allowed(filters: list[str]) -> set[str]:
-    """What an allow list of several lines comes to."""
+    """Returns the calls that an allow list of several lines allows."""
     calls = expanded("@default")
     for line in filters:
         named = set().union(*map(expanded, line.removeprefix("~").split()))

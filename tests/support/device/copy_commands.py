@@ -128,7 +128,7 @@ def begin(rig: Sharing) -> tuple[Client, segment_client.Client, mmap.mmap]:
 
 
 def shut(rig: Sharing, stream: int = 0) -> threading.Event:
-    """What the stream is given from now on waits for the gate that is returned."""
+    """Makes later work of the stream wait for the gate that is returned."""
     gate = threading.Event()
     session = rig.process.executor.session(1)
     assert session is not None

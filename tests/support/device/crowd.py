@@ -108,7 +108,7 @@ class Crowd(DeviceLink):
         return record * (member.launches if launches is None else launches)
 
     def post(self, member: Member, *commands: c.Command) -> int:
-        """One batch; its launches unless given others."""
+        """Sends a batch; the member's launches unless given others."""
         member.seq += 1
         member.sent_at[member.seq] = time.perf_counter()
         member.batch = member.batch or self.records(member)
@@ -137,7 +137,7 @@ class Crowd(DeviceLink):
                 on_frame(frame)
 
     def count(self, member: Member) -> int:
-        """How many of its launches have run; waits for all that it was given."""
+        """Returns the number of the member's launches that have run; waits for all that it was given."""
         read = self.call(channel=member.channel, read=c.Read(buffer=1, size=8)).read
         return int.from_bytes(read.data, "little")
 

@@ -23,7 +23,7 @@ from hearthd.front.peers.targets import PeerTargets
 from hearthd.front.peers.tickets import GroupMember, Members
 
 PATIENCE = 20.0
-"""What has not come by then hangs."""
+"""Seconds after which a wait counts as hung."""
 WINDOW = 5.0
 SIGNATURE = [{"kind": "all_reduce", "count": 8, "dtype": "float32", "reduce": "sum", "root": 0, "peer": 0}]
 STATUS = base64.b64encode(b"").decode()
@@ -102,7 +102,7 @@ class FakeChannel(SimpleNamespace):
 
 
 class FakeFront:
-    """One daemon's: its router, its groups and its port."""
+    """The collectives of one daemon: its router, its groups and its port."""
 
     def __init__(self, name: str, devices: int = 2, listen: str = "127.0.0.1:0", **port: Any) -> None:
         self.router = CollectiveRouter(range(devices), 5.0)
