@@ -26,7 +26,7 @@ def interpreter(folder: Path) -> str:
 
 
 def python_path() -> str:
-    """Where this interpreter finds packages, without the standard library's folders."""
+    """Returns the path on which this interpreter finds packages, without the standard library's folders."""
     standard = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}
     standard |= {f"{each}/lib-dynload" for each in standard}
     specs = [importlib.util.find_spec(name) for name in _PACKAGES]  # editable installs may be in no folder of sys.path

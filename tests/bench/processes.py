@@ -29,7 +29,7 @@ class BenchError(Exception):
 
 
 def memory_kib(pid: int) -> dict[str, int]:
-    """What a process holds, in KiB, by the names of smaps_rollup: Rss, Pss (what it shares counts as a share),
+    """Returns a process's memory in KiB, by the names of smaps_rollup: Rss, Pss (shared memory counts as a share),
     Private_Dirty. Raises `OSError` where it has ended."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
     return {name: int(value.split()[0]) for name, _, value in (line.partition(":") for line in lines)}
@@ -86,7 +86,7 @@ class Child:
         self.process.stdin.flush()
 
     def result(self) -> Any:
-        """What a worker returned."""
+        """Returns the worker's result."""
         return json.loads(self.line(lambda text: text.startswith(worker.RESULT), TIMEOUT).removeprefix(worker.RESULT))
 
     def end(self, politely: float = 0.0) -> None:
@@ -123,7 +123,7 @@ class Daemon:
     http: str = ""
 
     def device_pids(self) -> list[int]:
-        """Of its device processes; where it serves HTTP."""
+        """Returns the ids of its device processes, where it serves HTTP."""
         with urllib.request.urlopen(f"http://{self.http}/status", timeout=20) as answer:
             return [device["pid"] for device in json.load(answer)["devices"] if device["pid"]]
 
@@ -134,7 +134,7 @@ class Daemon:
         raise BenchError(f"the daemon has ended; {self.obituary()}")
 
     def obituary(self) -> str:
-        """How it ended; empty while it serves."""
+        """Returns the cause of its end; empty while it serves."""
         status = self.child.process.poll()
         return "" if status is None else f"the daemon ended with {status}; {self.child.said()}"
 

@@ -39,7 +39,7 @@ class Canary:
 
     @property
     def secrets(self) -> list[bytes]:
-        """What must not stand in anybody else's answers."""
+        """Returns texts that must not occur in answers to other sessions."""
         return [self.mark.encode(), self.node._session.token.encode(), self.node.session_id.encode()]
 
     def start(self) -> None:

@@ -42,7 +42,7 @@ TEXTS = (
 )
 BYTES = (b"", b"x", bytes(4), bytes(16), b"\xff" * 64, bytes(5000))
 LIMITS_NS = (0, 60 * 10**9)
-"""Of a launch: a shorter one may rightly end the device process."""
+"""Time limits of a launch: a shorter one may rightly end the device process."""
 
 SOON_NS = (0, 1, 10**9)
 """For a group's other daemons to come, who never do."""
@@ -76,7 +76,7 @@ BY_NAME: Mapping[str, tuple[Any, ...]] = {
 
 
 def _runs(message: Message) -> bool:
-    """Whether kernels are launched by it, or could be by another one that names what it makes."""
+    """Returns whether the message launches kernels, or makes an object by which another message could."""
     return any(field.name in RUNS or field.name in ("launch", "launches") for field, _ in message.ListFields())
 
 
@@ -91,7 +91,7 @@ class Maker:
 
     @contextlib.contextmanager
     def harmless(self) -> Iterator[None]:
-        """What is made in here launches nothing, and does not begin to when a bit of it is turned: a grid or a time
+        """Makes messages that launch nothing, and do not begin to when one of their bits is flipped: a grid or a time
         limit may be anything then."""
         before, self._harmless = self._harmless, True
         try:
@@ -100,7 +100,7 @@ class Maker:
             self._harmless = before
 
     def command(self) -> Any:
-        """One of any kind, answered or not."""
+        """Makes a command of any kind, answered or not."""
         command = commands_pb2.Command()
         field = self.rng.choice(command.DESCRIPTOR.oneofs_by_name["kind"].fields)
         self._set(command, field, 1)
@@ -142,7 +142,7 @@ class Maker:
                 setattr(message, field.name, self.value(message.DESCRIPTOR.name, field))
 
     def value(self, message: str, field: FieldDescriptor) -> Any:
-        """What may stand in a field."""
+        """Makes a possible value of a field."""
         if field.name == "session_token":
             return self.token()
         if field.name in ("launches", "launch") and field.type == field.TYPE_BYTES:

@@ -1,4 +1,4 @@
-"""One daemon, two canaries, one session that is fuzzed; and what has to be true whatever was sent."""
+"""Fuzzing of a daemon: two canaries, one session that is fuzzed, and checks that hold whatever was sent."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.daemon.tenants import new_token, tenant, token_hash
 
 FOREIGN, OWN, OPERATOR = "canary", "fuzz", "operator"
 PRIVATE_KIB = 128 << 10
-"""What a process may have more after it: pools, and what the allocator keeps of messages of 33 MiB."""
+"""KiB of memory that a process may have gained: pools, and what the allocator keeps of messages of 33 MiB."""
 ALIVE_EVERY = 40
 """Calls between two looks whether the session that is fuzzed still is one."""
 WARM_S = 0.1
@@ -209,7 +209,7 @@ class Fuzz:
                 break
 
     def at_rest(self) -> State:
-        """What is held when the session that is fuzzed is closed, and there is another that has done nothing."""
+        """Returns the daemon's state once the fuzzed session is closed, and a new one has done nothing."""
         self.session.renew()
         deadline = time.monotonic() + 10.0
         while len(self.node.sessions()) > 1 and time.monotonic() < deadline:

@@ -24,7 +24,7 @@ class Session:
         self._devices = devices
         self.token = ""
         self.stale = ""
-        """Of the session before, which has ended."""
+        """Token of the session before, which has ended."""
         self.opened = 0
 
     def call(self, service: str, method: str, request: Any, answer: Any) -> Any:
@@ -48,7 +48,7 @@ class Session:
             self._furnish(ordinal)
 
     def alive(self) -> bool:
-        """Whether it still is a session, and its default stream is answered."""
+        """Returns whether the session lives, and its default stream is answered."""
         for ordinal in range(self._devices):
             target = device_pb2.Target(session_token=self.token, device=ordinal)
             request = device_pb2.FlushRequest(target=target, command=c.Flush())

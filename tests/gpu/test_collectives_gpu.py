@@ -61,7 +61,7 @@ def group(request: pytest.FixtureRequest, node: hearth.Node) -> hearth.Group:
 
 @pytest.fixture(scope="module")
 def direct(group: hearth.Group, tmp_path_factory: pytest.TempPathFactory) -> list[Mapping[str, np.ndarray]]:
-    """What each rank got of NCCL, called by one process for each GPU."""
+    """Returns the results that each rank gets of NCCL, called by one process for each GPU."""
     folder, n = tmp_path_factory.mktemp("nccl"), len(group)
     command = [sys.executable, "-m", "tests.support.gpu.nccl_direct"]
     with contextlib.ExitStack() as stack:

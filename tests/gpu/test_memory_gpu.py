@@ -332,7 +332,7 @@ def test_memory_given_back_is_used_by_others_only_behind_its_last_use(rigs: Rigs
 
 
 def address(rig: Any, buffer: int) -> int:
-    """Where a buffer of the session lies; asked behind everything sent before."""
+    """Returns the address of a buffer of the session, asked for behind everything sent before."""
     ok(rig.call(memory_usage=c.MemoryUsage()))
     session = rig.process.executor.session(1)
     return int(session.buffers.find(buffer).address)

@@ -105,7 +105,7 @@ def done(queue: Any, begin: float, end: float) -> int:
 @pytest.mark.parametrize("isolation", ["shared", "tenant"])
 @pytest.mark.parametrize("lengths", [(100_000, 100_000, 100_000), (2_000_000, 200_000, 50_000)])
 def test_three_tenants_get_shares_by_their_weights(start: Start, isolation: str, lengths: tuple[int, ...]) -> None:
-    """Of the time that their kernels ran, and of the time that was metered."""
+    """The shares are of the time that the kernels ran, and of the metered time."""
     who = [tenant(name, weight=weight) for name, weight in WEIGHTS.items()]
     config, tokens = tenants(*who, devices={"isolation": isolation})
     daemon = start(**config)

@@ -22,7 +22,7 @@ MOST_REST_S = 5.0
 
 
 class Pace:
-    """How long to rest, as the parent says."""
+    """Length of the rests, as the parent sets it."""
 
     def __init__(self) -> None:
         self.factor = 1.0

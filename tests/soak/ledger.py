@@ -1,4 +1,4 @@
-"""What a client of the soak did, and what was wrong with it."""
+"""Ledger of a client of the soak: its work, and its errors."""
 
 from __future__ import annotations
 

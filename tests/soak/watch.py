@@ -18,14 +18,14 @@ MEMORY_KIB = 24 << 10
 MEMORY_PART = 0.1
 """... or this part of what it had, whichever is more: an hour's true leak of anything is above."""
 SLOPE_KIB = 32 << 10
-"""What the line through the samples of a long run may rise in an hour."""
+"""Most KiB that the line through the samples of a long run may rise in an hour."""
 DESCRIPTORS = 12
 THREADS = 6
 
 
 @dataclass
 class Course:
-    """One process over time."""
+    """Samples of one process over time."""
 
     role: str
     pid: int
@@ -45,7 +45,7 @@ class Watch:
         self.sessions: list[int] = []
 
     def take(self) -> None:
-        """One sample of everything."""
+        """Takes a sample of every process."""
         now = time.monotonic() - self._began
         status = self._daemon.status()
         shared = {device["pid"]: f"device {device['ordinal']}" for device in status["devices"]}

@@ -1,4 +1,4 @@
-"""What the clients of the soak do: each kind is a generator that does a round of work and yields, for ever.
+"""Work of the clients of the soak: each kind is a generator that does a round of work and yields, for ever.
 
 Every result is checked.
 """
@@ -32,7 +32,7 @@ extern "C" __global__ void wild(int* x, long long far) { x[far] = 1; }
 
 @dataclass
 class Client:
-    """One client of the soak."""
+    """A client of the soak."""
 
     target: str
     rng: random.Random

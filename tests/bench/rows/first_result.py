@@ -67,8 +67,8 @@ def measure(context: Context) -> list[Row]:
 
 
 def rows(firsts: Samples, ends: Samples, before: Sequence[float] = ()) -> list[Row]:
-    """Of the seconds to the first result and to the end of the process, by program; a turn's are at the same place.
-    `before`: what `alone` found."""
+    """Builds the rows from the seconds to the first result and to the end of the process, by program; a turn's are at
+    the same place. `before`: the result of `alone`."""
     quickest, what = "new process to its first result, without NumPy", "the same with NumPy's arrays"
     added = "of that, beyond the interpreter and NumPy"
     plain, whole, more = (Summary.of(each) for each in (firsts["plain"], firsts["hearth"], _beyond(firsts, "hearth")))
@@ -93,7 +93,7 @@ def rows(firsts: Samples, ends: Samples, before: Sequence[float] = ()) -> list[R
 
 
 def _beyond(samples: Samples, name: str) -> list[float]:
-    """What a program took more than NumPy alone, turn by turn."""
+    """Returns the seconds that a program took more than NumPy alone, turn by turn."""
     return [seconds - common for seconds, common in zip(samples[name], samples["numpy"], strict=True)]
 
 

@@ -74,7 +74,7 @@ def hearth(target: str, count: int, repeats: int) -> Samples:
 
 
 def cupy(count: int, repeats: int) -> Samples:
-    """The same loop with CuPy in its own process."""
+    """Measures the same loop with CuPy in its own process."""
     import cupy
 
     finish = cupy.cuda.get_current_stream().synchronize
@@ -91,7 +91,7 @@ def hearth_paced(target: str, count: int, repeats: int) -> Samples:
 
 
 def cupy_paced(count: int, repeats: int) -> Samples:
-    """The same with CuPy in its own process."""
+    """Measures the paced loop with CuPy in its own process."""
     import cupy
 
     return {"loop": _rates(paced_on(cupy), cupy.cuda.get_current_stream().synchronize, count, repeats)}

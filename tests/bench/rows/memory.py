@@ -14,7 +14,7 @@ from tests.bench.worker import READY
 _PROCESSES = 4
 _BUFFERS = 16
 _SETTLED_S = 1.5
-"""What is freed is freed by then."""
+"""Seconds after which everything freed has been given back."""
 _GIVEN_BACK_S = 8.0
 """The front has given back what it keeps for the next chunks by then; see `hearthd.front.daemon.heap_trim`."""
 
@@ -55,7 +55,7 @@ def _row(what: str, unit: str, value: float, note: str) -> Row:
 
 
 def _held(daemon: Daemon) -> tuple[int, int]:
-    """What the front and the device process hold, in KiB."""
+    """Returns the memory of the front and of the device process, in KiB."""
     (device,) = daemon.device_pids()
     return memory_kib(daemon.child.process.pid)["Pss"], memory_kib(device)["Pss"]
 

@@ -50,7 +50,7 @@ def _crowd(context: Context, clients: int, seconds: float) -> list[float]:
 
 
 def hearth(target: str, seconds: float) -> float:
-    """One client: launches per second that were done within the time."""
+    """Runs one client; returns the launches per second that were done within the time."""
     import hearth
     from tests.bench.worker import ready
 

@@ -70,7 +70,7 @@ class Terminal:
         os.write(self._ours, keys.encode())
 
     def read(self, seconds: float) -> bool:
-        """What came, added to `written`; whether anything did."""
+        """Adds new output to `written`; returns whether there was any."""
         if not select.select([self._ours], [], [], seconds)[0]:
             return False
         self.written += os.read(self._ours, 1 << 16).decode(errors="replace")

@@ -29,7 +29,7 @@ def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldCompil
 
 @pytest.fixture
 def ranks(held: HeldCompiler, start_daemon: StartDaemon, tmp_path: Path) -> Iterator[Ranks]:
-    """Of a daemon with an empty cache."""
+    """Ranks of a daemon with an empty cache."""
     cache = tmp_path / "cache"
     cache.mkdir(mode=0o700)
     with Ranks(start_daemon(2, cache), 2) as session:

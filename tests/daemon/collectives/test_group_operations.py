@@ -35,7 +35,7 @@ def group(devices: list[hearth.Device], request: pytest.FixtureRequest) -> heart
 
 
 def hosts(group: hearth.Group, shape: Sequence[int], dtype: str = "float32") -> list[np.ndarray[Any, Any]]:
-    """What each rank begins with: all different."""
+    """Returns each rank's initial data: all different."""
     random = np.random.default_rng([len(group), *shape])
     return [random.integers(1, 6, shape).astype(dtype) for _ in group.devices]
 

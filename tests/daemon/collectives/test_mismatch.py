@@ -40,7 +40,7 @@ def test_a_mismatch_names_the_odd_rank_and_the_field(ranks: Ranks, field: str, o
 
 
 def at(offset: int, count: int = 8) -> c.CollectiveOperation:
-    """One of a batch, whose operations write nothing of each other's."""
+    """Builds an operation of a batch, whose operations write nothing of each other's."""
     return operation("all_reduce", A, B, count=count, source_offset=offset, destination_offset=offset)
 
 

@@ -123,7 +123,7 @@ def test_a_freed_array_makes_no_tensor_map(gpu: hearth.Device) -> None:
 
 
 def tile_of(tensor_map: int, buffer: int, **changes: Any) -> c.CreateTensorMap:
-    """Of a matrix of 32 x 64 floats."""
+    """Builds the command for a matrix of 32 x 64 floats."""
     fields: dict[str, Any] = {
         "dtype": "float32", "shape": [32, 64], "strides": [128], "tile": c.CreateTensorMap.Tile(box=[32, 8]), **changes
     }  # fmt: skip

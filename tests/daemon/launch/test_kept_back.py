@@ -22,7 +22,7 @@ WAIT_S = 20.0
 
 
 class Guest:
-    """One connection that copies and launches nothing: CUDA loads no module while a kernel runs."""
+    """A connection that copies and launches nothing: CUDA loads no module while a kernel runs."""
 
     def __init__(self, daemon: DaemonProcess) -> None:
         self.node = daemon.connect()
@@ -36,7 +36,7 @@ class Guest:
 
 
 class Session(Guest):
-    """One with kernels that end when the gate is opened, and not before."""
+    """A connection with kernels that end when the gate is opened, and not before."""
 
     def __init__(self, daemon: DaemonProcess) -> None:
         super().__init__(daemon)

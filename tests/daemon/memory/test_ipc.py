@@ -236,7 +236,7 @@ def test_failed_contents_are_not_exported(raw: Raw) -> None:
 
 
 def test_tickets(raw: Raw) -> None:
-    """One connection each; what is shown besides gets nothing."""
+    """Each ticket is good for one connection; any other ticket gets nothing."""
     answer = export_raw(raw, raw.buffer(b"1234"))
     for ticket in (bytes(32), answer.ticket[::-1]):
         with pytest.raises(hearth.ConnectError):

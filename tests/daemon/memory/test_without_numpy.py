@@ -142,7 +142,7 @@ def put(x: hearth.DeviceArray, values: Any) -> None:
 
 
 Step = Callable[[hearth.DeviceArray, hearth.DeviceArray], Any]
-"""Of an array, and of another one of the same type that was made in the other way."""
+"""Operation on an array, and on another of the same type that was made in the other way."""
 
 STEPS: st.SearchStrategy[tuple[str, Step]] = st.one_of(
     st.sampled_from([

@@ -1,4 +1,4 @@
-"""What the daemon refuses to start with, and how it says so."""
+"""Configurations that the daemon refuses to start with, and its messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.daemon.tenants import tenants
 
 
 def refused_start(*arguments: str) -> str:
-    """What a daemon says that does not start; it has ended by itself."""
+    """Returns the last line of a daemon that does not start; it has ended by itself."""
     quiet = ["--http", "127.0.0.1:0", "--lanes", "", "--log-level", "error"]
     done = hearthd("serve", "--backend", BACKEND, *quiet, *arguments)
     assert done.returncode in (1, 2), done

@@ -1,4 +1,4 @@
-"""What a new client process does before its first result: times cannot be tested, what takes them can."""
+"""Work of a new client process before its first result: times cannot be tested, their causes can."""
 
 from __future__ import annotations
 

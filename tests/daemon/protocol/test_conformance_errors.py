@@ -25,7 +25,7 @@ def spoil(gpu: hearth.Device, x: hearth.DeviceArray, stream: hearth.Stream | Non
 
 
 def told(what: Callable[[], object]) -> hearth.HearthError:
-    """What the call fails with."""
+    """Returns the error that the call raises."""
     with pytest.raises(hearth.HearthError) as caught:
         what()
     return caught.value

@@ -18,7 +18,7 @@ from tests.support.daemon.tenants import new_token, tenant, tenants, token_hash
 
 
 def events(path: Path) -> list[dict[str, Any]]:
-    """What is in the log by now, whole lines only."""
+    """Returns the log's entries by now, whole lines only."""
     return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
 
 

@@ -351,8 +351,8 @@ def test_the_command_stream_breaks_beside_them(lossy: DaemonProcess) -> None:
 def test_they_fall_silent_with_all_the_rest(
     lossy: DaemonProcess, by_way_of: Any, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    """What stands between client and daemon forwards nothing any more, and ends no connection: gRPC finds that out by
-    its pings, and stripes have none."""
+    """A proxy between client and daemon forwards nothing any more, and ends no connection: gRPC finds that out by its
+    pings, and stripes have none."""
     times = {"grpc.keepalive_time_ms": 200, "grpc.keepalive_timeout_ms": 200, "grpc.http2.ping_timeout_ms": 200}
     monkeypatch.setattr(transport, "_OPTIONS", tuple((dict(transport._OPTIONS) | times).items()))
     monkeypatch.setattr("hearth.transfer.striped.SILENT_S", 0.5)

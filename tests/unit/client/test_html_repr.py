@@ -1,4 +1,4 @@
-"""What notebooks show: what is known here, without a question to the daemon, and nothing that is not escaped."""
+"""Representations in notebooks: state known in the client, without a command to the daemon, and all text escaped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `import hearth` costs and needs."""
+"""Cost and requirements of `import hearth`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is shown what moves: who asked, where a person watches, and what takes long."""
+"""Progress is shown on request, on a terminal, and for long operations only."""
 
 from __future__ import annotations
 

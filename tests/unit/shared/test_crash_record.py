@@ -1,4 +1,4 @@
-"""What is known of a kernel that takes its process with it: read from a file when the process is gone."""
+"""Record of a kernel that takes its process with it, read from a file when the process is gone."""
 
 from __future__ import annotations
 

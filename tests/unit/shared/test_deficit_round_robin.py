@@ -20,7 +20,7 @@ costs = st.lists(st.floats(0.01, 5.0), min_size=1, max_size=8)
 def serve(
     ring: DeficitRoundRobin[int] | HierarchicalRoundRobin[int], cost_of: list[list[float]], turns: int
 ) -> list[float]:
-    """Who is named goes, at one of its costs; what each has used."""
+    """Serves the named member at one of its costs; returns the use of each."""
     used = [0.0] * len(cost_of)
     dice = random.Random(1)
     for _ in range(turns):

@@ -1,4 +1,4 @@
-"""What `hearth doctor` concludes from what it sees; and that nothing makes it hang or crash."""
+"""Conclusions of `hearth doctor`; and that nothing makes it hang or crash."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_roots_and_peers_are_translated(devices: list[int], data: st.DataObject)
 
 
 class Device:
-    """What `present` needs of a connection: it keeps what is submitted."""
+    """Stand-in for the connection that `present` needs: it keeps what is submitted."""
 
     def __init__(self) -> None:
         self.sequence = CollectiveSequence()

@@ -1,4 +1,4 @@
-"""What groups send, and what they refuse, against a fake daemon."""
+"""Groups against a fake daemon: the commands that they send, and their refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client shows, from where, and what it refuses to send."""
+"""Credentials of a client: their sources, and what it refuses to send."""
 
 from __future__ import annotations
 

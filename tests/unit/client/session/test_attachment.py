@@ -1,4 +1,4 @@
-"""How the thread that sends on an Execute stream is called, and by whom it is not."""
+"""Wake-ups of the thread that sends on an Execute stream."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def note() -> commands_pb2.Command:
 
 @pytest.fixture
 def work(monkeypatch: pytest.MonkeyPatch) -> Attachment:
-    """Whose sender looks by itself after a minute only."""
+    """An attachment whose sender checks by itself after a minute only."""
     monkeypatch.setattr(attachments, "_IDLE_S", 60.0)
     monkeypatch.setattr(attachments, "HELD_S", 60.0)
     return Attachment(Limits(), lambda *_: None, lambda error: None)

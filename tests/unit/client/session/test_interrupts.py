@@ -150,7 +150,7 @@ def readying(step: int) -> bool:
 
 @pytest.mark.parametrize("failing", [False, True])
 def test_receiving(failing: bool) -> None:
-    """What was not counted is said again."""
+    """A response that was not counted is sent again."""
     refusal = reasons.Refusal(reasons.Reason.OUT_OF_MEMORY, "full").to_status()
     step, hits = 0, 0
     while True:

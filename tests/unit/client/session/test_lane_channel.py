@@ -49,7 +49,7 @@ def attachment(gpu: hearth.Device) -> Attachment:
 
 
 def note(number: int) -> commands_pb2.Command:
-    """One-way work that the fake daemon writes down."""
+    """Builds a one-way command that the fake daemon records."""
     return commands_pb2.Command(create_stream=commands_pb2.CreateStream(), stream=number)
 
 
@@ -172,8 +172,8 @@ def test_without_a_lane_work_goes_over_the_stream(
 
 
 def test_a_lane_that_was_missed_is_opened_later(daemon: LaneDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where the machine was busy for a second: the session does not stay without a lane. While answers are owed its
-    stream is kept, and each further attempt waits for longer."""
+    """A session on a machine that was busy for a second does not stay without a lane. While answers are owed its stream
+    is kept, and each further attempt waits for longer."""
     monkeypatch.setattr(transports, "open_lane", partial(open_lane, seconds=0.05))
     monkeypatch.setattr(execute_stream, "LANE_AGAIN_S", 0.2)
     daemon.silent = True

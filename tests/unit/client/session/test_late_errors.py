@@ -15,7 +15,7 @@ LOSS = HearthError("loss")
 
 @pytest.fixture
 def deferred() -> DeferredErrors:
-    """What this thread lost on stream 1, of buffer 7, and on stream 2, of buffer 8."""
+    """Errors of this thread's work on stream 1, of buffer 7, and on stream 2, of buffer 8."""
     made = DeferredErrors()
     made.keep(A, origin_here(1, 7))
     made.keep(B, origin_here(2, 8))

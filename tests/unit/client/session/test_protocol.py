@@ -43,7 +43,7 @@ class SessionMachine(RuleBasedStateMachine):
         self.sent_requests: set[int] = set()
         self.failed = False
         self.ready = 0
-        """How many of those submitted are in a batch that only has to be sent."""
+        """Number of submitted commands in a batch that only has to be sent."""
 
     @initialize()
     def attach(self) -> None:

@@ -1,4 +1,4 @@
-"""Who receives over a lane: threads that wait, one of them at a time, or the background; and Ctrl-C among them."""
+"""Receiving over a lane: by one waiting thread at a time, or the background thread; and Ctrl-C among them."""
 
 from __future__ import annotations
 

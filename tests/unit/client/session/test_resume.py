@@ -177,7 +177,7 @@ class ResumeMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.session.generation)
     @rule(went_up=st.integers(0, 10), came_down=st.integers(0, 20))
     def cut(self, went_up: int, came_down: int) -> None:
-        """What was on its way may have arrived, up to anywhere."""
+        """Cuts the stream: frames on their way may have arrived, up to any of them."""
         for request in self.up[:went_up]:
             self.daemon.take(request)
         for payload in self.daemon.down[:came_down]:

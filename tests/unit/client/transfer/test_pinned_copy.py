@@ -47,7 +47,7 @@ class Daemon(LaneDaemon):
 
 
 class Shared:
-    """What is shared, and is never lost."""
+    """Shared memory that is never lost."""
 
     open = alive_lately = True
 
@@ -62,7 +62,7 @@ class Shared:
 
 
 class Memory:
-    """What a copy keeps."""
+    """Memory that a copy keeps."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""How many stripes, and chunks of which size; and what becomes of stripes that cannot be had."""
+"""Number of stripes, size of chunks, and stripes that are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is a broken connection, how long it is tried again, and when another channel is taken."""
+"""Broken connections, their retries, and the change to another channel."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Desk:
         return OperationKey(channel, group, devices, sequence or self.added)
 
     def settle(self) -> list[int]:
-        """How many operations each message has that went since."""
+        """Returns the number of operations in each message sent since the last call."""
         before = len(self.said)
         self.rows.settle()
         return [each.get("count", 1) for each in self.said[before:]]

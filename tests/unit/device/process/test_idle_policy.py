@@ -40,7 +40,7 @@ class Polled(CpuServer):
         return super().done(event)
 
     def shut(self) -> threading.Event:
-        """What is given from now on waits for the gate that is returned."""
+        """Makes work submitted from now on wait for the gate that is returned."""
         gate = threading.Event()
         self._streams[0].submit(gate.wait)
         return gate

@@ -30,7 +30,7 @@ class Place:
         self.settings = AuditSettings(path=str(self.log), **chosen)
 
     def daemon(self, *events: str) -> None:
-        """One life of a daemon that notes these events."""
+        """Runs a daemon's audit log for its whole life, with these events."""
 
         async def scenario() -> None:
             audit = Audit(self.settings)

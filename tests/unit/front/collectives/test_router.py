@@ -15,7 +15,7 @@ from tests.support.front.fixture import run, until
 
 
 class Channel:
-    """Of a session, as the router looks at it."""
+    """Channel of a session, as the router sees it."""
 
     def __init__(self, session_id: str) -> None:
         self.session_id = session_id
@@ -192,7 +192,7 @@ def test_groups_over_daemons_go_their_way() -> None:
 
 
 def test_a_row_is_told_to_go_as_one() -> None:
-    """Where one rank stops, or the row of another is broken, there are several."""
+    """Consecutive operations are released in one message; a rank that stops, or a gap of another rank, splits it."""
 
     async def work() -> None:
         router = CollectiveRouter([0, 1], 5.0)

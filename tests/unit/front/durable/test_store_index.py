@@ -145,7 +145,7 @@ class Crashes(RuleBasedStateMachine):
     @precondition(lambda self: all(copy.committed is not None for copy in self.index.copies.values()))
     @rule()
     def crash(self) -> None:
-        """What was on its way is lost, either way."""
+        """Loses everything under way, in either direction."""
         self.index.lost()
         self.begin_process()
 

@@ -658,7 +658,7 @@ def test_a_batch_that_comes_during_the_hand_over_ends_it(tmp_path: Path, monkeyp
 
 
 def test_a_connection_whose_client_has_gone_is_not_handed_over(tmp_path: Path) -> None:
-    """As where the front was paused: ticket and end are there at once."""
+    """The ticket and the end come at once, as where the front was paused."""
 
     async def scenario() -> None:
         async with front(tmp_path, launcher(), devices=1) as f:

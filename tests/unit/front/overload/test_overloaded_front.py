@@ -30,7 +30,7 @@ async def get(f: Front, path: str) -> tuple[int, str]:
 
 
 class Load:
-    """What the front believes of its open files."""
+    """Sets the front's reading of its open files."""
 
     def __init__(self, f: Front) -> None:
         self.share = 0.0

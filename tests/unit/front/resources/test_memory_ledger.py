@@ -138,7 +138,7 @@ steps = st.lists(
 
 
 def test_who_asks_and_is_asked_to_give_back_at_once_is_answered() -> None:
-    """What it asked for was beyond what it had then; it has less when its turn comes."""
+    """The request exceeded what it had then; it has less when its turn comes."""
     world = World()
     first, second = world.start("x", TOTAL // 3), world.start("x", TOTAL // 3)
     world.allocate(second, 1)

@@ -81,7 +81,7 @@ HALF = frames.header(Kind.MESSAGE, 64 << 10) + bytes(63 << 10)
 
 
 def call_server(refused: bool) -> CallServer:
-    """One whose methods read a message; `refused`: before that, at their METHOD."""
+    """Builds a server whose methods read a message; `refused`: before that, at their METHOD."""
     account = UnauthenticatedBytes(SETTINGS.max_unauthenticated_bytes, CollectorRegistry())
 
     def decide(_method_gate: MethodGate, _context: Any) -> Admission:

@@ -205,7 +205,7 @@ def download(f: Front, offset: int = 0, by: Any = None) -> Any:
 
 
 async def rest(call: Any, at: int) -> bytes:
-    """What comes; the first chunk may begin before `at`."""
+    """Reads the bytes to the end; the first chunk may begin before `at`."""
     data = bytearray()
     async for response in call:
         assert response.offset <= at + len(data) <= response.offset + len(response.data)

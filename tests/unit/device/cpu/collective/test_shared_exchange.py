@@ -37,7 +37,7 @@ def three() -> Iterator[Ranks]:
 
 
 class Case:
-    """One collective: each rank's buffers, operation, and what its destination holds in the end."""
+    """A collective: each rank's buffers, operation, and the final contents of its destination."""
 
     def __init__(
         self,
