@@ -68,7 +68,7 @@ def resolve_for_memory(stream: BaseStream | None, connection: Connection, attach
     target = stream if stream is not None else current(connection)
     if target is not None and target._recorder is not None:
         raise LaunchError(
-            "memory cannot be allocated while a graph is recorded: a graph has none of its own.",
+            "memory cannot be allocated while a graph is recorded: a graph allocates none.",
             reason="CAPTURE_INVALID",
             fix="make the arrays before the block, or on another stream.",
         )

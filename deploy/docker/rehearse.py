@@ -111,7 +111,7 @@ def _use(image: Image, folder: Path) -> None:
         say("healthy", " ".join(image.health_check))
         began = time.monotonic()
         client = daemon.beside(["python3", "/client.py"], ROOT / "deploy" / "docker" / "client.py")
-        say("client", f"in a container of its own, as compose.yml has it: {client.strip()}")
+        say("client", f"in a separate container, as compose.yml has it: {client.strip()}")
         say("first", f"that kernel, on a fresh cache, took the client {time.monotonic() - began:.1f} s from its start")
         _work(daemon)
         zombies = daemon.zombies()

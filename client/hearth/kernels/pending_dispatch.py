@@ -244,7 +244,7 @@ class BasePendingDispatch:
             self._carrier.join(timeout)
             if self._carrier.is_alive():
                 raise TimeoutError(
-                    f"the dispatch was not done within {time.monotonic() - started:.3g} s; it goes on.",
+                    f"the dispatch was not done within {time.monotonic() - started:.3g} s; it continues.",
                     reason="DEADLINE_EXCEEDED",
                     fix="wait again, or with a longer timeout.",
                 )

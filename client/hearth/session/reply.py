@@ -145,7 +145,7 @@ class Reply:
         """Abandons the reply, `timeout` seconds having passed; returns the error to raise."""
         self.abandon()
         return TimeoutError(
-            f"no answer within {timeout:g} s; the work goes on.",
+            f"no answer within {timeout:g} s; the work continues.",
             reason="DEADLINE_EXCEEDED",
             fix="wait again, or with a longer timeout.",
         )

@@ -290,7 +290,7 @@ class RingDownload(_Transfer):
             return self._came.get(timeout=max(0.0, self._deadline - time.monotonic()))
         except Empty:
             raise TimeoutError(
-                f"no answer within {self._timeout:g} s; the work goes on.",
+                f"no answer within {self._timeout:g} s; the work continues.",
                 reason="DEADLINE_EXCEEDED",
                 fix="wait again, or with a longer timeout.",
             ) from None

@@ -89,7 +89,7 @@ def _device(device: DeviceInfo) -> Check:
     if device.state == "lost":
         return Check(name, "warning", detail + why, "a new process is being started: look again in a second")
     if device.state == "stalled":
-        fix = "it goes on, or is replaced within devices.ping_timeout; look for a debugger, or an overloaded machine"
+        fix = "it continues, or is replaced within devices.ping_timeout; look for a debugger, or an overloaded machine"
         return Check(name, "warning", detail + why, fix)
     if device.state == "starting":
         return Check(name, "warning", detail + why, "look again in a second")

@@ -216,7 +216,7 @@ def judged(peer: Mapping[str, object], now: float) -> Check:
 
     until = str(peer.get("notAfter", ""))
     left = ssl.cert_time_to_seconds(until) - now if until else _SOON_S
-    detail = f"for {_names(peer) or 'no name'}, valid until {until or 'nobody knows'}"
+    detail = f"for {_names(peer) or 'no name'}, valid until {until or 'an unknown time'}"
     if left < _SOON_S:
         days = max(0, int(left // 86400))
         return Check("certificate", "warning", f"{detail}: {days} days from now", "have it renewed before it expires")

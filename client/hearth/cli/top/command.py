@@ -43,7 +43,7 @@ def add_to(commands: Any) -> None:
         "--interval", type=_interval, default=1.0, metavar="SECONDS", help="from picture to picture (%(default)g)"
     )
     number = parser.add_mutually_exclusive_group()
-    number.add_argument("--iterations", type=_count, metavar="N", help="end after so many pictures")
+    number.add_argument("--iterations", type=_count, metavar="N", help="end after N pictures")
     number.add_argument("--once", dest="iterations", action="store_const", const=1, help="print one picture")
     parser.add_argument("--json", action="store_true", help="print one JSON document a line, with rates")
     connect_options.add_arguments(parser)

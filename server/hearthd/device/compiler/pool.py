@@ -319,4 +319,4 @@ def _not_started(said: str) -> Refusal:
 
 
 def _cancelled() -> Refusal:
-    return Refusal(Reason.CANCELLED, "the compile was stopped: nobody waits for it any more")
+    return Refusal(Reason.CANCELLED, "the compile was stopped: no request waits for it any more")

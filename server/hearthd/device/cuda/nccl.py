@@ -212,7 +212,7 @@ class NcclCommunicators:
             raise Refusal(
                 Reason.COMMUNICATOR_FAILED,
                 f"Joining as rank {rank} of {ranks} failed: {_why(error)}.",
-                fix="check that every rank has the same unique id, a rank of its own, and can reach the others; "
+                fix="check that every rank has the same unique id and a distinct number, and can reach the others; "
                 "NCCL_DEBUG=WARN in the daemon's environment says more",
                 details={"rank": rank, "ranks": ranks},
             ) from error

@@ -195,7 +195,7 @@ class ResumeMachine(RuleBasedStateMachine):
         assert self.printed == [f"{number} " for number in range(1, len(self.printed) + 1)]
 
     def teardown(self) -> None:
-        """Left alone, all of it comes to its end."""
+        """Checks that everything is completed once no more faults occur."""
         try:
             self._finish()
         finally:
