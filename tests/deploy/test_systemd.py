@@ -91,7 +91,7 @@ def test_exposure() -> None:
     assert subprocess.run([tool, *arguments], capture_output=True, check=False).returncode != 0, "it can fail"
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="makes users, in a directory of its own")
+@pytest.mark.skipif(os.getuid() != 0, reason="makes users, in a separate directory")
 def test_users_and_directories(tmp_path: Path) -> None:
     (tmp_path / "etc").mkdir()
     for tool, file in (("systemd-sysusers", "hearth.sysusers"), ("systemd-tmpfiles", "hearth.tmpfiles")):

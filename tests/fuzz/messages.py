@@ -56,7 +56,7 @@ NUMBERED = frozenset({
     "source", "destination", "start", "end", "transfer",
 })  # fmt: skip
 RUNS = frozenset({"function", "graph", "prepared"})
-NOBODY = 0x7777_7777_7777
+NO_HANDLE = 0x7777_7777_7777
 """A handle of nothing, and far from all others."""
 ORDINALS = (0, 0, 0, 0, 1, 2, 77, 2**32 - 1)
 BY_NAME: Mapping[str, tuple[Any, ...]] = {
@@ -156,7 +156,7 @@ class Maker:
             (name == "timeout_ns" and "Group" in message, SOON_NS),
             (name.endswith("timeout_ns"), LIMITS_NS),
             (name == "count" and message in ("LaunchGraph", "LaunchPrepared"), FEW),
-            (name in RUNS and self._harmless, (NOBODY,)),
+            (name in RUNS and self._harmless, (NO_HANDLE,)),
             (name in NUMBERED, HANDLES),
             (name == "node" and "Group" in message, FEW),
             (name == "kind" and message == "CollectiveOperation", tuple(range(13))),
@@ -197,7 +197,7 @@ class Maker:
             extension = Extension(cluster, pick(FEW), pick((0, 0, 2, 77)), pick(OFFSETS))
         record = launches.pack(
             Record(
-                NOBODY if self._harmless else pick((1, 1, 1, 77)), pick((0, 0, 3, 77)),
+                NO_HANDLE if self._harmless else pick((1, 1, 1, 77)), pick((0, 0, 3, 77)),
                 (pick(DIMS[:-1]), pick(FEW), pick(FEW)),
                 (pick(DIMS), pick(FEW), pick(FEW)), pick((0, 0, 1024, 2**31)), pick(range(32)), pick(LIMITS_NS),
                 launches.pack_layout(places), tuple(pick(HANDLES) for _ in range(pointers)),

@@ -235,7 +235,7 @@ class Fuzz:
             if sum(a.fds.values()) > sum(b.fds.values()) + FILES:
                 found.append(f"{name}: open files {b.fds} have become {a.fds}")
             if a.private_kib > b.private_kib + PRIVATE_KIB:
-                found.append(f"{name}: {b.private_kib} KiB of its own have become {a.private_kib}")
+                found.append(f"{name}: {b.private_kib} private KiB have become {a.private_kib}")
         return found
 
 

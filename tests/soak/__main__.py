@@ -285,7 +285,7 @@ def at_rest(daemon: DaemonProcess) -> list[str]:
     while time.monotonic() < deadline:
         status = daemon.status()
         held = [
-            f"device {device['ordinal']} holds {name} = {device['gauges'][name]} with nobody there"
+            f"device {device['ordinal']} holds {name} = {device['gauges'][name]} without a session"
             for device in status["devices"]
             for name in names
             if device["gauges"].get(name)

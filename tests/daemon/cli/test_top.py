@@ -277,9 +277,9 @@ def test_wrong_use(arguments: list[str], says: str, capsys: Any) -> None:
 def test_nobody_reads_on(daemon: DaemonProcess) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    with os.fdopen(writer, "w") as nobody:
+    with os.fdopen(writer, "w") as closed:
         done = subprocess.run(
             [sys.executable, "-m", "hearth.cli.main", "top", "--interval", "0.1", daemon.unix],
-            stdout=nobody, stderr=subprocess.PIPE, text=True, env=environment(), timeout=60, check=False,
+            stdout=closed, stderr=subprocess.PIPE, text=True, env=environment(), timeout=60, check=False,
         )  # fmt: skip
     assert (done.returncode, done.stderr) == (1, "")

@@ -59,7 +59,7 @@ STEPS = """
     gpu.synchronize()
     double = gpu.RawKernel(SOURCE, "twice")
     done = set(sys.modules)
-    for _ in range(200):  # a daemon is told of every 64 answers
+    for _ in range(200):  # a receipt follows every 64 answers
         double((256,), (256,), (x, y, np.int32(1 << 16)))
         gpu.synchronize()
     print({"more": sorted(set(sys.modules) - done)})

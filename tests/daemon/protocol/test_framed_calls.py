@@ -122,7 +122,7 @@ def test_a_request_that_cannot_be_read_and_one_that_is_not_there(daemon: DaemonP
 
 
 def test_an_execute_stream_that_is_none(daemon: DaemonProcess) -> None:
-    attach = device_pb2.ExecuteRequest(attach=device_pb2.Attach(session_token="nobody's"))
+    attach = device_pb2.ExecuteRequest(attach=device_pb2.Attach(session_token="unknown"))
     for rest, expected in (
         (frames.encode(Kind.END), "MALFORMED_MESSAGE"),
         (frames.encode(Kind.MESSAGE, b"\xff"), "MALFORMED_MESSAGE"),

@@ -304,10 +304,10 @@ def test_the_socket_is_its_owners_where_nobody_is_known_by_user(start_daemon: St
 
 def test_a_user_that_the_host_has_not(tmp_path: Path) -> None:
     path = tmp_path / "hearth.toml"
-    path.write_text(toml(tenants(tenant("a", users=["nobody-of-this-name"]))[0]))
+    path.write_text(toml(tenants(tenant("a", users=["no-user-of-this-name"]))[0]))
     for command in ("check-config", "serve"):
         done = hearthd(command, "--config", str(path))
-        assert done.returncode == 2 and "nobody-of-this-name" in done.stderr and "Traceback" not in done.stderr
+        assert done.returncode == 2 and "no-user-of-this-name" in done.stderr and "Traceback" not in done.stderr
 
 
 # ---- what others see ----

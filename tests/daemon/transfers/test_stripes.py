@@ -648,7 +648,7 @@ def test_another_certificate_is_not_trusted(secured_daemon: SecuredDaemon) -> No
         def open_bulk(request: device_pb2.OpenBulkRequest) -> device_pb2.OpenBulkResponse:
             answer = ask(request)
             assert answer.certificate and all(len(ticket) == 32 for ticket in answer.tickets)
-            answer.certificate = make("somebody else").der
+            answer.certificate = make("another daemon").der
             return answer
 
         transport.open_bulk = open_bulk

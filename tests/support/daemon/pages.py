@@ -121,7 +121,7 @@ class Reader:
                 for command in commands(fence.text):
                     self._run(fence.line, command)
             else:
-                assert fence.language in _SHOWN, f"{self._name}:{fence.line}: nobody runs {fence.language}"
+                assert fence.language in _SHOWN, f"{self._name}:{fence.line}: no runner for {fence.language}"
 
     def _run(self, line: int, command: Command) -> None:
         if command.text.rstrip().endswith("&"):

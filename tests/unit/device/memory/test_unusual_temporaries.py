@@ -26,7 +26,7 @@ def pair() -> Iterator[tuple[Ways, Ways]]:
         each.stop()
 
 
-@pytest.fixture(params=[True, False], ids=["at once", "long way"])
+@pytest.fixture(params=[True, False], ids=["at once", "queued"])
 def rig(request: pytest.FixtureRequest) -> Iterator[Ways]:
     made = Ways(request.param)
     yield made
