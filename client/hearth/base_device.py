@@ -133,6 +133,9 @@ class BaseDevice(Generic[A, S]):
                 when the call returns. An array that is not C-contiguous is copied on the host first.
             progress: True for a progress bar, or ``f(done, total)``, called with bytes.
 
+        Returns:
+            The array: `a` itself, or a new one.
+
         Raises:
             DtypeError: `a` makes no array, or not one of that dtype.
             UnsupportedError: `a` is another session's, or cannot be read from here.
@@ -165,6 +168,9 @@ class BaseDevice(Generic[A, S]):
             stream: Stream of the copy; None: the current one.
             blocking: Blocks until pinned memory has been read; see `asarray`.
             progress: True for a progress bar, or ``f(done, total)``, called with bytes.
+
+        Returns:
+            The new array.
 
         Raises:
             DtypeError: `obj` makes no array, or not one of that dtype.
@@ -220,6 +226,13 @@ class BaseDevice(Generic[A, S]):
             shape: Elements along each axis: an int or a sequence.
             dtype: Type of the elements; float64 by default.
             stream: Stream of the allocation; None: the current one.
+
+        Returns:
+            The new array.
+
+        Raises:
+            ArgumentError: The shape has a negative axis, or is too large.
+            DtypeError: The shape is not made of whole numbers, or no device has elements of that type.
         """
         return allocate(self, shapes.shape_of(shape), shapes.type_of(dtype), stream)
 
@@ -233,6 +246,13 @@ class BaseDevice(Generic[A, S]):
             shape: Elements along each axis: an int or a sequence.
             dtype: Type of the elements; float64 by default.
             stream: Stream of the allocation; None: the current one.
+
+        Returns:
+            The new array.
+
+        Raises:
+            ArgumentError: The shape has a negative axis, or is too large.
+            DtypeError: The shape is not made of whole numbers, or no device has elements of that type.
         """
         return allocate(self, shapes.shape_of(shape), shapes.type_of(dtype), stream, pitched=True)
 
@@ -244,6 +264,13 @@ class BaseDevice(Generic[A, S]):
         Args:
             specs: (shape, dtype) of each array.
             stream: Stream of the allocation; None: the current one.
+
+        Returns:
+            The new arrays, in the order of `specs`.
+
+        Raises:
+            ArgumentError: A shape has a negative axis, or is too large.
+            DtypeError: A shape is not made of whole numbers, or no device has elements of a type.
         """
         return allocate_many(self, [(shapes.shape_of(shape), shapes.type_of(dtype)) for shape, dtype in specs], stream)
 
@@ -272,6 +299,13 @@ class BaseDevice(Generic[A, S]):
             shape: Elements along each axis: an int or a sequence.
             dtype: Type of the elements; float64 by default.
             stream: Stream of the fill; None: the current one.
+
+        Returns:
+            The new array.
+
+        Raises:
+            ArgumentError: The shape has a negative axis, or is too large.
+            DtypeError: The shape is not made of whole numbers, or no device has elements of that type.
         """
         return self.full(shape, 0, dtype, stream)
 
@@ -282,6 +316,13 @@ class BaseDevice(Generic[A, S]):
             shape: Elements along each axis: an int or a sequence.
             dtype: Type of the elements; float64 by default.
             stream: Stream of the fill; None: the current one.
+
+        Returns:
+            The new array.
+
+        Raises:
+            ArgumentError: The shape has a negative axis, or is too large.
+            DtypeError: The shape is not made of whole numbers, or no device has elements of that type.
         """
         return self.full(shape, 1, dtype, stream)
 
@@ -293,6 +334,13 @@ class BaseDevice(Generic[A, S]):
             fill_value: The value of every element.
             dtype: Type of the elements; None: that of `fill_value`.
             stream: Stream of the fill; None: the current one.
+
+        Returns:
+            The new array.
+
+        Raises:
+            ArgumentError: The shape has a negative axis, or is too large, or `fill_value` is more than one value.
+            DtypeError: The shape is not made of whole numbers, or `fill_value` cannot be an element of that type.
         """
         fresh = self.empty(shape, shapes.type_of_value(fill_value) if dtype is None else dtype, stream)
         if isinstance(fill_value, int) and fill_value == 0 and getattr(fresh._dtype, "names", None) is not None:
@@ -307,6 +355,12 @@ class BaseDevice(Generic[A, S]):
             a: An array of the host or of a device.
             dtype: Type of the elements; None: that of `a`.
             stream: Stream of the allocation; None: the current one.
+
+        Returns:
+            The new array.
+
+        Raises:
+            DtypeError: No device has elements of that type.
         """
         return self.empty(a.shape, _type_of(a) if dtype is None else dtype, stream)
 
@@ -317,6 +371,12 @@ class BaseDevice(Generic[A, S]):
             a: An array of the host or of a device.
             dtype: Type of the elements; None: that of `a`.
             stream: Stream of the fill; None: the current one.
+
+        Returns:
+            The new array.
+
+        Raises:
+            DtypeError: No device has elements of that type.
         """
         return self.zeros(a.shape, _type_of(a) if dtype is None else dtype, stream)
 
@@ -327,6 +387,12 @@ class BaseDevice(Generic[A, S]):
             a: An array of the host or of a device.
             dtype: Type of the elements; None: that of `a`.
             stream: Stream of the fill; None: the current one.
+
+        Returns:
+            The new array.
+
+        Raises:
+            DtypeError: No device has elements of that type.
         """
         return self.ones(a.shape, _type_of(a) if dtype is None else dtype, stream)
 
@@ -338,6 +404,13 @@ class BaseDevice(Generic[A, S]):
             fill_value: The value of every element.
             dtype: Type of the elements; None: that of `a`.
             stream: Stream of the fill; None: the current one.
+
+        Returns:
+            The new array.
+
+        Raises:
+            ArgumentError: `fill_value` is more than one value.
+            DtypeError: `fill_value` cannot be an element of that type.
         """
         return self.full(a.shape, fill_value, _type_of(a) if dtype is None else dtype, stream)
 

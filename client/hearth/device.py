@@ -110,6 +110,9 @@ class Device(BaseDevice[DeviceArray, Stream]):
             name: Name of the kernel in the code.
             options: Options of the compiler.
             **unsupported: Further keywords of CuPy's; see `RawModule`.
+
+        Returns:
+            The kernel.
         """
         return self.RawModule(code, options=options, **unsupported).get_function(name)
 
@@ -120,17 +123,28 @@ class Device(BaseDevice[DeviceArray, Stream]):
 
         Args:
             priority: CUDA's stream priority: lower numbers are more urgent; 0 is the default.
+
+        Returns:
+            The new stream.
         """
         return Stream(self._connection, priority)
 
     def graph(self) -> Graph:
-        """Makes a graph: ``with gpu.graph() as g:`` records launches, copies and fills; then ``g.launch(n)``."""
+        """Makes a graph: ``with gpu.graph() as g:`` records launches, copies and fills; then ``g.launch(n)``.
+
+        Returns:
+            The graph, to be entered.
+        """
         from hearth.kernels.graph import Graph
 
         return Graph(self._connection)
 
     def prepared(self) -> Prepared:
-        """Makes a list: ``with gpu.prepared() as p:`` collects and checks launches; then ``p.launch(n)``."""
+        """Makes a list: ``with gpu.prepared() as p:`` collects and checks launches; then ``p.launch(n)``.
+
+        Returns:
+            The list, to be entered.
+        """
         from hearth.kernels.prepared import Prepared
 
         return Prepared(self._connection)
@@ -141,6 +155,9 @@ class Device(BaseDevice[DeviceArray, Stream]):
         Args:
             launches: For each launch ``(kernel, grid, block, args)`` or ``(kernel, grid, block, args, shared_mem)``.
 
+        Returns:
+            The list, ready to be launched.
+
         Raises:
             LaunchError: Launches are invalid; the error lists everything that is wrong with them.
             ArgumentError: An entry of `launches` is no such tuple.
@@ -150,7 +167,11 @@ class Device(BaseDevice[DeviceArray, Stream]):
         return prepare(self._connection, launches)
 
     def event(self) -> Event:
-        """Makes an event, to be recorded by `Stream.record`."""
+        """Makes an event, to be recorded by `Stream.record`.
+
+        Returns:
+            The new event.
+        """
         return Event(self._connection)
 
     @telemetry.traced("hearth.synchronize")
@@ -188,6 +209,9 @@ class Device(BaseDevice[DeviceArray, Stream]):
 
         Args:
             stream: Stream whose work is measured; None: the current one.
+
+        Returns:
+            The profile, to be entered; its times are there after the block.
         """
         from hearth.profiling.profile import Profile
 
@@ -199,6 +223,9 @@ class Device(BaseDevice[DeviceArray, Stream]):
 
         Args:
             max_events: Number of commands after which further ones are dropped; None: the daemon's default.
+
+        Returns:
+            The trace, to be entered; its events are there after the block.
 
         Raises:
             ArgumentError: `max_events` is not between 1 and 2**32 - 1.
@@ -374,7 +401,11 @@ class Device(BaseDevice[DeviceArray, Stream]):
         return self._publications.attach(self, name, tenant, shape, dtype)
 
     def published(self) -> list[PublishedArray]:
-        """Lists the arrays that this session may attach, its tenant's own first. Blocks for the answer."""
+        """Lists the arrays that this session may attach, its tenant's own first. Blocks for the answer.
+
+        Returns:
+            A description of each array.
+        """
         return self._publications.listed()
 
     # ---- inside ----

@@ -40,6 +40,9 @@ class show_progress:
 
     ``hearth.show_progress()`` from now on, in all threads; ``hearth.show_progress(False)`` no more; ``with
     hearth.show_progress(): ...`` for the block. A call's own ``progress=`` comes before it.
+
+    Args:
+        on: False shows nothing from now on.
     """
 
     def __init__(self, on: bool = True) -> None:
