@@ -216,7 +216,7 @@ class _Strangers:
 
 
 def child_environment() -> dict[str, str]:
-    """That of processes which import this package and the client."""
+    """Returns the environment of processes that import this package and the client."""
     return environment(PYTHONPATH=os.pathsep.join(sys.path), OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
 
 

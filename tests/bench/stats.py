@@ -65,7 +65,7 @@ class Row:
         return "at least" if sign * value >= sign * self.at_least else "below"
 
     def to_json(self) -> dict[str, Any]:
-        """For the results file."""
+        """Builds the row's object of the results file."""
         return {
             "group": self.group,
             "what": self.what,

@@ -77,7 +77,7 @@ def test_every_alert_says_what_to_do() -> None:
 
 
 def test_every_metric_is_described_and_nothing_else() -> None:
-    """By the tables of METRICS.md: name, type, labels."""
+    """The tables of METRICS.md give name, type and labels of every metric."""
     described = _described()
     page = scraped.page()
     families = {family.name: family for family in scraped.families(page)}

@@ -78,7 +78,7 @@ def test_verify_finds_what_is_wrong(tmp_path: Path) -> None:
 
 
 def test_exposure() -> None:
-    """At most what is promised, and what the unit says of itself."""
+    """The exposure is at most what is promised, and what the unit says of itself."""
     tool = program("systemd-analyze")
     arguments = ["security", "--offline=yes", "--no-pager", f"--threshold={THRESHOLD * 10:.0f}", str(SYSTEM)]
     done = subprocess.run([tool, *arguments], capture_output=True, text=True, check=False)

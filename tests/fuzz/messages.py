@@ -45,7 +45,7 @@ LIMITS_NS = (0, 60 * 10**9)
 """Time limits of a launch: a shorter one may rightly end the device process."""
 
 SOON_NS = (0, 1, 10**9)
-"""For a group's other daemons to come, who never do."""
+"""Time limits of a group whose other daemons never come."""
 
 NOTHING = 'extern "C" __global__ void nothing(int* x, int n) {}\n__device__ int variable[4];'
 """A kernel that can be given anything."""

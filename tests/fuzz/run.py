@@ -217,7 +217,8 @@ class Fuzz:
         return state_of(self.daemon, self._operator)
 
     def compare(self, before: State) -> None:
-        """Nothing may have stayed, when there was time to give it back: NCCL takes a second to free a communicator."""
+        """Checks that nothing has stayed, once there was time to give it back: NCCL takes a second to free a
+        communicator."""
         deadline = time.monotonic() + GIVEN_BACK_S
         while (found := self._differences(before, self.at_rest())) and time.monotonic() < deadline:
             time.sleep(0.2)
@@ -252,7 +253,7 @@ def _unix(path: Path) -> socket.socket:
 
 @contextlib.contextmanager
 def fuzzing(cache: Path, seed: int = 0) -> Iterator[Fuzz]:
-    """With what is held compared at the end."""
+    """Yields the fuzzing, and compares what is held at the end."""
     with Fuzz(cache, seed) as fuzz:
         if BACKEND == "cuda":  # which takes much for good when it is first asked for something
             for name in Fuzz.names():

@@ -16,7 +16,7 @@ SETUP_S = 30.0
 
 
 class Session:
-    """By plain stubs. `metadata` says who the caller is."""
+    """A session by plain stubs. `metadata` identifies the caller."""
 
     def __init__(self, channel: grpc.Channel, metadata: tuple[tuple[str, str], ...], devices: int) -> None:
         self._channel = channel
@@ -73,7 +73,7 @@ class Session:
                 self.call("NodeService", "CloseSession", request, node_pb2.CloseSessionResponse)
 
     def _furnish(self, ordinal: int) -> None:
-        """By a stream that ends before the next call."""
+        """Makes the furniture by a stream that ends before the next call."""
         attach = device_pb2.Attach(session_token=self.token, device=ordinal)
         messages = [
             device_pb2.ExecuteRequest(attach=attach),

@@ -53,7 +53,7 @@ def memory(server: CudaServer, stream: Any) -> Iterator[Callable[[int], int]]:
 
 
 def put(server: CudaServer, address: int, data: np.ndarray, stream: Any) -> None:
-    """In pieces that the host pool has room for."""
+    """Writes the data in pieces that the host pool has room for."""
     flat = np.ascontiguousarray(data).view(np.uint8).ravel()
     for start in range(0, flat.size, 8 * MIB):
         part = flat[start : start + 8 * MIB]

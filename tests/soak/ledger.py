@@ -46,7 +46,7 @@ class Ledger:
             self.wrong(what)
 
     def line(self) -> str:
-        """For the parent, as JSON."""
+        """Returns the line for the parent, as JSON."""
         with self._lock:
             body: dict[str, Any] = {"counts": dict(self.counts), "errors": self.errors}
         return json.dumps(body)

@@ -12,7 +12,7 @@ from tests.support.daemon.harness import DaemonProcess, marked
 WARM_UP = 0.25
 """The part of the run whose samples say nothing about growth: caches fill, pools find their size."""
 ENOUGH = 24
-"""With fewer samples after the warm-up, growth is not judged."""
+"""Least number of samples after the warm-up: with fewer, growth is not judged."""
 MEMORY_KIB = 24 << 10
 """A process may have this much more at the end than after the warm-up ..."""
 MEMORY_PART = 0.1

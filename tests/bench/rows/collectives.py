@@ -25,7 +25,7 @@ JOIN = "join"
 """The name of what a new group's first operation takes."""
 BATCH = 32
 BOUNDED = 64 * MIB
-"""From here on the ratio has to be that of the issue."""
+"""Size in bytes from which the ratio has to be that of the issue."""
 _GPU_SIZES = (KIB, 8 * KIB, 64 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB, GIB)
 _CPU_SIZES = (KIB, 32 * KIB, MIB, 4 * MIB)
 _NAMES = {
@@ -43,7 +43,7 @@ Case = tuple[str, int]
 
 
 def cases(cuda: bool, quick: bool) -> list[Case]:
-    """In the order in which they are measured."""
+    """Returns the cases in the order in which they are measured."""
     sizes = [size for size in (_GPU_SIZES if cuda else _CPU_SIZES) if not (quick and size > 256 * MIB)]
     large = [size for size in sizes if size >= (BOUNDED if cuda else MIB)]
     found: list[Case] = [(kind, size) for kind in COLLECTIVES for size in sizes]

@@ -115,7 +115,7 @@ class Rank:
         return lambda: call(*arguments), [array]
 
     def copy(self, size: int) -> Prepared:
-        """By CUDA, from device 0 to device 1, in the process of the first."""
+        """Prepares CUDA's copy from device 0 to device 1, in the process of the first."""
         import cupy
         from cupy.cuda import runtime
 

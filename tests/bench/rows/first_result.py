@@ -1,4 +1,4 @@
-"""From the start of a new process to its first result in hand: interpreter, imports, upload, cached kernel, read.
+"""Time from the start of a new process to its first result in hand: interpreter, imports, upload, cached kernel, read.
 
 Three rows have the bounds. The first two are of the whole process, as a user waits for it: one whose job needs no more
 of the host than Python's own numbers and buffers, for which Hearth's client does not import NumPy, and one of NumPy's

@@ -118,7 +118,7 @@ def places(daemon: DaemonProcess, strict: tuple[DaemonProcess, dict[str, str]], 
 
 @pytest.fixture(autouse=True)
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing in the environment says where the daemon is."""
+    """Removes the daemon's address from the environment."""
     for name in VARIABLES:
         monkeypatch.delenv(f"HEARTH_{name}", raising=False)
 

@@ -215,7 +215,7 @@ def test_pictures_below_each_other(daemon: DaemonProcess, capsys: Any) -> None:
 
 
 def test_a_document_a_line(daemon: DaemonProcess, gpu: hearth.Device, capsys: Any) -> None:
-    """With rates, which the client works out from counters."""
+    """Each line has rates, which the client works out from counters."""
     ended = threading.Event()
 
     def work() -> None:

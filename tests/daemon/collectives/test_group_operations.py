@@ -30,7 +30,7 @@ def devices(four: DaemonProcess) -> Iterator[list[hearth.Device]]:
 
 @pytest.fixture(params=[(0, 1), (2, 0, 1), (3, 1, 0, 2)], ids=lambda order: f"{len(order)} devices")
 def group(devices: list[hearth.Device], request: pytest.FixtureRequest) -> hearth.Group:
-    """Not in the order of their numbers."""
+    """A group of devices, not in the order of their numbers."""
     return hearth.Group([devices[ordinal] for ordinal in request.param])
 
 

@@ -28,7 +28,7 @@ BATCH = 12
 """Clients that live at once."""
 LEASE_S = 1.0
 LIFE_S = (0.02, 1.2)
-"""When a client is killed, counted from its fork."""
+"""Seconds after which a client is killed, counted from its fork."""
 COMPILE_THREADS = 2
 """Compile threads of a device process (`compile.workers`); the second one starts where two sources come at once."""
 FRONT_THREADS = 8 + (os.cpu_count() or 1)

@@ -179,7 +179,7 @@ def test_a_session_by_single_calls_alone_expires(daemon: DaemonProcess) -> None:
 
 
 def test_a_call_under_way_keeps_its_session(daemon: DaemonProcess) -> None:
-    """Also one that takes longer than the lease."""
+    """The call takes longer than the lease."""
     with daemon.connect() as node, gated(node.device(0)) as gate:
         gate.hold()
         raw = Raw(daemon.unix)  # now that nothing has to be compiled any more, which may take longer than the lease

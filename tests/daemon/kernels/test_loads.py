@@ -41,7 +41,7 @@ def reloaded(cache: Path) -> Iterator[Reloaded]:
 
 @pytest.fixture
 def daemon(reloaded: Reloaded) -> DaemonProcess:
-    """With a limit that is soon reached."""
+    """The daemon with a limit that is soon reached."""
     if reloaded.config["launch"] != SHORT:
         reloaded.change(launch=SHORT)
     return reloaded.daemon

@@ -166,7 +166,7 @@ def test_of_a_buffer_without_memory_it_is_skipped_and_reported_once(gpu: hearth.
 
 
 def test_memory_stays_while_a_tensor_map_needs_it(gpu: hearth.Device) -> None:
-    """Also one that could not be made: the handle holds it until it is destroyed."""
+    """A map that could not be made keeps it as well: the handle holds it until it is destroyed."""
     before = gpu.memory_usage().bytes_in_use
     x = gpu.zeros((64, 32), np.float32)
     tile = x.tensor_map((8, 32))

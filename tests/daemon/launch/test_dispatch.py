@@ -78,7 +78,7 @@ def test_host_arrays_of_any_make(gpu: hearth.Device, kernel: Kernel) -> None:
 
 
 def test_outputs_are_zero_where_nothing_is_written(daemon: DaemonProcess) -> None:
-    """Also in memory that another session has just had."""
+    """The memory is one that another session has just had."""
     with daemon.connect() as earlier, daemon.connect() as node:
         gpu = node.device(0)
         every_other = gpu.RawModule(code=KERNELS).get_function("every_other")

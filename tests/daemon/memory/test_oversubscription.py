@@ -238,7 +238,7 @@ def test_a_quota_in_a_process_that_tenants_share(start_daemon: StartDaemon) -> N
 
 
 def test_nobody_sees_what_another_tenant_has_left_behind(start_daemon: StartDaemon) -> None:
-    """In a process that tenants share: whatever the pool hands out again has been cleared."""
+    """Tenants share a process: whatever the pool hands out again has been cleared."""
     config, tokens = tenants("x", "y", devices={**DEVICES, "isolation": "shared"})
     daemon = start_daemon(**config)
     sizes = (1, 100, 4096, 5000, 1 << 16, 1 << 20, (3 << 20) + 17)

@@ -303,7 +303,7 @@ def test_a_device_that_is_lost_and_comes_back(traced: DaemonProcess, collector: 
 
 
 def test_tenants(start_daemon: StartDaemon, collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of who has no session; and the last spans are sent before the daemon ends."""
+    """Callers without a session are covered too; and the last spans are sent before the daemon ends."""
     for name, value in {**collector.environment(), "OTEL_BSP_SCHEDULE_DELAY": "60000"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("OTEL_SERVICE_NAME", "of-tenants")

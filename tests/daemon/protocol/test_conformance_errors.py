@@ -254,7 +254,7 @@ def test_a_write_that_fails_stops_nothing_but_what_needs_it(raw: Raw) -> None:
 
 @pytest.mark.parametrize("ask", ["sync", "sync of all", "flush", "read", "end of a profile"])
 def test_who_asks_is_told_of_what_came_before_and_of_nothing_later(raw: Raw, ask: str) -> None:
-    """Also where the question has to wait, and what was submitted behind it fails at once."""
+    """The question may have to wait, and what was submitted behind it may fail at once."""
     questions = {
         "sync": c.Command(sync=c.Sync()),
         "sync of all": c.Command(sync=c.Sync(all_streams=True)),

@@ -316,7 +316,7 @@ def test_other_calls(world: World, method: str, right: str) -> None:
 
 @pytest.mark.parametrize("right", [*RIGHTS, "nothing"])
 def test_the_node(world: World, right: str) -> None:
-    """Only operators end, drain and restart what is others', and only they and observers see it."""
+    """Operators alone end, drain and restart what is others', and they and observers alone see it."""
     who = right if right == "nothing" else f"only-{right}"
     raw, _ = world.session(who)
     metadata = (("hearth-session", raw.token),)

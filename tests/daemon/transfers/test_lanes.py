@@ -194,7 +194,7 @@ def test_what_kernels_print_comes_before_what_waited_for_it(
 
 @pytest.mark.parametrize("most", [400, 20_000])
 def test_commands_over_lanes_that_are_cut(daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    """At any byte; each command has run exactly once, and each answer has come."""
+    """A lane is cut at any byte; each command has run exactly once, and each answer has come."""
     program = Program(7, 3000 if most > 1000 else 400)
     with daemon.connect(lanes=False) as node:
         expected = program.run(node.device(0))

@@ -66,7 +66,7 @@ def there_and_back(gpu: hearth.Device, size: int, seed: int = 1) -> None:
 
 
 def settled(daemon: DaemonProcess, stripes: int = 0) -> None:
-    """Nothing is lent any more, and no stripe is open that should not be."""
+    """Waits until nothing is lent any more, and no stripe is open that should not be."""
     wait_until(lambda: daemon.gauge("stripes") == stripes, f"{stripes} stripes in the device process")
     wait_until(lambda: daemon.gauge("staging_bytes") == 0, "all staging memory given back")
 
@@ -117,7 +117,7 @@ def test_bit_for_bit(gpu: hearth.Device, daemon: DaemonProcess, size: int) -> No
 
 
 def test_they_carry_the_bytes(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not gRPC."""
+    """The stripes carry them, not gRPC."""
 
     def never(*_: Any) -> None:
         raise AssertionError("a stream of Upload or Download was opened")

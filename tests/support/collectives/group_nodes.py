@@ -71,7 +71,7 @@ class LentNodes:
         return [self.one(number) for number in range(count)]
 
     def one(self, number: int) -> DaemonProcess:
-        """At rest, whatever the others do; another one in the place of one that has ended."""
+        """Returns a daemon at rest, whatever the others do; another one in the place of one that has ended."""
         while len(self._lent) <= number:
             self._lent.append(LentDaemon(self._cache, on_device(len(self._lent), devices=QUICK), 1))
         with _enough_of_them(number + 1):

@@ -166,7 +166,7 @@ def random_data(generator: np.random.Generator, count: int, name: str) -> Array:
 
 
 def reduced(inputs: Sequence[Array], op: str) -> Array:
-    """In rank order, computed in float32 or 64, or with integers that wrap; rounded once."""
+    """Reduces in rank order, computed in float32 or 64, or with integers that wrap; rounded once."""
     dtype = inputs[0].dtype
     if dtype.kind in "iu":
         wide: Any = np.int64 if dtype.kind == "i" else np.uint64

@@ -133,7 +133,7 @@ class Walker:
             raise AssertionError(f"{phase}: {line}{stdout.read()}")
 
     def end(self) -> None:
-        """Nothing more is to be done; kills it where that does not end it."""
+        """Ends the process: nothing more is to be done; kills it where that does not end it."""
         assert self.process.stdin is not None and self.process.stdout is not None
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGCONT)

@@ -34,7 +34,7 @@ BOUNDS = {
 
 
 def page() -> str:
-    """In Prometheus's text."""
+    """Returns the page in Prometheus's text."""
     return _pages()[""]
 
 
@@ -101,7 +101,7 @@ def names(text: str) -> set[str]:
 
 
 def labels(text: str) -> dict[str, set[str]]:
-    """By name of a sample."""
+    """Returns the labels by name of a sample."""
     found: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

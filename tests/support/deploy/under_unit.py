@@ -63,7 +63,7 @@ def allowed(filters: list[str]) -> set[str]:
 
 
 def confine(unit: dict[str, list[str]]) -> None:
-    """From here on this process, and what it starts, is held to the unit."""
+    """Holds this process, and what it starts, to the unit from here on."""
     os.umask(int(unit["UMask"][0], 8))
     for name, value in (("CORE", unit["LimitCORE"][0]), ("NOFILE", unit.get("LimitNOFILE", ["65536"])[0])):
         kind = getattr(resource, f"RLIMIT_{name}")

@@ -137,7 +137,7 @@ def shut(rig: Sharing, stream: int = 0) -> threading.Event:
 
 
 def unanswered(client: Client) -> None:
-    """Nothing but acks has come."""
+    """Checks that nothing but acks has come."""
     client.end.setblocking(False)
     with pytest.raises(BlockingIOError):
         while client.next().kind == Kind.ACK:

@@ -99,7 +99,7 @@ class Laned(Rig[CpuServer]):
         self.process.run()
 
     def _started(self) -> None:
-        """On the device-handle thread, before the process takes anything."""
+        """Called on the device-handle thread, before the process takes anything."""
 
     def hand_over(self, channel: int = 1, **limits: int) -> Client:
         ours, theirs = socket.socketpair()

@@ -51,7 +51,7 @@ class Scope:
 
     level: int = BLOCK
     mask: str = ""
-    """At WARP: the variable with the mask of the lanes that are here, if these are not all that have not returned."""
+    """Variable with the mask of the active lanes, at WARP, if these are not all that have not returned."""
     names: tuple[str, ...] = ()
     """Variables that can be read, besides `x`."""
     uniform: frozenset[str] = frozenset()

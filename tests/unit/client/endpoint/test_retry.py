@@ -1,4 +1,4 @@
-"""When a call is made again, and after how long."""
+"""Retries of a call, and their delays."""
 
 from __future__ import annotations
 

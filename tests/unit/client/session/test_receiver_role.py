@@ -200,7 +200,7 @@ def test_many_threads_wait_at_once(daemon: LaneDaemon, work: Attachment) -> None
 
 @pytest.mark.parametrize("cores", [64], indirect=True)
 def test_who_looks_for_an_answer_finds_it_whenever_it_comes(daemon: LaneDaemon, work: Attachment) -> None:
-    """At once, when a copy is due, behind that, and when no thread polls any more."""
+    """The answer comes at once, when a copy is due, behind that, and when no thread polls any more."""
     lookout, size, lane = work.lookout, 64 << 20, work._channel
     assert lane is not None
     asleep: list[float] = []
@@ -410,7 +410,7 @@ def test_ctrl_c_in_a_wait_loses_nothing(daemon: LaneDaemon, work: Attachment, un
 def test_ctrl_c_at_any_line_of_a_wait_loses_nothing(
     daemon: LaneDaemon, work: Attachment, gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the wait sends on what was left for an ack."""
+    """The wait may send on what was left for an ack."""
     monkeypatch.setattr(attachment, "HELD_S", 0.05)
     monkeypatch.setattr(execute_stream, "LANE_AGAIN_S", 0.05)
     f = gpu.RawModule(code="source").get_function("f")

@@ -49,7 +49,7 @@ class PageLocking(CpuServer):
         self.locked: dict[int, int] = {}
         self.locks: list[tuple[int, str]] = []
         self.locked_between: list[tuple[float, float]] = []
-        """When each call began and ended."""
+        """Begin and end of each call."""
         self.gate, self.slow = threading.Event(), threading.Event()
         self.gate.set()
         self.slow.set()

@@ -246,7 +246,7 @@ def test_a_copy_that_the_driver_refuses(make: Make) -> None:
 
 @pytest.mark.parametrize("locked", [64 * MIB, 0])
 def test_there_and_back(make: Make, locked: int) -> None:
-    """With page-locked memory, of which there is less than one buffer takes, and without any."""
+    """There is less page-locked memory than one buffer takes, or none."""
     rig = make(locked)
     contents = {5: data_of(9 * MIB + 1), 6: b"", 7: data_of(3)}
     for handle, data in contents.items():

@@ -12,7 +12,7 @@ from hearthd.device.process.gc_policy import DUE, FORCED, QUIET_S, GarbageCollec
 
 
 class Node:
-    """In a circle with itself: only the collector finds it."""
+    """An object in a cycle with itself: only the collector finds it."""
 
     def __init__(self) -> None:
         self.me = self

@@ -99,7 +99,7 @@ def test_the_more_urgent_goes_first_and_leaves_a_little(crowd: Crowd) -> None:
 
 @pytest.mark.parametrize("launches", [64, 8000])
 def test_a_flood_delays_no_other_session(crowd: Crowd, launches: int) -> None:
-    """Also where each of its batches is nearly a megabyte."""
+    """Each batch of the flood may be nearly a megabyte."""
     light = crowd.join(tenant="light", nanoseconds=0)
     flood = crowd.join(tenant="flood", nanoseconds=1_000_000, launches=launches, window=32)
     crowd.run(0.3, flood)

@@ -222,7 +222,8 @@ def test_anchors_in_any_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_anchors_come_periodically(place: Place) -> None:
-    """At once for the first entry, then no more often than the interval, and always before the end."""
+    """An anchor is written at once for the first entry, then no more often than the interval, and always before the
+    end."""
     place.settings = AuditSettings(**{**place.settings.model_dump(), "anchor_interval": 0.05})
 
     async def scenario() -> None:

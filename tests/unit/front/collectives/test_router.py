@@ -22,7 +22,7 @@ class Channel:
 
 
 class Link:
-    """To a device process."""
+    """Link to a device process."""
 
     def __init__(self, ordinal: int, generation: int = 1, sessions: tuple[str, ...] = ("s",)) -> None:
         self.ordinal, self.generation = ordinal, generation

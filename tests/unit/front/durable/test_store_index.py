@@ -84,7 +84,7 @@ class Crashes(RuleBasedStateMachine):
         self.begin_process()
 
     def begin_process(self) -> None:
-        """From what the front has, as a restore does."""
+        """Begins a process from the front's copies, as a restore does."""
         self.to_front: deque[tuple[int, list[tuple[int, int]]]] = deque()
         self.to_device: deque[int] = deque()
         copies = self.index.copies

@@ -62,7 +62,7 @@ class World:
         self.check()
 
     def check(self) -> None:
-        """At this very moment, with everything that is on its way."""
+        """Checks the invariants at this very moment, with everything that is on its way."""
         most = sum(self.total if each.limit is None else each.limit for each in self.processes.values())
         everything = [each for each in self.processes.values() if each.limit is None]
         overheads = OVERHEAD * len(self.processes)

@@ -21,7 +21,7 @@ from tests.support.front.fixture import run, until
 from tests.support.front.isolated_workers import BY_TENANT, PATIENT, X, Y, node
 
 SOON = 0.1
-"""For `GRACE` where time passes."""
+"""Value of `GRACE` where time passes."""
 
 
 def busy(*channels: int) -> dict[str, Any]:
