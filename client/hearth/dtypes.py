@@ -83,7 +83,7 @@ class Host(NamedTuple):
     """A buffer of this process, C-contiguous, as the array that NumPy would see in it."""
 
     data: memoryview
-    """Its bytes."""
+    """Bytes of the array."""
     shape: tuple[int, ...]
     element: Element
 

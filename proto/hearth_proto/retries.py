@@ -22,7 +22,7 @@ class Retry(enum.Enum):
     may have run in part: it may be made anew where running it twice does no harm."""
 
     NEVER = "never"
-    """It will be refused again: something has to be changed."""
+    """The request will be refused again: something has to be changed."""
 
 
 RETRIES: Mapping[str, Retry] = {

@@ -32,7 +32,7 @@ class TraceEvent:
     """The kind of command: ``launch``, ``write``, ``read``, ``copy``, ``all_reduce``, ..."""
     stream: int
     seq: int
-    """Its batch, and `index` its place there."""
+    """Number of the command's batch; `index` is its place there."""
     index: int
     queued_ns: int
     """Time at which it arrived in the device process."""

@@ -19,7 +19,7 @@ class FlightRecord:
     state: str
     """``"presented"`` (some ranks wait for others), ``"launched"``, ``"done"`` or ``"failed"``."""
     sequence: int
-    """Its number among those of the same `ranks`."""
+    """Sequence number among the operations of the same `ranks`."""
     ranks: tuple[int, ...]
     """The group's ranks that have to come to it: all, or the two of a send and its receive."""
     presented: tuple[int, ...]

@@ -12,7 +12,7 @@ DEFAULT_PORT = 7421
 DEFAULT_TARGET = f"127.0.0.1:{DEFAULT_PORT}"
 SYSTEM_SOCKET = "/run/hearth/hearth.sock"
 LOCAL = "local"
-"""This machine's daemon."""
+"""Name of this machine's daemon."""
 _TLS = "https://"
 
 

@@ -195,8 +195,8 @@ class CudaMapping:
 
 
 def load(names: tuple[str, ...] = ("libcuda.so.1", "libcuda.so")) -> Driver:
-    """This process's CUDA driver. Raises `UnsupportedError` where there is none, none new enough, or none that can be
-    used here: it sees no GPU, does not match the kernel's module, or was used before a fork."""
+    """Loads this process's CUDA driver. Raises `UnsupportedError` where there is none, none new enough, or none that
+    can be used here: it sees no GPU, does not match the kernel's module, or was used before a fork."""
     why = ""
     for name in names:
         try:

@@ -30,7 +30,7 @@ class MappableDevice(Protocol):
 
     @property
     def dlpack_device(self) -> tuple[int, int]:
-        """Its type and number, to DLPack."""
+        """DLPack's device type and number of the memory."""
         ...
 
     def map(self, file: int, size: int) -> Mapping:

@@ -216,7 +216,8 @@ class BasePendingDispatch:
 
     @property
     def timing(self) -> DispatchTiming:
-        """Its times, once it is done. Raises what it failed with, and `ArgumentError` while it is pending."""
+        """Times of the dispatch, once it is done. Raises what it failed with, and `ArgumentError` while it is
+        pending."""
         if not self.done():
             raise ArgumentError(
                 "the dispatch is still pending.", reason="INVALID_ARGUMENT", fix="call result() before, or ask done()."

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
             """The device was attached to, for the first time or after a loss."""
 
         def pause(self, connection: Connection) -> None:
-            """Another trace of the device begins, beside which there is no other."""
+            """Pauses the recording: another trace of the device begins, which allows none beside it."""
 
         def resume(self, connection: Connection, result: commands_pb2.TraceResult | None) -> None:
             """Notes that the trace has ended, with `result` if any."""

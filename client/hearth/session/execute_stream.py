@@ -45,7 +45,7 @@ class StreamDriver(Protocol):
     over: threading.Event
 
     def begin(self) -> int:
-        """Another stream begins: those before send nothing any more. Its number."""
+        """Begins another stream: earlier ones send nothing any more. Returns its number."""
 
     def take(self, stream: int) -> bytes | None:
         """Waits for the next request of this stream; None: there is none any more."""

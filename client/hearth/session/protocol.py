@@ -387,7 +387,7 @@ class Session:
         return True
 
     def _counted_off(self, request: int) -> None:
-        """Its answer is where it belongs."""
+        """Counts a request off whose answer has been delivered."""
         self._completed = request
         self._barriers.pop(request, None)
         self._replies.pop(request, None)

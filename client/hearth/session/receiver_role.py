@@ -130,7 +130,7 @@ class ReceiverRole:
                 self._tick(not called)
 
     def _park(self) -> bool:
-        """Until the next tick, or until it is called; whether it was."""
+        """Waits for the next tick, or until it is woken; returns whether it was."""
         self._lock.release()
         try:
             woken = self._wake.acquire(timeout=self._pause)

@@ -155,7 +155,7 @@ class Ring:
         return False
 
     def give(self, slot: Slot) -> None:
-        """It is free again. A slot that was given up stays away; a second call does nothing. Never waits for long."""
+        """Frees a slot. A slot that was given up stays away; a second call does nothing. Never waits for long."""
         with self._change:
             if slot.holder is None or not any(each is slot for each in self._slots):
                 return
@@ -188,8 +188,8 @@ class Ring:
             self._change.notify_all()
 
     def give_up(self, slot: Slot) -> None:
-        """It is not known whether a command with it is under way: it is never used again, and another may take its
-        place."""
+        """Drops a slot for which it is unknown whether a command is under way: it is never used again, and another may
+        take its place."""
         with self._change:
             self._slots = [each for each in self._slots if each is not slot]
             self._free = [each for each in self._free if each is not slot]

@@ -76,7 +76,7 @@ class Striped:
         self._outages = connection.outages
         self._furthest, self._since = 0, time.monotonic()
         self._silent = False
-        """Its stripes were given up, and no others are opened."""
+        """True once the transfer's stripes were given up, and no others are opened."""
 
     def cancel(self) -> None:
         """Gives the transfer up, for good: the waiting thread gets an error, and the daemon is notified. Does not

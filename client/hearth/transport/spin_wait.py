@@ -89,7 +89,7 @@ class Lookout:
         self._due = min(self._due, now)
 
     def end(self, way: int, size: int, begun: float, now: float) -> None:
-        """It is done."""
+        """Notes that a copy is done."""
         if size < LEAST_BYTES or not self.most:
             return
         if begun < self._signalled:  # by then, and it was counted off

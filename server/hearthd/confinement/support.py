@@ -1,4 +1,4 @@
-"""This kernel's features to confine a process, and the missing ones."""
+"""Features of this kernel to confine a process, and the missing ones."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Probes:
         return Measurement("first_result", "new connection to first result", "ms", self._connecting)
 
     def upload(self, size: int) -> Measurement:
-        """Until the device has it."""
+        """Measures uploads until the device has the bytes."""
         return Measurement("upload", f"upload {size_name(size)}", "GB/s", partial(self._uploading, size), size)
 
     def download(self, size: int) -> Measurement:
@@ -61,7 +61,7 @@ class Probes:
         return Measurement("download", f"download {size_name(size)}", "GB/s", partial(self._downloading, size), size)
 
     def settle(self) -> None:
-        """After a failure: its news is not the next measurement's."""
+        """Drains errors after a failure: they do not belong to the next measurement."""
         from hearth.errors import HearthError
 
         with contextlib.suppress(HearthError):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hearth.cli.bench.sampling import Measurement
 
 _LAST = (UnavailableError, DeviceLostError, SessionExpiredError, ClosedError)
-"""After these nothing else can be measured, or nothing that says what the daemon does when all is well."""
+"""Errors after which nothing else can be measured, or nothing that represents a healthy daemon."""
 
 
 _LEAST = 3

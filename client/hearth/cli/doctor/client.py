@@ -1,4 +1,4 @@
-"""This side of it: the client's versions, its environment, what it would connect to and show."""
+"""Checks of this side: the client's versions, its environment, its target and credentials."""
 
 from __future__ import annotations
 

@@ -170,7 +170,8 @@ def clock(node: Node, before: float, after: float) -> Check:
 
 
 def skew(theirs: float, before: float, after: float) -> Check:
-    """Their time of something that happened between two of ours, all in seconds since 1970."""
+    """Checks the daemon's clock by its time `theirs` of something that happened between two of ours, all in seconds
+    since 1970."""
     off = theirs - after if theirs > after else min(0.0, theirs - before)
     if abs(off) > SKEW_S:
         word = "ahead" if off > 0 else "behind"

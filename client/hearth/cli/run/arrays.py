@@ -47,7 +47,8 @@ def refuse_too_much(specs: list[Spec]) -> None:
 
 
 def refuse_existing(specs: list[Spec], force: bool) -> None:
-    """Before anything is run: raises `ArgumentError` for a result that cannot be written, or would overwrite."""
+    """Checks the results before anything is run: raises `ArgumentError` for one that cannot be written, or would
+    overwrite."""
     for spec in specs:
         if not isinstance(spec, Array) or spec.result is None:
             continue

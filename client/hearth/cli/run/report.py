@@ -17,7 +17,7 @@ class Result:
     """An array that came back."""
 
     argument: int
-    """Its place among the kernel's arguments, from 1."""
+    """Place among the kernel's arguments, from 1."""
     array: Host
     file: str | None
     error: str = ""

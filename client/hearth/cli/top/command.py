@@ -75,7 +75,7 @@ class View:
         self.gone, self._answered = None, at
 
     def missed(self, why: str, at: float) -> None:
-        """It did not: `why`."""
+        """Notes that the daemon did not answer: `why`."""
         from hearth.cli.top.frame import Gone
 
         since = self._answered if self.gone is None else self.gone.since

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J"
-"""Another screen, no cursor, lines are not wrapped."""
+"""Switches to the alternate screen: no cursor, lines are not wrapped."""
 _LEAVE = "\x1b[?7h\x1b[?25h\x1b[?1049l"
 _HOME, _REST_OF_LINE, _REST = "\x1b[H", "\x1b[K", "\x1b[J"
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
@@ -108,8 +108,8 @@ class Screen:
             os.write(self._wake, b"\0")
 
     def wait(self, seconds: float) -> str:
-        """Until a key is pressed, `wake` is called, the size changes, or the time is over; the keys. Raises `EOFError`
-        where the terminal is gone."""
+        """Waits until a key is pressed, `wake` is called, the size changes, or the time is over; returns the keys.
+        Raises `EOFError` where the terminal is gone."""
         poll = select.poll()
         poll.register(self._awake, select.POLLIN)
         if self._keys is not None:

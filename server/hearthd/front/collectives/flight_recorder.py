@@ -40,7 +40,7 @@ class RecordedOperation:
     """Times by rank."""
     launched: int = 0
     finished: int = 0
-    """Or failed."""
+    """Time of the end, or of the failure."""
     error: str = ""
 
     @property
@@ -132,7 +132,7 @@ class FlightRecorder:
             ring.state, ring.detail = "ready", ""
 
     def aborted(self, owner: str, members: tuple[int, ...], why: str) -> None:
-        """Its communicator failed."""
+        """Notes that the group's communicator failed."""
         ring = self.ring(owner, members)
         if ring is not None:
             ring.state, ring.detail = "failed", why[:_ERROR]

@@ -16,7 +16,7 @@ class RankLocation(NamedTuple):
     """0: this daemon's; others: as in the members of a group over daemons, and only together with its owner unique."""
     device: int
     process: int
-    """Its generation: a device has several, one after another and for different sessions."""
+    """Generation of the process: a device has several, one after another and for different sessions."""
 
 
 def place_name(where: RankLocation | int) -> str:
@@ -59,7 +59,7 @@ class MatchKey(NamedTuple):
 
     @property
     def title(self) -> str:
-        """Its name in messages: `Operation 3 of group [0, 1]`."""
+        """Name of the operation in messages: `Operation 3 of group [0, 1]`."""
         return f"Operation {self.sequence} of {group_name(self.group, self.members)}"
 
     def name(self, rank: int) -> str:

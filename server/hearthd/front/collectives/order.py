@@ -52,7 +52,7 @@ class CollectiveOrder(Generic[K]):
         return [each for each in ahead if key in self._ahead(each)] if key in ahead else []
 
     def close(self, key: K) -> None:
-        """It has gone, or failed."""
+        """Removes an operation that has gone, or failed."""
         for each in self._held.pop(key, ()):
             self._open[each].discard(key)
         for each in self._open.pop(key, ()):

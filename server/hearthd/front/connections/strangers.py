@@ -48,7 +48,7 @@ class UnauthenticatedConnection:
     called: str = ""
     """gRPC's name of the peer, once a call on it has shown an accepted credential."""
     closed: bool = False
-    """It was shut down; gRPC has yet to close its descriptor."""
+    """True once it was shut down; gRPC has yet to close its descriptor."""
     held: bool = False
     """The kernel drops its data until it is its turn: see `holding`."""
     bytes: int = 0

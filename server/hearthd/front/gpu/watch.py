@@ -43,7 +43,7 @@ class GpuWatch:
         self._complaints: dict[int, list[str]] = {}
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Reads the GPUs periodically, until it is cancelled."""
         while True:
             try:
                 self.look(await self._read())

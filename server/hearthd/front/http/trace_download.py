@@ -122,7 +122,7 @@ async def _convert(title: str, packed: bytes, file: BinaryIO) -> int:
 
 @contextlib.asynccontextmanager
 async def _converter(title: str, packed: bytes) -> AsyncIterator[asyncio.StreamReader]:
-    """Its output. It has ended when this ends, whatever it was doing."""
+    """Yields the converter's output. The process has ended when this ends, whatever it was doing."""
     starting = asyncio.create_task(asyncio.to_thread(_start, title, packed))
     try:
         process = await asyncio.shield(starting)

@@ -18,7 +18,7 @@ from hearthd.front.sessions.link_interface import Link
 SECRET_BYTES = 16
 _FROM = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
 _UNTIL = datetime.datetime(9999, 1, 1, tzinfo=datetime.UTC)
-"""It ends with its process; clients' clocks have no say in it."""
+"""Validity of a certificate: it ends with its process, whatever clients' clocks say."""
 
 
 class ProcessCertificate(NamedTuple):

@@ -29,7 +29,7 @@ Forbidden = Callable[[Sequence[Address]], None]
 
 
 class PeerNotAllowed(Exception):
-    """This daemon does not connect there, or its name is not known."""
+    """Raised for an address that this daemon does not connect to, or whose name is not known."""
 
 
 class PeerReach:

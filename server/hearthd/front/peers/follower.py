@@ -212,7 +212,7 @@ class Follower(GroupMembership):
         tell(link, {"op": op, "channel": channel, "group": self.id, "devices": [], "sequence": key[2], **told})
 
     def _take(self, key: tuple[int, int, int]) -> PendingOperation | None:
-        """It does not wait any more."""
+        """Removes a pending operation and its timer."""
         waiting = self._presented.pop(key, None)
         if waiting is not None:
             waiting.timer.cancel()

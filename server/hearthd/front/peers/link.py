@@ -42,14 +42,14 @@ class PeerLost(Exception):
 
 
 class PeerLink(asyncio.Protocol):
-    """This end of a link. Messages wait until `start`, but for the first, which `first` gives: the handshake is made of
-    these."""
+    """End of a link on this side. Messages wait until `start`, but for the first, which `first` gives: the handshake is
+    made of these."""
 
     def __init__(self, *, beat: float = BEAT, silence: float = SILENCE) -> None:
         loop = asyncio.get_running_loop()
         self.peer = ""
         self.gone: asyncio.Future[None] = loop.create_future()
-        """Its connection is no more."""
+        """Done once the connection is closed."""
         self.over = ""
         """Why it has ended; empty while it has not."""
         self._loop = loop
@@ -65,7 +65,7 @@ class PeerLink(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._abort: asyncio.TimerHandle | None = None
         self._resume: asyncio.TimerHandle | None = None
-        """It is not read until then."""
+        """Timer of the pause in reading."""
         self._slice, self._messages, self._read = 0.0, 0, 0
         """The time at which the slice began, and the messages and bytes read in it."""
 

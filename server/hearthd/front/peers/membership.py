@@ -89,7 +89,7 @@ class GroupMembership:
         raise NotImplementedError
 
     def ring(self, recorder: FlightRecorder) -> GroupHistory | None:
-        """Its last operations; `recorder`: that of the groups which this daemon coordinates."""
+        """Returns the group's last operations; `recorder`: that of the groups which this daemon coordinates."""
         return next((ring for _, ring in recorder.rings(GROUP + self.id)), None)
 
     def info(self) -> node_pb2.GroupInfo:

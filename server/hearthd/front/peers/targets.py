@@ -42,7 +42,7 @@ class PeerTargets:
         self._pool = ThreadPoolExecutor(_LOOKUPS, "peer-names")
 
     def change(self, peers: Sequence[str], auto: Sequence[IpNetwork] = ()) -> None:
-        """Others from now on."""
+        """Replaces the targets from now on."""
         self._entries = [parse_peer(text) for text in peers if text != AUTO]
         self._auto = tuple(auto) if AUTO in peers else ()
 

@@ -37,9 +37,9 @@ class ProcessLimit(NamedTuple):
     process: int
     bytes: int
     denied: bool = False
-    """It had asked for more, and gets none."""
+    """True if the process had asked for more, and gets none."""
     granted: bool = False
-    """It had asked for more, and gets it."""
+    """True if the process had asked for more, and gets it."""
     quota: int = 0
     """The tenant's, where that is why."""
 
@@ -54,11 +54,11 @@ class MemoryHolder:
     quota: int
     """The quota of all processes of the tenant together; 0: none."""
     uses: bool
-    """It serves a session: a process that does not is granted nothing."""
+    """True if the process serves a session: one that does not is granted nothing."""
     admitted: bool = False
     booked: int = 0
     everything: bool = False
-    """It has all memory, and was never given a limit."""
+    """True if the process has all memory, and was never given a limit."""
     told: int | None = None
     """The limit that it was sent and has not confirmed."""
     due: float = 0.0

@@ -95,7 +95,7 @@ class DeviceTurns(Generic[K]):
         return self.look(now)
 
     def leave(self, key: K, now: float) -> list[tuple[K, int]]:
-        """It has gone."""
+        """Removes a process that has gone."""
         self._charge(now)
         if self._processes.pop(key, None) is not None:
             self._fair.forget(key)

@@ -23,7 +23,8 @@ class CrossNodeGroup(Protocol):
         ...
 
     def ring(self, recorder: FlightRecorder) -> GroupHistory | None:
-        """Its operations, as far as this daemon knows them. `recorder`: of what it coordinates."""
+        """Returns the group's operations, as far as this daemon knows them. `recorder`: of the groups that it
+        coordinates."""
         ...
 
 

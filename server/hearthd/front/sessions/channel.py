@@ -61,7 +61,7 @@ class ResponseSink(Protocol):
         """The channel is over: `event` (may be empty) is the last message, then the stream ends with `refusal`."""
 
     def displace(self) -> None:
-        """Another stream has the channel: nothing more may be taken from this one."""
+        """Notes that another stream has the channel: nothing more may be taken from this one."""
 
 
 class Channel:

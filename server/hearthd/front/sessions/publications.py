@@ -145,7 +145,7 @@ class PublicationRegistry:
         return self._names.get((tenant, device, name))
 
     def confirm(self, publication: Publication, size: int) -> None:
-        """It is published now; where its name has ended meanwhile, it is not."""
+        """Marks a publication as published; if its name has ended meanwhile, it is not found all the same."""
         publication.size = size
         publication.confirmed = True
 

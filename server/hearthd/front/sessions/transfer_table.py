@@ -93,7 +93,7 @@ class TransferTable:
         self._flows[transfer] = flow
 
     def forget(self, transfer: int) -> None:
-        """It is over."""
+        """Forgets a transfer that is over."""
         self._flows.pop(transfer, None)
 
     def completed(self, transfer: int, size: int) -> None:
@@ -108,7 +108,7 @@ class TransferTable:
         return (True, flow.passed, False) if isinstance(flow, Upload) else (False, 0, False)
 
     def give_up(self, transfer: int) -> None:
-        """Its client does not go on with it."""
+        """Ends a transfer that its client does not continue."""
         why = Refusal(Reason.TRANSFER_ABORTED, "The client gave the transfer up.", fix="Start it again.")
         flow = self._flows.get(transfer)
         if flow is not None:

@@ -68,7 +68,7 @@ class WorkerOwner(Protocol):
         """A process is gone, with all that it held."""
 
     def gone(self, worker: Worker) -> None:
-        """It has ended for good."""
+        """Notes that the worker has ended for good."""
 
     def notify(self) -> None: ...
 

@@ -51,7 +51,7 @@ class Tenant:
 
     name: str
     weight: float = 1.0
-    """Its share of a device's time, beside the weights of others."""
+    """Share of a device's time, beside the weights of others."""
     priority: int = 0
     """Lower is more urgent, as for CUDA streams."""
     devices: frozenset[int] | None = ALL
