@@ -187,7 +187,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
             TimeoutError: The work is not done in time; it continues.
         """
         self._synchronizing().wait(timeout)
-        if self._connection._deferred:  # what failed before has been told before
+        if self._connection._deferred:  # earlier failures have been reported before
             self._connection.raise_deferred()
 
     @telemetry.traced("hearth.flush")

@@ -1,4 +1,4 @@
-"""Progress of long transfers and compiles, for those who ask: a line on a terminal or in a notebook, or a callback.
+"""Progress of long transfers and compiles, on request: a line on a terminal or in a notebook, or a callback.
 
 Asked for at one call, ``x.get(progress=True)``, or for all of them, ``hearth.show_progress()``. What is long is shown,
 and only while it lasts.

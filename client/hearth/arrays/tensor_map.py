@@ -55,7 +55,7 @@ class Im2col:
 
 
 class Options(TypedDict, total=False):
-    """The keywords of `TensorMap`, for those who pass them on."""
+    """Keywords of `TensorMap`, for functions that pass them on."""
 
     shape: Sequence[int] | None
     strides: Sequence[int] | None

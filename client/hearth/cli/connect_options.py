@@ -1,4 +1,4 @@
-"""The arguments that say which daemon, and who asks: those of `hearth.connect`, for every command."""
+"""Arguments that select the daemon and the credentials: those of `hearth.connect`, for every command."""
 
 from __future__ import annotations
 

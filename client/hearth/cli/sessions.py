@@ -1,4 +1,4 @@
-"""`hearth sessions`: who works on the node; and `hearth sessions end ID`."""
+"""`hearth sessions`: the sessions on the node; and `hearth sessions end ID`."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def _nobody(where: str, error: HearthError, why: str = "", fix: str = "") -> Con
 
 
 def _short(text: str) -> str:
-    """The cause alone, where gRPC's text has one that everybody knows."""
+    """Returns the cause alone, where gRPC's text has a well-known one."""
     return next((f"{known.lower()}." for known in _KNOWN if known in text), text)
 
 

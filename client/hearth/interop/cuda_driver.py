@@ -1,7 +1,7 @@
 """A GPU's memory, mapped into this process by the CUDA driver (libcuda), through ctypes: no CUDA package is needed.
 
 The daemon's memory is physical memory of `cuMemCreate`, which comes as an open file. Physical memory stays for as long
-as anybody maps it, so it does not matter who of the two ends first; what is mapped here is that allocation alone.
+as any process maps it, so it does not matter which of the two ends first; what is mapped here is that allocation alone.
 CUDA's documentation: Driver API, Virtual Memory Management; Programming Guide, the same.
 """
 

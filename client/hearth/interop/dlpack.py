@@ -67,7 +67,7 @@ class _Managed(ctypes.Structure):
 
 
 class _Versioned(ctypes.Structure):
-    """DLManagedTensorVersioned: who is not given one has to take the memory as read-only."""
+    """DLManagedTensorVersioned: a consumer that gets the older structure has to take the memory as read-only."""
 
 
 _Deleter = CFUNCTYPE(None, POINTER(_Managed))

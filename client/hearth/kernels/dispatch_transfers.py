@@ -212,7 +212,7 @@ class DispatchBytes:
                 raise
             from hearth.transfer import registered
 
-            registered.copy(output.into, memory)  # the daemon had heard where it was to be, and is done
+            registered.copy(output.into, memory)  # the daemon had received its place, and is done
 
     def _fetch_another_way(self, output: Wanted) -> None:
         into = output.into

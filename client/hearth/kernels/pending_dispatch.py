@@ -284,5 +284,5 @@ class PendingDispatch(BasePendingDispatch):
 
 def carry(job: Job) -> None:
     """Carries the job to its end; an error is kept in the job."""
-    with contextlib.suppress(HearthError):  # kept in the job, for who asks
+    with contextlib.suppress(HearthError):  # kept in the job, for the caller
         job.carry()

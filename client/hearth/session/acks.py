@@ -74,7 +74,8 @@ class Receipts:
         return message
 
     def attached(self) -> None:
-        """An Attach told of the responses; what was said of downloads may have been lost with the stream before."""
+        """Notes that an Attach has reported the responses; reports about downloads may have been lost with the stream
+        before."""
         self._note()
         self._untold = dict(self._arrived)
         self._untold_bytes = DOWNLOADED_BYTES if self._untold else 0

@@ -390,7 +390,7 @@ class LaneChannel:
                     return
                 self._flush()
                 if self._queue.queued:
-                    self._soon = False  # who left it behind has gone on to something else
+                    self._soon = False  # the thread that left it behind has gone on to something else
                 self._owner.queue_frees()
                 self.push(idle)
                 self._owner.changed()

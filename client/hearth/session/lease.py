@@ -71,7 +71,7 @@ class NodeSession:
         _sessions.add(self)
 
     def call(self, method: str, request: Any, response_type: Any, timeout: float | None = None) -> Any:
-        """A unary call of NodeService; `timeout` in seconds, None: what `connect` was told. Raises `HearthError`."""
+        """Makes a unary call of NodeService; `timeout` in seconds, None: that of `connect`. Raises `HearthError`."""
         self.check()
         return self.transport.call(method, request, response_type, self.timeout if timeout is None else timeout)
 

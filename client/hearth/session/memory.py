@@ -1,4 +1,4 @@
-"""Device memory as the client holds it: a handle, who may use it, and its release when the last holder is gone.
+"""Device memory as the client holds it: a handle, its users, and its release when the last holder is gone.
 
 `__del__` runs wherever Python collects garbage, perhaps inside a lock of this very package or while the interpreter
 shuts down. So it only appends the handle to a `DeferredFrees`, a deque that the connection empties when it next works.

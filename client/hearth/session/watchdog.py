@@ -92,7 +92,7 @@ class Watchdog:
         self._asking = self._over = False
 
     def tick(self) -> None:
-        """Looks whether the daemon is to be asked. Called by one thread, about once a second; never waits."""
+        """Checks whether the daemon is to be asked. Called by one thread, about once a second; never waits."""
         if self._asking or self._over:
             return
         point, now = self._look(), self._clock()

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 class PinnedCopy:
     """A write (`UP`) or a read (`DOWN`) of `size` bytes at `place`, which commands name by `number`. It does not keep
-    the memory; who has it copied does, and each copy that is under way."""
+    the memory; its user does, and each copy that is under way."""
 
     __slots__ = ("_attachment", "_buffer", "_command", "_connection", "_expected", "_segment", "_shared", "_way",
                  "size", "stream")  # fmt: skip

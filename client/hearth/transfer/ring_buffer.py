@@ -74,7 +74,7 @@ class Slot:
 
 class Ring:
     """Slots for all transfers of one attachment. `make` gives another, or None where there is to be none; it may wait,
-    and is called by who needs one. Safe from any thread."""
+    and is called by the thread that needs one. Safe from any thread."""
 
     def __init__(self, make: Callable[[], Slot | None], count: int = SLOTS, stall: float = STALL_S) -> None:
         self._make = make

@@ -54,7 +54,7 @@ class _Transfer:
         self._pieces = Cut(len(host), piece_bytes(len(host), self._threads), width)
         self._lock = threading.Lock()
         self._next = 0
-        """The first piece that has not been given to anybody: all before it are sent, or will be."""
+        """The first piece that no thread has taken: all before it are sent, or will be."""
         self._stopped = False
         self._over = False
         """True once no thread waits for the transfer."""
@@ -113,7 +113,7 @@ class _Transfer:
         return not self._stopped and self._next < len(self._pieces)
 
     def _take_piece(self) -> Piece | None:
-        """The next piece, for who has a slot for it."""
+        """Takes the next piece, for a slot that the caller has."""
         with self._lock:
             piece, last = self._pick(), not self._wanted()
         if last:
@@ -279,7 +279,7 @@ class RingDownload(_Transfer):
         with self._lock:
             piece = self._pick() if self._under_way < AHEAD else None
             self._under_way += piece is not None
-        self._shared.ring.wake()  # who is alone no more need not wait
+        self._shared.ring.wake()  # a thread that is alone no more need not wait
         return piece
 
     def _await(self) -> tuple[Slot, Piece] | None:

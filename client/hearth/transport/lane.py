@@ -204,7 +204,7 @@ class Lane:
         return came
 
     def close(self) -> None:
-        """Ends it for both sides; who receives or waits to send is woken."""
+        """Ends it for both sides; a thread that receives or waits to send is woken."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 

@@ -2,7 +2,7 @@
 
 A filter is a denylist with an end: calls that a rule names fail with the rule's error, calls later than
 `syscalls.LAST_KNOWN`, of another architecture or of x32 fail too, and every other call is allowed. Linux caches the
-verdict of calls whose arguments no rule looks at, so these cost nothing (seccomp(2), "constant action bitmap").
+verdict of calls whose arguments no rule checks, so these cost nothing (seccomp(2), "constant action bitmap").
 """
 
 from __future__ import annotations

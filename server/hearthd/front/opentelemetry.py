@@ -226,7 +226,7 @@ class CallSpan:
 
 def _carried(context: Context) -> dict[str, str]:
     """The metadata as far as it is text. That of a call by frames (`FramedCall`) is looked at as it came: asked for it,
-    the call finds out who makes it, which is for those to do who want to know."""
+    the call identifies its caller, which is left to the code that needs it."""
     shown: Any = getattr(context, "metadata", None)
     if shown is None:
         shown = context.invocation_metadata()

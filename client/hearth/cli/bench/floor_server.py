@@ -1,8 +1,8 @@
 """The other side of this machine's floors: ``python -P floor_server.py unix`` (or ``tcp``).
 
 It does the least that a server can: hands gRPC messages back or acknowledges them, and takes and gives bytes on a bare
-socket. It prints the addresses of both, and ends when its stdin does, so it never outlives who started it. Unix sockets
-are abstract ones: there is no file to be left behind. Nothing of Hearth is imported here.
+socket. It prints the addresses of both, and ends when its stdin does, so it never outlives its parent. Unix sockets are
+abstract ones: there is no file to be left behind. Nothing of Hearth is imported here.
 """
 
 from __future__ import annotations

@@ -49,7 +49,8 @@ def add_to(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Looks and prints; 1 where something failed. Never raises for what is wrong with the daemon or the way to it."""
+    """Runs and prints the checks; returns 1 where one failed. Never raises for what is wrong with the daemon or the way
+    to it."""
     from hearth.cli.doctor.check import Findings
 
     findings = Findings() if arguments.json else Findings(_print)

@@ -1,4 +1,4 @@
-"""The daemon itself, asked by a session: its versions and state, who this client is to it, its devices."""
+"""Checks of the daemon itself, by a session: its versions and state, this client's identity, its devices."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SKEW_S = 5.0
 """Clocks further apart than that make logs hard to read together, and certificates valid too late or too early."""
 OPEN_TENANT = "default"
-"""The tenant of everybody at a daemon without tenants."""
+"""Tenant of all clients at a daemon without tenants."""
 _RECENT_S = 3600.0
 _SLOW_S = 10.0
 _SOURCE = """
@@ -227,7 +227,7 @@ def lanes(device: Device) -> list[Check]:
 
     connection = device._connection
     transport = connection.transport
-    with suppress(HearthError):  # of the work before, which has been told
+    with suppress(HearthError):  # of the work before, which has been reported
         device.synchronize()
     attachment = connection.attachment()
     if not transport.target.startswith("unix:"):

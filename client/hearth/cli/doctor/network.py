@@ -32,7 +32,7 @@ GRPC, HTTP, TLS = "gRPC", "HTTP/1", "TLS"
 
 
 def unix_socket(path: str) -> list[Check]:
-    """Checks that the socket exists, who owns it, and that a process listens."""
+    """Checks that the socket exists, its owner, and that a process listens."""
     name = "socket"
     try:
         mode = os.stat(path)  # noqa: PTH116

@@ -73,7 +73,7 @@ def devices(document: Document, rates: Mapping[int, Rates], columns: int) -> lis
 
 
 def _loads(device: Mapping[str, Any]) -> str:
-    """Modules that wait to be loaded; empty: there are none, or for no time that anybody would notice."""
+    """Modules that wait to be loaded; empty: there are none, or for no noticeable time."""
     gauges = device.get("gauges") or {}
     count, longest = int(gauges.get("loads_waiting", 0)), gauges.get("load_wait_longest_ns", 0) / 1e9
     if not count or longest < _LOAD_S:

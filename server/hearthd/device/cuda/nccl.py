@@ -40,8 +40,8 @@ _SETTINGS = {
     # Work of a large group reaches the kernels through a ring buffer, and the call waits for the device where that is
     # full. 1,024 operations (hearthd.device.collectives.request) of about 100 bytes for each of 100 ranks fit 16 MiB.
     "NCCL_WORK_FIFO_BYTES": str(16 << 20),
-    # NVLink multicast: programs that use it have put GPUs out of service that others share. Who owns the machine may
-    # set it in the daemon's environment (1, or 2 for where NCCL finds it); NCCL's own files of settings come second.
+    # NVLink multicast: programs that use it have put GPUs out of service that others share. The machine's owner may set
+    # it in the daemon's environment (1, or 2 for where NCCL finds it); NCCL's own files of settings come second.
     "NCCL_NVLS_ENABLE": "0",
 }
 """Variables that NCCL reads when it is first used; what the daemon's environment says stays."""

@@ -42,7 +42,7 @@ class Histogram:
     def observe(self, ns: int) -> None:
         if ns > 0:
             self.sum_ns += ns
-            at = ((ns - 1) // 1000).bit_length()  # as `bucket` has it, without its cost: this is on everybody's path
+            at = ((ns - 1) // 1000).bit_length()  # as `bucket` has it, without its cost: this is on every path
             self.counts[at if at < BUCKETS else BUCKETS] += 1
         else:
             self.counts[0] += 1

@@ -17,7 +17,7 @@ import structlog
 log = structlog.get_logger("hearthd.tls")
 
 _LOOK_AGAIN = 5.0
-"""Seconds between looks at the files, at most one look for each new connection."""
+"""Seconds between checks of the files, at most one check for each new connection."""
 
 Stamp = tuple[int, ...]
 Configuration = Any

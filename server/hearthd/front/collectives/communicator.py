@@ -30,7 +30,7 @@ class Communicator:
     queue: deque[Match] = field(default_factory=deque)
     """Complete operations, until it is made."""
     launched: int = 0
-    """Operations that all ranks were told to run."""
+    """Number of operations that all ranks were released to run."""
     done: list[int] = field(default_factory=list)
     """The number of them that each rank has finished."""
     flying: deque[tuple[int, MatchKey]] = field(default_factory=lambda: deque(maxlen=REMEMBERED))

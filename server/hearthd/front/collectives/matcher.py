@@ -1,7 +1,7 @@
 """Matches the ranks of collective operations, so that none is launched before every rank has presented the same.
 
-Pure: what the ranks say goes in, what they are to be told comes out, times are passed in. The bodies of COLLECTIVE
-frames are JSON; a `status` and a unique id are base64 in them:
+Pure: messages of ranks go in, messages to them come out, times are passed in. The bodies of COLLECTIVE frames are JSON;
+a `status` and a unique id are base64 in them:
 
 - device to front: `present`, `withdraw`, `id`, `joined`, `join_failed`, `failed`, `progress`, `wedged`
 - front to device: `fail`, `go`, `create_id`, `join`, `abort`

@@ -57,8 +57,8 @@ class GroupRelay(Protocol):
 
     def takes(self, link: DeviceLink, body: dict[str, Any]) -> bool:
         """Asked first of each COLLECTIVE frame of a local device process: whether it concerns a group over daemons, and
-        has been seen to. Where this front coordinates the group, a `present` comes back by `CollectiveRouter.present`;
-        what is said of a communicator that this front has made may be left to the router."""
+        was handled. Where this front coordinates the group, a `present` comes back by `CollectiveRouter.present`;
+        messages about a communicator that this front has made may be left to the router."""
         ...
 
     def device_lost(self, link: DeviceLink, why: str) -> None:
@@ -207,7 +207,7 @@ class CollectiveRouter:
         due = self.coordinator.deadline
         if self._timer is not None:
             if due is not None and self._armed <= due:
-                return  # it comes in time, and looks again
+                return  # it comes in time, and checks again
             self._timer.cancel()
             self._timer = None
         if due is not None:

@@ -1,6 +1,6 @@
 """Entries of `[collectives] peers`: destinations to which this daemon may connect because a ticket names them.
 
-A ticket comes from a session and names whatever its client likes. Without a limit everybody with the right
+A ticket comes from a session and names whatever its client likes. Without a limit every tenant with the right
 `collective` could have the daemon knock at the ports of its host and of the network that it stands in.
 
 `"auto"`, the default, gives callers nothing that they could not reach without the daemon:

@@ -72,7 +72,7 @@ class Drain:
         self._hurried.set()
 
     async def run(self, seconds: float) -> None:
-        """Gives the sessions so much time; returns sooner when all have ended, or when told to hurry."""
+        """Gives the sessions `seconds` to end; returns sooner when all have ended, or after `hurry`."""
         self._deadline = time.monotonic() + seconds
         if self._sessions.draining:  # by a call, which has set no time
             self._clients.announce(self._event())

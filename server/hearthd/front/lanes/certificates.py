@@ -1,7 +1,7 @@
 """Certificates of device processes, for the stripes of clients that come over TLS.
 
 Kernels of tenants run in a device process, so it must not have the node's own key. It gets a separate key, made here
-and worth nothing elsewhere; clients hear of the certificate over their gRPC connection, and trust it alone.
+and worth nothing elsewhere; clients get the certificate over their gRPC connection, and trust it alone.
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ class PeerGroups:
             leader.send(place, body)
 
     async def watch(self, link: DeviceLink) -> None:
-        """A device process is about to serve: it hears of the groups of each session that comes to it."""
+        """Announces to a device process, which is about to serve, the groups of each session that comes to it."""
         link.on_open = self._opened
 
     def _opened(self, link: DeviceLink, channel: int, session: str) -> None:
@@ -204,7 +204,7 @@ class PeerGroups:
             self._remove(part, "its session has ended")
 
     async def stop(self) -> None:
-        """Gives up all groups, and admits no peer any more; the others have a moment to hear it."""
+        """Gives up all groups, and admits no peer any more; the others have a moment to receive it."""
         for part in self:
             self._remove(part, "its daemon is stopping")
         if self.port is not None:

@@ -1,7 +1,7 @@
 """A group over daemons in the front that coordinates it: admits the other daemons, and lets their ranks take part.
 
-For the router a remote rank is a place like any other, and what it says counts in its group only: a peer says which of
-its devices speaks, and nothing else about who it is.
+For the router a remote rank is a place like any other, and what it says counts in its group only: a peer names the
+device that speaks, and nothing else about its identity.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Both ends say something every `BEAT` seconds and give the other up that says nothing for `SILENCE`. What is sent is
 bounded: a peer that does not read is cut off, so that it never holds up or fills a daemon that others use. One that
-says more than can be heard beside other work is read more slowly.
+sends more than can be processed beside other work is read more slowly.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_UNSENT = 4 << 20
 MAX_EARLY = 4
 """Messages that may come before they are listened to."""
 SLICE = 0.1
-"""Seconds; a peer that says too much in one is heard again in the next."""
+"""Seconds; a peer that sends too much in one is read again in the next."""
 MAX_MESSAGES = 2000
 """Messages in a slice: more than ranks present, and a small part of the loop's time."""
 MAX_READ = 4 << 20
@@ -135,7 +135,7 @@ class PeerLink(asyncio.Protocol):
         return shown or b""
 
     def start(self, on_message: Callable[[Body], None], on_lost: Callable[[str], None]) -> None:
-        """The peer is who it should be: from here on it is listened to, and has to be heard."""
+        """Starts the link, whose peer is authenticated: from here on it is read, and must not fall silent."""
         self._on_message, self._on_lost = on_message, on_lost
         self._reader.most = MAX_FRAME
         self._heard = self._loop.time()

@@ -50,7 +50,7 @@ class GroupMembership:
     # ---- towards the session's device processes ----
 
     def enter(self, link: DeviceLink, channel: int) -> None:
-        """A process of the session hears of the group, and which rank it is."""
+        """Announces the group, and the rank, to a process of the session."""
         rank = self.ranks.get(link.ordinal)
         if rank is not None:
             tell(link, {"op": "group", "channel": channel, "group": self.id, "rank": rank, "ranks": len(self.members)})

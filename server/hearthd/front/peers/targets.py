@@ -81,7 +81,7 @@ class PeerTargets:
         return [_unmapped(ip_address(each)) for each in found[:MAX_FOUND]]
 
     def close(self) -> None:
-        """Looks up nothing any more, and waits for nothing."""
+        """Stops looking names up, and waits for nothing."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 

@@ -84,7 +84,7 @@ class FramedCall(asyncio.Protocol):
         self._whole = 0
         """Frames, in all."""
         self._slow: asyncio.TimerHandle | None = None
-        """Looks for progress of a frame that is not whole."""
+        """Timer that checks for progress of a frame that is not whole."""
         self._inbox: deque[Any] = deque()
         self._unread = 0
         self._came: asyncio.Future[None] | None = None

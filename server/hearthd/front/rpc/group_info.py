@@ -29,7 +29,7 @@ class CrossNodeGroup(Protocol):
 
 
 class GroupInfo:
-    """The method of NodeService that tells about groups of every kind. Like everything that only looks, it needs no
+    """The method of NodeService that tells about groups of every kind. Like every method that only reads, it needs no
     right; a session sees its own groups."""
 
     def __init__(

@@ -2,7 +2,7 @@
 
 A publication lives as long as its name or an attachment. It lies in the process that published it (`home`); if that one
 frees the memory before others do, one of them bears it: memory counts once, with a process that has it. Processes are
-told apart by identity.
+distinguished by identity.
 """
 
 from __future__ import annotations

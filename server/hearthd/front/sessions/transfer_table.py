@@ -97,7 +97,7 @@ class TransferTable:
         self._flows.pop(transfer, None)
 
     def completed(self, transfer: int, size: int) -> None:
-        """All of a resumable upload is on its way; its client may not have heard."""
+        """Notes that all of a resumable upload is on its way; its client may not have been notified."""
         _remember(self._complete, transfer, size)
 
     def status(self, transfer: int) -> tuple[bool, int, bool]:

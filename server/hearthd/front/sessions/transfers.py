@@ -36,7 +36,7 @@ class TransferChannel(Protocol):
         ...
 
     def completed(self, transfer: int, size: int) -> None:
-        """All of a resumable upload is on its way; its client may not have heard."""
+        """Notes that all of a resumable upload is on its way; its client may not have been notified."""
         ...
 
 

@@ -33,7 +33,7 @@ class ProcessDurations:
         self._lost.setdefault(key, now)
 
     def served(self, serving: Collection[WorkerKey], known: Collection[WorkerKey], now: float) -> None:
-        """The workers of `serving` serve. Who is not in `known` has gone, and waits for none."""
+        """Notes that the workers of `serving` serve. A key that is not in `known` has gone, and waits for none."""
         for key, since in list(self._lost.items()):
             if key in serving:
                 self.recoveries.observe(now - since)

@@ -41,8 +41,8 @@ def begin(arguments: Sequence[str], environ: Mapping[str, str]) -> None:
 
 
 def guess(arguments: Sequence[str], environ: Mapping[str, str], driver: Path = _DRIVER) -> str:
-    """The backend that this command line and environment seem to ask for. Raises nothing: what is wrong with them is
-    said by those who read them in earnest."""
+    """The backend that this command line and environment seem to ask for. Raises nothing: errors in them are reported
+    by the code that reads them in earnest."""
     backend = _flag(arguments, "--backend") or environ.get("HEARTH_DEVICES_BACKEND", "")
     path = _flag(arguments, "--config", "-c") or environ.get("HEARTH_CONFIG", "")
     if not backend and path:

@@ -42,13 +42,13 @@ class IsolationPolicy:
     context_memory: int = 0
     """Bytes of the device that each process takes before it allocates anything."""
     scrub: bool = False
-    """Memory is cleared before it is handed to anybody."""
+    """Memory is cleared before it is reused."""
     spare: bool = False
     """A further process on each device is ready for a new key, or for one that lost its process."""
 
 
 class WorkerKey(NamedTuple):
-    """Whom a worker serves: everybody, one tenant, or one session of a tenant."""
+    """Sessions that a worker serves: all, those of one tenant, or one session of a tenant."""
 
     tenant: str = ""
     session: str = ""

@@ -24,7 +24,7 @@ from hearthd.shared.device_spec import DeviceSpec
 log = structlog.get_logger("hearthd.supervisor")
 
 _LOOK_S = 0.4
-"""Seconds between two looks at whether the process runs at all: health says so within a second."""
+"""Seconds between two checks that the process runs at all: health reports it within a second."""
 _STEPS = 10
 """Steps in which the patience with a process passes."""
 
@@ -204,7 +204,8 @@ class Process:
         self._started.kill()
 
     async def reap(self, final_refusal: Refusal | None = None) -> None:
-        """Returns when it is gone; what it held on the device is free by then. `final_refusal`: for who still waits."""
+        """Returns when it is gone; what it held on the device is free by then. `final_refusal`: for calls that still
+        wait."""
         _, pending = await asyncio.wait({self._exited}, timeout=EXIT_GRACE)
         if pending:
             self._started.kill()

@@ -47,7 +47,7 @@ class WorkerOwner(Protocol):
     policy: IsolationPolicy
 
     async def enter(self, worker: Worker) -> DeviceSpec:
-        """Returns when there is room on the device for one more process: what it is to be told."""
+        """Returns, when there is room on the device for one more process, its specification."""
 
     async def start_process(self, spec: DeviceSpec) -> Process:
         """Raises what keeps it from being started; there is room for another one then."""
