@@ -127,6 +127,6 @@ class DeviceStatus:
 
 
 def _sees(viewer: Tenant, key: WorkerKey | None) -> bool:
-    """Returns whether `viewer` sees the worker's processes: shared ones, and those of its own tenant; an observer sees
-    all."""
+    """Returns whether `viewer` sees the worker's processes: shared ones, and those of the viewer's tenant; an observer
+    sees all."""
     return viewer.observes or (key is not None and key.tenant in ("", viewer.name))
