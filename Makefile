@@ -107,7 +107,7 @@ bench: $(VENV)/.dev
 docs: $(VENV)/.dev
 	$(BIN)/python docs/reference.py build/reference
 
-# The generator lives in an environment of its own: see proto/generate.py.
+# The generator lives in a separate environment: see proto/generate.py.
 proto: $(VENV)-proto/.tools
 	$(VENV)-proto/bin/python proto/generate.py
 

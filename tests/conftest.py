@@ -1,4 +1,4 @@
-"""What every test shares."""
+"""Configuration shared by all tests."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ if threading.current_thread() is threading.main_thread():
 
 
 def settle() -> None:
-    """What is there now stays: no pass of the collector looks at it again, and those that tests ask for take a
-    millisecond, not half a second."""
+    """Freezes all present objects: no later collection visits them, and one that a test asks for takes a millisecond,
+    not half a second."""
     gc.collect()
     gc.freeze()
 
@@ -119,7 +119,7 @@ _LONGEST_NAME = 60
 
 
 def pytest_make_parametrize_id(config: object, val: object, argname: str) -> str | None:
-    """What a test is given is a part of its name, but not tens of thousands of bytes of it."""
+    """Shortens a parameter's value in the test's name, which must not take tens of thousands of bytes of it."""
     if isinstance(val, bytes | str) and len(val) > _LONGEST_NAME:
         return f"{val[:_LONGEST_NAME]!r}... ({len(val)})"
     return None

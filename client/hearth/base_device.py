@@ -134,6 +134,9 @@ class BaseDevice(ABC, Generic[A, S]):
                 when the call returns. An array that is not C-contiguous is copied on the host first.
             progress: True for a progress bar, or ``f(done, total)``, called with bytes.
 
+        Returns:
+            The array: `a` itself, or a new one.
+
         Raises:
             DtypeError: `a` makes no array, or not one of that dtype.
             UnsupportedError: `a` is another session's, or cannot be read from here.
@@ -166,6 +169,9 @@ class BaseDevice(ABC, Generic[A, S]):
             stream: Stream of the copy; None: the current one.
             blocking: Blocks until pinned memory has been read; see `asarray`.
             progress: True for a progress bar, or ``f(done, total)``, called with bytes.
+
+        Returns:
+            The new array.
 
         Raises:
             DtypeError: `obj` makes no array, or not one of that dtype.
@@ -221,6 +227,13 @@ class BaseDevice(ABC, Generic[A, S]):
             shape: Elements along each axis: an int or a sequence.
             dtype: Type of the elements; float64 by default.
             stream: Stream of the allocation; None: the current one.
+
+        Returns:
+            The new array.
+
+        Raises:
+            ArgumentError: The shape has a negative axis, or is too large.
+            DtypeError: The shape is not made of whole numbers, or no device has elements of that type.
         """
         return allocate(self, shapes.shape_of(shape), shapes.type_of(dtype), stream)
 
@@ -234,6 +247,13 @@ class BaseDevice(ABC, Generic[A, S]):
             shape: Elements along each axis: an int or a sequence.
             dtype: Type of the elements; float64 by default.
             stream: Stream of the allocation; None: the current one.
+
+        Returns:
+            The new array.
+
+        Raises:
+            ArgumentError: The shape has a negative axis, or is too large.
+            DtypeError: The shape is not made of whole numbers, or no device has elements of that type.
         """
         return allocate(self, shapes.shape_of(shape), shapes.type_of(dtype), stream, pitched=True)
 
@@ -245,6 +265,13 @@ class BaseDevice(ABC, Generic[A, S]):
         Args:
             specs: (shape, dtype) of each array.
             stream: Stream of the allocation; None: the current one.
+
+        Returns:
+            The new arrays, in the order of `specs`.
+
+        Raises:
+            ArgumentError: A shape has a negative axis, or is too large.
+            DtypeError: A shape is not made of whole numbers, or no device has elements of a type.
         """
         return allocate_many(self, [(shapes.shape_of(shape), shapes.type_of(dtype)) for shape, dtype in specs], stream)
 
@@ -273,6 +300,13 @@ class BaseDevice(ABC, Generic[A, S]):
             shape: Elements along each axis: an int or a sequence.
             dtype: Type of the elements; float64 by default.
             stream: Stream of the fill; None: the current one.
+
+        Returns:
+            The new array.
+
+        Raises:
+            ArgumentError: The shape has a negative axis, or is too large.
+            DtypeError: The shape is not made of whole numbers, or no device has elements of that type.
         """
         return self.full(shape, 0, dtype, stream)
 
@@ -283,6 +317,13 @@ class BaseDevice(ABC, Generic[A, S]):
             shape: Elements along each axis: an int or a sequence.
             dtype: Type of the elements; float64 by default.
             stream: Stream of the fill; None: the current one.
+
+        Returns:
+            The new array.
+
+        Raises:
+            ArgumentError: The shape has a negative axis, or is too large.
+            DtypeError: The shape is not made of whole numbers, or no device has elements of that type.
         """
         return self.full(shape, 1, dtype, stream)
 
@@ -294,6 +335,13 @@ class BaseDevice(ABC, Generic[A, S]):
             fill_value: The value of every element.
             dtype: Type of the elements; None: that of `fill_value`.
             stream: Stream of the fill; None: the current one.
+
+        Returns:
+            The new array.
+
+        Raises:
+            ArgumentError: The shape has a negative axis, or is too large, or `fill_value` is more than one value.
+            DtypeError: The shape is not made of whole numbers, or `fill_value` cannot be an element of that type.
         """
         fresh = self.empty(shape, shapes.type_of_value(fill_value) if dtype is None else dtype, stream)
         if isinstance(fill_value, int) and fill_value == 0 and getattr(fresh._dtype, "names", None) is not None:
@@ -308,6 +356,12 @@ class BaseDevice(ABC, Generic[A, S]):
             a: An array of the host or of a device.
             dtype: Type of the elements; None: that of `a`.
             stream: Stream of the allocation; None: the current one.
+
+        Returns:
+            The new array.
+
+        Raises:
+            DtypeError: No device has elements of that type.
         """
         return self.empty(a.shape, _type_of(a) if dtype is None else dtype, stream)
 
@@ -318,6 +372,12 @@ class BaseDevice(ABC, Generic[A, S]):
             a: An array of the host or of a device.
             dtype: Type of the elements; None: that of `a`.
             stream: Stream of the fill; None: the current one.
+
+        Returns:
+            The new array.
+
+        Raises:
+            DtypeError: No device has elements of that type.
         """
         return self.zeros(a.shape, _type_of(a) if dtype is None else dtype, stream)
 
@@ -328,6 +388,12 @@ class BaseDevice(ABC, Generic[A, S]):
             a: An array of the host or of a device.
             dtype: Type of the elements; None: that of `a`.
             stream: Stream of the fill; None: the current one.
+
+        Returns:
+            The new array.
+
+        Raises:
+            DtypeError: No device has elements of that type.
         """
         return self.ones(a.shape, _type_of(a) if dtype is None else dtype, stream)
 
@@ -339,6 +405,13 @@ class BaseDevice(ABC, Generic[A, S]):
             fill_value: The value of every element.
             dtype: Type of the elements; None: that of `a`.
             stream: Stream of the fill; None: the current one.
+
+        Returns:
+            The new array.
+
+        Raises:
+            ArgumentError: `fill_value` is more than one value.
+            DtypeError: `fill_value` cannot be an element of that type.
         """
         return self.full(a.shape, fill_value, _type_of(a) if dtype is None else dtype, stream)
 

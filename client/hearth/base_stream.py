@@ -68,7 +68,7 @@ def resolve_for_memory(stream: BaseStream | None, connection: Connection, attach
     target = stream if stream is not None else current(connection)
     if target is not None and target._recorder is not None:
         raise LaunchError(
-            "memory cannot be allocated while a graph is recorded: a graph has none of its own.",
+            "memory cannot be allocated while a graph is recorded: a graph allocates none.",
             reason="CAPTURE_INVALID",
             fix="make the arrays before the block, or on another stream.",
         )
@@ -134,7 +134,7 @@ class BaseStream:
             self._handle_on(connection.attachment())
 
     def _handle_on(self, attachment: Attachment) -> int:
-        """Its handle, on the attachment that is about to be used: after a loss it is created again."""
+        """Returns the stream's handle on the attachment that is about to be used: after a loss it is created again."""
         if self._default or self._attachment is attachment:
             return self._handle
         if self._recorder is not None:
@@ -148,7 +148,7 @@ class BaseStream:
         return self._handle
 
     def _work_on(self, attachment: Attachment) -> int:
-        """Its handle, for work."""
+        """Returns the stream's handle, for work."""
         if self._recorder is not None:
             self._recorder.check_work()
         return self._handle_on(attachment)

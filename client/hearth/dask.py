@@ -79,8 +79,8 @@ class HearthPlugin(WorkerPlugin):
 
 
 def node() -> Node:
-    """In a task: the session of its worker. Raises `UnsupportedError` elsewhere, or where the plugin is not registered,
-    and what `hearth.connect` raises."""
+    """Returns, in a task, the session of its worker. Raises `UnsupportedError` elsewhere, or where the plugin is not
+    registered, and the errors of `hearth.connect`."""
     try:
         worker = get_worker()
     except ValueError:

@@ -69,7 +69,7 @@ _ALL = [
 _BY_NAME: dict[object, Element] = {name: each for each in _ALL for name in (each.name, each.str, each.str[1:])}
 _BY_NAME |= {bool: _BY_NAME["bool"], int: _BY_NAME["int64"], float: _BY_NAME["float64"]}
 _KINDS = {"?": "b", **dict.fromkeys("bhilq", "i"), **dict.fromkeys("BHILQ", "u"), "f": "f", "d": "f"}
-"""By the code of a buffer; how long an element is, the buffer says."""
+"""Kinds by the code of a buffer, which also gives the size of an element."""
 
 
 def named(value: object) -> Element | None:
@@ -83,7 +83,7 @@ class Host(NamedTuple):
     """A buffer of this process, C-contiguous, as the array that NumPy would see in it."""
 
     data: memoryview
-    """Its bytes."""
+    """Bytes of the array."""
     shape: tuple[int, ...]
     element: Element
 

@@ -152,7 +152,7 @@ class ConnectError(UnavailableError, ConnectionError):
 
 
 def broken(what: str, fix: str = "connect again.") -> ConnectError:
-    """For a connection that broke: what was under way may go on over another."""
+    """Builds the error of a connection that broke: the work under way may continue over another."""
     error = ConnectError(what, reason="DEVICE_UNAVAILABLE", fix=fix)
     error.broken = True
     return error

@@ -1,8 +1,8 @@
 """NumPy, imported when something of it is first needed: ``from hearth import lazy_numpy as np``.
 
-To import it takes longer than all that a client does to its first result. Who passes and takes Python's own numbers and
-buffers goes without; an array of NumPy's cannot reach a process that has not imported it, so nothing is looked for in
-one where it is not `here`.
+Importing it takes longer than everything that a client does to its first result. A program that passes and takes
+Python's own numbers and buffers goes without; an array of NumPy's cannot reach a process that has not imported it, so
+nothing is looked for in one where it is not `here`.
 """
 
 from __future__ import annotations

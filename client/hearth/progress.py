@@ -1,4 +1,4 @@
-"""Progress of long transfers and compiles, for those who ask: a line on a terminal or in a notebook, or a callback.
+"""Progress of long transfers and compiles, on request: a line on a terminal or in a notebook, or a callback.
 
 Asked for at one call, ``x.get(progress=True)``, or for all of them, ``hearth.show_progress()``. What is long is shown,
 and only while it lasts.
@@ -40,6 +40,9 @@ class show_progress:
 
     ``hearth.show_progress()`` from now on, in all threads; ``hearth.show_progress(False)`` no more; ``with
     hearth.show_progress(): ...`` for the block. A call's own ``progress=`` comes before it.
+
+    Args:
+        on: False shows nothing from now on.
     """
 
     def __init__(self, on: bool = True) -> None:

@@ -217,7 +217,7 @@ def of_node(node: _Node, /) -> Attributes:
 
 
 def _of_transport(transport: Any) -> dict[str, Any]:
-    """By the conventions a Unix socket's address is its path."""
+    """Returns the span attributes of a transport; by the conventions, a Unix socket's address is its path."""
     found: dict[str, Any] = {"hearth.session": transport.session_id}
     target: str = transport.target
     if target.startswith("unix:"):
@@ -248,8 +248,8 @@ def _find_tracer() -> Any:
         if known is not provider:
             from hearth.version import __version__
 
-            nobody = isinstance(provider, (api.ProxyTracerProvider, api.NoOpTracerProvider))
-            tracer = None if nobody else provider.get_tracer("hearth", __version__)
+            inactive = isinstance(provider, (api.ProxyTracerProvider, api.NoOpTracerProvider))
+            tracer = None if inactive else provider.get_tracer("hearth", __version__)
             _tracer = provider, tracer
         return tracer
     except Exception:  # half imported by another thread, or set up wrongly: not ours to tell

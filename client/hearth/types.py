@@ -41,7 +41,7 @@ class DeviceProperties:
 
     @classmethod
     def of(cls, message: node_pb2.DeviceProperties) -> DeviceProperties:
-        """From the wire."""
+        """Builds the properties from the wire message."""
         return cls(
             name=message.name,
             backend=message.backend,
@@ -86,7 +86,7 @@ class ProcessInfo:
 
     @classmethod
     def of(cls, message: node_pb2.DeviceProcess) -> ProcessInfo:
-        """From the wire."""
+        """Builds the process's description from the wire message."""
         return cls(
             pid=message.pid,
             generation=message.generation,
@@ -116,7 +116,7 @@ class DeviceInfo:
 
     @classmethod
     def of(cls, message: node_pb2.Device) -> DeviceInfo:
-        """From the wire."""
+        """Builds the device's description from the wire message."""
         return cls(
             ordinal=message.ordinal,
             state=_STATES.get(int(message.state), "unknown"),
@@ -147,7 +147,7 @@ class NodeInfo:
 
     @classmethod
     def of(cls, message: node_pb2.DescribeResponse) -> NodeInfo:
-        """From the wire."""
+        """Builds the node's description from the wire message."""
         return cls(
             name=message.node,
             server_version=message.server_version,
@@ -177,7 +177,7 @@ class SessionInfo:
 
     @classmethod
     def of(cls, message: node_pb2.SessionInfo) -> SessionInfo:
-        """From the wire."""
+        """Builds the session's description from the wire message."""
         return cls(
             session_id=message.session_id,
             client_name=message.client_name,
@@ -228,7 +228,7 @@ class MemoryUsage:
 
     @classmethod
     def of(cls, message: commands_pb2.MemoryUsageResult) -> MemoryUsage:
-        """From the wire."""
+        """Builds the memory usage from the wire message."""
         return cls(
             allocations=message.allocations,
             bytes_in_use=message.bytes_in_use,

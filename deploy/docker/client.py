@@ -1,4 +1,4 @@
-"""What a container that has the daemon's socket can do: see the service `client` of compose.yml."""
+"""Sample work of a container that has the daemon's socket: see the service `client` of compose.yml."""
 
 import numpy as np
 

@@ -16,10 +16,10 @@ from pathspec import PathSpec
 
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _PASSED = re.compile(r"(?i)pip_|ssl_|(https?|no|all)_proxy")
-"""What a build has from outside, as an engine passes HTTP_PROXY on."""
+"""Variables that a build inherits from outside, as an engine passes HTTP_PROXY on."""
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""Of every base image; this Python's folder is put before it."""
+"""PATH of every base image; this Python's folder is put before it."""
 
 
 class Failed(Exception):
@@ -28,12 +28,12 @@ class Failed(Exception):
 
 @dataclass
 class Image:
-    """What a stage has become."""
+    """Result of a build stage."""
 
     root: Path
-    """Where its file system is mounted."""
+    """Mount point of its file system."""
     layers: list[Path]
-    """What it has changed, newest first."""
+    """Changes that it has made, newest first."""
     env: dict[str, str]
     args: dict[str, str] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
@@ -123,14 +123,14 @@ class Builder:
         return stage
 
     def _uninstall(self, stage: Image) -> None:
-        """What this machine has and the base images have not, with all that depends on it."""
+        """Removes the packages that this machine has and the base images have not, with all that depends on them."""
         there = [name for name in self.without if (stage.root / f"var/lib/dpkg/info/{name}.list").exists()]
         if there:
             line = " ".join(["DEBIAN_FRONTEND=noninteractive apt-get", "purge", "-y", *there])
             self._execute(stage, line, 0)
 
     def _open(self, stage: Image, python: Path) -> None:
-        """Lets every user of the stand-in reach this Python, which may lie in somebody's home."""
+        """Lets every user of the stand-in reach this Python, which may lie in a user's home."""
         for folder in (python, *python.parents):
             inside = stage.root / folder.relative_to("/")
             mode = inside.stat().st_mode

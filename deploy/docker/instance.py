@@ -1,4 +1,4 @@
-"""An image's command as an engine runs it: process 1 of its own namespaces, the image's user, nothing to write but its
+"""An image's command as an engine runs it: process 1 of separate namespaces, the image's user, nothing to write but its
 volumes and /tmp."""
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class Instance:
         self._process.wait()
 
     def _started(self, command: list[str], mounts: list[tuple[str, str, str]]) -> list[str]:
-        """What runs a command of the image in new namespaces. `mounts`: what, where, "rw" or "ro"."""
+        """Returns the command that runs `command` of the image in new namespaces. `mounts`: source, place, "rw" or
+        "ro"."""
         plan = {
             "root": str(self.image.root),
             "mounts": mounts,
@@ -79,8 +80,8 @@ class Instance:
         return ["unshare", *_NEW, sys.executable, __file__, json.dumps(plan)]
 
     def beside(self, command: list[str], file: Path) -> str:
-        """What a command writes that runs beside the daemon as a client's container does: with the sockets, which it
-        cannot write to, a file at the root, and no network. Raises `Failed`."""
+        """Returns the output of a command that runs beside the daemon as a client's container does: with the sockets,
+        which it cannot write to, a file at the root, and no network. Raises `Failed`."""
         (self.image.root / file.name).touch()  # an engine makes places to mount at, too
         mounts = [(str(self.socket.parent), "/run/hearth", "ro"), (str(file), f"/{file.name}", "ro")]
         try:
@@ -97,7 +98,7 @@ class Instance:
         return self._log.read_text()
 
     def confinement(self) -> str:
-        """What process 1 is, in words."""
+        """Returns the confinement of process 1, as text."""
         lines = (line.partition(":") for line in Path(f"/proc/{self._pid}/status").read_text().splitlines())
         status = {name: value.split() for name, _, value in lines}
         seen = {
@@ -140,9 +141,9 @@ class Instance:
 
 
 def _enter(plan: dict) -> None:
-    """In the new namespaces: mounts, gives up what it may, and becomes the command."""
+    """Sets the mounts up in the new namespaces, drops its privileges, and becomes the command."""
     root = plan["root"]
-    _mount("--rbind", root, root)  # a mount of its own, to be read-only
+    _mount("--rbind", root, root)  # a separate mount, to be read-only
     for outside, inside, access in plan["mounts"]:
         _mount("--bind", outside, root + inside)
         if access == "ro":

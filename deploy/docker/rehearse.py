@@ -2,11 +2,10 @@
 
     python deploy/docker/rehearse.py [--build-arg EXTRA=server] [--installed]
 
-This machine's root file system, under an overlay that takes every change, stands in for the base images; the
-Dockerfile is read by BuildKit's own parser (package `dockerfile`) and its steps run as they stand. The image's command
-then runs as process 1 of namespaces of its own, as the image's user, without capabilities, on a read-only root; the
-image's health check is asked; clients work through the mounted socket; a device is lost, and no zombie stays; SIGTERM
-drains.
+This machine's root file system, under an overlay that takes every change, stands in for the base images; the Dockerfile
+is read by BuildKit's own parser (package `dockerfile`) and its steps run as they stand. The image's command then runs
+as process 1 of separate namespaces, as the image's user, without capabilities, on a read-only root; the image's health
+check is asked; clients work through the mounted socket; a device is lost, and no zombie stays; SIGTERM drains.
 
 What this does not show: that the base images' tags exist and are enough by themselves, BuildKit's caching, an engine's
 seccomp and AppArmor profiles, GPUs. It needs root (for mounts), Linux with overlayfs, and a package index;
@@ -67,7 +66,7 @@ def say(what: str, text: str) -> None:
 
 
 def _in_mounts_of_its_own() -> int:
-    """The same command where its mounts are its own and go with it."""
+    """Runs the same command where its mounts are private and end with it."""
     if os.geteuid():
         print("rehearse: it mounts file systems, so it needs root", file=sys.stderr)
         return 2
@@ -77,7 +76,7 @@ def _in_mounts_of_its_own() -> int:
 
 @contextmanager
 def _scratch() -> Iterator[Path]:
-    """In memory, which goes with the mounts: overlays may not lie in what is below them."""
+    """Yields a folder in memory, which ends with the mounts: overlays may not lie in their lower layer."""
     folder = Path(tempfile.mkdtemp(prefix="hearth-rehearsal-"))  # short: a socket's path has at most 107 bytes
     try:
         subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0755", "tmpfs", str(folder)], check=True)
@@ -112,7 +111,7 @@ def _use(image: Image, folder: Path) -> None:
         say("healthy", " ".join(image.health_check))
         began = time.monotonic()
         client = daemon.beside(["python3", "/client.py"], ROOT / "deploy" / "docker" / "client.py")
-        say("client", f"in a container of its own, as compose.yml has it: {client.strip()}")
+        say("client", f"in a separate container, as compose.yml has it: {client.strip()}")
         say("first", f"that kernel, on a fresh cache, took the client {time.monotonic() - began:.1f} s from its start")
         _work(daemon)
         zombies = daemon.zombies()

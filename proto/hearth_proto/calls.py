@@ -1,9 +1,9 @@
 """Calls as frames: gRPC's methods over a separate Unix socket, for clients that would rather not load gRPC.
 
 One connection is one call. The client sends METHOD (what it calls, and the metadata that it shows), then its messages,
-then END; the daemon sends its messages, then END with the Status of a call that failed. Who closes the connection
-before that has cancelled the call. Either side may ask with PING whether the other is there, and is answered by PONG;
-a daemon that takes no more messages just now, and so would not read what is asked, says PONG by itself.
+then END; the daemon sends its messages, then END with the Status of a call that failed. A client that closes the
+connection before that has cancelled the call. Either side may ask with PING whether the other is there, and is answered
+by PONG; a daemon that takes no more messages just now, and so would not read what is asked, says PONG by itself.
 
 The socket is beside gRPC's, see `socket_path`; the methods, messages and metadata are gRPC's.
 """

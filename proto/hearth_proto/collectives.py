@@ -25,7 +25,7 @@ ITEM_SIZES = {
 """Bytes of each dtype that is sent by its name. Everything else travels as bytes."""
 
 NUMBERS = {name: size for name, size in ITEM_SIZES.items() if name != "bool" and not name.startswith("complex")}
-"""Of each dtype that can be reduced somewhere; the backend knows what it can."""
+"""Size in bytes of each dtype that can be reduced somewhere; the backend knows which of them it supports."""
 
 
 class Shape(NamedTuple):
@@ -64,8 +64,8 @@ ROOTED = frozenset(kind for kind, shape in SHAPES.items() if shape.rooted)
 PEERED = frozenset(kind for kind, shape in SHAPES.items() if shape.peered)
 
 SAME = frozenset(kind for kind, shape in SHAPES.items() if shape.source == shape.destination == 1)
-"""In place where source and destination are the same."""
+"""Kinds that are in place where source and destination are the same."""
 GATHERING = frozenset(kind for kind, shape in SHAPES.items() if (shape.source, shape.destination) == (1, 2))
-"""In place where the source is this rank's part of the destination."""
+"""Kinds that are in place where the source is this rank's part of the destination."""
 SCATTERING = frozenset(kind for kind, shape in SHAPES.items() if (shape.source, shape.destination) == (2, 1))
-"""In place where the destination is this rank's part of the source."""
+"""Kinds that are in place where the destination is this rank's part of the source."""

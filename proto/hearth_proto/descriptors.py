@@ -1,6 +1,6 @@
 """Open files handed from process to process: one message of JSON with its descriptors, on a socket of packets.
 
-Used beside a link whose byte stream cannot carry them. Who sends keeps its own copies; who receives owns what came.
+Used beside a link whose byte stream cannot carry them. The sender keeps its own copies; the receiver owns what came.
 """
 
 from __future__ import annotations

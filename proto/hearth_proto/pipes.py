@@ -1,4 +1,4 @@
-"""A connected socket that two threads share, one for each way: bytes go straight from and to the memory where they lie.
+"""A connected socket that two threads share, one for each way: bytes go directly from and to the memory where they lie.
 
 A peer that stands still in the middle of something is given up after a while; so is one that is
 gone without a word, which the system finds out.
@@ -31,7 +31,7 @@ class PipeStalled(TimeoutError):
 
 
 class Pipe:
-    """Owns its socket. `receive` belongs to one thread, `send` to another, `shutdown` to anybody."""
+    """Owns its socket. `receive` belongs to one thread, `send` to another, `shutdown` to any thread."""
 
     def __init__(self, connection: socket.socket, stall: float = STALL_S) -> None:
         self._connection = connection

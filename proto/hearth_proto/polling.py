@@ -2,8 +2,8 @@
 
 Since 1.80 a thread of gRPC's own reads in Python, too, and hands the data to the one that waits: another wake-up for
 each message, which costs more than all that is done with it. Until 1.79, and where that is switched off, the waiting
-thread reads. gRPC looks at its environment once, when it is imported, so that this has to come first; a version that
-does not know the switch any more would say so on stderr, and is left as it is.
+thread reads. gRPC reads its environment once, when it is imported, so that this has to come first; a version that does
+not know the switch any more would say so on stderr, and is left as it is.
 """
 
 from __future__ import annotations

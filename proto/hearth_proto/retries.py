@@ -14,15 +14,15 @@ class Retry(enum.Enum):
     """A client's possible reaction to a refusal."""
 
     SAME = "same"
-    """Nothing of what was asked has run, for want of room, of quota, or of a daemon that takes work: the same may be
-    asked again, after the time that the refusal names. One that names none will be refused again."""
+    """No part of the request has run, for want of room, of quota, or of a daemon that accepts work: it may be repeated
+    unchanged after the time that the refusal names. Without a time, it will be refused again."""
 
     ANEW = "anew"
-    """What it was asked of is gone (a device process, an array, the session, the bytes under way), or it may have run
-    in part: made anew it may be asked again, where it does no harm to be done twice."""
+    """The object of the request is gone (a device process, an array, the session, the bytes under way), or the request
+    may have run in part: it may be made anew where running it twice does no harm."""
 
     NEVER = "never"
-    """It will be refused again: something has to be changed."""
+    """The request will be refused again: something has to be changed."""
 
 
 RETRIES: Mapping[str, Retry] = {
@@ -76,7 +76,7 @@ RETRIES: Mapping[str, Retry] = {
     "READ_ONLY": Retry.NEVER,
     "DATA_RACE": Retry.NEVER,
 }
-"""By the name of each `hearth_proto.reasons.Reason`."""
+"""Classes by the name of each `hearth_proto.reasons.Reason`."""
 
 
 def retry(reason: str) -> Retry:

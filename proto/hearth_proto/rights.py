@@ -93,7 +93,7 @@ COMMANDS: Mapping[str, tuple[Right, ...]] = {
     "set_durable": _ALLOCATE,
     "checkpoint": _ALLOCATE,
 }
-"""By the command's field in `Command`: all of these are needed."""
+"""Rights by the command's field in `Command`: all of them are needed."""
 
 CALLS: Mapping[str, tuple[Right, ...]] = {
     "Execute": _NONE,  # its commands are checked one by one
@@ -109,7 +109,7 @@ CALLS: Mapping[str, tuple[Right, ...]] = {
     "ExportIpc": (Right.READ, Right.WRITE),  # a client that maps it does both, unchecked
     "ReleaseIpc": _NONE,
 }
-"""By the method of DeviceService, for those that carry no single command."""
+"""Rights by the method of DeviceService, for methods that carry no single command."""
 
 
 OF_COMMANDS: frozenset[Right] = frozenset(right for needed in COMMANDS.values() for right in needed)

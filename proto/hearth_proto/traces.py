@@ -32,12 +32,12 @@ class TraceEvent:
     """The kind of command: ``launch``, ``write``, ``read``, ``copy``, ``all_reduce``, ..."""
     stream: int
     seq: int
-    """Its batch, and `index` its place there."""
+    """Number of the command's batch; `index` is its place there."""
     index: int
     queued_ns: int
-    """When it arrived in the device process."""
+    """Time at which it arrived in the device process."""
     submitted_ns: int
-    """When it was handed to the device, after what it had to wait for."""
+    """Time at which it was handed to the device, after its dependencies."""
     started_ns: int
     ended_ns: int
     bytes: int = 0

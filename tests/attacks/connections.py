@@ -55,7 +55,7 @@ def slowloris(target: Target, seconds: float) -> dict[str, int]:
 
 
 def idle_and_probe(target: Target, seconds: float) -> dict[str, int]:
-    """The same beside a probe, which gets its answer each time."""
+    """Opens connections as `idle` does, beside a probe, which gets its answer each time."""
     until, held, opened, probes = Until(seconds), [], 0, 0
     addresses = [address for name, address in target.listeners().items() if name != "http"]
     while until:

@@ -55,7 +55,7 @@ def _reset(stream: int) -> bytes:
 
 
 class _Connection:
-    """One connection of a flood, from the beginning of its handshake on."""
+    """A connection of a flood, from the beginning of its handshake on."""
 
     def __init__(self, address: str, begin: bytes) -> None:
         host, _, port = address.rpartition(":")
@@ -65,7 +65,7 @@ class _Connection:
         self.since = time.monotonic()
         self.stream = 1
         self.taken = False
-        """Whether the daemon's host has taken it."""
+        """True once the daemon's host has accepted it."""
         self._rest = memoryview(begin)
 
     def send(self, make: Make) -> int:

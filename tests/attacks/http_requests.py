@@ -82,7 +82,7 @@ def pipeline(target: Target, seconds: float) -> dict[str, int]:
 
 
 def pipeline_in_steps(target: Target, seconds: float) -> dict[str, int]:
-    """The same, with as little at a time as is allowed."""
+    """Pipelines requests with as little at a time as is allowed."""
     request = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
     def attack(connection: socket.socket, until: Until) -> int:
@@ -158,7 +158,7 @@ def tokens(target: Target, seconds: float) -> dict[str, int]:
 
 
 FLOOD = Budget(slower=5.0)
-"""Of strangers that connect again as soon as they are refused, at line rate."""
+"""Budget of strangers that connect again as soon as they are refused, at line rate."""
 ROWS = (
     Row("http headers", headers, FLOOD),
     Row("http endless header", one_header, FLOOD),

@@ -65,12 +65,12 @@ def _most_of_16_mib() -> bytes:
 
 
 def large_modules(target: Target, seconds: float) -> dict[str, int]:
-    """The same of a method whose credential may be in its message, as long as messages may be."""
+    """Sends large bodies to a method whose credential may be in its message, as long as messages may be."""
     return _bodies(target, seconds, LOAD_MODULE, _most_of_16_mib())
 
 
 def large_health_checks(target: Target, seconds: float) -> dict[str, int]:
-    """The same of a method for everybody."""
+    """Sends large bodies to a method that needs no credential."""
     return _bodies(target, seconds, HEALTH, _most_of_16_mib())
 
 
@@ -220,7 +220,8 @@ def framed_bodies(target: Target, seconds: float) -> dict[str, int]:
 
 
 def framed_modules(target: Target, seconds: float) -> dict[str, int]:
-    """The same of a method whose credential may be in its message: nearly 64 KiB each, on many connections."""
+    """Sends framed bodies to a method whose credential may be in its message: nearly 64 KiB each, on many
+    connections."""
     return _framed(target, seconds, _method(LOAD_MODULE) + frames.header(Kind.MESSAGE, 64 << 10), 63 << 10, 500)
 
 

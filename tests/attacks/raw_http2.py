@@ -45,11 +45,11 @@ def _text(data: bytes) -> bytes:
 
 
 class Http2:
-    """One connection. Sends as far as the peer's windows allow, and answers what has to be answered, in `pump`."""
+    """A connection. Sends as far as the peer's windows allow, and answers what has to be answered, in `pump`."""
 
     def __init__(self, address: str) -> None:
         self.over = False
-        """Whether the peer has closed the connection."""
+        """True once the peer has closed the connection."""
         self.sent = 0
         """Bytes of DATA."""
         self.answers: dict[int, bytes] = {}
@@ -90,7 +90,7 @@ class Http2:
         return stream
 
     def pump(self, until: Until, ended: int | None = None) -> None:
-        """Sends and receives until then, or until so many streams have ended, or the connection is over."""
+        """Sends and receives until `until`, or until `ended` streams have ended, or the connection is over."""
         while until and not self.over and (ended is None or self.ended < ended):
             self._fill()
             readable, writable, _ = select.select(

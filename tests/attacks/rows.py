@@ -18,7 +18,7 @@ Attack = Callable[[Target, float], dict[str, int]]
 
 @dataclass(frozen=True)
 class Budget:
-    """What an attack may cost."""
+    """Limits on the cost of an attack."""
 
     growth_mib: float = 32.0
     """Growth of the front's resident memory during the attack, above its highest before."""
@@ -34,7 +34,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Row:
-    """One attack. `attack` is a function of the module that holds the row."""
+    """An attack. `attack` is a function of the module that holds the row."""
 
     name: str
     attack: Attack

@@ -16,7 +16,7 @@ from tests.attacks.trial import Outcome, Trial
 from tests.support.daemon.harness import on_cpu
 
 SECONDS = 0.8
-"""What an attack holds in the front is reached in less: these are floods of what has a limit."""
+"""Seconds of an attack, enough to reach the most that it holds in the front: these are floods of what has a limit."""
 CALM = 0.4
 
 pytestmark = on_cpu

@@ -1,4 +1,4 @@
-"""One attack on one daemon, beside a well-behaved tenant."""
+"""An attack on a daemon, beside a well-behaved tenant."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Outcome:
     """The strangers' own, added up."""
 
     def breaches(self, budget: Budget, *, timed: bool = True) -> list[str]:
-        """What is beyond the budget, as sentences. Without `timed`, the tenant's rate and latency are not judged: a
-        busy machine changes them."""
+        """Returns the breaches of the budget, as sentences. Without `timed`, the tenant's rate and latency are not
+        judged: a busy machine changes them."""
         found = [f"the tenant had an error: {error}" for error in self.errors[:5]]
         if not self.rate:
             found.append("the tenant made no step during the attack")
@@ -216,7 +216,7 @@ class _Strangers:
 
 
 def child_environment() -> dict[str, str]:
-    """That of processes which import this package and the client."""
+    """Returns the environment of processes that import this package and the client."""
     return environment(PYTHONPATH=os.pathsep.join(sys.path), OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
 
 

@@ -50,7 +50,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _measure(context: Context, only: list[str] | None) -> tuple[list[Row], dict[str, str]]:
-    """What was measured when SIGTERM or SIGINT came, and what was not."""
+    """Returns the rows measured before SIGTERM or SIGINT came, and the groups that are missing."""
     rows: list[Row] = []
     failed: dict[str, str] = {}
     stopped = ""
@@ -73,7 +73,7 @@ def _measure(context: Context, only: list[str] | None) -> tuple[list[Row], dict[
 
 
 def _alone(folder: Path, options: argparse.Namespace) -> list[float]:
-    """What must be measured before there is a daemon, where its group is wanted."""
+    """Measures, where its group is wanted, the row that needs a machine without a daemon."""
     if options.backend == "cpu" or (options.only and "first" not in options.only):
         return []
     return first_result.alone(folder, 3 if options.quick else 7)

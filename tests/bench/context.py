@@ -1,4 +1,4 @@
-"""What a group of rows needs to run: the daemon, the baseline's server, and how much to measure."""
+"""Context of a group of rows: the daemon, the baseline's server, and the amount of measurement."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.bench.stats import Samples, merge
 
 @dataclass(frozen=True)
 class Side:
-    """One side of a row: a worker's function ("rows.launches:hearth") and its keywords."""
+    """A side of a row: a worker's function ("rows.launches:hearth") and its keywords."""
 
     function: str
     arguments: Mapping[str, Any]
@@ -22,7 +22,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Context:
-    """One run."""
+    """Context of one run."""
 
     folder: Path
     backend: str
@@ -37,12 +37,12 @@ class Context:
 
     @property
     def cuda(self) -> bool:
-        """Whether there is CuPy to compare with."""
+        """True if there is CuPy to compare with."""
         return self.backend == "cuda"
 
     @property
     def rounds(self) -> int:
-        """How often the sides take turns."""
+        """Number of times that the sides take turns."""
         return 1 if self.quick else 2
 
     def pick(self, quick: int, full: int) -> int:

@@ -22,7 +22,7 @@ _CHUNKS: list[bytes] = []
 
 
 def chunks(size: int) -> list[bytes]:
-    """`size` bytes in chunks of 1 MiB, each with memory of its own, kept for the next time."""
+    """Returns `size` bytes in chunks of 1 MiB, each in separate memory, kept for the next time."""
     while len(_CHUNKS) * CHUNK < size:
         _CHUNKS.append(os.urandom(64) * (CHUNK // 64))
     return _CHUNKS[: size // CHUNK]

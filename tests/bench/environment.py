@@ -1,4 +1,4 @@
-"""Where the numbers come from."""
+"""Environment of the measurements."""
 
 from __future__ import annotations
 

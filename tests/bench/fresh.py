@@ -1,4 +1,4 @@
-"""An interpreter of an environment of its own, as who installs a client has it.
+"""An interpreter of a fresh environment, as after a plain installation of the client.
 
 The environment that measures has more in it than either side needs, and packages may hook themselves into every start
 of its interpreter (a line of code in a .pth file: numba-cuda's takes 40 ms, which is half of a client's first result).
@@ -26,7 +26,7 @@ def interpreter(folder: Path) -> str:
 
 
 def python_path() -> str:
-    """Where this interpreter finds packages, without the standard library's folders."""
+    """Returns the path on which this interpreter finds packages, without the standard library's folders."""
     standard = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}
     standard |= {f"{each}/lib-dynload" for each in standard}
     specs = [importlib.util.find_spec(name) for name in _PACKAGES]  # editable installs may be in no folder of sys.path

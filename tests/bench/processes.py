@@ -29,7 +29,7 @@ class BenchError(Exception):
 
 
 def memory_kib(pid: int) -> dict[str, int]:
-    """What a process holds, in KiB, by the names of smaps_rollup: Rss, Pss (what it shares counts as a share),
+    """Returns a process's memory in KiB, by the names of smaps_rollup: Rss, Pss (shared memory counts as a share),
     Private_Dirty. Raises `OSError` where it has ended."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
     return {name: int(value.split()[0]) for name, _, value in (line.partition(":") for line in lines)}
@@ -43,7 +43,7 @@ def environment(folder: Path, extra: Mapping[str, str] | None = None) -> dict[st
 
 
 class Child:
-    """A process of its own group, ended with everything that it started."""
+    """A process in a separate group, ended with everything that it started."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], python: str = sys.executable) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
@@ -86,7 +86,7 @@ class Child:
         self.process.stdin.flush()
 
     def result(self) -> Any:
-        """What a worker returned."""
+        """Returns the worker's result."""
         return json.loads(self.line(lambda text: text.startswith(worker.RESULT), TIMEOUT).removeprefix(worker.RESULT))
 
     def end(self, politely: float = 0.0) -> None:
@@ -123,7 +123,7 @@ class Daemon:
     http: str = ""
 
     def device_pids(self) -> list[int]:
-        """Of its device processes; where it serves HTTP."""
+        """Returns the ids of its device processes, where it serves HTTP."""
         with urllib.request.urlopen(f"http://{self.http}/status", timeout=20) as answer:
             return [device["pid"] for device in json.load(answer)["devices"] if device["pid"]]
 
@@ -134,7 +134,7 @@ class Daemon:
         raise BenchError(f"the daemon has ended; {self.obituary()}")
 
     def obituary(self) -> str:
-        """How it ended; empty while it serves."""
+        """Returns the cause of its end; empty while it serves."""
         status = self.child.process.poll()
         return "" if status is None else f"the daemon ended with {status}; {self.child.said()}"
 
@@ -176,7 +176,7 @@ def run_together(
 def daemon(
     folder: Path, backend: str, cpu_count: int, settings: Mapping[str, str] | None = None, *, http: str = ""
 ) -> Iterator[Daemon]:
-    """A daemon on sockets of its own; `settings` are variables of its environment, `http` where it serves HTTP."""
+    """A daemon on separate sockets; `settings` are variables of its environment, `http` where it serves HTTP."""
     with tempfile.TemporaryDirectory(prefix="daemon-", dir=folder) as own:
         socket = f"{own}/hearth.sock"
         env = environment(folder, {"HEARTH_CACHE_DIR": str(folder / "cache"), **(settings or {})})

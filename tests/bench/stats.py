@@ -9,7 +9,7 @@ from typing import Any, Literal
 from hearth.cli.format.percentiles import quantile
 
 Samples = dict[str, list[float]]
-"""What a worker measured: name -> samples."""
+"""Samples that a worker measured, by name."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the result. `ratio` is Hearth's median over the baseline's, whichever direction is better."""
+    """A line of the result. `ratio` is Hearth's median over the baseline's, whichever direction is better."""
 
     group: str
     what: str
@@ -65,7 +65,7 @@ class Row:
         return "at least" if sign * value >= sign * self.at_least else "below"
 
     def to_json(self) -> dict[str, Any]:
-        """For the results file."""
+        """Builds the row's object of the results file."""
         return {
             "group": self.group,
             "what": self.what,

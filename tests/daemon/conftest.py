@@ -1,4 +1,5 @@
-"""One daemon for each worker of the test run, a fresh connection for each test, private daemons for what breaks them.
+"""Fixtures: a daemon for each worker of the test run, a fresh connection for each test, private daemons for what breaks
+them.
 
 HEARTH_TEST_BACKEND=cuda runs the same tests against GPUs.
 """

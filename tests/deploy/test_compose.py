@@ -26,7 +26,7 @@ DAEMONS = ["hearthd", "hearthd-cpu"]
 
 
 def config_of(service: str) -> Any:
-    """What the daemon makes of the service's variables, beside the image's own."""
+    """Returns the daemon's configuration from the service's variables, beside the image's own."""
     own = {"HEARTH_LISTEN_UNIX": "/run/hearth/hearth.sock"}
     return load(environ=own | SERVICES[service]["environment"])[0]
 

@@ -34,7 +34,7 @@ def environment() -> dict[str, str]:
 
 
 def arguments() -> dict[str, str]:
-    """Of all stages, with what they are unless a build says otherwise."""
+    """Returns the arguments of all stages, with their defaults."""
     pairs = (value.partition("=") for step in STEPS if step.cmd == "ARG" for value in step.value)
     return {name: default for name, _, default in pairs}
 

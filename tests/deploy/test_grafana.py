@@ -19,13 +19,13 @@ from tests.support.programs import program
 FOLDER = ROOT / "deploy" / "grafana"
 DASHBOARD: dict[str, Any] = json.loads((FOLDER / "hearth.json").read_text())
 UNITS = {"short", "ops", "percentunit", "celsius", "watt", "hertz", "bytes", "Bps", "s", "dateTimeFromNow"}
-"""Of Grafana's, those that the dashboard uses: bytes counts in 1024s, Bps in 1024s a second."""
+"""Units of Grafana's that the dashboard uses: bytes counts in 1024s, Bps in 1024s a second."""
 KINDS = {"row", "timeseries", "stat", "table"}
 LABEL = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 
 
 def panels() -> Iterator[dict[str, Any]]:
-    """Those in collapsed rows among them."""
+    """Yields all panels, those in collapsed rows included."""
     for panel in DASHBOARD["panels"]:
         yield panel
         yield from panel.get("panels", [])

@@ -29,9 +29,9 @@ from tests.support.programs import program
 FOLDER = ROOT / "deploy" / "kubernetes"
 VARIANTS = ("base", "trusted-network")
 VERSIONS = ("1.27", "1.34")
-"""Of Kubernetes: the oldest that will do, and a recent one."""
+"""Versions of Kubernetes: the oldest that will do, and a recent one."""
 HEALTH = {"", node_service.NAME, device_service.NAME, "device/0"}
-"""What front/rpc/health.py answers for; the daemon's tests ask it for each."""
+"""Services that front/rpc/health.py answers for; the daemon's tests ask it for each."""
 
 Object = dict[str, Any]
 
@@ -52,7 +52,7 @@ def rendered(variant: str) -> tuple[Object, ...]:
 
 
 def plain(*folders: str) -> list[Object]:
-    """What lies in the files of these folders; base and examples where none is named."""
+    """Returns the objects in the files of these folders; base and examples where none is named."""
     files = [file for folder in folders or ("base", "examples") for file in (FOLDER / folder).glob("*.yaml")]
     objects = [each for file in files for each in yaml.safe_load_all(file.read_text())]
     return [each for each in objects if each["kind"] != "Kustomization"]
@@ -64,7 +64,7 @@ def the(kind: str, objects: tuple[Object, ...], name: str = "hearth") -> Object:
 
 
 def configuration(variant: str) -> Config:
-    """As the daemon reads it in its pod."""
+    """Returns the configuration that the daemon reads in its pod."""
     pod = the("DaemonSet", rendered(variant))["spec"]["template"]["spec"]
     environ = {each["name"]: each.get("value", "10.0.0.7") for each in pod["containers"][0]["env"]}
     environ = {name: value.replace("$(POD_IP)", environ["POD_IP"]) for name, value in environ.items()}
@@ -169,7 +169,7 @@ def test_probes_ask_for_what_the_daemon_answers(variant: str) -> None:
             )
         else:
             get = probe["httpGet"]
-            assert get["path"] in PROBES  # asked of nobody for a token
+            assert get["path"] in PROBES  # served without a token
             assert get["port"] == "http"
             assert get.get("scheme", "HTTP") == ("HTTPS" if config.tls.certificate else "HTTP")
             assert (get["path"] == "/readyz") == (kind == "readiness")
@@ -219,7 +219,7 @@ def test_example_clients_are_let_in() -> None:
     config = configuration("base")
     pods = {each["metadata"]["name"]: each["spec"] for each in plain() if each["kind"] == "Pod"}
     by_socket, by_service = pods["hearth-client-socket"], pods["hearth-client-service"]
-    # A uid on a shared hostPath is no identity: whoever may make the pod chooses it. They show a token.
+    # A uid on a shared hostPath is no identity: every user who may create the pod chooses it. They show a token.
     assert not any(tenant.users or tenant.groups for tenant in config.tenants) and config.listen.unix_access == "all"
     (token,) = (each["valueFrom"]["secretKeyRef"] for each in by_socket["containers"][0]["env"])
     assert token == {"name": "hearth-token", "key": "token"}

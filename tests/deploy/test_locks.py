@@ -1,4 +1,4 @@
-"""The lock files agree with the ranges of `pyproject.toml`, and a disagreement is told."""
+"""The lock files agree with the ranges of `pyproject.toml`, and a disagreement is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operators get for Prometheus: a page that its own tools accept, rules and a configuration that go with it."""
+"""Files for Prometheus: a page that its own tools accept, and rules and a configuration that go with it."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_every_alert_says_what_to_do() -> None:
 
 
 def test_every_metric_is_described_and_nothing_else() -> None:
-    """By the tables of METRICS.md: name, type, labels."""
+    """The tables of METRICS.md give name, type and labels of every metric."""
     described = _described()
     page = scraped.page()
     families = {family.name: family for family in scraped.families(page)}
@@ -92,7 +92,7 @@ def test_every_metric_is_described_and_nothing_else() -> None:
 
 
 ONLY_SOMETIMES = {"hearth_pinned_bytes"}
-"""What only the CUDA backend tells."""
+"""Metrics that only the CUDA backend reports."""
 _ROW = re.compile(r"^\| `(?P<name>[a-z0-9_]+)` \| (?P<kind>\w+) \| (?P<labels>[^|]*) \|")
 
 

@@ -78,7 +78,7 @@ def test_verify_finds_what_is_wrong(tmp_path: Path) -> None:
 
 
 def test_exposure() -> None:
-    """At most what is promised, and what the unit says of itself."""
+    """The exposure is at most what is promised, and what the unit says of itself."""
     tool = program("systemd-analyze")
     arguments = ["security", "--offline=yes", "--no-pager", f"--threshold={THRESHOLD * 10:.0f}", str(SYSTEM)]
     done = subprocess.run([tool, *arguments], capture_output=True, text=True, check=False)
@@ -91,7 +91,7 @@ def test_exposure() -> None:
     assert subprocess.run([tool, *arguments], capture_output=True, check=False).returncode != 0, "it can fail"
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="makes users, in a directory of its own")
+@pytest.mark.skipif(os.getuid() != 0, reason="makes users, in a separate directory")
 def test_users_and_directories(tmp_path: Path) -> None:
     (tmp_path / "etc").mkdir()
     for tool, file in (("systemd-sysusers", "hearth.sysusers"), ("systemd-tmpfiles", "hearth.tmpfiles")):
@@ -108,7 +108,7 @@ def test_users_and_directories(tmp_path: Path) -> None:
 
 
 def command(line: str, config: Path) -> list[str]:
-    """Of one line of the unit, in this checkout instead of /opt/hearth and /etc/hearth."""
+    """Returns the command of a line of the unit, in this checkout instead of /opt/hearth and /etc/hearth."""
     words = shlex.split(line)
     assert words[:1] == ["/opt/hearth/bin/hearthd"]
     return [sys.executable, "-m", "hearthd", *(str(config) if w == "/etc/hearth/hearth.toml" else w for w in words[1:])]
@@ -125,7 +125,7 @@ def confined(unit: Path, words: list[str], env: dict[str, str], **more: Any) -> 
 
 @pytest.fixture
 def prefix() -> Iterator[Path]:
-    """Where the unit's directories are."""
+    """Yields a folder for the unit's directories."""
     with tempfile.TemporaryDirectory(prefix="hearth-test-") as folder:
         for name in ("run", "cache", "log"):
             (Path(folder) / name).mkdir(mode=0o700)
@@ -134,7 +134,7 @@ def prefix() -> Iterator[Path]:
 
 @pytest.mark.parametrize("unit", [SYSTEM, USER], ids=["system", "user"])
 def test_what_the_filter_keeps_out(unit: Path) -> None:
-    """So that what passes below has been held to something."""
+    """The filter refuses forbidden calls, so that the calls that pass below were checked by it."""
     program("systemd-analyze")
     code = """
 import ctypes, os, socket
@@ -214,7 +214,7 @@ def test_both_units_let_the_same_calls_through() -> None:
 
 
 def under_unit_lacks() -> str:
-    """What compilers lack on this host whatever the unit says."""
+    """Returns the features that compilers lack on this host whatever the unit says."""
     from hearthd.device.platform.sandbox import landlock_version
 
     return "" if landlock_version() else "landlock"

@@ -120,7 +120,7 @@ def run(environment: Environment, chosen: argparse.Namespace, python: Path) -> i
 
 
 def divided(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """What stands before `--`, and after it."""
+    """Splits the arguments at `--`."""
     at = arguments.index("--") if "--" in arguments else len(arguments)
     return arguments[:at], arguments[at + 1 :]
 

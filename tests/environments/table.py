@@ -156,27 +156,27 @@ _NO_IPV6 = 'set -e; ip link set lo up; echo 1 >/proc/sys/net/ipv6/conf/all/disab
 
 @dataclass(frozen=True)
 class Environment:
-    """One condition, or several that go together."""
+    """An environment: one condition, or several that go together."""
 
     name: str
     says: str
     """A line for the list."""
     tests: tuple[str, ...]
-    """Those that it concerns."""
+    """Tests that it concerns."""
     folder: str = "clone"
     """The copy's path below the scratch directory."""
     mode: int = 0o755
-    """Of the directory above the copy."""
+    """Mode of the directory above the copy."""
     stranger: bool = False
-    """Whether the copy, its home and its temporary files belong to `STRANGER`."""
+    """True if the copy, its home and its temporary files belong to `STRANGER`."""
     enter: tuple[str, ...] = ()
     """Stands before the command."""
     root: bool = False
-    """Whether only the superuser can enter it."""
+    """True if only the superuser can enter it."""
     variables: dict[str, str] = field(default_factory=dict)
     """`{scratch}` is the scratch directory."""
     options: tuple[str, ...] = ()
-    """Of pytest."""
+    """Options of pytest."""
     beside: int = 0
     """Busy loops that run meanwhile."""
     module: str = ""

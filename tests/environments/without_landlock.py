@@ -25,7 +25,7 @@ class _Program(ctypes.Structure):
 
 
 def forbid() -> None:
-    """For this process and all that it starts."""
+    """Forbids the calls to this process and all that it starts."""
     instructions = [(_LOAD_NUMBER, 0, 0, 0)]
     instructions += [(_IF_EQUAL, len(_CALLS) - index, 0, call) for index, call in enumerate(_CALLS)]
     instructions += [(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _ERRNO | errno.ENOSYS)]

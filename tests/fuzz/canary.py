@@ -1,4 +1,4 @@
-"""A session that does checked work while others are fuzzed, and whose secrets nobody may be told."""
+"""A session that does checked work while others are fuzzed, and whose secrets must not leak."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ N = 5000
 
 
 class Canary:
-    """Works in a thread of its own from `start` to `stop`; `errors` is what went wrong."""
+    """Works in a separate thread from `start` to `stop`; `errors` lists the failures."""
 
     def __init__(self, node: hearth.Node, gpu: hearth.Device, mark: str) -> None:
         self.mark = mark
@@ -39,7 +39,7 @@ class Canary:
 
     @property
     def secrets(self) -> list[bytes]:
-        """What must not stand in anybody else's answers."""
+        """Returns texts that must not occur in answers to other sessions."""
         return [self.mark.encode(), self.node._session.token.encode(), self.node.session_id.encode()]
 
     def start(self) -> None:

@@ -1,4 +1,5 @@
-"""One of everything in a session, under the numbers that fuzzed messages use, so that their handles mean something."""
+"""Objects of every kind in a session, under the numbers that fuzzed messages use, so that their handles mean
+something."""
 
 from __future__ import annotations
 

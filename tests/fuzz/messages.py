@@ -42,10 +42,10 @@ TEXTS = (
 )
 BYTES = (b"", b"x", bytes(4), bytes(16), b"\xff" * 64, bytes(5000))
 LIMITS_NS = (0, 60 * 10**9)
-"""Of a launch: a shorter one may rightly end the device process."""
+"""Time limits of a launch: a shorter one may rightly end the device process."""
 
 SOON_NS = (0, 1, 10**9)
-"""For a group's other daemons to come, who never do."""
+"""Time limits of a group whose other daemons never come."""
 
 NOTHING = 'extern "C" __global__ void nothing(int* x, int n) {}\n__device__ int variable[4];'
 """A kernel that can be given anything."""
@@ -56,13 +56,13 @@ NUMBERED = frozenset({
     "source", "destination", "start", "end", "transfer",
 })  # fmt: skip
 RUNS = frozenset({"function", "graph", "prepared"})
-NOBODY = 0x7777_7777_7777
+NO_HANDLE = 0x7777_7777_7777
 """A handle of nothing, and far from all others."""
 ORDINALS = (0, 0, 0, 0, 1, 2, 77, 2**32 - 1)
 BY_NAME: Mapping[str, tuple[Any, ...]] = {
     "device": ORDINALS,
     "devices": ORDINALS,
-    # Nobody listens there, so that nothing is waited for, and nobody outside is ever asked.
+    # No server listens there, so that nothing is waited for, and no outside host is ever asked.
     "addresses": (CLOSED, CLOSED, "unix:/nowhere/peer.sock", "unix:", "127.0.0.1", "127.0.0.1:99999", ":1", ""),
     "sequence": (0, 2**64 - 1, *range(1, 3000)),  # of collectives: one that was used before is refused
     **dict.fromkeys(("root", "peer"), (0, 0, 0, 1, 2, 77, 2**32 - 1)),
@@ -76,7 +76,7 @@ BY_NAME: Mapping[str, tuple[Any, ...]] = {
 
 
 def _runs(message: Message) -> bool:
-    """Whether kernels are launched by it, or could be by another one that names what it makes."""
+    """Returns whether the message launches kernels, or makes an object by which another message could."""
     return any(field.name in RUNS or field.name in ("launch", "launches") for field, _ in message.ListFields())
 
 
@@ -91,7 +91,7 @@ class Maker:
 
     @contextlib.contextmanager
     def harmless(self) -> Iterator[None]:
-        """What is made in here launches nothing, and does not begin to when a bit of it is turned: a grid or a time
+        """Makes messages that launch nothing, and do not begin to when one of their bits is flipped: a grid or a time
         limit may be anything then."""
         before, self._harmless = self._harmless, True
         try:
@@ -100,7 +100,7 @@ class Maker:
             self._harmless = before
 
     def command(self) -> Any:
-        """One of any kind, answered or not."""
+        """Makes a command of any kind, answered or not."""
         command = commands_pb2.Command()
         field = self.rng.choice(command.DESCRIPTOR.oneofs_by_name["kind"].fields)
         self._set(command, field, 1)
@@ -142,7 +142,7 @@ class Maker:
                 setattr(message, field.name, self.value(message.DESCRIPTOR.name, field))
 
     def value(self, message: str, field: FieldDescriptor) -> Any:
-        """What may stand in a field."""
+        """Makes a possible value of a field."""
         if field.name == "session_token":
             return self.token()
         if field.name in ("launches", "launch") and field.type == field.TYPE_BYTES:
@@ -156,7 +156,7 @@ class Maker:
             (name == "timeout_ns" and "Group" in message, SOON_NS),
             (name.endswith("timeout_ns"), LIMITS_NS),
             (name == "count" and message in ("LaunchGraph", "LaunchPrepared"), FEW),
-            (name in RUNS and self._harmless, (NOBODY,)),
+            (name in RUNS and self._harmless, (NO_HANDLE,)),
             (name in NUMBERED, HANDLES),
             (name == "node" and "Group" in message, FEW),
             (name == "kind" and message == "CollectiveOperation", tuple(range(13))),
@@ -197,7 +197,7 @@ class Maker:
             extension = Extension(cluster, pick(FEW), pick((0, 0, 2, 77)), pick(OFFSETS))
         record = launches.pack(
             Record(
-                NOBODY if self._harmless else pick((1, 1, 1, 77)), pick((0, 0, 3, 77)),
+                NO_HANDLE if self._harmless else pick((1, 1, 1, 77)), pick((0, 0, 3, 77)),
                 (pick(DIMS[:-1]), pick(FEW), pick(FEW)),
                 (pick(DIMS), pick(FEW), pick(FEW)), pick((0, 0, 1024, 2**31)), pick(range(32)), pick(LIMITS_NS),
                 launches.pack_layout(places), tuple(pick(HANDLES) for _ in range(pointers)),

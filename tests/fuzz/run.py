@@ -1,4 +1,4 @@
-"""One daemon, two canaries, one session that is fuzzed; and what has to be true whatever was sent."""
+"""Fuzzing of a daemon: two canaries, one session that is fuzzed, and checks that hold whatever was sent."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.daemon.tenants import new_token, tenant, token_hash
 
 FOREIGN, OWN, OPERATOR = "canary", "fuzz", "operator"
 PRIVATE_KIB = 128 << 10
-"""What a process may have more after it: pools, and what the allocator keeps of messages of 33 MiB."""
+"""KiB of memory that a process may have gained: pools, and what the allocator keeps of messages of 33 MiB."""
 ALIVE_EVERY = 40
 """Calls between two looks whether the session that is fuzzed still is one."""
 WARM_S = 0.1
@@ -148,7 +148,7 @@ class Fuzz:
         self._scan(name, answer, data)
 
     def _token(self) -> str:
-        """Of a session: its own as a rule; else one of the past, of nobody, or almost another's."""
+        """Returns a session token: as a rule the session's; otherwise an old one, almost a valid one, or garbage."""
         dice = self.rng.random()
         if dice < 0.82:
             return self.session.token
@@ -203,13 +203,13 @@ class Fuzz:
         log = self.daemon.log()
         fresh, self._log_read = log[self._log_read :], len(log)
         for line in fresh.splitlines():
-            # What gRPC's core writes of broken frames is of its own form, with bytes of the frames in it.
+            # What gRPC's core writes of broken frames has its own form, with bytes of the frames in it.
             if "Traceback" in line or '"level": "error"' in line or "Fatal Python error" in line:
                 self.problems.append(f"{name}: the log: {line[:1500]}")
                 break
 
     def at_rest(self) -> State:
-        """What is held when the session that is fuzzed is closed, and there is another that has done nothing."""
+        """Returns the daemon's state once the fuzzed session is closed, and a new one has done nothing."""
         self.session.renew()
         deadline = time.monotonic() + 10.0
         while len(self.node.sessions()) > 1 and time.monotonic() < deadline:
@@ -217,7 +217,8 @@ class Fuzz:
         return state_of(self.daemon, self._operator)
 
     def compare(self, before: State) -> None:
-        """Nothing may have stayed, when there was time to give it back: NCCL takes a second to free a communicator."""
+        """Checks that nothing has stayed, once there was time to give it back: NCCL takes a second to free a
+        communicator."""
         deadline = time.monotonic() + GIVEN_BACK_S
         while (found := self._differences(before, self.at_rest())) and time.monotonic() < deadline:
             time.sleep(0.2)
@@ -235,7 +236,7 @@ class Fuzz:
             if sum(a.fds.values()) > sum(b.fds.values()) + FILES:
                 found.append(f"{name}: open files {b.fds} have become {a.fds}")
             if a.private_kib > b.private_kib + PRIVATE_KIB:
-                found.append(f"{name}: {b.private_kib} KiB of its own have become {a.private_kib}")
+                found.append(f"{name}: {b.private_kib} private KiB have become {a.private_kib}")
         return found
 
 
@@ -252,7 +253,7 @@ def _unix(path: Path) -> socket.socket:
 
 @contextlib.contextmanager
 def fuzzing(cache: Path, seed: int = 0) -> Iterator[Fuzz]:
-    """With what is held compared at the end."""
+    """Yields the fuzzing, and compares what is held at the end."""
     with Fuzz(cache, seed) as fuzz:
         if BACKEND == "cuda":  # which takes much for good when it is first asked for something
             for name in Fuzz.names():

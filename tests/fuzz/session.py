@@ -16,7 +16,7 @@ SETUP_S = 30.0
 
 
 class Session:
-    """By plain stubs. `metadata` says who the caller is."""
+    """A session by plain stubs. `metadata` identifies the caller."""
 
     def __init__(self, channel: grpc.Channel, metadata: tuple[tuple[str, str], ...], devices: int) -> None:
         self._channel = channel
@@ -24,7 +24,7 @@ class Session:
         self._devices = devices
         self.token = ""
         self.stale = ""
-        """Of the session before, which has ended."""
+        """Token of the session before, which has ended."""
         self.opened = 0
 
     def call(self, service: str, method: str, request: Any, answer: Any) -> Any:
@@ -48,7 +48,7 @@ class Session:
             self._furnish(ordinal)
 
     def alive(self) -> bool:
-        """Whether it still is a session, and its default stream is answered."""
+        """Returns whether the session lives, and its default stream is answered."""
         for ordinal in range(self._devices):
             target = device_pb2.Target(session_token=self.token, device=ordinal)
             request = device_pb2.FlushRequest(target=target, command=c.Flush())
@@ -73,7 +73,7 @@ class Session:
                 self.call("NodeService", "CloseSession", request, node_pb2.CloseSessionResponse)
 
     def _furnish(self, ordinal: int) -> None:
-        """By a stream that ends before the next call."""
+        """Makes the furniture by a stream that ends before the next call."""
         attach = device_pb2.Attach(session_token=self.token, device=ordinal)
         messages = [
             device_pb2.ExecuteRequest(attach=attach),

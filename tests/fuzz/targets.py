@@ -1,4 +1,4 @@
-"""What is fuzzed: every method of every service, found by its descriptors, and the sockets beneath."""
+"""Targets of fuzzing: every method of every service, found by its descriptors, and the sockets beneath."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LARGE = 3 << 20
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back of one call."""
+    """Answer to one call."""
 
     code: grpc.StatusCode
     text: bytes
@@ -41,7 +41,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Rpc:
-    """One method."""
+    """A method of a service."""
 
     service: str
     method: MethodDescriptor
@@ -52,7 +52,7 @@ class Rpc:
 
     @property
     def streams(self) -> bool:
-        """Whether it takes any number of messages."""
+        """True if it takes any number of messages."""
         return bool(self.method.client_streaming)
 
     def message(self) -> Message:
@@ -126,7 +126,7 @@ def _large(message: Message, maker: Maker, rng: random.Random) -> bytes:
                 if inner.type == inner.TYPE_BYTES and not inner.is_repeated:
                     setattr(getattr(message, "command"), inner.name, bytes(size))  # noqa: B009
                     return bytes(message.SerializeToString())
-    return bytes(message.SerializeToString()) + b"\x7a" + varint(size) + bytes(size)  # field 15, which nobody has
+    return bytes(message.SerializeToString()) + b"\x7a" + varint(size) + bytes(size)  # field 15, which no message has
 
 
 def attach(maker: Maker) -> bytes:
@@ -144,7 +144,7 @@ def attach(maker: Maker) -> bytes:
 
 
 def batches(maker: Maker, seq: int) -> Iterator[bytes]:
-    """What follows it; `seq` is the last batch that was executed."""
+    """Yields the messages after it; `seq` is the last batch that was executed."""
     rng = maker.rng
     for _ in range(rng.choice((0, 1, 2, 5))):
         dice = rng.random()
@@ -164,8 +164,8 @@ def batches(maker: Maker, seq: int) -> Iterator[bytes]:
 
 
 def execute(channel: grpc.Channel, rpc: Rpc, maker: Maker, metadata: Any) -> tuple[Answer, bytes]:
-    """One Execute stream: waits for what the attach is answered, so that the batches go on from there. Also what it
-    sent."""
+    """Runs an Execute stream: waits for the answer to the attach, from whose position the batches continue. Also
+    returns the bytes that it sent."""
     sent: list[bytes] = []
     attached: queue.SimpleQueue[int] = queue.SimpleQueue()
 
@@ -199,7 +199,7 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PRI", "\0")
 
 
 def http(maker: Maker, bearer: str) -> bytes:
-    """A request, or what somebody might take for one."""
+    """Builds a request, or something that resembles one."""
     rng = maker.rng
     if rng.random() < 0.2:
         return maker.junk(2000)
@@ -215,7 +215,7 @@ def http(maker: Maker, bearer: str) -> bytes:
 
 
 def wire(maker: Maker) -> bytes:
-    """What is no gRPC, or has been."""
+    """Makes bytes that are no gRPC, or damaged gRPC."""
     rng = maker.rng
     frame = bytearray()
     for _ in range(rng.randrange(5)):

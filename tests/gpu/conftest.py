@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @functools.cache
 def gpu_count() -> tuple[int, str]:
-    """How many GPUs CUDA sees, and why there is none."""
+    """Returns the number of GPUs that CUDA sees, and why there is none."""
     for package in ("cupy", "cuda"):
         if importlib.util.find_spec(package) is None:
             return 0, f"the package {package} is not installed (extras cuda12, cuda13)"

@@ -1,5 +1,5 @@
-"""GPUs whose process or daemon is killed, stopped or held up in the middle of NCCL's work: the others are told within a
-second after the timeout, keep their data, and go on; a group that is rebuilt works. No round hangs.
+"""GPUs whose process or daemon is killed, stopped or held up in the middle of NCCL's work: the others get the error
+within a second after the timeout, keep their data, and continue; a group that is rebuilt works. No round hangs.
 
 HEARTH_TEST_BACKEND=cuda; HEARTH_TEST_ROUNDS=50 is the whole of it.
 """
@@ -27,7 +27,7 @@ ROUNDS = int(os.environ.get("HEARTH_TEST_ROUNDS", "3"))
 LARGE = 1 << 26
 """Elements of 4 bytes: some 0.9 ms on two H200s."""
 MANY = 300
-"""So many of them are under way for some tenths of a second."""
+"""Number of operations, which are under way for some tenths of a second."""
 LIMIT_S = 2.0
 """Timeout of the operations that are going to fail: all would be done in less."""
 KINDS = ("held and killed", "held", "killed", "stopped")
@@ -59,9 +59,10 @@ def play(kind: str, group: hearth.Group, victim: int, pid: int, rng: random.Rand
         if kind != "held":
             time.sleep(rng.uniform(0, 0.04))  # the moment is what is tried
             strike(pid, signal.SIGSTOP if kind == "stopped" else signal.SIGKILL, stack)
-            # What is under way ends at once; what the lost one had not come to yet, at the end of its own time.
+            # What is under way ends at once; the operations that the lost one had not reached, at the end of their own
+            # time.
             began = time.monotonic()
-        if kind == "stopped":  # its GPU goes on with all that it was given before
+        if kind == "stopped":  # its GPU continues with all that it was given before
             group.all_reduce(arrays, timeout=LIMIT_S)
         survivors.go_on(began, LIMIT_S)
         return stack.pop_all()
@@ -79,7 +80,8 @@ def test_devices_of_a_daemon(cache: Path) -> None:
 
 
 def test_a_survivor_is_busy(cache: Path) -> None:
-    """A kernel of its own runs on while its communicator is aborted: it is told in time, and its data can be read."""
+    """A kernel of the survivor runs on while its communicator is aborted: it gets the error in time, and its data can
+    be read."""
     with several(cache, 2, harmed=True, devices=DEVICES) as daemon, daemon.connect() as node:
         gpus = node.devices[:2]
         group, victim = hearth.Group(gpus), daemon.device_pid(1)

@@ -61,7 +61,7 @@ def group(request: pytest.FixtureRequest, node: hearth.Node) -> hearth.Group:
 
 @pytest.fixture(scope="module")
 def direct(group: hearth.Group, tmp_path_factory: pytest.TempPathFactory) -> list[Mapping[str, np.ndarray]]:
-    """What each rank got of NCCL, called by one process for each GPU."""
+    """Returns the results that each rank gets of NCCL, called by one process for each GPU."""
     folder, n = tmp_path_factory.mktemp("nccl"), len(group)
     command = [sys.executable, "-m", "tests.support.gpu.nccl_direct"]
     with contextlib.ExitStack() as stack:
@@ -194,7 +194,7 @@ def test_barriers(group: hearth.Group) -> None:
 
 
 def test_groups_overlap_in_different_orders(daemon: DaemonProcess) -> None:
-    """Several clients, each with several groups, each in an order of its own: nobody waits in a circle."""
+    """Several clients, each with several groups, each in a different order: no circular wait occurs."""
 
     def client(seed: int) -> bool:
         rng = chance.Random(seed)

@@ -606,7 +606,7 @@ def test_launch_rate(server: CudaServer, stream: Stream, record_property: Any) -
     server.free(x, stream)
 
 
-# faults, each in a process of its own
+# faults, each in a separate process
 
 FAULT = r"""
 import struct, sys, time
@@ -712,7 +712,7 @@ COUNT = 1001
 
 
 def member(rank: int, pipe: Connection, vanish: bool) -> None:
-    """One rank of a pair, in a process of its own."""
+    """Runs one rank of a pair, in a separate process."""
     from hearthd.device.cuda.server import CudaServer
 
     server = CudaServer(DeviceSpec(ordinal=rank, backend="cuda", index=rank))

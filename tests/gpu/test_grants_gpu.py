@@ -40,7 +40,7 @@ class Limited:
 
 @pytest.fixture
 def own() -> Iterator[CudaServer]:
-    """A server whose pool nobody else has used."""
+    """Yields a server with an unused pool."""
     from hearthd.device.cuda.server import CudaServer
 
     made = CudaServer(DeviceSpec(ordinal=0, backend="cuda", index=0))

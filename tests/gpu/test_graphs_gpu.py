@@ -317,7 +317,8 @@ def test_making_launching_and_destroying_wait_for_nothing(bench: Bench) -> None:
 
 @pytest.mark.parametrize("nodes", [1, 8, 20, WINDOW, 4 * WINDOW])
 def test_as_many_launches_as_a_track_takes_do_not_block(bench: Bench, nodes: int) -> None:
-    """What `GraphEntry.cost` assumes of the driver's queue: so much may be given to a stream that is held up."""
+    """Checks the driver's queue against `GraphEntry.cost`: that many launches may be given to a stream that is held
+    up."""
     x, y = bench.array(np.ones(N)), bench.array(np.zeros(N))
     graph = bench.server.create_graph([bench.mix(x, y, 1, 256) for _ in range(nodes)])
     bench.launch(graph)

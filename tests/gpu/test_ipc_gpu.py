@@ -202,7 +202,7 @@ def test_the_device_process_is_killed(daemon: DaemonProcess) -> None:
 
 
 def test_memory_comes_back(daemon: DaemonProcess) -> None:
-    """What was exported goes back to the driver once both have let go."""
+    """Exported memory goes back to the driver once both sides have released it."""
     with daemon.connect() as node:
         gpu = node.device(0)
         before = gpu.memory_usage().device_free

@@ -36,7 +36,7 @@ def module(gpu: hearth.Device, number: int) -> hearth.RawModule:
 
 
 def adds(gpu: hearth.Device, number: int) -> None:
-    """A module of its own is loaded, and its kernel runs."""
+    """Loads a separate module, and runs its kernel."""
     x = gpu.zeros(8, np.int32)
     module(gpu, number).get_function("add_one")((1,), (8,), (x, np.int32(8)))
     assert (x.get(timeout=WAIT_S) == 1).all()

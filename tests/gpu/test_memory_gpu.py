@@ -39,7 +39,7 @@ Command = c.Command
 
 @pytest.fixture
 def memory(server: CudaServer, stream: Any) -> Iterator[Callable[[int], int]]:
-    """The address of so many bytes, which are freed with the test."""
+    """Yields a function that returns the address of a number of bytes, which are freed with the test."""
     held: list[Any] = []
 
     def take(size: int) -> int:
@@ -53,7 +53,7 @@ def memory(server: CudaServer, stream: Any) -> Iterator[Callable[[int], int]]:
 
 
 def put(server: CudaServer, address: int, data: np.ndarray, stream: Any) -> None:
-    """In pieces that the host pool has room for."""
+    """Writes the data in pieces that the host pool has room for."""
     flat = np.ascontiguousarray(data).view(np.uint8).ravel()
     for start in range(0, flat.size, 8 * MIB):
         part = flat[start : start + 8 * MIB]
@@ -332,7 +332,7 @@ def test_memory_given_back_is_used_by_others_only_behind_its_last_use(rigs: Rigs
 
 
 def address(rig: Any, buffer: int) -> int:
-    """Where a buffer of the session lies; asked behind everything sent before."""
+    """Returns the address of a buffer of the session, asked for behind everything sent before."""
     ok(rig.call(memory_usage=c.MemoryUsage()))
     session = rig.process.executor.session(1)
     return int(session.buffers.find(buffer).address)

@@ -1,4 +1,4 @@
-"""What NVML reads of a real GPU: there is enough of it, in base units, and it is soon had."""
+"""NVML's readings of a real GPU: complete, in base units, and quickly available."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.gpu
 
 SOON_S = 0.25
 ALWAYS = ("memory_used", "memory_total", "utilization", "temperature", "power", "sm_clock", "memory_clock")
-"""What every GPU of the last ten years knows, but for utilisation under MIG."""
+"""Readings that every GPU of the last ten years has, but for utilisation under MIG."""
 
 
 @pytest.fixture(scope="module")

@@ -196,7 +196,8 @@ def test_whom_it_holds_up(daemon: DaemonProcess, size: int) -> None:
 
 
 def test_a_release_beside_a_kernel_that_runs_on(daemon: DaemonProcess) -> None:
-    """Nobody waits for it: not who launches on another stream and waits for that one, nor who shares more."""
+    """No other work waits for the release: neither a launch on another stream and a wait for that one, nor further
+    sharing."""
     with hearth.connect(daemon.unix) as node, Sharing(daemon.unix) as sharing:
         gpu = node.device(0)
         module = gpu.RawModule(code=COMMON)

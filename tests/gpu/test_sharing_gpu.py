@@ -49,7 +49,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def flood(target: str, token: str, nanoseconds: int, launches: int, ready: Any, stop: Event) -> None:
-    """Launches without end, in a process of its own; tells what was done at each end of a stretch."""
+    """Launches without end, in a separate process; reports the launches done at each end of a stretch."""
     with hearth.connect(target, token=token or None) as node:
         gpu = node.device(0)
         kernel = gpu.RawModule(code=SOURCE).get_function("rest")
@@ -105,7 +105,7 @@ def done(queue: Any, begin: float, end: float) -> int:
 @pytest.mark.parametrize("isolation", ["shared", "tenant"])
 @pytest.mark.parametrize("lengths", [(100_000, 100_000, 100_000), (2_000_000, 200_000, 50_000)])
 def test_three_tenants_get_shares_by_their_weights(start: Start, isolation: str, lengths: tuple[int, ...]) -> None:
-    """Of the time that their kernels ran, and of the time that was metered."""
+    """The shares are of the time that the kernels ran, and of the metered time."""
     who = [tenant(name, weight=weight) for name, weight in WEIGHTS.items()]
     config, tokens = tenants(*who, devices={"isolation": isolation})
     daemon = start(**config)
@@ -158,7 +158,7 @@ def test_a_flood_does_not_raise_latency_more_than_twofold_and_a_kernel(
             time.sleep(0.5)
             beside = p99()
     print(f"{isolation} {length} ns: alone {alone}, beside {beside} (p50, p99)")
-    # A process gives its sessions slices of a millisecond, which may run over by half; the GPU gives two processes some
-    # of its own, of about two.
+    # A process gives its sessions slices of a millisecond, which may run over by half; the GPU gives two processes
+    # slices of about two.
     slices = 0.0015 if isolation == "shared" else 0.004
     assert beside[1] <= 2 * alone[1] + length / 1e9 + slices

@@ -1,4 +1,4 @@
-"""What the status document says of a GPU: NVML's figures, memory by tenant, throughput. HEARTH_TEST_BACKEND=cuda."""
+"""GPUs in the status document: NVML's figures, memory by tenant, throughput. HEARTH_TEST_BACKEND=cuda."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_bit_for_bit(gpu: hearth.Device, daemon: DaemonProcess, size: int) -> No
 
 
 def test_kernels_stand_between_writes_and_reads(gpu: hearth.Device) -> None:
-    """One stream, write, kernel and read in turn: each sees what was before it, nothing of what comes behind."""
+    """Alternates write, kernel and read on one stream: each sees what was before it, nothing of what comes behind."""
     twice = gpu.RawModule(code=DOUBLE).get_function("twice")
     x = gpu.empty(16 * MIB, np.uint32)
     for seed in range(4):

@@ -167,7 +167,7 @@ def u64(value: int) -> bytes:
 
 
 def matrix_spec(array: np.ndarray, box: tuple[int, int], **more: Any) -> TensorMapSpec:
-    """Of a C-contiguous matrix; `box` in NumPy's order."""
+    """Builds the specification of a C-contiguous matrix; `box` in NumPy's order."""
     rows, columns = array.shape
     fields: dict[str, Any] = {"element_strides": (1, 1), **more}
     return TensorMapSpec(
@@ -267,8 +267,8 @@ def columns(
     x: np.ndarray, start: tuple[int, int, int], offset: tuple[int, int], lower: tuple[int, int],
     upper: tuple[int, int], channels: slice, count: int,
 ) -> np.ndarray:  # fmt: skip
-    """What im2col reads (PTX ISA, "Im2col mode"): `count` pixels from `start` (n, h, w) on, row by row through the box
-    between the corners and on into the next image; `offset` (h, w) is added to each."""
+    """Returns the columns that im2col reads (PTX ISA, "Im2col mode"): `count` pixels from `start` (n, h, w) on, row by
+    row through the box between the corners and on into the next image; `offset` (h, w) is added to each."""
     n, h, w = start
     found = np.zeros((count, channels.stop - channels.start), x.dtype)
     for at in range(count):

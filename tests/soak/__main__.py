@@ -1,6 +1,6 @@
 """Runs the soak and writes its report: `python -m tests.soak --seconds 3600 --clients 16 --report soak.json`.
 
-With `--strangers 4` every client is a tenant of its own, and four processes without a credential attack the daemon
+With `--strangers 4` every client is a separate tenant, and four processes without a credential attack the daemon
 meanwhile, with one attack of `tests.attacks` after the other. HEARTH_TEST_BACKEND=cuda runs the soak against GPUs. The
 exit code says whether all was well.
 """
@@ -41,11 +41,11 @@ KILL_S = (15.0, 45.0)
 """Between two kills of the same client."""
 LOUD = ("error", "critical", "exception")
 ATTACK_S = 10.0
-"""Of one attack of a stranger, before its next."""
+"""Seconds of one attack of a stranger, before its next."""
 
 
 class Child:
-    """One client's process, started again where it is killed or ends by itself."""
+    """A client's process, started again where it is killed or ends by itself."""
 
     def __init__(self, kind: str, number: int, seed: int, target: str, token: str = "") -> None:
         self.kind = kind
@@ -278,14 +278,14 @@ def soak(daemon: DaemonProcess, chosen: argparse.Namespace, tokens: list[str]) -
 
 
 def at_rest(daemon: DaemonProcess) -> list[str]:
-    """What is still held when all clients have gone and the leases of those that were killed are over."""
+    """Returns what is still held when all clients have gone and the leases of the killed ones are over."""
     deadline = time.monotonic() + 20.0
     names = ("sessions", "buffers", "modules", "memory_in_use_bytes")
     held: list[str] = []
     while time.monotonic() < deadline:
         status = daemon.status()
         held = [
-            f"device {device['ordinal']} holds {name} = {device['gauges'][name]} with nobody there"
+            f"device {device['ordinal']} holds {name} = {device['gauges'][name]} without a session"
             for device in status["devices"]
             for name in names
             if device["gauges"].get(name)

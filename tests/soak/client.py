@@ -1,4 +1,4 @@
-"""One client of the soak, in a process of its own: `python -m tests.soak.client KIND NUMBER SEED TARGET`.
+"""A client of the soak, in a separate process: `python -m tests.soak.client KIND NUMBER SEED TARGET`.
 
 Says what it did on standard output, a line of JSON every two seconds. Reads from standard input how long to rest after
 each round, in multiples of the round's own time; the end of it is the end.
@@ -22,7 +22,7 @@ MOST_REST_S = 5.0
 
 
 class Pace:
-    """How long to rest, as the parent says."""
+    """Length of the rests, as the parent sets it."""
 
     def __init__(self) -> None:
         self.factor = 1.0

@@ -1,4 +1,4 @@
-"""What a client of the soak did, and what was wrong with it."""
+"""Ledger of a client of the soak: its work, and its errors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Ledger:
             self.wrong(what)
 
     def line(self) -> str:
-        """For the parent, as JSON."""
+        """Returns the line for the parent, as JSON."""
         with self._lock:
             body: dict[str, Any] = {"counts": dict(self.counts), "errors": self.errors}
         return json.dumps(body)

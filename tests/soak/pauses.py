@@ -12,9 +12,9 @@ from collections.abc import Callable
 from tests.support.daemon.harness import DaemonProcess, marked
 
 EVERY_S = (5.0, 20.0)
-"""From one pause to the next."""
+"""Range in seconds from one pause to the next."""
 LAST_S = (0.1, 0.5, 1.2, 2.0)
-"""How long they last: shorter than the soak's leases, so that nothing may be lost by them."""
+"""Lengths of the pauses in seconds: shorter than the soak's leases, so that nothing may be lost by them."""
 
 
 class Pauses:

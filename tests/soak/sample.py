@@ -1,4 +1,4 @@
-"""What a process holds, from /proc, and whether it grows."""
+"""Resources of a process, from /proc, and their growth."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Sample:
-    """One process at one moment; sizes in KiB."""
+    """Resources of one process at one moment; sizes in KiB."""
 
     rss: int
     pss: int
     private: int
-    """What belongs to it alone: what would come back if it ended."""
+    """Memory that belongs to it alone, which would come back if it ended."""
     fds: int
     memfds: int
     threads: int
@@ -27,7 +27,7 @@ class Sample:
 
 
 def sample(pid: int) -> Sample | None:
-    """None where it has ended."""
+    """Returns a sample; None where the process has ended."""
     folder = Path(f"/proc/{pid}")
     try:
         rollup = _fields(folder / "smaps_rollup")
@@ -85,7 +85,7 @@ def _fields(path: Path) -> dict[str, int]:
 
 
 def slope(times: Sequence[float], values: Sequence[float]) -> float:
-    """Of the line of least squares, per hour where times are seconds."""
+    """Returns the slope of the line of least squares, per hour where times are seconds."""
     n = len(times)
     if n < 2:
         return 0.0
@@ -97,7 +97,7 @@ def slope(times: Sequence[float], values: Sequence[float]) -> float:
 
 
 def growth(values: Sequence[float]) -> float:
-    """How much the median of the last fifth is above that of the first fifth."""
+    """Returns the difference of the medians of the last fifth and of the first fifth."""
     if len(values) < 5:
         return 0.0
     part = max(1, len(values) // 5)

@@ -110,7 +110,7 @@ def resuming(client: Client) -> Rounds:
 
 
 def until_connected(client: Client, cutter: Cutter) -> hearth.Node:
-    """What opens a session is not repeated by itself: it may be cut, too."""
+    """Connects, repeatedly: opening a session is not repeated by itself, and may be cut, too."""
     for _ in range(50):
         try:
             return client.connect(cutter.address, name="soak resuming")

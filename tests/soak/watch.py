@@ -12,20 +12,20 @@ from tests.support.daemon.harness import DaemonProcess, marked
 WARM_UP = 0.25
 """The part of the run whose samples say nothing about growth: caches fill, pools find their size."""
 ENOUGH = 24
-"""With fewer samples after the warm-up, growth is not judged."""
+"""Least number of samples after the warm-up: with fewer, growth is not judged."""
 MEMORY_KIB = 24 << 10
 """A process may have this much more at the end than after the warm-up ..."""
 MEMORY_PART = 0.1
 """... or this part of what it had, whichever is more: an hour's true leak of anything is above."""
 SLOPE_KIB = 32 << 10
-"""What the line through the samples of a long run may rise in an hour."""
+"""Most KiB that the line through the samples of a long run may rise in an hour."""
 DESCRIPTORS = 12
 THREADS = 6
 
 
 @dataclass
 class Course:
-    """One process over time."""
+    """Samples of one process over time."""
 
     role: str
     pid: int
@@ -45,7 +45,7 @@ class Watch:
         self.sessions: list[int] = []
 
     def take(self) -> None:
-        """One sample of everything."""
+        """Takes a sample of every process."""
         now = time.monotonic() - self._began
         status = self._daemon.status()
         shared = {device["pid"]: f"device {device['ordinal']}" for device in status["devices"]}

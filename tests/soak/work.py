@@ -1,4 +1,4 @@
-"""What the clients of the soak do: each kind is a generator that does a round of work and yields, for ever.
+"""Work of the clients of the soak: each kind is a generator that does a round of work and yields, for ever.
 
 Every result is checked.
 """
@@ -32,7 +32,7 @@ extern "C" __global__ void wild(int* x, long long far) { x[far] = 1; }
 
 @dataclass
 class Client:
-    """One client of the soak."""
+    """A client of the soak."""
 
     target: str
     rng: random.Random
@@ -198,7 +198,7 @@ def errors(client: Client) -> Rounds:
             counter.launch(2)
             wrong = client.rng.randrange(1, 5)
             with gpu.stream() as side:
-                for _ in range(wrong):  # each on an array of its own: what depends on a failed one is skipped
+                for _ in range(wrong):  # each on a separate array: what depends on a failed one is skipped
                     counter.add_one((1,), (4096,), (gpu.zeros(4, np.int32), np.int32(4)))
             try:
                 side.synchronize()
@@ -216,7 +216,7 @@ def errors(client: Client) -> Rounds:
 
 
 def modules(client: Client) -> Rounds:
-    """Modules that nobody has compiled before, a few; then loaded from the cache and unloaded again and again."""
+    """Compiles a few new modules; then loads them from the cache and unloads them again and again."""
     with client.connect(name="soak modules") as node:
         gpu = client.device(node)
         fresh = 0.0

@@ -34,20 +34,20 @@ class HeldCompiler:
         self.path.chmod(0o755)
 
     def begun(self, runs: int, seconds: float = 30) -> None:
-        """Returns when so many more runs are under way."""
+        """Returns when `runs` more runs are under way."""
         for _ in range(runs):
             assert select.select([self._begun], [], [], seconds)[0], "the compiler was not started"
             assert os.read(self._begun, 2) == b"x\n"
 
     def quiet(self, seconds: float = 0.3) -> bool:
-        """Whether no other run begins."""
+        """Returns whether no other run begins."""
         return not select.select([self._begun], [], [], seconds)[0]
 
     def go_on(self, runs: int) -> None:
         os.write(self._go, b"go\n" * runs)
 
     def close(self) -> None:
-        """It waits for nobody any more."""
+        """Releases all runs, present and future."""
         for fifo in self._fifos:
             plain = fifo.with_suffix(".plain")
             plain.write_text("go\n")

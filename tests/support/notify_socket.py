@@ -1,4 +1,4 @@
-"""What a service manager hears: the socket of `NOTIFY_SOCKET`."""
+"""Messages to a service manager: the socket of `NOTIFY_SOCKET`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class NotifySocket:
         self.path.unlink()
 
     def listen(self, seconds: float) -> list[dict[str, str]]:
-        """What comes within this time; 0: what is there."""
+        """Returns the messages that come within this time; 0: those that are there."""
         begin = len(self.heard)
         until = time.monotonic() + seconds
         while True:

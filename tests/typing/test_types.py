@@ -146,7 +146,7 @@ def test_what_it_says_of_itself(wheel: Path) -> None:
 
 
 def test_what_it_depends_on_fits_together(wheel: Path) -> None:
-    """As `pip check` says it of all packages."""
+    """Every requirement is met, as `pip check` tests it for all packages."""
     for text in metadata(wheel, "METADATA").get_all("Requires-Dist", []):
         needed = Requirement(text)
         if needed.marker is None or needed.marker.evaluate({"extra": "server"}):

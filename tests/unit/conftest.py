@@ -1,4 +1,4 @@
-"""What the tests of one process share."""
+"""Configuration shared by the tests of one process."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ TABLES = {
     "server/hearthd/device": ("### server/hearthd/device", "The device process"),
     "server/hearthd": ("What stands beside front and device", "The daemon"),
 }
-"""Where the table of a folder begins, and which contract has its packages, top to bottom."""
+"""Start of each folder's table, and the contract that lists its packages, top to bottom."""
 
 
 def links(page: Path) -> list[tuple[str, Path, list[str]]]:

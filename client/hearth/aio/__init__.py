@@ -28,10 +28,10 @@ may be given before the device has been attached to; a large array is copied whe
 background; a full queue takes four times what it takes of a thread, and then raises `QuotaExceededError` (QUEUE_FULL).
 One in pinned memory (`hearth.empty_pinned`) is not copied on the daemon's host: the device reads it in the order of the
 stream, and it is to stay as it is until that was synchronized with. So is one in this process's own GPU memory (CuPy,
-PyTorch), which a thread copies by way of the host.
-Who submits without ever waiting for a result awaits ``gpu.ready()`` now and then, as one awaits a stream writer's
-`drain`. After a `DeviceLostError` a plain call works at once, for the device is attached again behind it; but where
-durable arrays come back it raises `UnavailableError` until ``await gpu.ready()``.
+PyTorch), which a thread copies by way of the host. A program that submits without ever waiting for a result awaits
+``gpu.ready()`` now and then, as one awaits a stream writer's `drain`. After a `DeviceLostError` a plain call works at
+once, for the device is attached again behind it; but where durable arrays come back it raises `UnavailableError` until
+``await gpu.ready()``.
 
 **Cancelling** an await, by `asyncio.timeout` for one, leaves the session as it was: the work continues, its answer is
 dropped, and what failed before it is raised by the next `synchronize`, `get`, `flush` or end of a profile. Nothing

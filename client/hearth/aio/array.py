@@ -158,8 +158,13 @@ class DeviceArray(BaseArray):
         Args:
             *index: A flat index, or one index for each axis; none: the only element.
 
+        Returns:
+            The element, as NumPy's `item` returns it.
+
         Raises:
-            ValueError: No index is given, and there are several elements.
+            ValueError: No index is given, and there are several elements; or the number of indices is neither one nor
+                that of the axes.
+            IndexError: The index is out of bounds.
             HearthError: An error that `get` raises.
         """
         from hearth.arrays import views
@@ -167,14 +172,22 @@ class DeviceArray(BaseArray):
         return await views.element(self, index)._element()
 
     async def tolist(self) -> Any:
-        """Reads the elements as nested lists of Python objects."""
+        """Reads the elements as nested lists of Python objects.
+
+        Returns:
+            Lists nested as deep as the array has axes; for an array without axes, its element.
+        """
         dtype = self._dtype
         if isinstance(dtype, dtypes.Element):
             return dtypes.elements(await self._bytes(), self._shape, dtype)
         return (await self.get()).tolist()
 
     async def tobytes(self) -> bytes:
-        """Reads the bytes of the array, in C order."""
+        """Reads the bytes of the array, in C order.
+
+        Returns:
+            A copy of the array's bytes.
+        """
         return bytes(await self._bytes())
 
     async def _bytes(self) -> memoryview:

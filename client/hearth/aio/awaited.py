@@ -12,4 +12,4 @@ class AsyncWith:
         raise TypeError(f"a {type(self).__name__} of hearth.aio is entered by `async with`")
 
     def __exit__(self, *_: object) -> None:
-        """Present because ``with`` looks for it before it enters."""
+        """Present because ``with`` checks for it before it enters."""

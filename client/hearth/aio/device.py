@@ -187,7 +187,11 @@ class Device(BaseDevice[DeviceArray, Stream]):
         return await self._connection.home.call(attach, undo=lambda array: array.free())
 
     async def published(self) -> list[PublishedArray]:
-        """Lists the arrays that this session may attach, its tenant's own first."""
+        """Lists the arrays that this session may attach, its tenant's own first.
+
+        Returns:
+            A description of each array.
+        """
         await self._connection.opened()
         return await self._connection.home.call(self._publications.listed)
 
@@ -340,6 +344,9 @@ class Device(BaseDevice[DeviceArray, Stream]):
 
         Args:
             priority: CUDA's stream priority: lower numbers are more urgent; 0 is the default.
+
+        Returns:
+            The new stream.
         """
         return Stream(self._connection, priority)
 
@@ -358,17 +365,29 @@ class Device(BaseDevice[DeviceArray, Stream]):
         return self.RawModule(code, options=options, **unsupported).get_function(name)
 
     def event(self) -> Event:
-        """Makes an event, to be recorded by `Stream.record`."""
+        """Makes an event, to be recorded by `Stream.record`.
+
+        Returns:
+            The new event.
+        """
         return Event(self._connection)
 
     def graph(self) -> Graph:
-        """Makes a graph: ``async with gpu.graph() as g:`` records the block; then ``g.launch(n)``."""
+        """Makes a graph: ``async with gpu.graph() as g:`` records the block; then ``g.launch(n)``.
+
+        Returns:
+            The graph, to be entered.
+        """
         from hearth.aio.graph import Graph
 
         return Graph(self._connection)
 
     def prepared(self) -> Prepared:
-        """Makes a list: ``async with gpu.prepared() as p:`` collects launches; then ``p.launch(n)``."""
+        """Makes a list: ``async with gpu.prepared() as p:`` collects launches; then ``p.launch(n)``.
+
+        Returns:
+            The list, to be entered.
+        """
         from hearth.aio.graph import Prepared
 
         return Prepared(self._connection)
@@ -378,6 +397,9 @@ class Device(BaseDevice[DeviceArray, Stream]):
 
         Args:
             stream: Stream whose work is measured; None: the current one.
+
+        Returns:
+            The profile, to be entered; its times are there after the block.
         """
         from hearth.aio.profile import Profile
 
@@ -388,6 +410,12 @@ class Device(BaseDevice[DeviceArray, Stream]):
 
         Args:
             max_events: Number of commands after which further ones are dropped; None: the daemon's default.
+
+        Returns:
+            The trace, to be entered; its events are there after the block.
+
+        Raises:
+            ArgumentError: `max_events` is not between 1 and 2**32 - 1.
         """
         from hearth.aio.profile import Trace
 

@@ -61,7 +61,7 @@ class PendingDispatch(BasePendingDispatch):
         await asyncio.wait([self._over], timeout=timeout)
         if not self._over.done():
             raise TimeoutError(
-                f"the dispatch was not done within {timeout:g} s; it goes on.",
+                f"the dispatch was not done within {timeout:g} s; it continues.",
                 reason="DEADLINE_EXCEEDED",
                 fix="wait again, or with a longer timeout.",
             )

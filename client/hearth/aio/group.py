@@ -27,6 +27,15 @@ class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
     ``Group(node.devices)`` of one session can be used at once. One over several sessions is formed where it is awaited
     or entered: ``group = await Group([a.device(0), b.device(0)])`` or ``async with Group(...) as group:``. Before two
     of its ranks on different daemons send to each other outside of a batch, ``await group.pair(rank, peer)``.
+
+    Args:
+        devices: Devices of one or several sessions of `hearth.aio`, in rank order.
+        timeout: Seconds for forming a group over several sessions; None: 30.
+
+    Raises:
+        ArgumentError: There are no devices, or one is named twice, or `timeout` is not above 0.
+        DtypeError: A member is no device of `hearth.aio`.
+        HearthError: When awaited, an error that `hearth.Group` raises.
     """
 
     def __init__(self, devices: Sequence[Device], *, timeout: float | None = None) -> None:

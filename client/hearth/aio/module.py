@@ -63,6 +63,9 @@ class Function(BaseFunction):
             shared_mem: Dynamic shared memory of a block in bytes.
             cluster: Blocks of a cluster along each axis; None: no clusters.
 
+        Returns:
+            Blocks on a multiprocessor, multiprocessors, and further limits.
+
         Raises:
             LaunchError: Such a block can never run.
         """

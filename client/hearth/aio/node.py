@@ -64,6 +64,9 @@ def connect(
         lanes: Uses direct connections to the device processes where the daemon offers them.
         wait_for_ready: Tries again for `timeout` seconds while no daemon is ready.
 
+    Returns:
+        The opening session, to be awaited or entered.
+
     Raises:
         HearthError: When awaited, as `hearth.connect`.
     """
@@ -163,11 +166,19 @@ class Node(AsyncWith, BaseNode["Device"]):
         await self._home.answers(self._synchronizing(), timeout)
 
     async def describe(self) -> NodeInfo:
-        """Describes the node: name, versions, features, and the present state of every device."""
+        """Describes the node: name, versions, features, and the present state of every device.
+
+        Returns:
+            The node's description.
+        """
         return await self._home.call(self._describe)
 
     async def sessions(self) -> list[SessionInfo]:
-        """Lists the sessions on the node that this one may see."""
+        """Lists the sessions on the node that this one may see.
+
+        Returns:
+            The sessions: those of the caller's tenant, or with the right to observe or administer, all.
+        """
         return await self._home.call(self._list_sessions)
 
     async def status(self) -> dict[str, Any]:

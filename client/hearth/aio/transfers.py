@@ -239,7 +239,7 @@ class _Download(_Carried):
             router.carry_download(connection, attachment, reply, number, there, None, self._report)
         except HearthError:
             if landing is None or not reply.answered or reply.error is not None:
-                raise  # else the daemon had heard where they were to be, and is done
+                raise  # else the daemon had received their place, and is done
         self._report = None
         return False
 

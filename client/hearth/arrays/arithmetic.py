@@ -41,7 +41,7 @@ def refuse_operators(array_type: type[T]) -> type[T]:
 def refusal(what: str) -> UnsupportedTypeError:
     """The error for an operation, which is named as in a sentence."""
     return UnsupportedTypeError(
-        f"{what} is not done for arrays on a device: Hearth runs kernels, and has none of its own.",
+        f"{what} is not done for arrays on a device: Hearth runs kernels, and provides none.",
         reason="UNSUPPORTED",
         fix=_FIX,
     )

@@ -161,7 +161,7 @@ def _dense(obj: Any, address: int, shape: tuple[int, ...], strides: tuple[int, .
 
 
 def _dlpack_device(obj: Any) -> tuple[int, int]:
-    """Its type and number; type 0: it does not speak DLPack."""
+    """Returns DLPack's device type and number of `obj`; type 0: it does not speak DLPack."""
     ask = getattr(type(obj), "__dlpack_device__", None)
     if ask is None or not hasattr(type(obj), "__dlpack__"):
         return 0, 0

@@ -370,6 +370,10 @@ class BaseArray(DeviceOperand):
         Args:
             value: The value, converted to the array's dtype.
             stream: Stream that orders the fill; None: the current one.
+
+        Raises:
+            ArgumentError: `value` is more than one value.
+            DtypeError: `value` cannot be an element of the array's type.
         """
         pattern = dtypes.pattern(value, self._dtype) if isinstance(self._dtype, Element) else None
         if pattern is None:
@@ -476,6 +480,13 @@ class BaseArray(DeviceOperand):
             box: Elements of one copy along each axis, innermost last.
             im2col: Pixels of a convolution to copy, instead of `box`.
             **options: Further options; see `TensorMap`.
+
+        Returns:
+            The tensor map.
+
+        Raises:
+            ArgumentError: Both or neither of `box` and `im2col` are given, or the numbers of an option do not fit.
+            DtypeError: `dtype` has elements of another size than the array, or a number is no whole one.
         """
         from hearth.arrays.tensor_map import TensorMap
 

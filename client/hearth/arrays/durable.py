@@ -1,8 +1,8 @@
 """Durable arrays: they are there again after a loss of the device, as their last complete copy has them.
 
 The daemon keeps copies in its host's memory, taken on the device's side at points of a stream. When a device's process
-is lost, the next one has the arrays back, under the same handles, before it serves anybody; here their `Memory` moves
-to the new `Space`, and they are used on as if nothing had happened.
+is lost, the next one has the arrays back, under the same handles, before it serves any session; here their `Memory`
+moves to the new `Space`, and they are used on as if nothing had happened.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class _Pair(NamedTuple):
     host: Callable[[], Any]
     base: Callable[[], Any]
     copies: dict[tuple[int, int | None], PinnedCopy]
-    """By direction and the id of the stream."""
+    """Prepared copies by direction and the id of the stream."""
 
 
 class PinnedCopies:
@@ -68,7 +68,7 @@ class PinnedCopies:
 
     def __init__(self) -> None:
         self._pairs: dict[int, _Pair] = {}
-        """By the id of the host array."""
+        """Pairs by the id of the host array."""
 
     def find(self, array: ArrayLike, host: Any, way: int, on: BaseStream | None, blocking: bool) -> PinnedCopy | None:
         """The copy to repeat, where nothing that matters has changed since it was made."""

@@ -169,7 +169,7 @@ def _check_whole(array: BaseArray) -> None:
             f"{array!r} is a part of a buffer of {array._memory.size} bytes, or has gaps; only whole buffers are "
             "published.",
             reason="INVALID_ARGUMENT",
-            fix="publish a copy of its own: x.copy().publish(name).",
+            fix="publish a separate copy: x.copy().publish(name).",
         )
 
 

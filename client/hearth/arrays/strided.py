@@ -110,7 +110,7 @@ def _unsupported(what: str, fix: str) -> UnsupportedError:
 
 
 def no_rows(shape: Sequence[int]) -> UnsupportedError:
-    """For a view that is no rows at one distance."""
+    """Builds the error of a view whose elements do not lie in rows at one distance."""
     return UnsupportedError(
         f"the elements of this view of shape {tuple(shape)} do not lie in rows at one distance from each other.",
         reason="UNSUPPORTED",

@@ -55,7 +55,7 @@ class Im2col:
 
 
 class Options(TypedDict, total=False):
-    """The keywords of `TensorMap`, for those who pass them on."""
+    """Keywords of `TensorMap`, for functions that pass them on."""
 
     shape: Sequence[int] | None
     strides: Sequence[int] | None
@@ -83,19 +83,31 @@ class _Handle(Memory):
 class TensorMap(DeviceOperand, Generic[A]):
     """An array as TMA sees it, passed to kernels as an argument. Keeps the array's memory, also when that is freed.
 
-    Either `box`, the elements of one copy along each axis, or `im2col`. `shape` and `strides` (in bytes) describe
-    another region of the array's memory, from its first element on; `element_strides` copies every n-th element.
-    `dtype`: the array's unless given, an integer or float of 1 to 8 bytes (ml_dtypes' too), or ``"float32_ftz"``,
-    ``"tfloat32"``, ``"tfloat32_ftz"``, ``"16u4_align8b"``. `interleave`: ``"none"``, ``"16b"``, ``"32b"``; `swizzle`:
-    ``"none"``, ``"32b"``, ``"64b"``, ``"128b"``; `l2_promotion`: ``"none"``, ``"l2_64b"``, ``"l2_128b"`` or
-    ``"l2_256b"``; `oob_fill`, what lies outside the tensor reads as: ``"none"`` (zeros), ``"nan"``.
-
     In the kernel, a copy has to start at a multiple of 16 bytes along the innermost axis: elsewhere an H200 ends the
-    kernel with an illegal instruction (measured).
-
-    Raises `ArgumentError` for what is wrong here; what the device's rules say against it surfaces at the next sync,
+    kernel with an illegal instruction (measured). What the device's rules say against a map surfaces at the next sync,
     read or flush of the stream (`LaunchError`, reason ``TENSOR_MAP_INVALID``, with everything that is wrong), as does
     a device without TMA (`UnsupportedError`).
+
+    Args:
+        array: The array.
+        box: Elements of one copy along each axis, innermost last.
+        im2col: Pixels of a convolution to copy, instead of `box`.
+        shape: Elements along each axis of another region of the array's memory, from its first element on; None: the
+            array's.
+        strides: Bytes from one element to the next along each axis of that region; None: those of C order, or without
+            `shape` the array's.
+        element_strides: Copies every n-th element along each axis; None: every one.
+        dtype: Type of the elements, of the same size: an integer or float of 1 to 8 bytes (ml_dtypes' too), or
+            ``"float32_ftz"``, ``"tfloat32"``, ``"tfloat32_ftz"``, ``"16u4_align8b"``; None: the array's.
+        interleave: ``"none"``, ``"16b"`` or ``"32b"``.
+        swizzle: ``"none"``, ``"32b"``, ``"64b"`` or ``"128b"``.
+        l2_promotion: ``"none"``, ``"l2_64b"``, ``"l2_128b"`` or ``"l2_256b"``.
+        oob_fill: Value of elements outside the tensor: ``"none"`` (zeros) or ``"nan"``.
+        stream: Stream that orders the creation; None: the current one.
+
+    Raises:
+        ArgumentError: Both or neither of `box` and `im2col` are given, or the numbers of an option do not fit.
+        DtypeError: `dtype` has elements of another size than the array, or a number is no whole one.
     """
 
     __slots__ = ("__weakref__", "_array", "_connection")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 A = TypeVar("A", bound="ArrayLike")
 Strides = tuple[int, ...] | None
-"""In bytes; None: those of C order."""
+"""Strides in bytes; None: those of C order."""
 
 
 class Flags:

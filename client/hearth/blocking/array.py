@@ -132,22 +132,35 @@ class DeviceArray(BaseArray):
         Args:
             *index: A flat index, or one index for each axis; none: the only element.
 
+        Returns:
+            The element, as NumPy's `item` returns it.
+
         Raises:
-            ValueError: No index is given, and there are several elements.
+            ValueError: No index is given, and there are several elements; or the number of indices is neither one nor
+                that of the axes.
+            IndexError: The index is out of bounds.
         """
         from hearth.arrays import views
 
         return views.element(self, index)._element()
 
     def tolist(self) -> Any:
-        """Reads the elements as nested lists of Python objects. Blocks as `get` does."""
+        """Reads the elements as nested lists of Python objects. Blocks as `get` does.
+
+        Returns:
+            Lists nested as deep as the array has axes; for an array without axes, its element.
+        """
         dtype = self._dtype
         if isinstance(dtype, dtypes.Element):
             return dtypes.elements(self._bytes(), self._shape, dtype)
         return self.get().tolist()
 
     def tobytes(self) -> bytes:
-        """Reads the bytes of the array, in C order. Blocks as `get` does; `readinto` fills existing memory."""
+        """Reads the bytes of the array, in C order. Blocks as `get` does; `readinto` fills existing memory.
+
+        Returns:
+            A copy of the array's bytes.
+        """
         return bytes(self._bytes())
 
     def __bool__(self) -> bool:
@@ -203,6 +216,9 @@ class DeviceArray(BaseArray):
     def ipc(self) -> Exported:
         """Maps the array's memory into this process: for CuPy, PyTorch and others that use this host's GPU themselves
         (on the CPU backend, for NumPy). See `hearth.interop.ipc.Exported`. Blocks as `get` does.
+
+        Returns:
+            The mapped memory, to be closed.
 
         Raises:
             UnsupportedError: This process cannot map it: it is on another host, has no CUDA, or does not see that GPU.

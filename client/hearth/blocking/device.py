@@ -108,6 +108,9 @@ class Device(BaseDevice[DeviceArray, Stream]):
             name: Name of the kernel in the code.
             options: Options of the compiler.
             **unsupported: Further keywords of CuPy's; see `RawModule`.
+
+        Returns:
+            The kernel.
         """
         return self.RawModule(code, options=options, **unsupported).get_function(name)
 
@@ -118,17 +121,28 @@ class Device(BaseDevice[DeviceArray, Stream]):
 
         Args:
             priority: CUDA's stream priority: lower numbers are more urgent; 0 is the default.
+
+        Returns:
+            The new stream.
         """
         return Stream(self._connection, priority)
 
     def graph(self) -> Graph:
-        """Makes a graph: ``with gpu.graph() as g:`` records launches, copies and fills; then ``g.launch(n)``."""
+        """Makes a graph: ``with gpu.graph() as g:`` records launches, copies and fills; then ``g.launch(n)``.
+
+        Returns:
+            The graph, to be entered.
+        """
         from hearth.blocking.graph import Graph
 
         return Graph(self._connection)
 
     def prepared(self) -> Prepared:
-        """Makes a list: ``with gpu.prepared() as p:`` collects and checks launches; then ``p.launch(n)``."""
+        """Makes a list: ``with gpu.prepared() as p:`` collects and checks launches; then ``p.launch(n)``.
+
+        Returns:
+            The list, to be entered.
+        """
         from hearth.blocking.graph import Prepared
 
         return Prepared(self._connection)
@@ -138,6 +152,9 @@ class Device(BaseDevice[DeviceArray, Stream]):
 
         Args:
             launches: For each launch ``(kernel, grid, block, args)`` or ``(kernel, grid, block, args, shared_mem)``.
+
+        Returns:
+            The list, ready to be launched.
 
         Raises:
             LaunchError: Launches are invalid; the error lists everything that is wrong with them.
@@ -150,7 +167,11 @@ class Device(BaseDevice[DeviceArray, Stream]):
         return prepared
 
     def event(self) -> Event:
-        """Makes an event, to be recorded by `Stream.record`."""
+        """Makes an event, to be recorded by `Stream.record`.
+
+        Returns:
+            The new event.
+        """
         return Event(self._connection)
 
     @telemetry.traced("hearth.synchronize")
@@ -166,7 +187,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
             TimeoutError: The work is not done in time; it continues.
         """
         self._synchronizing().wait(timeout)
-        if self._connection._deferred:  # what failed before has been told before
+        if self._connection._deferred:  # earlier failures have been reported before
             self._connection.raise_deferred()
 
     @telemetry.traced("hearth.flush")
@@ -188,6 +209,9 @@ class Device(BaseDevice[DeviceArray, Stream]):
 
         Args:
             stream: Stream whose work is measured; None: the current one.
+
+        Returns:
+            The profile, to be entered; its times are there after the block.
         """
         from hearth.blocking.profile import Profile
 
@@ -199,6 +223,9 @@ class Device(BaseDevice[DeviceArray, Stream]):
 
         Args:
             max_events: Number of commands after which further ones are dropped; None: the daemon's default.
+
+        Returns:
+            The trace, to be entered; its events are there after the block.
 
         Raises:
             ArgumentError: `max_events` is not between 1 and 2**32 - 1.
@@ -374,7 +401,11 @@ class Device(BaseDevice[DeviceArray, Stream]):
         return self._publications.attach(self, name, tenant, shape, dtype)
 
     def published(self) -> list[PublishedArray]:
-        """Lists the arrays that this session may attach, its tenant's own first. Blocks for the answer."""
+        """Lists the arrays that this session may attach, its tenant's own first. Blocks for the answer.
+
+        Returns:
+            A description of each array.
+        """
         return self._publications.listed()
 
     # ---- inside ----

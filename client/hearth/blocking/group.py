@@ -21,11 +21,8 @@ class Group(BaseGroup[Device, DeviceArray]):
     where `a` and `b` are connections to two daemons, or to one. One device is a group as well.
 
     A device's rank is its place in the list. Groups of one session's devices cost nothing to make; those over several
-    sessions are formed here, by all their daemons (the first device's coordinates), in `timeout` seconds (None: 30),
-    and are given up by `close`, at the end of ``with``, or when collected.
-
-    Raises `ArgumentError` for no devices and for one named twice; over daemons also `TimeoutError`, and what they
-    answer: `AuthenticationError`, `ConnectError`, `CommunicatorError`, ... (``details["node"]`` says which did).
+    sessions are formed here, by all their daemons (the first device's coordinates), and are given up by `close`, at the
+    end of ``with``, or when collected.
 
     Operations are sent one way, each device's part on its current stream: a part begins once the work before it on the
     stream is done and all ranks have come to it; later work on the arrays waits for it. What goes wrong there
@@ -37,6 +34,17 @@ class Group(BaseGroup[Device, DeviceArray]):
     to float64, and of ml_dtypes bfloat16 and the float8 that the device has), the others every dtype. All raise
     `ArgumentError` and `DtypeError` where shapes, dtypes, ranks or devices do not fit, `ClosedError` once the group is
     closed, and then nothing was sent.
+
+    Args:
+        devices: Devices of one or several sessions, in rank order.
+        timeout: Seconds for forming a group over several sessions; None: 30.
+
+    Raises:
+        ArgumentError: There are no devices, or one is named twice, or `timeout` is not above 0.
+        DtypeError: A member is no device.
+        TimeoutError: The group is not formed in time.
+        HearthError: A daemon refuses to form it, as an `AuthenticationError`, `ConnectError` or `CommunicatorError`;
+            ``details["node"]`` names the daemon.
     """
 
     def subgroup(self, ranks: Iterable[int]) -> Group:
@@ -44,6 +52,13 @@ class Group(BaseGroup[Device, DeviceArray]):
 
         Args:
             ranks: Ranks of this group, in the order of the new one.
+
+        Returns:
+            The new group; this one stays usable.
+
+        Raises:
+            ArgumentError: A rank is not in this group, or is named twice.
+            ClosedError: The group is closed.
         """
         return Group(self._chosen(ranks), timeout=self._timeout)
 
@@ -55,6 +70,9 @@ class Group(BaseGroup[Device, DeviceArray]):
 
         Args:
             without: Members to leave out: ranks, devices or whole nodes.
+
+        Returns:
+            The new group.
 
         Raises:
             HearthError: As `Group` raises; this group stays as it is.

@@ -121,6 +121,9 @@ class Node(BaseNode["Device"]):
         """Describes the node: name, versions, features, and the present state of every device.
 
         Blocks for one request to the daemon.
+
+        Returns:
+            The node's description.
         """
         return self._describe()
 
@@ -128,6 +131,9 @@ class Node(BaseNode["Device"]):
         """Lists the sessions on the node that this one may see.
 
         Blocks for one request to the daemon.
+
+        Returns:
+            The sessions: those of the caller's tenant, or with the right to observe or administer, all.
         """
         return self._list_sessions()
 

@@ -13,23 +13,23 @@ _FILES = ("FILE",)
 
 
 class Option(NamedTuple):
-    """One option or positional argument."""
+    """An option or positional argument."""
 
     names: tuple[str, ...]
     help: str
     takes: str
     """The name of its value; empty where it takes none."""
     words: tuple[str, ...]
-    """What the value may be, where that is known."""
+    """Possible values, where they are known."""
 
     @property
     def is_file(self) -> bool:
-        """Whether the value is a file's name."""
+        """True if the value is a file's name."""
         return self.takes.startswith(_FILES)
 
 
 class Command(NamedTuple):
-    """What one command takes."""
+    """Options and positional arguments of one command."""
 
     name: str
     help: str
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def script(parser: argparse.ArgumentParser, shell: str) -> str:
-    """For one of `bash`, `zsh`, `fish`. Pure."""
+    """Returns the completion script for `shell`: `bash`, `zsh` or `fish`. Pure."""
     top, commands = described(parser)
     return _SHELLS[shell](top, commands)
 
@@ -229,7 +229,7 @@ def _fish_option(condition: str, option: Option) -> str:
 
 
 def _quoted(text: str) -> str:
-    """For zsh: nothing in it means anything."""
+    """Quotes a text for zsh, so that nothing in it is special."""
     return "'" + text.replace("'", "'\\''") + "'"
 
 

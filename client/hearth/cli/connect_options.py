@@ -1,4 +1,4 @@
-"""The arguments that say which daemon, and who asks: those of `hearth.connect`, for every command."""
+"""Arguments that select the daemon and the credentials: those of `hearth.connect`, for every command."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def connect(arguments: argparse.Namespace, **options: Any) -> Node:
 
 
 def ask(arguments: argparse.Namespace, timeout: float | None = None) -> Asker:
-    """For calls to that daemon without a session; `timeout` in seconds, of each, else the one that was given. Raises
-    `ArgumentError`, and `AuthenticationError` for a token that would travel in clear."""
+    """Returns an `Asker` for calls to the target daemon without a session; `timeout` in seconds, of each call, defaults
+    to the given one. Raises `ArgumentError`, and `AuthenticationError` for a token that would travel in clear."""
     from hearth.endpoint import credentials
     from hearth.endpoint import target as targets
     from hearth.endpoint.admin import Asker

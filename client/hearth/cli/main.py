@@ -27,7 +27,7 @@ from hearth.version import __version__
 RUNTIME_ERROR = 1
 USAGE_ERROR = 2
 INTERRUPTED = 130
-"""As a shell says that SIGINT ended a command."""
+"""Exit status that a shell reports for a command that SIGINT ended."""
 
 _COMMANDS = (status, top, devices, sessions, run, trace, bench, doctor, operate, completion)
 
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; its exit status. Raises `SystemExit` where argparse ends it."""
     os.environ.setdefault(
         "GRPC_VERBOSITY", "NONE"
-    )  # gRPC's own log of a refused certificate, say: it is told in a line
+    )  # gRPC's own log of a refused certificate, say: it is shown in one line
     for stream in (sys.stdout, sys.stderr):  # a client's name may hold what the terminal's encoding has not
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         complain("interrupted")
         return INTERRUPTED
-    except BrokenPipeError:  # `hearth bench | head`: nobody reads on
+    except BrokenPipeError:  # `hearth bench | head`: the reader has ended
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's own flush at the end
         return RUNTIME_ERROR
@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _ours(error: HearthError) -> bool:
-    """Whether what was typed is wrong wherever it is sent. What a daemon has not is no wrong use."""
+    """Returns whether the command line is invalid for any daemon. A missing feature of one daemon is no usage error."""
     return isinstance(error, ArgumentError) and error.reason == "INVALID_ARGUMENT"
 
 

@@ -1,4 +1,4 @@
-"""`hearth sessions`: who works on the node; and `hearth sessions end ID`."""
+"""`hearth sessions`: the sessions on the node; and `hearth sessions end ID`."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _meant(arguments: argparse.Namespace) -> str | None:
 
 
 def _document(session: SessionInfo) -> dict[str, Any]:
-    """With the names of the status document."""
+    """Builds the session's object, with the names of the status document."""
     return {
         "id": session.session_id,
         "client": session.client_name,

@@ -73,7 +73,7 @@ def _ready(asker: Asker, seconds: float) -> Document:
 
 
 def status_text(document: Document, where: str, columns: int, paint: output.Paint) -> str:
-    """For people. Pure."""
+    """Formats the status document as text. Pure."""
     from hearth.cli.format.printable import printable
     from hearth.cli.top import lines, rates
 

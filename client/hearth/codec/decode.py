@@ -166,7 +166,7 @@ class ReadAnswer:
 
     @property
     def read(self) -> ReadAnswer:
-        """It stands for its `ReadResult`, too."""
+        """The answer itself, which stands for its `ReadResult`, too."""
         return self
 
     def WhichOneof(self, _: str) -> str:
@@ -174,7 +174,7 @@ class ReadAnswer:
         return "read"
 
     def HasField(self, _: str) -> bool:
-        """It has no error."""
+        """Returns False: the answer has no error."""
         return False
 
 

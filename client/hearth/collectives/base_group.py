@@ -420,6 +420,13 @@ class BaseGroup(Generic[D, A]):
 
         Args:
             timeout: Seconds for all calls together; None: the daemon's default.
+
+        Returns:
+            The batch, to be entered.
+
+        Raises:
+            ArgumentError: A batch of the group is open in this thread (or task), or `timeout` is not above 0.
+            ClosedError: The group is closed.
         """
         check_none_open(self)
         return Batch(self, self._connections, self._begin(timeout), self._present_batch)

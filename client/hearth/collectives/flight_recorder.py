@@ -19,13 +19,13 @@ class FlightRecord:
     state: str
     """``"presented"`` (some ranks wait for others), ``"launched"``, ``"done"`` or ``"failed"``."""
     sequence: int
-    """Its number among those of the same `ranks`."""
+    """Sequence number among the operations of the same `ranks`."""
     ranks: tuple[int, ...]
     """The group's ranks that have to come to it: all, or the two of a send and its receive."""
     presented: tuple[int, ...]
     """Ranks that presented their part."""
     presented_ns: int
-    """When the first of them came."""
+    """Time at which the first of them came."""
     launched_ns: int
     finished_ns: int
     """Known to a twentieth of a second."""

@@ -145,7 +145,7 @@ def check_out(what: str, array: Any) -> Any:
         raise ArgumentError(
             f"{what} is {array!r}, which is read-only.",
             reason="READ_ONLY",
-            fix="give an array of its own: x.copy(), or gpu.empty_like(x).",
+            fix="give a separate array: x.copy(), or gpu.empty_like(x).",
         )
     return check_array(what, array)
 

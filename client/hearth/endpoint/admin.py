@@ -1,7 +1,7 @@
-"""Calls of NodeService without a session: for who watches and operates a daemon.
+"""Calls of NodeService without a session: for programs that watch and operate a daemon.
 
 A session counts against quotas and is refused while the daemon drains, which is just when one wants to look. Every call
-shows who makes it, as opening a session does.
+shows its credentials, as opening a session does.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Asker:
         shown = self._credentials
         if self.target.address[:5] == "unix:" and not self.target.tls:
             framed = self._transport("frames", self._framed)
-            framed.metadata = bearer(shown)  # the daemon sees by itself who is at this end
+            framed.metadata = bearer(shown)  # the daemon sees the user of this end by itself
             try:
                 return framed.ask(method, request, response_type, self._timeout)
             except HearthError as error:

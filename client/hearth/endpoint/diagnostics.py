@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _PROBE_S = 2.0
 _AGAIN_S = 0.1
-"""When to look again for a daemon that is not there: it may be starting."""
+"""Seconds between probes of a daemon that is not there: it may be starting."""
 
 _NAME = "Hostname Verification Check failed"
 _DISTRUST = ("CERTIFICATE_VERIFY_FAILED", _NAME)
@@ -100,7 +100,7 @@ def _nobody(where: str, error: HearthError, why: str = "", fix: str = "") -> Con
 
 
 def _short(text: str) -> str:
-    """The cause alone, where gRPC's text has one that everybody knows."""
+    """Returns the cause alone, where gRPC's text has a well-known one."""
     return next((f"{known.lower()}." for known in _KNOWN if known in text), text)
 
 

@@ -119,7 +119,7 @@ def _by_grpc(
             return transport, _answered(transport.ask("OpenSession", request, decode.Opened, timeout), meanwhile)
         except HearthError as error:
             if error.broken and left:
-                continue  # a session that was opened and never heard of ends with its lease
+                continue  # a session that was opened without a received answer ends with its lease
             raise _explained(error, transport, target, credentials) from None
     raise AssertionError("the last try returns or raises")
 

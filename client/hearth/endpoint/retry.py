@@ -42,6 +42,9 @@ def retrying(
             the way; it has to make anew what it needs of them.
         on_retry: Called with the error and the seconds until the next attempt.
 
+    Returns:
+        The decorator.
+
     Raises:
         ArgumentError: `timeout` is not above 0.
     """

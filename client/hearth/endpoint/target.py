@@ -12,7 +12,7 @@ DEFAULT_PORT = 7421
 DEFAULT_TARGET = f"127.0.0.1:{DEFAULT_PORT}"
 SYSTEM_SOCKET = "/run/hearth/hearth.sock"
 LOCAL = "local"
-"""This machine's daemon."""
+"""Name of this machine's daemon."""
 _TLS = "https://"
 
 
@@ -21,7 +21,7 @@ class Target(NamedTuple):
 
     address: str
     loopback: bool
-    """On this machine: no HTTP proxy stands between."""
+    """True if the daemon is on this machine: no HTTP proxy stands between."""
     origin: str
     """Source of the address, for error messages."""
     tls: bool = False

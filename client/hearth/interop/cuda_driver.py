@@ -1,7 +1,7 @@
 """A GPU's memory, mapped into this process by the CUDA driver (libcuda), through ctypes: no CUDA package is needed.
 
 The daemon's memory is physical memory of `cuMemCreate`, which comes as an open file. Physical memory stays for as long
-as anybody maps it, so it does not matter who of the two ends first; what is mapped here is that allocation alone.
+as any process maps it, so it does not matter which of the two ends first; what is mapped here is that allocation alone.
 CUDA's documentation: Driver API, Virtual Memory Management; Programming Guide, the same.
 """
 
@@ -149,7 +149,7 @@ class CudaDevice:
             driver.call("cuCtxSynchronize")
 
     def unmap(self, address: int, size: int) -> None:
-        """When all that this process has given the GPU is done."""
+        """Unmaps the memory once all work that this process has given the GPU is done."""
         driver = self._driver
         try:
             with _Current(driver, self._context):
@@ -195,8 +195,8 @@ class CudaMapping:
 
 
 def load(names: tuple[str, ...] = ("libcuda.so.1", "libcuda.so")) -> Driver:
-    """This process's CUDA driver. Raises `UnsupportedError` where there is none, none new enough, or none that can be
-    used here: it sees no GPU, does not match the kernel's module, or was used before a fork."""
+    """Loads this process's CUDA driver. Raises `UnsupportedError` where there is none, none new enough, or none that
+    can be used here: it sees no GPU, does not match the kernel's module, or was used before a fork."""
     why = ""
     for name in names:
         try:

@@ -67,7 +67,7 @@ class _Managed(ctypes.Structure):
 
 
 class _Versioned(ctypes.Structure):
-    """DLManagedTensorVersioned: who is not given one has to take the memory as read-only."""
+    """DLManagedTensorVersioned: a consumer that gets the older structure has to take the memory as read-only."""
 
 
 _Deleter = CFUNCTYPE(None, POINTER(_Managed))
@@ -164,7 +164,7 @@ class Taken:
     def __init__(self, made: Any) -> None:
         """Raises `BufferError` for what is no capsule, was taken before, or has a dtype that NumPy does not."""
         if not _is_valid(id(made), _NAME):
-            raise BufferError("no DLPack capsule of a tensor that nobody has taken yet")
+            raise BufferError("no DLPack capsule of a tensor that has not been taken yet")
         self._managed = ctypes.cast(_pointer(id(made), _NAME), POINTER(_Managed))
         tensor = self._managed.contents.tensor
         self.dtype = _dtype(tensor.code, tensor.bits, tensor.lanes)

@@ -205,7 +205,8 @@ def _map(array: ArrayLike, device: MappableDevice, number: int) -> Mapping:
 
 
 def _tell(connection: Connection, number: int) -> None:
-    """The daemon may let go of it. Where it cannot be told, the session is over, and the daemon has done so."""
+    """Notifies the daemon that it may release the memory. If that fails, the session is over, and the daemon has done
+    so."""
     request = device_pb2.ReleaseIpcRequest(target=_target(connection), export=number)
     with contextlib.suppress(HearthError):
         connection.transport.call_device("ReleaseIpc", request, device_pb2.ReleaseIpcResponse, connection.timeout)

@@ -30,7 +30,7 @@ class MappableDevice(Protocol):
 
     @property
     def dlpack_device(self) -> tuple[int, int]:
-        """Its type and number, to DLPack."""
+        """DLPack's device type and number of the memory."""
         ...
 
     def map(self, file: int, size: int) -> Mapping:
@@ -76,4 +76,4 @@ class HostMapping:
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
     def close(self) -> None:
-        """Nothing: see the class."""
+        """Does nothing: see the class."""

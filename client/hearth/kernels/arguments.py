@@ -176,7 +176,7 @@ def signature(args: Sequence[Any]) -> Signature:
 
 
 def typed(types: tuple[type, ...], known: Signature) -> record_packer.Packer | None:
-    """`known.pack_checked` that looks at the types as well, for `types` that are `fixed`. None for too many."""
+    """Returns a `known.pack_checked` that checks the types as well, for `types` that are `fixed`. None for too many."""
     found = _TYPED.get(types)
     if found is None and len(types) <= record_packer.WRITTEN_OUT:
         found = record_packer.packer(len(types), known.pointers, known.raw, known.pack, raw_bytes, types)

@@ -242,8 +242,8 @@ class BaseFunction:
         entry: tuple[bytes, arguments.Signature],
         types: tuple[type, ...],
     ) -> None:
-        """It was launched twice in this way, and may be again: with the very same grid and block it is as good as
-        packed."""
+        """Remembers a launch that came twice in this form, and may come again: with the very same grid and block it is
+        as good as packed."""
         if type(grid) in _CONSTANTS and type(block) in _CONSTANTS and attachment.space is not None:
             pack = arguments.typed(types, entry[1])
             if pack is not None:

@@ -37,7 +37,7 @@ class GraphNode:
         self._graph = graph
         self._call = call
         self.index = index
-        """Its place in the graph."""
+        """Place in the graph."""
         self.kind = kind
         """``"kernel"``, ``"copy"`` or ``"fill"``."""
         self.kernel = kernel
@@ -224,6 +224,6 @@ class _GraphLaunch:
         self._timeout_ns = launch_config.nanoseconds(timeout)
 
     def command(self, n: int) -> bytes:
-        """It n times, serialized."""
+        """Serializes n launches of the graph."""
         launch = commands_pb2.LaunchGraph(graph=self._graph, count=n, timeout_ns=self._timeout_ns)
         return commands_pb2.Command(stream=self.on, launch_graph=launch).SerializeToString()

@@ -145,7 +145,7 @@ class BaseModule(Generic[F, G]):
         return self._connection.asking(command, lambda result: result.module, attachment)
 
     def _handle_on(self, attachment: Attachment) -> int:
-        """Its handle, on the attachment that is about to be used: after a loss it is loaded again."""
+        """Returns the module's handle on the attachment that is about to be used: after a loss it is loaded again."""
         if self._attachment is attachment:
             return self._handle
         with self._making:

@@ -49,7 +49,7 @@ class DispatchTiming:
     """All launches of it."""
     download_ns: int | None
     wall_ns: int
-    """In the daemon, from the command's arrival to its answer."""
+    """Nanoseconds in the daemon, from the command's arrival to its answer."""
     enqueue_ns: int
     """Share of `wall_ns` until all work was handed to the device; includes the transfer of inputs and outputs."""
     wait_ns: int
@@ -216,7 +216,8 @@ class BasePendingDispatch(ABC):
 
     @property
     def timing(self) -> DispatchTiming:
-        """Its times, once it is done. Raises what it failed with, and `ArgumentError` while it is pending."""
+        """Times of the dispatch, once it is done. Raises what it failed with, and `ArgumentError` while it is
+        pending."""
         if not self.done():
             raise ArgumentError(
                 "the dispatch is still pending.", reason="INVALID_ARGUMENT", fix="call result() before, or ask done()."
@@ -244,7 +245,7 @@ class BasePendingDispatch(ABC):
             self._carrier.join(timeout)
             if self._carrier.is_alive():
                 raise TimeoutError(
-                    f"the dispatch was not done within {time.monotonic() - started:.3g} s; it goes on.",
+                    f"the dispatch was not done within {time.monotonic() - started:.3g} s; it continues.",
                     reason="DEADLINE_EXCEEDED",
                     fix="wait again, or with a longer timeout.",
                 )
@@ -257,5 +258,5 @@ class BasePendingDispatch(ABC):
 
 def carry(job: Job) -> None:
     """Carries the job to its end; an error is kept in the job."""
-    with contextlib.suppress(HearthError):  # kept in the job, for who asks
+    with contextlib.suppress(HearthError):  # kept in the job, for the caller
         job.carry()

@@ -126,6 +126,6 @@ class _PreparedLaunch:
         self._prepared = prepared
 
     def command(self, n: int) -> bytes:
-        """It n times, serialized."""
+        """Serializes n launches of the list."""
         launch = commands_pb2.LaunchPrepared(prepared=self._prepared, count=n)
         return commands_pb2.Command(stream=self.on, launch_prepared=launch).SerializeToString()

@@ -43,7 +43,15 @@ _MARGIN_OF_BINDING = 64
 
 
 class In:
-    """An input. Any array or nested sequence of numbers; made contiguous where it is not."""
+    """An input of a dispatch.
+
+    Args:
+        array: Any array or nested sequence of numbers; made contiguous where it is not.
+
+    Raises:
+        DtypeError: `array` makes no array of elements that a device has.
+        LaunchTypeError: `array` lies on the device already.
+    """
 
     __slots__ = ("array",)
 
@@ -55,9 +63,16 @@ class In:
 
 
 class Out:
-    """An output of `shape` and `dtype`, zeros where the kernel does not write.
+    """An output of a dispatch, zeros where the kernel does not write.
 
-    `range`: a slice of step 1 of the first axis, the part that comes back.
+    Args:
+        shape: Elements along each axis: an int or a sequence.
+        dtype: Type of the elements.
+        range: Slice of step 1 of the first axis, the part that comes back; None: all.
+
+    Raises:
+        ArgumentError: The shape has a negative axis, or `range` does not lie within it.
+        DtypeError: The shape is not made of whole numbers, or no device has elements of that type.
     """
 
     __slots__ = ("dtype", "range", "shape")
@@ -72,7 +87,17 @@ class Out:
 
 
 class InOut:
-    """An array that the kernel changes: a copy goes up, and comes back as an output. `range`: as for `Out`."""
+    """An array that the kernel changes: a copy goes up, and comes back as an output.
+
+    Args:
+        array: Any array or nested sequence of numbers.
+        range: Slice of step 1 of the first axis, the part that comes back; None: all.
+
+    Raises:
+        ArgumentError: `range` does not lie within the array.
+        DtypeError: `array` makes no array of elements that a device has.
+        LaunchTypeError: `array` lies on the device already.
+    """
 
     __slots__ = ("array", "range")
 

@@ -10,7 +10,8 @@ _CODES = frozenset("?cbBhHiIlLqQfd")
 
 
 def size_and_alignment(arg: object) -> tuple[int, int] | None:
-    """In bytes, of a number, a structure or a union in this machine's byte order; None for all else."""
+    """Returns size and alignment in bytes of a number, a structure or a union in this machine's byte order; None for
+    all else."""
     kind: Any = type(arg)
     if isinstance(arg, ctypes._SimpleCData):
         native = getattr(kind, "__ctype_le__", kind) is kind

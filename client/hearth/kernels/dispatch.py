@@ -38,7 +38,7 @@ class How(NamedTuple):
     timed: bool = False
     copy: bool = False
     apart: bool = False
-    """Nothing is written to arrays that are given for the outputs before all is there."""
+    """True if arrays given for the outputs are written only once all results are there."""
 
 
 def job_of(

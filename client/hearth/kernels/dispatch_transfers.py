@@ -33,7 +33,7 @@ class Wanted(Protocol):
         ...
 
     def fill(self, memory: memoryview) -> None:
-        """They are in this memory."""
+        """Notes that the bytes are in this memory."""
 
 
 class DispatchBytes:
@@ -212,7 +212,7 @@ class DispatchBytes:
                 raise
             from hearth.transfer import registered
 
-            registered.copy(output.into, memory)  # the daemon had heard where it was to be, and is done
+            registered.copy(output.into, memory)  # the daemon had received its place, and is done
 
     def _fetch_another_way(self, output: Wanted) -> None:
         into = output.into
@@ -224,7 +224,7 @@ class DispatchBytes:
             raise plan.short(received, len(into))
 
     def _begin(self, number: int) -> None:
-        """It is opened now. Raises `TransferError` where the dispatch was given up."""
+        """Notes that the transfer is opened now. Raises `TransferError` where the dispatch was given up."""
         with self._lock:
             self._unbegun.discard(number)
         self._check()

@@ -28,7 +28,8 @@ def packer(
     raw_bytes: Callable[[Any], bytes],
     types: Sequence[type] = (),
 ) -> Packer:
-    """For `count` arguments; those at `pointers` lie on the device, those at `raw` are passed as `raw_bytes` says.
+    """Builds the packer of `count` arguments; those at `pointers` lie on the device, those at `raw` are passed as
+    `raw_bytes` says.
 
     `pack`: (handle of each pointer..., offset or value of each argument...) -> bytes. With `types`, of which there are
     as many as arguments, it also answers None where an argument has another, and raises ValueError for another number

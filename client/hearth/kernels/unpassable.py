@@ -10,7 +10,7 @@ from hearth.errors import LaunchError, LaunchTypeError
 
 
 def unpassable(index: int, arg: Any) -> LaunchTypeError:
-    """For one of a type that is not passed."""
+    """Builds the error of an argument of a type that is not passed."""
     if np.here() and isinstance(arg, np.ndarray):
         what = f"a NumPy array of shape {arg.shape} and dtype {arg.dtype}, which lies in host memory"
         fix = "upload it with gpu.asarray(...) and pass that; for a single value pass a scalar, e.g. np.float32(x)."
@@ -45,7 +45,7 @@ def _is_buffer(arg: Any) -> bool:
 
 
 def out_of_range(args: Sequence[Any]) -> LaunchError:
-    """For a number among them that its C type does not hold."""
+    """Builds the error of a number among the arguments that its C type does not hold."""
     for index, arg in enumerate(args):
         if isinstance(arg, int) and not -(2**63) <= arg < 2**63:
             return LaunchError(

@@ -156,7 +156,7 @@ class TraceFile:
                 self._not_before = started + (1 + _REST) * took
 
     def forked(self) -> None:
-        """In the child of a fork: what the parent traced is its own, and so is its file."""
+        """Starts afresh in the child of a fork: the parent's trace and file stay the parent's."""
         self._forked = True
         self._lock = threading.Lock()
         self._results = []

@@ -1,4 +1,5 @@
-"""What has come from the daemon, counted, and when to say so: until then it keeps it, for a stream that breaks."""
+"""Receipts: counts the daemon's responses, and decides when to acknowledge them. The daemon keeps a response until
+then, for a stream that breaks."""
 
 from __future__ import annotations
 
@@ -8,21 +9,21 @@ from hearth.codec import encode
 
 RESPONSES = 64
 BYTES = 1 << 20
-"""The daemon is told after so many responses, or bytes of them."""
+"""Number of responses, or of their bytes, after which a receipt is due."""
 DOWNLOADED_BYTES = 4 << 20
-"""The same for bytes of downloads."""
+"""Number of bytes of downloads after which a receipt is due."""
 _DOWNLOADS = 256
-"""Downloads that are told of again after a break; those that are over are long behind."""
+"""Number of downloads that are reported again after a break; older ones ended long ago."""
 
 
 class Receipts:
-    """Of one attachment."""
+    """Receipts of one attachment."""
 
     def __init__(self) -> None:
         self.responses = 0
         """Results and events that have come."""
         self.responses_due = RESPONSES
-        """How many there are to be when the daemon should be told."""
+        """Number of responses at which a receipt is due."""
         self._bytes = 0
         self._told = 0
         self._told_bytes = 0
@@ -30,7 +31,7 @@ class Receipts:
         self._untold: dict[int, int] = {}
         self._untold_bytes = 0
         self.due = False
-        """Whether the daemon should be told now."""
+        """True if a receipt should be sent now."""
 
     def response(self) -> None:
         """A result or an event has come."""
@@ -39,7 +40,7 @@ class Receipts:
             self.due = True
 
     def size(self, size: int) -> None:
-        """It was this large."""
+        """Counts the bytes of the response that has just come."""
         self._bytes += size
         if self._bytes - self._told_bytes >= BYTES:
             self.due = True
@@ -56,16 +57,16 @@ class Receipts:
 
     @property
     def untold(self) -> bool:
-        """Whether the daemon has not been told of all responses."""
+        """True if the daemon has not been sent a receipt of all responses."""
         return self.responses != self._told
 
     @property
     def small(self) -> bool:
-        """Whether there is something to tell that can wait until nothing else is to be sent."""
+        """True if there is a receipt to send that can wait until nothing else is to be sent."""
         return bool(self._untold)
 
     def request(self) -> bytes:
-        """The message that tells it, which counts as told now."""
+        """Returns the receipt message, which counts as sent now."""
         message = encode.received(self.responses, self._untold)
         self._untold.clear()
         self._untold_bytes = 0
@@ -73,7 +74,8 @@ class Receipts:
         return message
 
     def attached(self) -> None:
-        """An Attach told of the responses; what was said of downloads may have been lost with the stream before."""
+        """Notes that an Attach has reported the responses; reports about downloads may have been lost with the stream
+        before."""
         self._note()
         self._untold = dict(self._arrived)
         self._untold_bytes = DOWNLOADED_BYTES if self._untold else 0

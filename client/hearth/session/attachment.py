@@ -40,16 +40,16 @@ if TYPE_CHECKING:
     from hearth.transport.lane import Lane
 
 HELD_S = 0.25
-"""How long work waits for a lane, where the daemon has to finish first what it had got before a break."""
+"""Seconds that work waits for a lane, while the daemon finishes the commands it received before a break."""
 _IDLE_S = 1.0
-"""How late a buffer may be given back in the one race that `nudge` loses: it takes no lock."""
+"""Longest delay in seconds of a buffer's free after the one race that `nudge` loses: it takes no lock."""
 _AWAY_S = 1.0
-"""How long who closes waits for a connection that broke."""
+"""Seconds that `close` waits for a broken connection."""
 _TURN_S = 0.5e-3
-"""How long commands may lie in the queue, though they could be sent, before who submits lets others have a turn."""
+"""Seconds for which sendable commands may lie in the queue before the submitting thread yields to others."""
 _LANE_TURN_S = 50e-6
-"""How long it lets them over a lane, where it sends itself what is worth it: the receiving thread alone needs a turn,
-to say what is done."""
+"""Seconds of the yield over a lane, where the submitting thread sends worthwhile batches itself: only the receiving
+thread needs a turn, to report completions."""
 
 
 class Attachment:
@@ -70,7 +70,7 @@ class Attachment:
         self.queue = self.session.queue
         """Commands on their way out: the session's."""
         self._before: Callable[[], None] | None = None
-        """Called by who waits for an answer, before the wait returns with it."""
+        """Called by a waiting thread before its wait for an answer returns."""
         if kernel_output is not None:
             self.session.on_output = kernel_output.add
             self._before = kernel_output.deliver
@@ -80,9 +80,9 @@ class Attachment:
         """Set by the connection once the generation is known."""
         self.execute: ExecuteStream | None = None
         self.lookout = Lookout(cores())
-        """For threads that wait at a lane."""
+        """Adaptive spin-wait of threads at a lane."""
         self.signals: Signals | None = None
-        """What the device writes as soon as copies are done; None: it does not."""
+        """Completion signals of copies, written by the device; None: there are none."""
         self._on_end = on_end
         self._on_late_error = on_late_error
         self._stream = 0
@@ -91,16 +91,16 @@ class Attachment:
         self.waiters = Waiters(self._lock)
         self._change = threading.Condition(self._lock)  # for room, for the attach, for quiet
         self._calls: SimpleQueue[None] = SimpleQueue()
-        """Where the stream's sender sleeps while it has nothing to do, until it is called; each stream has its own."""
+        """Wake-up channel of the stream's idle sender; each stream has a separate one."""
         self._sender_waits = False
-        """Whether it has to be called when there is something to send; with the lock held."""
+        """True if the sender has to be woken when there is something to send; read with the lock held."""
         self._channel: LaneChannel | None = None
         self._held_until = 0.0
-        """Nothing is sent before, unless a lane comes to life; 0: nothing is held back."""
+        """Monotonic time before which nothing is sent, unless a lane comes to life; 0: nothing is held back."""
         self._freed: deque[tuple[Kind, int]] = deque()
         """Handles that were freed and have to be given back."""
         self._waiting_since = 0.0
-        """When the queue was empty last, but for what was then submitted."""
+        """Monotonic time of the first submission to the empty queue."""
 
     # ---- life ----
 
@@ -152,7 +152,7 @@ class Attachment:
                         return
 
     def arrived(self, transfer: int, size: int) -> None:
-        """So many bytes of a download have come: the daemon is told."""
+        """Notes for the receipts that the first `size` bytes of a download have come."""
         with self._lock:
             self.session.receipts.arrived(transfer, size)
             self._wake_sender()
@@ -199,7 +199,7 @@ class Attachment:
         barrier: bool = False,
         on_error: Callable[[], None] | None = None,
     ) -> Reply:
-        """The same for a command that is serialized, without a request; `on_error` is the reply's."""
+        """Queues a serialized command without a request number, like `request`; `on_error` is the reply's."""
         request = next(self._requests_minted)
         reply = Reply(reports=reports, waiting=self.waiters)
         reply.before = self._before
@@ -227,7 +227,7 @@ class Attachment:
                     return reply
             self._add(command, request, reply, barrier)
             return reply
-        except BaseException:  # KeyboardInterrupt: it may have gone out, and nobody will take the answer
+        except BaseException:  # KeyboardInterrupt: it may have gone out, and the answer is not taken
             reply.abandon()
             raise
 
@@ -240,12 +240,12 @@ class Attachment:
             self.queue_frees()
 
     def hear(self, command: commands_pb2.Command, reply: ReplyLike, *, one_way: bool) -> None:
-        """Queues a command that answers `reply`, which nobody need wait for. `one_way`: where the attachment ends
-        before, it counts as lost work that nobody was waiting for."""
+        """Queues a command whose `reply` no thread has to wait for. `one_way`: if the attachment ends before the
+        answer, the command counts as lost one-way work."""
         self.tell(command.SerializeToString(), reply, one_way=one_way)
 
     def tell(self, command: bytes, reply: ReplyLike, *, one_way: bool) -> None:
-        """The same for a command that is serialized, without a request."""
+        """Queues a serialized command without a request number, like `hear`."""
         request = next(self._requests_minted)
         data, session = batch.asking(request, command), self.session
         with self._lock:
@@ -374,7 +374,7 @@ class Attachment:
         return True
 
     def _point(self) -> ClientPosition | None:
-        """Where it stands; None while nothing is waited for, or no stream has it."""
+        """Returns the client's position; None while no answer is expected, or no stream is attached."""
         session = self.session
         with self._lock:
             if not session.attached or session.error is not None or self._held:
@@ -385,7 +385,7 @@ class Attachment:
             return ClientPosition(session.acked, sent, session.receipts.responses, self._channel is not None)
 
     def _take_up_again(self, why: str) -> None:
-        """Drops lane and stream, so that another stream goes on with what is missing."""
+        """Drops lane and stream; another stream continues with the missing responses."""
         with self._lock:
             channel = self._channel
             if channel is not None:
@@ -431,7 +431,7 @@ class Attachment:
             return self._channel
 
     def forked(self) -> None:
-        """In the child of a fork: takes no lock."""
+        """Releases the lane in the child of a fork; takes no lock."""
         if self._channel is not None:
             self._channel.forked()
 
@@ -441,12 +441,12 @@ class Attachment:
 
     @property
     def _receipt_opens(self) -> bool:
-        """Whether a lane that is being opened waits for the daemon to be told what has come over the stream."""
+        """True if a lane that is being opened waits for a receipt of the stream's responses."""
         return self._channel is None and self._held_until == math.inf and self.session.receipts.untold
 
     @property
     def _away(self) -> bool:
-        """Whether the work goes another way than over the stream, or will."""
+        """True if the work goes over a lane, or is held for one."""
         return self._channel is not None or self._held
 
     def _call_sender(self) -> None:
@@ -463,5 +463,5 @@ class Attachment:
 
 
 def closed() -> ClosedError:
-    """What every use of a closed node raises."""
+    """Builds the error that every use of a closed node raises."""
     return ClosedError("this node is closed.", reason="CANCELLED", fix="connect again with hearth.connect().")

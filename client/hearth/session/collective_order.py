@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from hearth_proto.v1 import commands_pb2
 
 WORTH = 16
-"""An operation takes the daemon about as long as so many launches, and is under way until all ranks have come to it:
-each batch is under way for long, so that several have to be for one stage to work while others do."""
+"""Cost of an operation in launches, for the batch threshold. An operation is under way until all ranks have reached it,
+so that each batch is under way for long, and several are needed to keep all stages busy."""
 
 Name = tuple[int, ...] | bytes
 """Devices of a session in rank order, or the id of a group over daemons."""
@@ -42,7 +42,7 @@ def in_order(ordinals: Sequence[int]) -> RankOrder:
 
 
 def sorted_order(ordinals: Sequence[int], among: Iterable[int] | None = None) -> RankOrder:
-    """The same devices, or the ranks `among` them, sorted: groups that differ only in their order share it."""
+    """Returns the devices, or the ranks `among` them, in sorted order, which groups that differ only in order share."""
     ranks = range(len(ordinals)) if among is None else among
     members = tuple(sorted(ranks, key=ordinals.__getitem__))
     return RankOrder(tuple(ordinals[rank] for rank in members), members)
@@ -52,26 +52,27 @@ _places = itertools.count()
 
 
 class CollectiveSequence:
-    """One device of a session: how many operations it has presented under each name, and who presents now."""
+    """Collective sequence of one device of a session: number of operations presented under each name, and the lock of
+    the thread that presents now."""
 
     __slots__ = ("_counts", "lock", "place")
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.place = next(_places)
-        """Where it stands in the order in which several are taken."""
+        """Position in the order in which several locks are taken."""
         self._counts: dict[Name, int] = {}
 
     def count(self, name: Name) -> int:
-        """How many that were, or would have been had it taken part in all. `lock` is held."""
+        """Returns the number of operations under `name`, including those this device had no part in. `lock` is held."""
         return self._counts.get(name, 0)
 
     def take(self, name: Name, number: int) -> None:
-        """Its next operation under `name` has this number. `lock` is held."""
+        """Records that the device's next operation under `name` has this number. `lock` is held."""
         self._counts[name] = number
 
     def forget(self, name: Name) -> None:
-        """Nothing more is presented under `name`."""
+        """Drops the count of `name`: nothing more is presented under it."""
         with self.lock:
             self._counts.pop(name, None)
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
             """Ends it, for good."""
 
         def forked(self) -> None:
-            """In the child of a fork: it is the parent's. Takes no lock."""
+            """Abandons the part in the child of a fork: it belongs to the parent. Takes no lock."""
 
     class Recorder(Protocol):
         """Traces all devices of a session: `hearth.profiling.auto_trace.SessionTraces`."""
@@ -49,10 +49,10 @@ if TYPE_CHECKING:
             """The device was attached to, for the first time or after a loss."""
 
         def pause(self, connection: Connection) -> None:
-            """Another trace of the device begins, beside which there is no other."""
+            """Pauses the recording: another trace of the device begins, which allows none beside it."""
 
         def resume(self, connection: Connection, result: commands_pb2.TraceResult | None) -> None:
-            """That trace has ended, with `result` if any."""
+            """Notes that the trace has ended, with `result` if any."""
 
         def finish(self) -> None:
             """The session is about to close. Waits; never raises."""
@@ -280,7 +280,7 @@ class Connection(ABC):
             self._space.lost = True
 
     def forked(self) -> None:
-        """In the child of a fork: refuses all use. Takes no lock, for another thread may have held it."""
+        """Refuses all use in the child of a fork. Takes no lock, because another thread may have held it."""
         self.refusal = ClosedError(
             "this connection belongs to the process that this one was forked from.",
             reason="UNSUPPORTED",

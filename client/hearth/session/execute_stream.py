@@ -1,7 +1,7 @@
-"""The Execute stream of an attachment: one after another, where the connection breaks.
+"""The Execute stream of an attachment, replaced by another when its connection breaks.
 
-Only the receiving thread looks at a stream's end. Where the daemon had no say in it, it opens another and goes on,
-within the session's lease; who submits or waits notices nothing but the time.
+Only the receiving thread handles the end of a stream. If the daemon did not end it, the thread opens another and
+continues, within the session's lease; submitting and waiting threads notice nothing but the delay.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 ATTACH_S = 3.0
 """A stream that was opened and is not attached by then is given up for another."""
 _STATUS_S = 5.0
-"""How long the daemon may take to say where an attachment stands."""
+"""Limit in seconds for the daemon's answer about an attachment."""
 _ABSENT_S = 1.0
-"""How long a daemon may be certain to have ended before nobody waits for it any more: it might be another's turn."""
+"""Seconds for which the daemon has to be absent before the client stops waiting: a successor may be about to start."""
 _REMEMBERED = 1000
 _FRUITLESS = 5
-"""After so many lanes in a row over which nothing came, no more are opened."""
+"""Consecutive lanes without a received frame after which no more are opened."""
 LANE_AGAIN_S = 2.0
 """Seconds after which a stream whose lane did not come to life in time, as on a busy machine, is exchanged for another
 that may have one, once nothing is under way. Without that the session would stay on the slow path until it ends. Each
@@ -45,7 +45,7 @@ class StreamDriver(Protocol):
     over: threading.Event
 
     def begin(self) -> int:
-        """Another stream begins: those before send nothing any more. Its number."""
+        """Begins another stream: earlier ones send nothing any more. Returns its number."""
 
     def take(self, stream: int) -> bytes | None:
         """Waits for the next request of this stream; None: there is none any more."""
@@ -66,14 +66,15 @@ class StreamDriver(Protocol):
         """A lane is offered: nothing is sent for a while."""
 
     def quiet(self) -> bool:
-        """Whether the lane may be opened now: the daemon has said all that it has to say on this stream. If so,
-        nothing is sent until `carry`."""
+        """True if the lane may be opened now: the daemon has sent all that is due on this stream. If so, nothing is
+        sent until `carry`."""
 
     def at_rest(self) -> bool:
-        """Whether nothing is under way or queued."""
+        """True if nothing is under way or queued."""
 
     def carry(self, lane: Lane | None, on_end: Callable[[], None], name: str) -> LaneChannel | None:
-        """Goes on over the lane; None: over the stream. `on_end` is called by the lane's thread, after its last."""
+        """Continues over the lane; None: over the stream. `on_end` is called by the lane's thread, after its last
+        step."""
 
 
 class ExecuteStream:
@@ -81,9 +82,9 @@ class ExecuteStream:
 
     def __init__(self, driver: StreamDriver, transport: Transport, token: str, device: int, lease: float) -> None:
         self.outages: deque[float] = deque(maxlen=_REMEMBERED)
-        """How long the last ones were, from the break to the next attach, in seconds."""
+        """Durations of the last outages, from the break to the next attach, in seconds."""
         self.resumed = 0
-        """How many there were."""
+        """Number of outages."""
         self._driver = driver
         self._transport = transport
         self._token = token
@@ -97,7 +98,8 @@ class ExecuteStream:
         """Lanes in a row that ended before anything came over them."""
         self._lane_pause = LANE_AGAIN_S
         self._lane_due: float | None = None
-        """When this stream may be exchanged for one with a lane; None: it has a lane, or was offered none."""
+        """Monotonic time from which this stream may be exchanged for one with a lane; None: it has a lane, or was
+        offered none."""
 
     def open(self) -> None:
         """Sends the first attach; what is answered goes to the driver."""
@@ -112,11 +114,11 @@ class ExecuteStream:
             responses.cancel()
 
     def reopen(self) -> None:
-        """Drops the stream, so that another one goes on."""
+        """Drops the stream; another one continues."""
         self.cancel()
 
     def status(self) -> device_pb2.AttachmentStatusResponse:
-        """Where the daemon thinks that the attachment stands. Raises `HearthError`."""
+        """Asks the daemon for its position in the attachment. Raises `HearthError`."""
         request = device_pb2.AttachmentStatusRequest(
             session_token=self._token, device=self._device, generation=self._driver.session.generation
         )
@@ -142,7 +144,7 @@ class ExecuteStream:
             return self._responses
 
     def _requests(self, number: int, attach: bytes) -> Iterator[bytes]:
-        """What gRPC's sending thread asks for."""
+        """Yields the requests to gRPC's sending thread."""
         yield attach
         while (request := self._driver.take(number)) is not None:
             yield request
@@ -215,7 +217,7 @@ class ExecuteStream:
             self._lane_due, self._lane_pause = None, LANE_AGAIN_S
 
     def _cause(self, ended: HearthError) -> HearthError:
-        """Why it goes on no more, where the stream `ended` like that."""
+        """Returns the error to end the attachment with, after the stream `ended` with that one."""
         channel, self._channel, self._offer, self._lane_due = self._channel, None, None, None
         if channel is None:
             return ended
@@ -225,11 +227,11 @@ class ExecuteStream:
         if channel.error is not None:
             return channel.error
         if isinstance(ended, DeviceLostError) and not self._driver.session.device_lost:
-            return broken(ended.message)  # what was lost with it is told to who attaches again
+            return broken(ended.message)  # the next attach reports what was lost with it
         return ended
 
     def _again(self, broken: HearthError) -> Iterator[device_pb2.ExecuteResponse]:
-        """Goes on in another stream. Raises what the daemon says against it; `ConnectError` when the lease is over."""
+        """Attaches another stream. Raises the daemon's refusal, or `ConnectError` when the lease is over."""
         driver, patience, began = self._driver, Backoff(self._lease), time.monotonic()
         driver.suspend(broken)
         there = began  # when the daemon was last seen, or could have been
@@ -251,7 +253,7 @@ class ExecuteStream:
             driver.over.wait(pause)
 
     def _try(self) -> Iterator[device_pb2.ExecuteResponse]:
-        """One attempt to attach again."""
+        """Attempts once to attach again."""
         responses = self._attach()
         overdue = threading.Timer(ATTACH_S, responses.cancel)
         overdue.daemon = True
@@ -279,7 +281,7 @@ class ExecuteStream:
 
 
 def _may_come_beside(response: device_pb2.ExecuteResponse) -> bool:
-    """Whether it is no matter that it did not come over the lane: an ack is true whenever it comes, a loss is the
+    """True if a response may come over the stream beside a lane: an ack is valid at any time, a lost device is the
     end."""
     kind: str | None = response.WhichOneof("kind")
     return kind == "ack" or (kind == "event" and response.event.WhichOneof("kind") == "device_lost")

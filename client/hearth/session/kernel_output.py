@@ -48,7 +48,7 @@ class KernelOutput:
             self._size -= len(text)
             lost, self._lost = self._lost, 0
             if lost:
-                text = f"[{lost} characters of output were given up: nobody waited for the device]\n{text}"
+                text = f"[{lost} characters of output were given up: no call waited for the device]\n{text}"
             self._write(text)
 
     def _write(self, text: str) -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         waiters: Waiters
 
         signals: Signals | None
-        """What the device writes as soon as copies are done."""
+        """Completion signals of copies, written by the device."""
 
         def queue_frees(self) -> None:
             """Queues what was freed; with the lock held."""
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
 _RESPONSE, _ACK = int(Kind.RESPONSE), int(Kind.ACK)  # looked up once: each time costs 0.3 us (Python 3.11)
 
 GATHER = 32
-"""So many commands are worth a message of their own; four times as many with each message that is under way."""
+"""Number of commands that justify a separate message; it grows fourfold with each message under way."""
 _SOON_S = 0.2e-3
 """Lone work whose sender waits for something so soon after is better sent with that, in one message."""
 _IDLE_S = 1.0
 
 
 class LaneChannel:
-    """One live lane. Methods that say nothing else are called with the attachment's lock held."""
+    """A live lane. Methods are called with the attachment's lock held unless they say otherwise."""
 
     def __init__(self, lane: Lane, owner: Owner, lock: threading.Lock, on_end: Callable[[], None]) -> None:
         self.error: HearthError | None = None
@@ -66,20 +66,20 @@ class LaneChannel:
         self._left = threading.Condition(lock)  # the sender waits for what others leave behind
         self._sender_waits = False
         self._soon = False
-        """Whether lone work was followed, the last time, by something that is waited for, which may take it along."""
+        """True if the last lone command was followed by one with a waiting thread, which may take it along."""
         self._pushed_alone = 0.0
         self._awaited = False
-        """Whether the queue holds something that is waited for, and that the window had no room for."""
+        """True if the queue holds an awaited command for which the window had no room."""
         self._done = 0
         """The last batch that the device has said it is done with: its ack is on its way."""
         self._ticked = 0
         """The next batch's number as of the last tick."""
         self._over = False
         self.fruitful = False
-        """Whether anything has come over it."""
+        """True once anything was received."""
         self._on_end = on_end
         self._taking = False
-        """What a thread that waits has received is not yet where it belongs."""
+        """True while frames that a waiting thread has received are being delivered."""
         self._nested = False
         """A signal handler waits inside of a wait of its thread."""
         self._users = 2
@@ -92,7 +92,7 @@ class LaneChannel:
             threading.Thread(target=self._use, args=(run,), name=f"{name}-{suffix}", daemon=True).start()
 
     def forked(self) -> None:
-        """In the child of a fork, without the lock."""
+        """Releases the lane in the child of a fork, without the lock."""
         self._lane.release()
 
     # ---- out ----
@@ -296,7 +296,7 @@ class LaneChannel:
             if self._taking:
                 self._break(lane_broke("what came was interrupted"))  # it comes again over the next lane
             self._leave_role(thread)
-        self._role.summon()  # also where it came while the role was left: perhaps nobody was called
+        self._role.summon()  # also where it came while the role was left: perhaps no thread was called
 
     def pass_role(self) -> None:
         """Called when a thread has slept: perhaps it was woken to receive."""
@@ -390,7 +390,7 @@ class LaneChannel:
                     return
                 self._flush()
                 if self._queue.queued:
-                    self._soon = False  # who left it behind has gone on to something else
+                    self._soon = False  # the thread that left it behind has gone on to something else
                 self._owner.queue_frees()
                 self.push(idle)
                 self._owner.changed()

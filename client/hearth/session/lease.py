@@ -1,7 +1,7 @@
-"""A session on a node: kept alive, closed; and refused in the child of a fork.
+"""A session on a node: kept alive, closed, and refused in the child of a fork.
 
-It is what outlives `Node`: its finalizer, the threads and the fork hook refer to this and never to the node, so that
-a node that nobody holds any more is closed by the garbage collector.
+A session outlives `Node`: its finalizer, threads and fork hook refer to the session and never to the node, so that the
+garbage collector closes a node without references.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class NodeSession:
         _sessions.add(self)
 
     def call(self, method: str, request: Any, response_type: Any, timeout: float | None = None) -> Any:
-        """A unary call of NodeService; `timeout` in seconds, None: what `connect` was told. Raises `HearthError`."""
+        """Makes a unary call of NodeService; `timeout` in seconds, None: that of `connect`. Raises `HearthError`."""
         self.check()
         return self.transport.call(method, request, response_type, self.timeout if timeout is None else timeout)
 
@@ -114,7 +114,7 @@ class NodeSession:
             self.transport.call("RenewSession", encode.of_token(self.token), decode.Unread, self.timeout)
 
     def forked(self) -> None:
-        """In the child of a fork: refuses all use, takes no lock."""
+        """Refuses all use in the child of a fork; takes no lock."""
         for connection in self.connections.values():
             connection.forked()
             self.refusal = connection.refusal

@@ -1,4 +1,4 @@
-"""Device memory as the client holds it: a handle, who may use it, and its release when the last holder is gone.
+"""Device memory as the client holds it: a handle, its users, and its release when the last holder is gone.
 
 `__del__` runs wherever Python collects garbage, perhaps inside a lock of this very package or while the interpreter
 shuts down. So it only appends the handle to a `DeferredFrees`, a deque that the connection empties when it next works.
@@ -71,7 +71,7 @@ def free_commands(handles: deque[tuple[Kind, int]]) -> list[commands_pb2.Command
 
 
 class Space:
-    """What lives and dies with one generation of a device process: the identity that arrays are checked against."""
+    """Memory of one generation of a device process: the identity that arrays are checked against."""
 
     __slots__ = ("__weakref__", "deferred_frees", "generation", "lost")
 
@@ -82,7 +82,7 @@ class Space:
 
 
 class Memory:
-    """One buffer of a device, freed when nothing refers to it any more."""
+    """A buffer of a device, freed when its last reference is dropped."""
 
     __slots__ = ("__weakref__", "handle", "keep", "owned", "owner", "read_only", "size", "space")
 
@@ -129,7 +129,8 @@ class DurableBuffers:
         self._memories.pop(memory.handle, None)
 
     def move(self, returned: Iterable[int], space: Space) -> None:
-        """`returned`: the handles that the daemon has brought back in `space`. What nobody has any more is freed."""
+        """Moves the memories of the handles `returned`, which the daemon has restored, to `space`, and frees buffers
+        without references."""
         returned = set(returned)
         for handle in returned:
             memory = self._memories.get(handle)
@@ -149,7 +150,7 @@ class DeviceOperand:
     __slots__ = ("_memory", "_offset")
 
     _passed: ClassVar[tuple[str, int, int]] = ("Q", 8, 8)
-    """How a kernel takes it: code of `struct` for the offset, size and alignment in bytes."""
+    """The kernel parameter's `struct` code for the offset, size and alignment in bytes."""
 
     _memory: Memory
     _offset: int

@@ -1,4 +1,4 @@
-"""One-way commands that are answered nevertheless, because of the memory that they use."""
+"""Replies to one-way commands that use client memory: the daemon answers them so that the memory can be released."""
 
 from __future__ import annotations
 

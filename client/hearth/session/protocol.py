@@ -1,8 +1,8 @@
-"""One attachment to a device, without I/O: sequence numbers, window, who waits for which answer, what is sent again.
+"""An attachment to a device, without I/O: sequence numbers, window, pending replies, retransmission.
 
 Commands go in (`launch`, `add`), requests for the wire come out (`next_request`), responses go in (`receive`), replies
 are completed. Where the stream breaks (`suspend`), batches that were not acknowledged are kept, and the next stream
-goes on from what `attach` says on both sides: every command runs once, every response is taken once. Nothing here
+continues from what `attach` says on both sides: every command runs once, every response is taken once. Nothing here
 blocks, locks or reads a clock: `attachment.py` drives it with threads, an event loop can do the same. The caller
 serializes all calls.
 """
@@ -30,8 +30,8 @@ _LARGE = 32 << 10
 
 
 class Session:
-    """One attachment's protocol state. `first_request`: requests below are an earlier attachment's, whose answers may
-    still come."""
+    """Protocol state of one attachment. Requests below `first_request` belong to an earlier attachment, whose answers
+    may still come."""
 
     def __init__(self, limits: Limits, first_request: int = 0) -> None:
         self.limits = limits
@@ -55,7 +55,7 @@ class Session:
         self.generation = 0
         self.attached = False
         self.reverts: Callable[[], bool] = lambda: False
-        """Whether a loss would bring something back as it was before, though nothing is under way."""
+        """Returns True if a loss would revert some state, though nothing is under way."""
         self.durable: list[int] = []
         """Buffers of lost generations that were back, under their handles, when this attachment began."""
         self.next_seq = 1
@@ -91,7 +91,7 @@ class Session:
             queue.submitted += 1
             return
         try:
-            self._replies[request] = reply  # before: an answer that nobody asked for would end the attachment
+            self._replies[request] = reply  # before: an answer without a reply would end the attachment
             if barrier:
                 self._barriers[request] = queue.submitted
             queue.put(command, worth)
@@ -103,24 +103,24 @@ class Session:
 
     @property
     def outstanding(self) -> int:
-        """How many replies are waited for."""
+        """Number of pending replies."""
         return len(self._replies)
 
     @property
     def unreported(self) -> bool:
-        """Whether one-way work was added that no sync of all streams has covered since."""
+        """True if one-way work was added that no sync of all streams has covered since."""
         return self.queue.submitted > self._settled
 
     @property
     def idle(self) -> bool:
-        """Nothing queued, everything sent was acknowledged."""
+        """True if nothing is queued and everything sent was acknowledged."""
         return not self.queue.queued and self.acked == self.next_seq - 1
 
     # ---- out: requests ----
 
     @property
     def sendable(self) -> bool:
-        """Whether there is a batch to send, or to send again."""
+        """True if there is a batch to send, or to send again."""
         if not self.attached or self.error is not None:
             return False
         if self.again:
@@ -134,13 +134,13 @@ class Session:
 
     @property
     def receipt_due(self) -> bool:
-        """Whether the daemon should be told what came."""
+        """True if a receipt should be sent now."""
         if not self.attached or self.error is not None:
             return False
         return self.receipts.due
 
     def attach(self, token: str, device: int) -> bytes:
-        """The first request of a stream: it begins the attachment, or goes on with it."""
+        """Returns the first request of a stream, which begins or resumes the attachment."""
         begun = self.generation > 0
         self.receipts.attached()
         return encode.attach(
@@ -149,16 +149,16 @@ class Session:
 
     @property
     def quiet(self) -> bool:
-        """Whether all has come that the daemon had to say about what it had got before a break."""
+        """True if all answers have come to the commands that the daemon had received before a break."""
         return self.acked >= self._had and self._owed.isdisjoint(self._replies)
 
     def next_request(self, idle: bool = False) -> bytes | None:
-        """What to send now: what the daemon should hear, else a batch; None while there is nothing to send or the
-        window is full. `idle`: there was nothing to send for a while, so that small news may go."""
+        """Returns the next request: a receipt that is due, otherwise a batch; None while there is nothing to send or
+        the window is full. `idle`: nothing was sent for a while, so that a small receipt may go."""
         return None if (numbered := self.next_numbered(idle)) is None else numbered[1]
 
     def next_numbered(self, idle: bool = False) -> tuple[int, bytes] | None:
-        """The same behind its batch's number, 0 for what is none."""
+        """Returns `next_request` with its batch's number, 0 if it is no batch."""
         if not self.attached or self.error is not None:
             return None
         receipts = self.receipts
@@ -199,8 +199,8 @@ class Session:
         return numbered
 
     def add_ready(self, command: bytes, request: int, reply: ReplyLike, barrier: bool) -> bool:
-        """`add`, with the batch made here where `next_with` can: who sends has only to take it. Whether it was added;
-        False where somebody else has to be looked after first."""
+        """Adds a command like `add`, and makes its batch here where `next_with` can, so that the sender has only to
+        take it. Returns whether it was added; False where other work goes first."""
         before = self.next_seq
         try:
             numbered = self.next_with(command, request, reply, barrier)
@@ -276,8 +276,8 @@ class Session:
     def fail(self, error: HearthError) -> bool:
         """Ends the attachment: every reply gets `error`, the queue is dropped. A second call does nothing.
 
-        Returns whether the error still has to be reported to somebody: one-way work is lost with it, or something will
-        be as it was before, and no reply that reports such was waiting.
+        Returns True if the error still has to be reported: one-way work is lost with it, or some state is reverted, and
+        no reply that reports such a loss was pending.
         """
         if self.error is not None:
             return False
@@ -351,7 +351,7 @@ class Session:
             self.receive_other(data)
 
     def receive_other(self, data: bytes) -> None:
-        """One that `receive_done` does not take."""
+        """Processes a response that `receive_done` does not take."""
         # Small ones protobuf reads sooner, once it is there.
         answer = decode.read_answer(data) if len(data) > _LARGE or not later.are_here() else None
         if answer is None:
@@ -360,7 +360,8 @@ class Session:
             self._complete(answer)
 
     def receive_done(self, data: bytes) -> bool:
-        """The same, where it says that of a request that is waited for; False, with nothing done, for any other."""
+        """Processes an empty or expected result of a pending request; returns False, with nothing done, for any
+        other."""
         request, rest = batch.answered(data)
         reply = self._replies.get(request)
         if reply is None or self.error is not None:
@@ -386,7 +387,7 @@ class Session:
         return True
 
     def _counted_off(self, request: int) -> None:
-        """Its answer is where it belongs."""
+        """Counts a request off whose answer has been delivered."""
         self._completed = request
         self._barriers.pop(request, None)
         self._replies.pop(request, None)

@@ -1,13 +1,13 @@
-"""Which thread receives from a lane: one that waits for an answer, else one in the background.
+"""Receiver role of a lane (the Leader/Followers pattern): one waiting thread receives, otherwise a background thread.
 
-To hand an answer from thread to thread costs more than all else that a client does for it. So who waits receives
-itself, whatever comes, until its own answer is there; then the next of those that wait is called. Only while nobody
-waits does the background receive: at once where something depends on what comes (work that an ack takes along, a thread
-that waits for room), else a moment later, for in a loop of launch and synchronize the next wait follows soon, and to
-wake a thread each time would cost what was to be saved.
+Handing an answer from thread to thread costs more than all else that a client does for it. So a waiting thread receives
+every frame itself until its own answer comes; then it wakes the next waiting thread. The background thread receives
+only while no thread waits: at once where something depends on the frames (work that an ack takes along, a thread that
+waits for room), else a moment later, because in a loop of launch and synchronize the next wait follows soon, and waking
+a thread each time would cost what was to be saved.
 
-The background waits for the socket to be readable without having the role, so that it can be taken from it without a
-word: it finds that out when something comes, and stays away then until nobody has received for a tick.
+The background thread waits for the socket to be readable without holding the role, so that a waiting thread can take it
+silently: the background thread finds out when bytes come, and then stays away until no thread has received for a tick.
 """
 
 from __future__ import annotations
@@ -20,44 +20,45 @@ if TYPE_CHECKING:
     from hearth.session.reply import Reply
 
 TICK_S = 1e-3
-"""How often the background looks whether it is needed, once somebody has received in its place."""
+"""Interval in seconds at which the background thread checks whether it is needed, once another thread has received."""
 
 SLOW_TICK_S = 20e-3
-"""The same, while one waits that has waited for a tick already, as for each of a row of large copies: to be woken by
-who leaves would cost that one a turn at the interpreter each time."""
+"""Interval while a thread waits that has waited for a tick already, as in a series of large copies: a wake-up by each
+leaving thread would cost that thread a turn at the interpreter every time."""
 
 
 class ReceiverRole:
-    """Of the thread that receives. All but `await_turn` is called with the lock held."""
+    """Holds which thread receives. All methods but `await_turn` are called with the lock held."""
 
     def __init__(
         self, lock: threading.Lock, sleepers: list[Reply], needed: Callable[[], bool], tick: Callable[[bool], None]
     ) -> None:
-        """`tick` is called when one has passed, and with False when one begins that nobody had expected."""
+        """Stores the callbacks. `tick` is called with True when a tick has passed, and with False when an unexpected
+        one begins."""
         self.holder = 0
         """The thread that receives now; 0: none."""
         self.parked = False
-        """Whether the background stays away."""
+        """True while the background thread stays away."""
         self.over = False
         self._lock = lock
         self._sleepers = sleepers
         self._needed = needed
         self._tick = tick
         self.taken = 0
-        """How often a thread that waits took it."""
+        """Number of times that a waiting thread took the role."""
         self._pause = TICK_S
-        """How long the background stays away at a time; -1: until it is called."""
+        """Seconds for which the background thread stays away at a time; -1: until it is woken."""
         self._summoned = False
         self._wake = threading.Lock()
         self._wake.acquire()
 
     @property
     def ticking(self) -> bool:
-        """Whether the background looks again soon."""
+        """True if the background thread checks again soon."""
         return self.parked and self._pause == TICK_S
 
     def tick_soon(self) -> bool:
-        """The same; where it would look later, it begins anew with looking soon."""
+        """Returns `ticking`; if the next check would be a slow one, restarts with fast ones and returns True."""
         if self.parked and self._pause == SLOW_TICK_S:
             self._unpark()
             return True
@@ -65,11 +66,12 @@ class ReceiverRole:
 
     @property
     def _watching(self) -> bool:
-        """Whether it looks no more by itself: one has received for long, and says when it leaves."""
+        """True if the background thread no longer checks by itself: a thread has received for long, and wakes it on
+        leaving."""
         return self.parked and self._pause < 0
 
     def leave(self, thread: int) -> None:
-        """It receives no more; somebody else does where that is needed."""
+        """Gives up the role; another thread takes it where one is needed."""
         if self.holder != thread:
             return
         self.holder = 0
@@ -90,13 +92,13 @@ class ReceiverRole:
         return False
 
     def summon(self) -> None:
-        """The background should receive now, unless one does who waits."""
+        """Wakes the background thread to receive, unless a waiting thread does."""
         if self.parked and not self.holder:
             self._summoned = True
             self._unpark()
 
     def end(self) -> None:
-        """Nobody receives any more."""
+        """Ends the role: no thread receives any more."""
         self.over = True
         if self.parked:
             self._unpark()
@@ -128,7 +130,7 @@ class ReceiverRole:
                 self._tick(not called)
 
     def _park(self) -> bool:
-        """Until the next tick, or until it is called; whether it was."""
+        """Waits for the next tick, or until it is woken; returns whether it was."""
         self._lock.release()
         try:
             woken = self._wake.acquire(timeout=self._pause)

@@ -23,7 +23,8 @@ Expected: TypeAlias = "tuple[bytes, commands_pb2.Result]"
 
 
 class ReplyLike(Protocol):
-    """What a session completes: a thread's `Reply`, an event loop's future. Completing it again changes nothing."""
+    """Completion target of a session: a thread's `Reply` or an event loop's future. Completing it again changes
+    nothing."""
 
     @property
     def reports(self) -> bool: ...
@@ -144,7 +145,7 @@ class Reply:
         """Abandons the reply, `timeout` seconds having passed; returns the error to raise."""
         self.abandon()
         return TimeoutError(
-            f"no answer within {timeout:g} s; the work goes on.",
+            f"no answer within {timeout:g} s; the work continues.",
             reason="DEADLINE_EXCEEDED",
             fix="wait again, or with a longer timeout.",
         )

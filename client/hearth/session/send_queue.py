@@ -21,7 +21,7 @@ QUEUE_COMMANDS = 20_000
 
 
 class Limits(NamedTuple):
-    """What the daemon accepts; sizes in bytes."""
+    """The daemon's limits; sizes in bytes."""
 
     max_inline_bytes: int = 1 << 20
     max_chunk_bytes: int = 1 << 20
@@ -57,9 +57,9 @@ class SendQueue:
         self.queued_bytes = 0
         self.queued = 0
         self.extra = 0
-        """What the commands that are queued are worth beyond their number, at most; see `put`."""
+        """Upper bound of the queued commands' cost beyond their number; see `put`."""
         self.submitted = 0
-        """One-way commands and launches so far."""
+        """Number of one-way commands and launches so far."""
         self.entries: deque[tuple[bytes, int]] = deque()
         """Serialized commands, each with the number of launches that it carries (or 1)."""
         self.run: list[bytes] = []
@@ -71,7 +71,7 @@ class SendQueue:
         self._counted: _Counted | None = None
 
     def launch(self, record: bytes) -> None:
-        """One packed launch."""
+        """Queues one packed launch."""
         size = len(record)
         whole = self.run_bytes + size
         if whole > self._run_limit:
@@ -84,7 +84,7 @@ class SendQueue:
         self.run.append(record)  # the one call, and last: a Ctrl-C comes before all of it or after
 
     def put(self, command: bytes, worth: int = 1) -> None:
-        """One serialized command; it takes the daemon as long as `worth` others, so that fewer are worth a batch."""
+        """Queues one serialized command of relative cost `worth`; the batch threshold counts cost, not commands."""
         size = len(command)
         self._check_size(size)
         if self.run or self.closing is not None:
@@ -95,8 +95,8 @@ class SendQueue:
         self.entries.append((command, 1))  # last, as in `launch`
 
     def count_up(self, key: object, n: int, command: Callable[[int], bytes]) -> None:
-        """One-way `command(n)`, which does something n times. Behind one of the same `key` that has not been sent, that
-        one's count grows instead."""
+        """Queues one-way `command(n)`, which does something n times. Behind an unsent one of the same `key`, that one's
+        count grows instead."""
         if self.closing is not None:
             self._close_run()
         last, queue = self._counted, self.entries
@@ -116,17 +116,17 @@ class SendQueue:
         self.submitted += 1
 
     def ends_with(self, command: bytes) -> bool:
-        """Whether this very command is the last entry."""
+        """True if this very command is the last entry."""
         return bool(self.entries) and self.entries[-1][0] is command
 
     @property
     def full(self) -> bool:
-        """Whether who submits should wait: the daemon does not keep up."""
+        """True if submitting threads should wait: the daemon does not keep up."""
         return self.queued >= QUEUE_COMMANDS or self.queued_bytes >= QUEUE_BYTES
 
     def gather(self, room: int, alone: bool) -> tuple[list[bytes], QueueMark]:
-        """As many of the oldest commands as fit a batch of `room` bytes; with `alone`, the first one in any case. They
-        stay in the queue until `move`."""
+        """Returns as many of the oldest commands as fit a batch of `room` bytes; with `alone`, the first one in any
+        case. They stay in the queue until `move`."""
         if self.run or self.closing is not None:
             self._close_run()
         commands: list[bytes] = []

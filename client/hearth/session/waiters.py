@@ -19,7 +19,8 @@ if TYPE_CHECKING:
         """A lane, as threads that wait use it: `hearth.session.lane_channel.LaneChannel`."""
 
         def take_role(self, thread: int) -> bool:
-            """Whether the thread is to receive, by `receive_for`; with the lock held."""
+            """Gives the role of the receiver to the thread if it may have it, and returns whether it does; with the
+            lock held."""
 
         def receive_for(self, reply: Reply, deadline: float | None, thread: int) -> None:
             """Receives until `reply` is answered, `deadline` has come, or the lane is over."""
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
             """A thread that slept does so no more: perhaps it was called to receive; with the lock held."""
 
         def expect(self) -> None:
-            """What comes is needed, though no thread receives it for itself; with the lock held."""
+            """Notes that responses are needed, though no thread receives them for itself; with the lock held."""
 
 
 class Waiters:
@@ -41,22 +42,22 @@ class Waiters:
         self.channel: Receiver | None = None
         """The lane over which answers come, if any."""
         self.sleepers: list[Reply] = []
-        """What threads that sleep wait for."""
+        """Replies that sleeping threads wait for."""
         self.watchers = 0
-        """How many threads wait for any change."""
+        """Number of threads that wait for any change."""
         self.listeners = 0
-        """How many answers are expected by event loops, which no thread waits for."""
+        """Number of answers that event loops expect, and no thread waits for."""
         self._lock = lock
 
     def watch(self) -> None:
-        """One more thread waits for any change."""
+        """Counts one more thread that waits for any change."""
         self.watchers += 1
         if self.channel is not None:
             self.channel.expect()
 
     def attend(self, reply: Reply, timeout: float | None) -> bool:
-        """Waits for the answer, `timeout` seconds at most; whether it is there. Receives it itself, where it comes over
-        a lane and nobody else receives."""
+        """Waits up to `timeout` seconds for the answer, and returns whether it has come. Receives it in this thread
+        where it comes over a lane and no other thread receives."""
         thread = threading.get_ident()
         channel: Receiver | None = None  # where it receives, or is about to
         deadline, left, slept = None, timeout, False
@@ -92,7 +93,7 @@ class Waiters:
             raise
 
     def _give_back(self, reply: Reply, thread: int, channel: Receiver | None, over: list[bool]) -> None:
-        """What a thread that waits may still have; `over` is added to when that is done."""
+        """Returns the waiting thread's entry and role; appends to `over` when that is done."""
         with self._lock:
             if reply in self.sleepers:
                 self._slept(reply)
@@ -106,7 +107,7 @@ class Waiters:
             self.channel.pass_role()
 
     def expect(self) -> None:
-        """Somebody depends on what comes, and does not wait for an answer."""
+        """Notes that work depends on the responses without a wait for an answer."""
         with self._lock:
             if self.channel is not None:
                 self.channel.expect()

@@ -1,13 +1,12 @@
 """Watchdog of one attachment: asks the daemon about answers that are long in coming.
 
-An answer may be long in coming because its work takes long, and only the daemon knows. Where nothing has come for a
-while though something is waited for, the daemon is asked where the attachment stands (`AttachmentStatus`); what it has
-sent and did not come, or has not got and was sent, comes or goes again when the device is attached to again. So no
-answer is waited for in vain, whatever was lost between the two, and who waits for a long kernel costs the daemon one
-short call now and then.
+An answer may be late because its work takes long, and only the daemon knows. If nothing comes for a while though
+answers are expected, the watchdog asks the daemon for its position (`AttachmentStatus`). A frame that either side has
+sent and the other has not received is sent again after another attach. So no answer is awaited in vain, whatever was
+lost between the two, and a wait for a long kernel costs the daemon one short call now and then.
 
 Covers when to ask and what the answer means, not how the attachment is resumed (`hearth.session.execute_stream`).
-`tick` is called by a thread that is there in any case; a call is made by a thread of its own.
+`tick` is called by a thread that exists in any case; a separate thread makes each call.
 """
 
 from __future__ import annotations
@@ -31,20 +30,20 @@ MOST_S = 30.0
 
 
 class ClientPosition(NamedTuple):
-    """Where an attachment stands, as its client knows it. While it stays the same, nothing comes."""
+    """Position of an attachment, as its client knows it. While it stays the same, nothing comes."""
 
     acked: int
     """The last batch that the daemon has acknowledged."""
     sent: int
     """The last batch that was sent."""
     responses: int
-    """How many results and events have come."""
+    """Number of results and events received."""
     lane: bool
-    """Whether it goes by a lane."""
+    """True if the attachment uses a lane."""
 
 
 class DaemonPosition(Protocol):
-    """Where an attachment stands, as the daemon knows it: `AttachmentStatusResponse`."""
+    """Position of an attachment, as the daemon knows it: `AttachmentStatusResponse`."""
 
     @property
     def known(self) -> bool: ...
@@ -58,7 +57,7 @@ class DaemonPosition(Protocol):
 
 
 def missing(here: ClientPosition, there: DaemonPosition) -> str:
-    """Why the attachment has to be taken up again; empty: nothing is missing, and its work simply goes on."""
+    """Explains why the attachment has to be resumed; empty if nothing is missing, and its work simply continues."""
     if not there.known:
         return "the daemon has no stream of this attachment"
     if there.lane != here.lane:
@@ -71,8 +70,8 @@ def missing(here: ClientPosition, there: DaemonPosition) -> str:
 
 
 class Watchdog:
-    """Of one attachment. `look` says where it stands, None while nothing is waited for; `ask` what the daemon says, and
-    raises `HearthError`; `give_up` has it taken up again, for the reason given."""
+    """Watchdog of one attachment. `look` returns the client's position, None while no answer is expected; `ask` returns
+    the daemon's, and raises `HearthError`; `give_up` resumes the attachment, for the reason given."""
 
     def __init__(
         self,
@@ -89,11 +88,11 @@ class Watchdog:
         self._due = 0.0
         self._pause = ASK_S
         self._doubt: ClientPosition | None = None
-        """Where something seemed to be lost the last time that the daemon was asked."""
+        """Client's position at the last call in which something seemed to be lost."""
         self._asking = self._over = False
 
     def tick(self) -> None:
-        """Looks whether the daemon is to be asked. Called by one thread, about once a second; never waits."""
+        """Checks whether the daemon is to be asked. Called by one thread, about once a second; never waits."""
         if self._asking or self._over:
             return
         point, now = self._look(), self._clock()

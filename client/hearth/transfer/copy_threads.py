@@ -1,4 +1,4 @@
-"""Threads that help who copies much memory: one core alone does not keep up with a device."""
+"""Helper threads for large memory copies: one core alone does not keep up with a device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST = 4
 
 
 def threads() -> int:
-    """How many threads a transfer is worth here, its caller's included."""
+    """Returns the number of threads that a transfer is worth here, its caller's included."""
     return max(1, min(MOST, cores()))
 
 
@@ -27,7 +27,7 @@ class _Task:
         self._claim = threading.Lock()
 
     def claim(self) -> bool:
-        """Whether it was nobody's before."""
+        """Claims the task; returns False if it was claimed before."""
         return self._claim.acquire(blocking=False)
 
     def run(self) -> None:
@@ -39,8 +39,8 @@ class _Task:
 
 
 class Crew:
-    """Threads of the process, made when they are first needed; they end with it, whatever they are at. They may be busy
-    with another transfer for long: who is helped does all by itself where nobody comes."""
+    """Threads of the process, started at first use; they end with the process, whatever they are doing. They may be
+    busy with another transfer for long: the caller does all the work itself if none of them comes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -68,23 +68,24 @@ class Crew:
             tasks.get().run()
 
     def forked(self) -> None:
-        """In the child of a fork: the threads are the parent's."""
+        """Resets the crew in the child of a fork: the threads are the parent's."""
         self.__init__()  # type: ignore[misc]
 
 
 class Help:
-    """What was asked of the crew."""
+    """Handle of the tasks given to the crew."""
 
     def __init__(self, tasks: list[_Task]) -> None:
         self._tasks = tasks
 
     def dismiss(self, seconds: float | None = None) -> None:
-        """Who has not begun does not; waits for those who have, which the work itself has to end."""
+        """Cancels helpers that have not started and joins the others, waiting up to `seconds` for each; the work
+        function must return by itself."""
         for task in [task for task in self._tasks if not task.claim()]:
             task.done.wait(seconds)
 
 
 crew = Crew()
-"""Of this process."""
+"""The crew of this process."""
 
 os.register_at_fork(after_in_child=crew.forked)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hearth.transport.base import Upload as Sending
 
 _TOLD_BYTES = 2 << 20
-"""The attachment hears what has come of a download after so many bytes, and at its end."""
+"""Bytes of a download after which, and at whose end, the attachment is given a receipt."""
 
 
 class _Cancels(Protocol):
@@ -44,7 +44,7 @@ def _about(connection: Connection, number: int) -> device_pb2.TransferStatusRequ
 
 
 class _Stream(ABC, Generic[_S]):
-    """One stream after another, until the transfer is over or given up."""
+    """Successive streams of one transfer, until it is over or given up."""
 
     def __init__(self, connection: Connection, number: int) -> None:
         self._connection = connection
@@ -52,11 +52,12 @@ class _Stream(ABC, Generic[_S]):
         self._lock = threading.Lock()
         self._stream: _S | None = None
         self._broken: HearthError | None = None
-        """What the last stream ended with, where another is to go on for it."""
+        """Error that ended the last stream, if another one is to continue."""
         self._over = threading.Event()
 
     def cancel(self) -> None:
-        """Gives the transfer up, for good: who waits for it gets an error, and the daemon is told. Does not wait."""
+        """Gives the transfer up, for good: the waiting thread gets an error, and the daemon is notified. Does not
+        wait."""
         with self._lock:
             if self._over.is_set():
                 return
@@ -145,7 +146,7 @@ class GrpcUpload(_Stream["Sending"]):
         return received
 
     def _passed(self) -> int:
-        """How many bytes the daemon has."""
+        """Returns the number of bytes that the daemon has."""
         answer = self._connection.transport.transfer_status(_about(self._connection, self._number))
         return len(self._data) if answer.complete else answer.received
 

@@ -34,6 +34,9 @@ def empty_pinned(shape: shapes.Shape, dtype: Any = float, order: Order = "C") ->
         dtype: Type of the elements; float64 by default.
         order: ``"C"`` or ``"F"``.
 
+    Returns:
+        The new array.
+
     Raises:
         ArgumentError: The shape or the order is invalid.
         DtypeError: No device has elements of that type.
@@ -49,6 +52,14 @@ def zeros_pinned(shape: shapes.Shape, dtype: Any = float, order: Order = "C") ->
         shape: Elements along each axis: an int or a sequence.
         dtype: Type of the elements; float64 by default.
         order: ``"C"`` or ``"F"``.
+
+    Returns:
+        The new array.
+
+    Raises:
+        ArgumentError: The shape or the order is invalid.
+        DtypeError: No device has elements of that type.
+        MemoryError: There is no memory.
     """
     return _make(shapes.shape_of(shape), dtype, _order(order, "CF"), zeros=True)
 
@@ -64,6 +75,14 @@ def empty_like_pinned(
         order: ``"C"``, ``"F"``, or ``"A"`` and ``"K"``: the layout of `a`, as in NumPy.
         subok: Ignored, as in cupyx: the result is a plain `numpy.ndarray`.
         shape: Elements along each axis; None: those of `a`.
+
+    Returns:
+        The new array.
+
+    Raises:
+        ArgumentError: The shape or the order is invalid.
+        DtypeError: No device has elements of that type.
+        MemoryError: There is no memory.
     """
     return _like(a, dtype, order, shape, zeros=False)
 
@@ -79,6 +98,14 @@ def zeros_like_pinned(
         order: ``"C"``, ``"F"``, or ``"A"`` and ``"K"``: the layout of `a`, as in NumPy.
         subok: Ignored, as in cupyx: the result is a plain `numpy.ndarray`.
         shape: Elements along each axis; None: those of `a`.
+
+    Returns:
+        The new array.
+
+    Raises:
+        ArgumentError: The shape or the order is invalid.
+        DtypeError: No device has elements of that type.
+        MemoryError: There is no memory.
     """
     return _like(a, dtype, order, shape, zeros=True)
 

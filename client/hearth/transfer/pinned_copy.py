@@ -1,8 +1,8 @@
-"""One copy between an array and memory that is shared with its device, which is often made again: who works step by
-step copies the same arrays each time.
+"""A prepared copy between an array and memory that is shared with its device: a loop copies the same arrays at each
+step.
 
-What follows from the two, from the stream and from what is shared is kept: the command, but for its number, and the
-answer that is to come. What is left is to look whether all is as it was.
+Keeps what follows from the two, the stream and the shared memory: the command without its number, and the expected
+answer. A repetition only checks that nothing has changed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 class PinnedCopy:
     """A write (`UP`) or a read (`DOWN`) of `size` bytes at `place`, which commands name by `number`. It does not keep
-    the memory; who has it copied does, and each copy that is under way."""
+    the memory; its user does, and each copy that is under way."""
 
     __slots__ = ("_attachment", "_buffer", "_command", "_connection", "_expected", "_segment", "_shared", "_way",
                  "size", "stream")  # fmt: skip
@@ -74,9 +74,9 @@ class PinnedCopy:
         shared.tell()
 
     def again(self, memory: Memory, on: StreamLike | None, blocking: bool) -> bool:
-        """Whether it can be made once more just so: `memory` is the array's, `on` the stream that it is for (None: the
-        default one). The memory on this side is looked at by who has it. An error that somebody has to be told is told
-        another way."""
+        """Returns whether the copy can be repeated unchanged: `memory` is the array's, `on` its stream (None: the
+        default one). The caller checks the memory on this side. An error that is due to be reported takes another
+        path."""
         connection, attachment, shared = self._connection, self._attachment, self._shared
         return (
             connection._attachment is attachment
@@ -91,24 +91,24 @@ class PinnedCopy:
         )
 
     def begin(self, keep: object) -> None:
-        """Has it made in the order of the stream; `keep` holds the memory until then. What goes wrong is told where the
-        connection defers it to."""
+        """Queues the copy in the order of the stream; `keep` holds the memory until it is done. An error is deferred to
+        the connection."""
         begun, attachment = monotonic(), self._attachment
         attachment.lookout.begin(self._way, self.size, begun)
         attachment.tell(self._command, _UnderWay(self, keep, begun), one_way=True)
 
     def run(self, keep: object, timeout: float | None = None) -> bool:
-        """Has it made, and waits for it. False where what is shared was lost, so that it was not. Raises what it failed
-        with, or `TimeoutError`."""
+        """Queues the copy and waits for it. Returns False if the shared memory was lost, so that nothing was copied.
+        Raises the copy's error, or `TimeoutError`."""
         begun, attachment, way, size = monotonic(), self._attachment, self._way, self.size
-        # The session keeps the memory until the answer has come, whoever waits for it no more.
+        # The session keeps the memory until the answer has come, even if the wait has ended.
         unanswered = partial(self._unanswered, self._segment(), keep)
         reply = attachment.ask(self._command, reports=way == DOWN, on_error=unanswered)
         try:
             reply.expected = self._expected
             reply.foretold = self._expected[1] if self._expected is not None else DONE
             attachment.lookout.begin(way, size, begun)  # now that it is on its way
-        except BaseException:  # KeyboardInterrupt: nobody will take the answer
+        except BaseException:  # KeyboardInterrupt: the answer is not taken
             reply.abandon()
             raise
         try:
@@ -128,7 +128,7 @@ class PinnedCopy:
             segment.spoiled = True
 
     def ended(self, result: commands_pb2.Result | None, error: HearthError | None, begun: float, thread: int) -> None:
-        """One that was begun in that thread has ended."""
+        """Completes a copy that `begin` queued in the thread `thread`."""
         attachment, shared = self._attachment, self._shared
         if self._way == DOWN and result is not None and result.read.size != self.size:
             error = short(result.read.size, self.size)
@@ -136,7 +136,7 @@ class PinnedCopy:
             attachment.lookout.end(self._way, self.size, begun, monotonic())
             return
         self._unanswered(self._segment(), None)
-        # What a read was skipped for is told with it, as by one that is waited for; a write's stream keeps that itself.
+        # A read reports what it was skipped for, as one with a waiting thread does; a write's stream keeps that itself.
         told = heard_otherwise(attachment, error) if self._way == UP else attachment.session.error is error
         if not told:
             origin = ErrorOrigin(self.stream, self._buffer, thread)
@@ -158,7 +158,7 @@ class _UnderWay:
 
     @property
     def expected(self) -> tuple[bytes, commands_pb2.Result] | None:
-        """What it will be answered with, most likely."""
+        """The most likely answer."""
         return self._copy._expected
 
     def set_result(self, result: commands_pb2.Result) -> None:
@@ -166,5 +166,5 @@ class _UnderWay:
         self._copy.ended(result, None, self._begun, self._thread)
 
     def set_error(self, error: HearthError) -> None:
-        """They were not, or nobody will know."""
+        """The copy failed, or its outcome is unknown."""
         self._copy.ended(None, error, self._begun, self._thread)

@@ -22,15 +22,16 @@ if TYPE_CHECKING:
     from hearth.session.send_queue import Limits
 
     class Copies(Protocol):
-        """Of one connection: how many of its copies were of `MIDDLING` bytes or more."""
+        """Connection that counts its copies of `MIDDLING` bytes or more."""
 
         middling_copies: int
 
 
 STRIPED_BYTES = 8 << 20
-"""From here on bytes go over stripes where there are some: what is smaller is there before they have got going."""
+"""Size in bytes from which transfers use stripes where there are some: a smaller one is over before they have
+started."""
 MOST_STRIPES = 8
-"""Of one connection to a device, and no more than the client has cores: each keeps one busy."""
+"""Most stripes of one connection to a device, and no more than the client has cores: each keeps one busy."""
 _BYTES_A_STRIPE = 4 << 20
 _CHUNKS_A_STRIPE = 4
 _SMALLEST_CHUNK = 1 << 20
@@ -69,7 +70,7 @@ class BufferPart(NamedTuple):
         return command
 
     def behind(self, done: int) -> BufferPart:
-        """What is left of it when the first `done` bytes have been seen to: of rows, whole ones."""
+        """Returns the part behind the first `done` bytes: for rows, behind whole ones."""
         if self.rows is None:
             return self._replace(offset=self.offset + done)
         passed = done // self.rows.width
@@ -82,20 +83,20 @@ def _name_rows(message: commands_pb2.Rows, rows: RowLayout) -> None:
 
 
 def inline(size: int, limits: Limits) -> bool:
-    """Whether `size` bytes travel inside a batch."""
+    """Returns whether `size` bytes travel inside a batch."""
     return size <= min(limits.max_inline_bytes, limits.max_batch_bytes - _BATCH_MARGIN)
 
 
 MIDDLING = 128 << 10
 """Bytes of an ordinary array from which on the ring takes less time than a batch: a fifth of it at 1 MiB (CPU)."""
 _HABIT = 4
-"""So many copies of the kind are made before anything is shared for it, which takes as long as several: who copies once
-does without."""
+"""Number of such copies before anything is shared for them, which takes as long as several: a single copy does
+without."""
 
 
 def worth_a_ring(copies: Copies, size: int) -> bool:
-    """Whether a copy of `size` bytes, which might travel in a batch, goes through the ring where that has room at once.
-    Counts it."""
+    """Counts a copy of `size` bytes that might travel in a batch, and returns whether it goes through the ring if that
+    has room at once."""
     if size < MIDDLING:
         return False
     copies.middling_copies += 1
@@ -103,20 +104,20 @@ def worth_a_ring(copies: Copies, size: int) -> bool:
 
 
 def ring_is_habit(copies: Copies, size: int) -> bool:
-    """The same of one that has been counted."""
+    """Returns `worth_a_ring` for a copy that has been counted."""
     return size >= MIDDLING and copies.middling_copies > _HABIT
 
 
 def stripes(size: int, most: int) -> int:
-    """Over how many stripes `size` bytes go, where there may be so many. 0: over none."""
+    """Returns the number of stripes for `size` bytes, up to `most`; 0: none."""
     if size < STRIPED_BYTES:
         return 0
     return min(most, size // _BYTES_A_STRIPE)
 
 
 def stripe_chunk(size: int, count: int, most: int) -> int:
-    """Into chunks of how many bytes they are cut for `count` stripes: several for each, so that all have done at about
-    the same time; 1 MiB at least, at most what the daemon takes."""
+    """Returns the size in bytes of the chunks for `count` stripes: several for each, so that all end at about the same
+    time; at least 1 MiB, at most `most`, the daemon's limit."""
     share = size // (count * _CHUNKS_A_STRIPE)
     return min(most, max(_SMALLEST_CHUNK, 1 << max(0, share.bit_length() - 1)))
 
@@ -142,12 +143,12 @@ def upload_messages(
 
 
 def later(progress: Progress | None, done: int, total: int) -> Progress | None:
-    """For the rest of a transfer, `done` bytes of which went another way."""
+    """Wraps `progress` for the rest of a transfer, `done` bytes of which took another path."""
     if progress is None or not done:
         return progress
     return lambda more, _: progress(done + more, total)
 
 
 def short(received: int, size: int) -> TransferError:
-    """For a read of `size` bytes that brought others."""
+    """Builds the error of a read of `size` bytes that returned another number."""
     return TransferError(f"{received} of {size} bytes arrived.", reason="TRANSFER_ABORTED", fix="read the array again.")

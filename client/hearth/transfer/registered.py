@@ -27,19 +27,20 @@ MOST = 1 << 30
 """Bytes of a transfer for which memory is taken from the pool; a larger one goes by another way, piece by piece."""
 _PIECE = 4 << 20
 _LEAVE_S = 5.0
-"""How long who broke off waits for those who helped to copy: each is at one piece."""
+"""Seconds that an interrupted caller waits for its copy helpers: each is at one piece."""
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def likely(connection: Connection, attachment: Attachment) -> bool:
-    """Whether there may be memory that is shared with the device. Does not wait."""
+    """Returns whether there may be memory that is shared with the device. Does not wait."""
     if not (connection.transport.lanes and memory_segments.possible()):
         return False
     return not _shared_memory(connection).hopeless(attachment)
 
 
 def memory(size: int) -> memoryview | None:
-    """So many bytes that can be shared, of any contents; None: there are none to be had. Does not wait."""
+    """Returns `size` bytes of uninitialized memory that can be shared; None if there are none to be had. Does not
+    wait."""
     if not 0 < size <= MOST:
         return None
     try:
@@ -58,7 +59,7 @@ def taken(connection: Connection, attachment: Attachment, data: memoryview) -> m
 
 
 def shareable(data: memoryview) -> bool:
-    """Whether they lie in memory that can be shared."""
+    """Returns whether the bytes lie in memory that can be shared."""
     return bool(data) and known.find(address_of(data), len(data)) is not None
 
 
@@ -78,11 +79,12 @@ def upload(connection: Connection, attachment: Attachment, number: int, data: me
 
 
 class Landing(NamedTuple):
-    """Where the bytes of a transfer will be when its command is answered."""
+    """Place of the bytes of a transfer when its command is answered."""
 
     memory: memoryview
     sure: bool
-    """Else they have to be fetched another way; only where that fails, and the command does not, they are here."""
+    """True if the bytes are in `memory`. Otherwise they have to be fetched another way; only where that fails, and the
+    command does not, they are in `memory`."""
 
 
 def download(connection: Connection, attachment: Attachment, number: int, into: memoryview) -> Landing | None:
@@ -97,7 +99,7 @@ def download(connection: Connection, attachment: Attachment, number: int, into: 
 
 
 def spoil(data: memoryview) -> None:
-    """The device may still write there, and nobody will hear when it has."""
+    """Marks the segment as spoiled: the device may still write there, and its completion is not reported."""
     place = known.find(address_of(data), len(data))
     if place is not None:
         place.segment.spoiled = True
@@ -123,7 +125,7 @@ def _registered(shared: Shared, data: memoryview) -> bool:
 
 
 def _place(shared: Shared, kind: Kind, number: int, data: memoryview) -> bool | None:
-    """None: nobody knows."""
+    """Places a transfer at `data`; returns None if the outcome is unknown."""
     from hearth.transport.segments import Lost
 
     place = known.find(address_of(data), len(data))

@@ -1,7 +1,7 @@
 """The ring: slots of shared memory through which ordinary arrays go, piece by piece. No I/O here, nothing of a session.
 
-A slot is taken by a transfer, sent with a command, and given back when that was answered. Whoever breaks off in
-between, wherever that is, leaves no slot behind: `reclaim`.
+A slot is taken by a transfer, sent with a command, and given back when that was answered. A transfer that breaks off in
+between, at any point, leaves no slot behind: `reclaim`.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Cut:
 
 
 def piece_bytes(size: int, threads: int) -> int:
-    """How large pieces are best: large enough to be worth a command, small enough to keep all threads and the device
-    busy."""
+    """Returns the best size of a piece: large enough to be worth a command, small enough to keep all threads and the
+    device busy."""
     share = -(-size // (4 * threads))
     return min(SLOT_BYTES, max(PIECE_LEAST, -(-share // _ROUND) * _ROUND))
 
@@ -65,16 +65,16 @@ class Slot:
     def __init__(self, segment: Segment, number: int) -> None:
         self.segment = segment
         self.number = number
-        """What commands name the segment by."""
+        """Number by which commands name the segment."""
         self.holder: object = None
         """The transfer that has it."""
         self.sent = False
-        """Whether a command with it may be under way: then its answer gives it back."""
+        """True if a command with the slot may be under way: then its answer gives the slot back."""
 
 
 class Ring:
     """Slots for all transfers of one attachment. `make` gives another, or None where there is to be none; it may wait,
-    and is called by who needs one. Safe from any thread."""
+    and is called by the thread that needs one. Safe from any thread."""
 
     def __init__(self, make: Callable[[], Slot | None], count: int = SLOTS, stall: float = STALL_S) -> None:
         self._make = make
@@ -88,12 +88,12 @@ class Ring:
 
     @property
     def idle(self) -> int:
-        """Slots that nobody has."""
+        """Number of free slots."""
         return len(self._free)
 
     @property
     def ready(self) -> bool:
-        """Whether a slot is to be had at once, or soon: the first few are made when they are needed."""
+        """True if a slot is available at once, or soon: the first few are made when they are needed."""
         return bool(self._free) or len(self._slots) + self._making < FEW
 
     @property
@@ -143,7 +143,7 @@ class Ring:
         return slot is not None
 
     def _await(self, wait: Callable[[], bool]) -> bool:
-        """Whether to look again; with the lock held."""
+        """Waits for a change; returns whether to check again. With the lock held."""
         returns, deadline = self._returns, time.monotonic() + self._stall
         while wait() and (self._slots or self._making):
             if self._free or self._returns != returns or len(self._slots) + self._making < self._most:
@@ -155,7 +155,7 @@ class Ring:
         return False
 
     def give(self, slot: Slot) -> None:
-        """It is free again. A slot that was given up stays away; a second call does nothing. Never waits for long."""
+        """Frees a slot. A slot that was given up stays away; a second call does nothing. Never waits for long."""
         with self._change:
             if slot.holder is None or not any(each is slot for each in self._slots):
                 return
@@ -172,7 +172,7 @@ class Ring:
             self._change.notify_all()
 
     def wake(self) -> None:
-        """Who waits looks whether it still wants to."""
+        """Wakes the waiting threads, which check whether they still need a slot."""
         with self._change:
             self._change.notify_all()
 
@@ -188,8 +188,8 @@ class Ring:
             self._change.notify_all()
 
     def give_up(self, slot: Slot) -> None:
-        """It is not known whether a command with it is under way: it is never used again, and another may take its
-        place."""
+        """Drops a slot for which it is unknown whether a command is under way: it is never used again, and another may
+        take its place."""
         with self._change:
             self._slots = [each for each in self._slots if each is not slot]
             self._free = [each for each in self._free if each is not slot]

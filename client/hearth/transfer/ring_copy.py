@@ -1,7 +1,7 @@
 """Copies of ordinary arrays through the ring, by several threads: while one piece is copied the device moves others.
 
-The caller works as well, and all by itself where nobody comes to help. Where the ring is held up, or its connection
-ends, the transfer stops after what it has sent, and the rest goes another way.
+The caller works as well, and does all the work if no helper comes. If the ring is held up, or its connection ends, the
+transfer stops after the pieces it has sent, and the rest takes another path.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from hearth_proto.v1 import commands_pb2
 
 AHEAD = SLOTS - 2
-"""Pieces that a download asks for ahead: while it waits for a kernel, others go on with the slots that are left."""
+"""Pieces that a download asks for ahead: while it waits for a kernel, others use the slots that are left."""
 _LEAVE_S = 5.0
-"""How long who broke off waits for those who helped: each is at one piece."""
+"""Seconds that an interrupted caller waits for its helpers: each is at one piece."""
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class _Transfer(ABC):
-    """What both ways have in common. The lock is never held while anything is sent or copied."""
+    """Base of both directions. The lock is never held while anything is sent or copied."""
 
     def __init__(
         self, connection: Connection, shared: Shared, part: BufferPart, host: Bytes, progress: Progress | None
@@ -55,10 +55,10 @@ class _Transfer(ABC):
         self._pieces = Cut(len(host), piece_bytes(len(host), self._threads), width)
         self._lock = threading.Lock()
         self._next = 0
-        """The first piece that has not been given to anybody: all before it are sent, or will be."""
+        """The first piece that no thread has taken: all before it are sent, or will be."""
         self._stopped = False
         self._over = False
-        """Nobody waits for it any more."""
+        """True once no thread waits for the transfer."""
         self._error: BaseException | None = None
         self._copied = 0
         self._reporting = threading.Lock()
@@ -66,15 +66,15 @@ class _Transfer(ABC):
 
     @property
     def _possible(self) -> bool:
-        """Whether a slot has room for a row."""
+        """True if a slot has room for a row."""
         return self._pieces.each <= SLOT_BYTES
 
     @abstractmethod
     def _work(self) -> None:
-        """Moves pieces, in this thread and in those that help, until none are left."""
+        """Copies pieces, in this thread and in its helpers, until none is left."""
 
     def _moved(self) -> int:
-        """Runs it; how many bytes were seen to, from the beginning: none where their segments were lost."""
+        """Runs the copy; returns the number of bytes moved, from the beginning: 0 if their segments were lost."""
         if not self._possible:
             return 0
         try:
@@ -86,7 +86,7 @@ class _Transfer(ABC):
         return min(self._next * self._pieces.each, len(self._host))
 
     def _run(self, work: Callable[[], None]) -> None:
-        """`work` in this thread and in those that help; raises what went wrong in any of them."""
+        """Runs `work` in this thread and in its helpers; raises the first error of any of them."""
         helpers = crew.help(work, min(self._threads, len(self._pieces)) - 1)
         try:
             work()
@@ -97,13 +97,13 @@ class _Transfer(ABC):
             raise
         finally:
             with self._lock:
-                self._over, failed = True, self._error  # what fails from now on is told otherwise
+                self._over, failed = True, self._error  # later failures are reported elsewhere
             self._shared.ring.reclaim(self)
         if failed is not None:
             raise failed.again() if isinstance(failed, HearthError) else failed
 
     def _stop(self, error: BaseException | None = None) -> None:
-        """Nothing more is sent; `error`: why."""
+        """Stops sending; `error` is the cause."""
         with self._lock:
             self._stopped = True
             if self._error is None or not isinstance(error, Exception | None):
@@ -114,7 +114,7 @@ class _Transfer(ABC):
         return not self._stopped and self._next < len(self._pieces)
 
     def _take_piece(self) -> Piece | None:
-        """The next piece, for who has a slot for it."""
+        """Takes the next piece, for a slot that the caller has."""
         with self._lock:
             piece, last = self._pick(), not self._wanted()
         if last:
@@ -155,12 +155,12 @@ class _Transfer(ABC):
                 self._progress(self._reported, len(self._host))
 
     def _lost(self) -> bool:
-        """Whether the transfer failed because the connection of its segments ended."""
+        """Returns whether the transfer failed because the connection of its segments ended."""
         return isinstance(self._error, HearthError) and self._shared.lost(self._error)
 
 
 class RingUpload(_Transfer):
-    """From `host` to a buffer; `waits`: for slots that others have."""
+    """Copy from `host` to a buffer; `waits`: for slots that other transfers hold."""
 
     def __init__(
         self,
@@ -175,8 +175,8 @@ class RingUpload(_Transfer):
         self._waits = waits
 
     def run(self) -> int:
-        """How many bytes were taken and sent, from the beginning; what fails later is told as of one-way commands.
-        Raises what was refused before."""
+        """Returns the number of bytes taken and sent, from the beginning; a later failure is reported like that of a
+        one-way command. Raises an earlier refusal."""
         return self._moved()
 
     def _work(self) -> None:
@@ -211,7 +211,7 @@ class RingUpload(_Transfer):
 
 
 class RingDownload(_Transfer):
-    """From a buffer into `host`, within `timeout` seconds."""
+    """Copy from a buffer into `host`, within `timeout` seconds."""
 
     def __init__(
         self,
@@ -230,7 +230,7 @@ class RingDownload(_Transfer):
         """Pieces that were asked for and are not in their place."""
 
     def run(self) -> int:
-        """How many bytes have come, from the beginning. Raises what failed, and `TimeoutError`."""
+        """Returns the number of bytes received, from the beginning. Raises the copy's error, and `TimeoutError`."""
         try:
             return self._moved()
         finally:
@@ -280,7 +280,7 @@ class RingDownload(_Transfer):
         with self._lock:
             piece = self._pick() if self._under_way < AHEAD else None
             self._under_way += piece is not None
-        self._shared.ring.wake()  # who is alone no more need not wait
+        self._shared.ring.wake()  # a thread that is alone no more need not wait
         return piece
 
     def _await(self) -> tuple[Slot, Piece] | None:
@@ -291,7 +291,7 @@ class RingDownload(_Transfer):
             return self._came.get(timeout=max(0.0, self._deadline - time.monotonic()))
         except Empty:
             raise TimeoutError(
-                f"no answer within {self._timeout:g} s; the work goes on.",
+                f"no answer within {self._timeout:g} s; the work continues.",
                 reason="DEADLINE_EXCEEDED",
                 fix="wait again, or with a longer timeout.",
             ) from None
@@ -301,7 +301,7 @@ class RingDownload(_Transfer):
             error = short(result.read.size, piece.size)
         with self._lock:
             if error is None and not self._over and self._error is None:
-                slot.sent = False  # whoever does not get round to giving it back, it is reclaimed
+                slot.sent = False  # it is reclaimed if no thread gives it back
                 return self._came.put((slot, piece))
             told, over = self._error, self._over
         self._shared.ring.give(slot)
@@ -311,7 +311,7 @@ class RingDownload(_Transfer):
         if not (over or told is not None) or self._shared.attachment.session.error is error:
             return
         if self._shared.lost(error):
-            return  # nothing failed: what the other pieces would have brought comes another way, or nobody waits for it
+            return  # nothing failed: the other pieces take another path, or no thread waits for them
         if not isinstance(told, HearthError) or (told.reason, told.message) != (error.reason, error.message):
             self._connection.defer(error, self._origin)
 
@@ -320,6 +320,6 @@ class RingDownload(_Transfer):
         self._dismiss()
 
     def _dismiss(self) -> None:
-        """Whoever waits for pieces does no more."""
+        """Wakes every thread that waits for pieces, with none."""
         for _ in range(self._threads):
             self._came.put(None)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hearth_proto.v1 import commands_pb2
 
 _CAUSE_S = 5.0
-"""How long to wait for the command's own answer, which says why a transfer was cut short."""
+"""Seconds to wait for the command's answer, which says why a transfer was cut short."""
 
 
 def write(
@@ -70,8 +70,8 @@ def write(
 
 
 def _shares(connection: Connection, inline: bool, size: int) -> bool:
-    """Whether memory that is shared with the device may come into it: for what might travel `inline`, where that is a
-    habit, or where an array of this process lies in such memory, which none does before that module is there."""
+    """Returns whether memory shared with the device may be used: for data that might travel `inline`, if such copies
+    are frequent, or if an array of this process lies in such memory, which requires that module."""
     return not inline or plan.worth_a_ring(connection, size) or "hearth.transport.memory_segments" in sys.modules
 
 
@@ -203,7 +203,8 @@ def begin_download(connection: Connection, attachment: Attachment, part: BufferP
 
 
 def _tell_late(tell: Callable[[HearthError], None], error: HearthError) -> None:
-    """Nobody waited for the read any more, and so it was given up: that is not worth telling, what failed before is."""
+    """Reports `error` unless it only says that the read was given up because its wait had ended; an earlier failure is
+    worth reporting."""
     if error.reason != "TRANSFER_ABORTED" or error.failures:
         tell(error)
 

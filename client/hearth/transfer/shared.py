@@ -1,6 +1,6 @@
 """Copies between host memory and a device process of this host: one command for what lies in a segment, the ring for
-all else. Each says how many bytes it has seen to, from the beginning, the rest goes another way; and, of what lies in a
-segment, how the same copy is made again.
+all else. Each reports the number of bytes it has moved, from the beginning, the rest takes another path; and, of what
+lies in a segment, how the same copy is made again.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class Moved(NamedTuple):
-    """What was seen to."""
+    """Progress of a transfer through shared memory."""
 
     bytes: int = 0
     copy: PinnedCopy | None = None
-    """Of all of them, to be made again."""
+    """The copy of all bytes, to be repeated."""
 
 
 NOTHING = Moved()

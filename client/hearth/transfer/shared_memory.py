@@ -1,6 +1,6 @@
 """Memory shared with a device process of this host: opened at the first large copy, for one attachment after another.
 
-Where that cannot be, or fails, nobody is told: bytes go over gRPC then, as they do to remote devices.
+Where that is impossible, or fails, no error is reported: bytes go over gRPC then, as they do to remote devices.
 """
 
 from __future__ import annotations
@@ -27,48 +27,48 @@ if TYPE_CHECKING:
     from hearth.transport.segments import SegmentConnection
 
 _TRIES = 3
-"""So many connections in a row that nothing came of, on one attachment; then there is no other."""
+"""Consecutive fruitless connections of one attachment after which no more are opened."""
 
 
 class Shared:
-    """What is shared for one attachment, while its connection lives."""
+    """Memory shared for one attachment, while its connection lives."""
 
     def __init__(self, attachment: Attachment, connection: SegmentConnection, transfers: bool = False) -> None:
         self.attachment = attachment
         self.transfers = transfers
-        """Whether transfers may be placed in segments: see `place`."""
+        """True if transfers may be placed in segments: see `place`."""
         self.ring = Ring(self._slot)
         self._connection = connection
         self._tells = False
 
     @property
     def alive(self) -> bool:
-        """Whether more can be sent; looks."""
+        """True if more can be sent; polls the connection."""
         return self._connection.alive
 
     @property
     def alive_lately(self) -> bool:
-        """The same; does not look each time."""
+        """Returns `alive`, without polling the connection each time."""
         return self._connection.alive_lately
 
     @property
     def open(self) -> bool:
-        """Whether it was when somebody looked last."""
+        """True if the connection was open when last polled."""
         return not self._connection.closed
 
     @property
     def fruitful(self) -> bool:
-        """Whether anything was ever shared on it."""
+        """True if anything was ever shared on it."""
         return self._connection.fruitful
 
     def lost(self, error: HearthError) -> bool:
-        """Whether a command failed with `error` because its segment had gone when it came, with the connection; the
-        memory is not the device process's any more then."""
+        """Returns whether a command failed with `error` because its segment and the connection were gone when it came;
+        the device process does not use the memory any more then."""
         return error.reason == "INVALID_HANDLE" and not error.failures and not self.alive
 
     def number(self, segment: Segment, *, signals: bool = False) -> int:
-        """What commands name the segment by, after seeing to that; 0 where it has to do without. `signals`: it is for
-        these (`hearth.transport.copy_signals`)."""
+        """Returns the number by which commands name the segment, and registers it first if needed; 0 if it cannot be
+        registered. `signals`: it is for these (`hearth.transport.copy_signals`)."""
         number = self._connection.number(segment)
         if number or segment.size > self._connection.most:
             return number
@@ -82,14 +82,14 @@ class Shared:
             return 0
 
     def tell(self) -> None:
-        """Has the device tell threads that wait for copies itself when they are done, from now on; where nobody looks
-        for that, or it cannot be, they hear it from the daemon alone."""
+        """Has the device signal completions to waiting threads directly, from now on; where no thread polls for them,
+        or it is impossible, they come from the daemon alone."""
         if not self._tells and self.attachment.lookout.most:
             self._tells = True
             self.attachment.signals = self._signals()
 
     def _signals(self) -> Signals | None:
-        """Has the device write them; None where it cannot be."""
+        """Builds the completion signals that the device writes; None if it cannot."""
         try:
             segment = Segment(mmap.PAGESIZE)
             return Signals(segment) if self.number(segment, signals=True) else None
@@ -97,25 +97,25 @@ class Shared:
             return None
 
     def place(self, kind: Kind, transfer: int, place: Place, size: int) -> bool:
-        """Has the device process copy the bytes of a transfer from there (`Kind.UPLOAD`), or to there
-        (`Kind.DOWNLOAD`): whether it will. Waits for its word, but not for the device. Raises `Lost` where that did not
-        come: then it may or may not."""
+        """Has the device process copy the bytes of a transfer from `place` (`Kind.UPLOAD`), or to it (`Kind.DOWNLOAD`);
+        returns whether it will. Waits for its answer, but not for the device. Raises `Lost` if no answer came: then it
+        may or may not copy."""
         segment = place.segment
         if not self.transfers or not self.number(segment):
             return False
         try:
             return self._connection.place(kind, transfer, segment, place.offset, size)
-        except BaseException:  # it may have heard, and use the memory when nobody knows any more
+        except BaseException:  # the device process may use the memory, though no thread tracks it any more
             segment.spoiled = True
             raise
 
     def close(self) -> None:
-        """Nothing more is shared; the device process ends what is under way."""
+        """Stops sharing; the device process ends what is under way."""
         self._connection.release()
         self.ring.end()
 
     def forked(self) -> None:
-        """In the child of a fork: the connection is the parent's."""
+        """Abandons the connection in the child of a fork: it is the parent's."""
         self._connection.forked()
         self.ring = Ring(lambda: None, 0)
 
@@ -129,7 +129,7 @@ class Shared:
 
 
 class SharedMemory:
-    """Of one `Connection`. Safe from any thread."""
+    """Shared memory of one `Connection`. Safe from any thread."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -138,12 +138,12 @@ class SharedMemory:
         self._for: weakref.ref[Attachment] | None = None
         """The attachment that was opened for last, or was tried to be."""
         self._failed = 0
-        """How often, for that one."""
+        """Number of failures for that attachment."""
         self._closed = False
         self._pid = os.getpid()
 
     def for_attachment(self, attachment: Attachment) -> Shared | None:
-        """What is shared now; None where nothing is. Waits while it is opened."""
+        """Returns the shared memory of the attachment; None if there is none. Waits while it is opened."""
         shared = self._shared
         if shared is not None and shared.attachment is attachment and shared.alive:
             return shared
@@ -171,7 +171,7 @@ class SharedMemory:
             return self._shared
 
     def hopeless(self, attachment: Attachment) -> bool:
-        """Whether it is known that nothing will be shared for that one. Does not wait."""
+        """Returns whether it is known that nothing will be shared for that attachment. Does not wait."""
         if self._closed or not self._connection.transport.lanes or not memory_segments.possible():
             return True
         return self._failed >= _TRIES and self._for is not None and self._for() is attachment
@@ -199,7 +199,7 @@ class SharedMemory:
                 shared.close()
 
     def forked(self) -> None:
-        """In the child of a fork: takes no lock."""
+        """Ends sharing in the child of a fork; takes no lock."""
         self._closed = True
         shared, self._shared = self._shared, None
         if shared is not None:

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from hearth.transport.stripe import Carried
 
 _REST_S = 0.25
-"""How long the first stripe waits for the others before it is used."""
+"""Seconds that the first stripe waits for the others before it is used."""
 _AGAIN_S = 30.0
 _AGAIN_MOST_S = 600.0
-"""When it is tried again where none came to life, or fewer than were wanted."""
+"""Range in seconds of the pause before stripes are opened again, where none came to life, or fewer than were wanted."""
 
 
 class Stripes:
-    """Safe from any thread."""
+    """Pool of the stripes of one connection. Safe from any thread."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -44,7 +44,7 @@ class Stripes:
         self._carried: dict[int, Carried] = {}
 
     def open(self, generation: int, count: int) -> list[Stripe]:
-        """So many stripes to the device process of that generation, or fewer; none: not now."""
+        """Returns up to `count` stripes to the device process of that generation; none: not now."""
         with self._opening:
             with self._change:
                 if generation < self._generation:
@@ -97,13 +97,14 @@ class Stripes:
         self._again = min(2 * self._again, _AGAIN_MOST_S)
 
     def carry(self, number: int, transfer: Carried, lines: Sequence[Stripe]) -> list[Stripe]:
-        """The transfer hears what comes for it from now on; those of its stripes that have ended already."""
+        """Routes what comes for the transfer to it from now on; returns those of its stripes that have ended
+        already."""
         with self._change:
             self._carried[number] = transfer
             return [each for each in lines if each not in self._live]
 
     def drop(self, number: int) -> None:
-        """Not any more."""
+        """Stops routing to the transfer."""
         with self._change:
             self._carried.pop(number, None)
 
@@ -114,7 +115,7 @@ class Stripes:
             self._leave()
 
     def forked(self) -> None:
-        """In the child of a fork: the connections are the parent's, and go on. Takes no lock."""
+        """Abandons the connections in the child of a fork: they are the parent's, and continue there. Takes no lock."""
         self._closed = True
         self._live = []
         self._pending = set()
@@ -153,5 +154,5 @@ class Stripes:
 
 
 def _host(target: str) -> str:
-    """Of gRPC's address of the daemon."""
+    """Returns the host of gRPC's address of the daemon."""
     return target.rpartition(":")[0].strip("[]")

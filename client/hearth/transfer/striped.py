@@ -1,7 +1,7 @@
-"""What uploads and downloads over stripes have in common: chunks in any order, again over others where a stripe breaks.
+"""Base of uploads and downloads over stripes: chunks in any order, resent over others when a stripe breaks.
 
-Where none is left, others are opened; where there are none to be had, the bytes go by Upload and Download, under the
-same number, so that their command keeps its place among the others.
+If none is left, others are opened; if none can be, the bytes go by Upload and Download, under the same number, so that
+their command keeps its place among the others.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
     from hearth.transfer.stripe_pool import Stripes
 
 REOPENINGS = 3
-"""How often other stripes are opened without a byte of progress."""
+"""Times that other stripes are opened without a byte of progress."""
 _LEAVE_S = 0.1
-"""How long a thread may be in the caller's memory after the end, before its stripe is closed."""
+"""Seconds that a thread may be in the caller's memory after the end, before its stripe is closed."""
 SILENT_S = 5.0
-"""How long nothing may come of a transfer once the command stream has been taken up again: what broke that without a
-word may stand before stripes, which have no pings, as well."""
+"""Seconds of silence after which a transfer gives its stripes up, once the command stream was resumed: the cause of
+that outage may affect the stripes as well, which have no pings."""
 _LOOK_S = 0.25
-"""How often that is looked at."""
+"""Interval in seconds of the check for silence."""
 _ANSWER_S = 1.0
-"""How long the command's answer is waited for, where the daemon says that a transfer is over."""
+"""Seconds to wait for the command's answer, once the daemon says that a transfer is over."""
 
 
 class Striped(ABC):
-    """What both ways have in common. `number` is the transfer's."""
+    """A transfer over stripes, in either direction. `number` is the transfer's."""
 
     def __init__(
         self,
@@ -70,17 +70,18 @@ class Striped(ABC):
         self._inside: dict[Stripe, int] = {}
         """Threads that are in the caller's memory."""
         self._left = False
-        """Nobody may go there any more."""
+        """True once no thread may enter the caller's memory."""
         self._over = False
         self._error: HearthError | None = None
         self._fallback: GrpcUpload | GrpcDownload | None = None
         self._outages = connection.outages
         self._furthest, self._since = 0, time.monotonic()
         self._silent = False
-        """Its stripes were given up, and no others are opened."""
+        """True once the transfer's stripes were given up, and no others are opened."""
 
     def cancel(self) -> None:
-        """Gives the transfer up, for good: who waits for it gets an error, and the daemon is told. Does not wait."""
+        """Gives the transfer up, for good: the waiting thread gets an error, and the daemon is notified. Does not
+        wait."""
         with self._change:
             if self._over:
                 return
@@ -135,8 +136,8 @@ class Striped(ABC):
                 return self._answered(0.0)
 
     def _fell_silent(self) -> bool:
-        """Whether nothing more is expected of the stripes, though none has ended; gives them up then. With the lock
-        held."""
+        """Returns whether nothing more is expected of the stripes, though none has ended; gives them up then. With the
+        lock held."""
         now = time.monotonic()
         if self._bytes != self._furthest or self._connection.outages == self._outages:
             self._furthest, self._since = self._bytes, now
@@ -148,7 +149,7 @@ class Striped(ABC):
         return True
 
     def _answered(self, seconds: float) -> bool:
-        """Whether the command says that all is well: what was on its way back when the stripes broke, was the end."""
+        """Returns whether the command succeeded: what was on its way back when the stripes broke was the end."""
         deadline = time.monotonic() + seconds
         while not self._reply.done and time.monotonic() < deadline:
             time.sleep(0.005)
@@ -166,7 +167,8 @@ class Striped(ABC):
         return True
 
     def _begin_again(self, times: int) -> bool:
-        """Goes on over other stripes, for so many times without progress; False: there are none to be had."""
+        """Continues over other stripes, unless that was done too many `times` without progress; returns False if there
+        are none to be had."""
         if self._silent or times > REOPENINGS:
             return False
         lines = self._stripes.open(self._generation, self._wanted)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 _LOOK_S = 0.25
-"""How long the answer may take before it is looked whether the stripes are there that it hangs on."""
+"""Seconds to wait for the answer before checking that the stripes it depends on are alive."""
 
 
 class StripedDownload(Striped):
@@ -55,8 +55,9 @@ class StripedDownload(Striped):
             return download.into(memory, progress)
 
     def _heard(self) -> bool:
-        """Waits until the daemon answers, for it has heard that all has come. What told it may be lost with its stripe:
-        then it sends those chunks again, over the other stripes or new ones. False: there are none to be had."""
+        """Waits until the daemon answers, because it knows that all has come. Its last acknowledgement may be lost with
+        a stripe: then it sends those chunks again, over the other stripes or new ones. False: there are none to be
+        had."""
         opened = 0
         while True:
             left = _LOOK_S if self._deadline is None else min(_LOOK_S, self._deadline - time.monotonic())

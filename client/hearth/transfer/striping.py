@@ -58,7 +58,7 @@ def download(
 
 
 def _lines(connection: Connection, attachment: Attachment, size: int) -> tuple[Stripes, list[Stripe], int] | None:
-    """Stripes for so many bytes, and the size of the chunks; None: by gRPC."""
+    """Returns stripes for `size` bytes, and the size of the chunks; None: by gRPC."""
     most = connection.transport.stripes
     count = plan.stripes(size, min(plan.MOST_STRIPES, cores()) if most is None else most)
     if not count:

@@ -14,7 +14,8 @@ MOST_S = 0.5
 _RETRY_S = 0.05
 _RETRY_MAX_S = 0.5
 _RETRIED = ("DEVICE_LOST", "HANDLE_IN_USE")
-"""Retried without being told to: a device on its way back, and a daemon that has yet to see the old stream end."""
+"""Retried without a hint of the daemon: a device on its way back, and a daemon that has yet to see the old stream
+end."""
 _TOLD_TO = ("DEVICE_UNAVAILABLE", "OVERLOADED")
 """Retried where the daemon says when."""
 _BROKEN_S = 1.0
@@ -44,7 +45,7 @@ class Backoff:
         import random  # not before something broke: it takes a while to import
 
         pause, self._pause = self._pause, min(MOST_S, max(FIRST_S, 2 * self._pause))
-        # Many clients have lost the same daemon, or were told to come again at the same time.
+        # Many clients have lost the same daemon, or were asked to come again at the same time.
         return min(left, max(pause * random.uniform(0.75, 1.25), least * random.uniform(1.0, 1.25)))
 
 

@@ -18,7 +18,7 @@ class Responses(Protocol):
 
     def __iter__(self) -> Iterator[device_pb2.ExecuteResponse]: ...
     def cancel(self) -> None:
-        """Ends the stream from this side; who iterates stops."""
+        """Ends the stream from this side; its iteration stops."""
 
     def leave(self) -> None:
         """Ends the stream like `cancel`, where its connection is sound and stays in use."""

@@ -91,7 +91,7 @@ class FramedTransport:
     # ---- streams ----
 
     def execute(self, requests: Iterator[bytes], early: Early) -> _Responses:
-        """Opens an Execute stream. Who iterates has each response first."""
+        """Opens an Execute stream. `early` is not called: the iterating thread gets each response first."""
         call = self._start(_DEVICE + "Execute", next(requests), None, self.metadata, more=True)
         send_beside(call, requests, "hearth-send")
         return _Responses(self, call)
@@ -163,7 +163,7 @@ class FramedTransport:
 
 
 class _Answer:
-    """One response, awaited later."""
+    """A response, awaited later."""
 
     def __init__(self, transport: FramedTransport, call: FramedExchange, response_type: Any) -> None:
         self._transport = transport

@@ -1,4 +1,4 @@
-"""One call as frames, on a separate connection; see `hearth_proto.calls`.
+"""A call as frames, on a separate connection; see `hearth_proto.calls`.
 
 A broken connection and a daemon that has ended are both one `OSError` or end of file here: the whole call is over.
 """
@@ -58,12 +58,12 @@ class FramedExchange:
         except FrameError as error:
             raise errors.ArgumentError(f"{error}.", reason="INVALID_ARGUMENT") from None
         end = b"" if more else frames.encode(Kind.END)
-        # In one piece: the daemon wakes once. Where it has hung up, who receives learns why.
+        # In one piece: the daemon wakes once. Where it has hung up, the receiving thread learns why.
         with contextlib.suppress(OSError), self._sending:
             self._socket.sendall(frames.encode(Kind.METHOD, head) + frames.encode(Kind.MESSAGE, message) + end, _FLAGS)
 
     def send(self, requests: Iterable[bytes]) -> None:
-        """Sends the other messages, and the end; stops where the call is over, which who receives learns."""
+        """Sends the other messages, and the end; stops where the call is over, which the receiving thread learns."""
         with contextlib.suppress(OSError):
             for request in requests:
                 with self._sending:
@@ -142,7 +142,7 @@ class FramedExchange:
     # ---- the end ----
 
     def cancel(self) -> None:
-        """Ends it from any thread: the daemon gives it up, who receives or sends here is woken."""
+        """Ends it from any thread: the daemon gives it up, a thread that receives or sends here is woken."""
         self.left = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)

@@ -257,7 +257,7 @@ class _Stream(Generic[T]):
 
 
 class _Answer:
-    """One response, awaited later."""
+    """A response, awaited later."""
 
     def __init__(self, call: Any, target: str, broke: Callable[[], None]) -> None:
         self._call = call

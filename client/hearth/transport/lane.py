@@ -22,8 +22,8 @@ LIVE_S = 1.0
 """Limit in seconds for a lane to come to life."""
 _READ_BYTES = 64 << 10
 _LONG_READ_BYTES = 256 << 10
-"""While a frame is under way that is longer than what has come of it. Not always: memory for so much is mapped and
-unmapped each time, which takes 15 us."""
+"""Bytes of a read while a longer frame is incomplete. Not the default: memory of that size is mapped and unmapped each
+time, which takes 15 us."""
 _BATCH = int(Kind.BATCH)
 _HEAD = HEADER.size
 _unpack = HEADER.unpack_from
@@ -204,7 +204,7 @@ class Lane:
         return came
 
     def close(self) -> None:
-        """Ends it for both sides; who receives or waits to send is woken."""
+        """Ends it for both sides; a thread that receives or waits to send is woken."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 

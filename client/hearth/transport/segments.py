@@ -70,7 +70,7 @@ def open_segments(
 
 
 class _Sent(NamedTuple):
-    """A segment that the device process was given, and has not been told to let go of."""
+    """A segment that the device process was given, and that was not revoked."""
 
     number: int
     size: int
@@ -78,7 +78,7 @@ class _Sent(NamedTuple):
 
 
 class SegmentConnection:
-    """The client's end. Nothing comes over it but what was asked for, so that who asks also receives."""
+    """The client's end. Nothing comes over it but answers, so that the asking thread also receives."""
 
     def __init__(self, connection: socket.socket, most: int, mint: Callable[[], int]) -> None:
         self.most = most
@@ -99,7 +99,7 @@ class SegmentConnection:
         self._gone: deque[int] = deque()
         """Segments of `_sent` that have been garbage-collected."""
         self.closed = False
-        """Nothing more is shared on it: known without a look."""
+        """True once nothing more is shared on it: known without polling."""
         self._looked = -LOOKED_S
 
     # ---- state ----
@@ -233,7 +233,7 @@ class SegmentConnection:
         return True
 
     def _take(self, deadline: float) -> None:
-        """Waits for the next answers, to whatever was asked; who was to hear them may have broken off."""
+        """Waits for the next answers, to any request; the thread that asked may have broken off."""
         for frame in self.receive(deadline):
             ident = next((ident for ident, each in self._sent.items() if each.number == frame.id), None)
             if ident is not None and frame.kind == Kind.SEGMENT:

@@ -1,10 +1,10 @@
-"""When a thread that waits for an answer looks for it again and again, and does not sleep. Pure; seconds, and bytes;
-times are those of `time.monotonic`.
+"""Adaptive spin-wait: when a thread polls for an answer instead of sleeping. Pure; seconds and bytes; times are those
+of `time.monotonic`.
 
-To put a thread to sleep and to wake it takes as long as a small kernel, and what it needs next is in no cache by then.
-So most answers are looked for at once, for they come soon; and those of large copies about when they are due, for how
-long a copy takes is known from those before it. Long waits are not worth it, and on a machine with few cores nothing
-is: the daemon may need the core.
+Putting a thread to sleep and waking it takes as long as a small kernel, and the data it needs next is in no cache by
+then. So a thread polls for most answers at once, because they come soon, and for those of large copies about when they
+are due, which follows from earlier copies. Long waits are not worth polling for, nor is any wait on a machine with few
+cores: the daemon may need the core.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ class Lookout:
         self._copies = 0
         """Number of copies under way; a failed copy is not reported."""
         self._ended = 0.0
-        """When the last copy did."""
+        """Time at which the last copy ended."""
         self._signalled = 0.0
-        """When it was last known that all copies had ended whose end somebody waited for."""
+        """Time at which all awaited copies were last known to have ended."""
         self._pace: dict[tuple[int, int], float] = {}
         """Seconds for a byte, by way and magnitude of a copy."""
 
     # ---- answers ----
 
     def came(self, waited: float) -> None:
-        """It came after so long: of a row, what comes next comes as soon again."""
+        """Notes that an answer came after `waited` seconds: the next of a series comes as soon."""
         most = self.most
         if waited <= 2 * most:
             self.patience = most
@@ -89,7 +89,7 @@ class Lookout:
         self._due = min(self._due, now)
 
     def end(self, way: int, size: int, begun: float, now: float) -> None:
-        """It is done."""
+        """Notes that a copy is done."""
         if size < LEAST_BYTES or not self.most:
             return
         if begun < self._signalled:  # by then, and it was counted off
@@ -106,6 +106,6 @@ class Lookout:
         self._pace[key] = pace if known is None or pace < known else known + (pace - known) / _SLOWER
 
     def due(self, now: float) -> tuple[float, float] | None:
-        """From when to when the end of the last copy is to be looked for; None: it is not."""
+        """Returns the interval in which to poll for the end of the last copy; None: it is not polled for."""
         begins, ends = self._due - self._early, self._due + 2 * self._margin
         return (begins, ends) if now < ends and begins - now < _LONGEST_S else None

@@ -30,8 +30,8 @@ class LintAdvice(NamedTuple):
 
 
 def advise(config: Config, path: Path | None = None, now: float | None = None) -> list[LintAdvice]:
-    """Everything that there is to warn of, on this host, for the user who asks. Raises `ConfigError` where the daemon
-    would not start."""
+    """Returns all warnings that apply, on this host, for the calling user. Raises `ConfigError` where the daemon would
+    not start."""
     now = time.time() if now is None else now
     return [
         *_file(path),

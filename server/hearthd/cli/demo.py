@@ -73,7 +73,7 @@ class DemoSteps:
         self._x = self._rng.standard_normal(ELEMENTS, dtype=np.float32)
 
     def all(self) -> dict[str, Callable[[], str]]:
-        """In the order in which they are run."""
+        """Returns the steps in the order in which they are run."""
         return {
             "compile": self.compile,
             "upload, download": self.copy,

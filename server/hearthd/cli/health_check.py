@@ -49,7 +49,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 class Unhealthy(Exception):
-    """It is not as asked for; the text is one line that says why."""
+    """Raised where the state is not the requested one; the text is one line that says why."""
 
 
 class NothingToAsk(Exception):

@@ -40,7 +40,7 @@ def leave_no_core() -> None:
 
 
 def closed_to_others() -> bool:
-    """Whether this process is not dumpable."""
+    """Returns whether this process is not dumpable."""
     return int(ctypes.CDLL(None).prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0)) == 0
 
 

@@ -35,7 +35,7 @@ _NAMED_IPC = (
     "mq_notify", "mq_open", "mq_unlink", "msgctl", "msgget", "msgrcv", "msgsnd", "semctl", "semget", "semop",
     "semtimedop", "shmat", "shmctl", "shmget",
 )  # fmt: skip
-"""What other processes of the user, or of the machine, may have named."""
+"""Calls on named objects, which other processes of the user, or of the machine, may have created."""
 
 _AF_UNIX, _SOCK_STREAM, _SOCK_TYPE = 1, 1, 0xF
 _CLONE_THREAD = 0x10000

@@ -2,7 +2,7 @@
 
 A filter is a denylist with an end: calls that a rule names fail with the rule's error, calls later than
 `syscalls.LAST_KNOWN`, of another architecture or of x32 fail too, and every other call is allowed. Linux caches the
-verdict of calls whose arguments no rule looks at, so these cost nothing (seccomp(2), "constant action bitmap").
+verdict of calls whose arguments no rule checks, so these cost nothing (seccomp(2), "constant action bitmap").
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Rule:
 
     @property
     def looks(self) -> bool:
-        """Whether it depends on arguments."""
+        """True if the rule depends on arguments."""
         return bool(self.only or self.never or self.clear or self.set)
 
 
@@ -84,7 +84,7 @@ def assemble(rules: Sequence[Rule], machine: str = "") -> bytes:
 
 
 def available() -> bool:
-    """Whether this kernel, on this architecture, takes such filters."""
+    """Returns whether this kernel, on this architecture, takes such filters."""
     if not syscalls.known():
         return False
     libc = ctypes.CDLL(None, use_errno=True)

@@ -1,4 +1,4 @@
-"""What this kernel offers to confine a process, and what it lacks."""
+"""Features of this kernel to confine a process, and the missing ones."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ class Support:
         return " and ".join(missing)
 
     def __str__(self) -> str:
-        """As device processes report it: "landlock 7, seccomp"."""
+        """Formats the features as device processes report them: "landlock 7, seccomp"."""
         parts = [f"landlock {self.landlock}" if self.landlock else "", "seccomp" if self.seccomp else ""]
         return ", ".join(filter(None, parts)) or "nothing"
 
 
 @functools.cache
 def support() -> Support:
-    """Of this kernel, for this process: a container, or a filter of its parent, may shut parts that the kernel has."""
+    """Returns the features of this kernel for this process: a container, or a filter of its parent, may disable parts
+    that the kernel has."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.syscall.restype = ctypes.c_long
     version = max(0, int(libc.syscall(_LANDLOCK_CREATE_RULESET, None, 0, _VERSION)))

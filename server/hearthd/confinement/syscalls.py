@@ -66,5 +66,5 @@ def number(name: str, machine: str = "") -> int | None:
 
 
 def known(machine: str = "") -> bool:
-    """Whether the table has this architecture."""
+    """Returns whether the table has this architecture."""
     return (machine or platform.machine()) in ARCHITECTURES

@@ -87,7 +87,7 @@ class DeviceTotals:
         self._over: deque[int] = deque(maxlen=_REMEMBERED)
 
     def belongs(self, generation: int, tenant: str) -> None:
-        """Books the counts of this generation's process to the tenant."""
+        """Attributes the counts of this generation's process to the tenant."""
         self._tenants[generation] = tenant or EVERYBODY
 
     def observe(self, generation: int, snapshot: Mapping[str, Any]) -> None:

@@ -31,7 +31,7 @@ async def abort(context: Context, status: status_pb2.Status) -> NoReturn:
     try:
         await context.abort(code, status.message, ((STATUS_DETAILS_KEY, status.SerializeToString()),))
     except grpc.aio.InternalError:
-        # gRPC has begun to end the call by itself: the client is gone, and would not hear of it.
+        # gRPC has begun to end the call by itself: the client is gone, and would not receive it.
         raise asyncio.CancelledError from None
     finally:
         del context  # the call keeps what it raises, with this frame; the call must not keep itself

@@ -129,7 +129,7 @@ def _exporter(name: str) -> Any:
 
 
 class _Tracing:
-    """With a provider."""
+    """Tracing with a provider."""
 
     on: _Tracing | None = None
     """There is one process, one environment, and so one of these at the most."""
@@ -210,7 +210,7 @@ class CallSpan:
             self._span.set_attributes(attributes)
 
     def end(self, code: str, reason: str) -> None:
-        """With gRPC's status code, by name, and, where it was refused or failed, why."""
+        """Ends the span with gRPC's status code, by name, and, where it was refused or failed, the reason."""
         try:
             self._span.set_attribute("rpc.grpc.status_code", int(Code[code]))
             if code != "OK":
@@ -226,7 +226,7 @@ class CallSpan:
 
 def _carried(context: Context) -> dict[str, str]:
     """The metadata as far as it is text. That of a call by frames (`FramedCall`) is looked at as it came: asked for it,
-    the call finds out who makes it, which is for those to do who want to know."""
+    the call identifies its caller, which is left to the code that needs it."""
     shown: Any = getattr(context, "metadata", None)
     if shown is None:
         shown = context.invocation_metadata()

@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Mapping
 
 WINDOW_S = 10.0
-"""Over which a rate is taken; less while less is known, more where nothing was heard in between."""
+"""Seconds over which a rate is taken; less while less is known, more where no sample came in between."""
 STEP_S = 0.5
 """A sample that comes sooner replaces the last one, so that few are kept at any rate of sampling."""
 LATE_S = 3.0
-"""Counters that were heard no later than this are those of now: device processes are asked every two seconds."""
+"""Seconds within which counters count as those of now: device processes are asked every two seconds."""
 
 Number = int | float
 

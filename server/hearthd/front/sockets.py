@@ -101,7 +101,7 @@ class UnixSocket:
                 if error.errno in (errno.EAGAIN, errno.EACCES):
                     raise self._taken() from None
                 raise
-            # The one who let go may have removed the file that was opened here: then the lock guards nothing.
+            # The process that released it may have removed the file that was opened here: then the lock guards nothing.
             with contextlib.suppress(FileNotFoundError):
                 if os.fstat(lock).st_ino == self._lock_path.stat().st_ino:
                     self._lock = lock
@@ -137,7 +137,7 @@ class UnixSocket:
     def release(self) -> None:
         """Removes the socket and lets go of the path."""
         if self._lock >= 0:
-            if self._ours:  # a claim that was refused holds the lock, but what is there belongs to someone else
+            if self._ours:  # a claim that was refused holds the lock, but what is there belongs to another process
                 self.path.unlink(missing_ok=True)
             self._ours = False
             self._lock_path.unlink(missing_ok=True)

@@ -34,7 +34,7 @@ class _Entry:
 class DeficitRoundRobin(Generic[K]):
     """Deficit round robin over one level. `quantum`: what an entry of average weight gets each round.
 
-    Who leaves keeps its credit, or its debt, until rounds have made it what a newcomer gets.
+    An entry that leaves keeps its credit, or its debt, until rounds have made it what a newcomer gets.
     """
 
     def __init__(self, quantum: float) -> None:

@@ -20,7 +20,7 @@ _PHRASES = (*(os.strerror(number).lower() for number in _NUMBERS), "error: nospa
 _QUOTED = ("#error", "#warning", "static assertion")
 """Marks of lines that quote a source, which may contain any text."""
 _LEAST_BYTES = 1 << 20
-"""With less room, a compiler that maps its files crashes."""
+"""Least room in bytes: with less, a compiler that maps its files crashes."""
 
 
 def is_full(error: BaseException) -> bool:

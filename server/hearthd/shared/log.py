@@ -24,7 +24,7 @@ _MOST_KINDS = 1024
 
 def configure(level: str = "info", format: str = "auto") -> None:
     """Sets structlog up for the whole process; libraries that use `logging` (from warnings up) come out the same. May
-    be called again: every logger does as it was told last."""
+    be called again: every logger follows the last call."""
     global _threshold  # noqa: PLW0603 - there is one log
     if format == "auto":
         format = "console" if sys.stderr.isatty() else "json"

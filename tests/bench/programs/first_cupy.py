@@ -1,4 +1,4 @@
-"""The same as first_hearth.py with CuPy in its own process; the compiled kernel is in CuPy's cache on disk."""
+"""Equivalent of first_hearth.py with CuPy in its own process; the compiled kernel is in CuPy's cache on disk."""
 
 import cupy
 import numpy as np

@@ -1,4 +1,4 @@
-"""The same as first_hearth.py and first_cupy.py with NumPy alone: what both of them begin with."""
+"""Equivalent of first_hearth.py and first_cupy.py with NumPy alone: the part that both begin with."""
 
 import numpy as np
 

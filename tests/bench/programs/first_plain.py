@@ -1,4 +1,4 @@
-"""The same as first_hearth.py without NumPy: Python's own numbers and buffers. First argument: target."""
+"""Equivalent of first_hearth.py without NumPy: Python's own numbers and buffers. First argument: target."""
 
 import ctypes
 import sys

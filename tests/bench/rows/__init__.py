@@ -1,1 +1,1 @@
-"""One group of rows a file: `measure` runs in the parent, everything else in processes of its own."""
+"""Groups of rows, one a file: `measure` runs in the parent, everything else in separate processes."""

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
-"""Those that are measured at every size, on all devices."""
+"""Kinds that are measured at every size, on all devices."""
 JOIN = "join"
 """The name of what a new group's first operation takes."""
 BATCH = 32
 BOUNDED = 64 * MIB
-"""From here on the ratio has to be that of the issue."""
+"""Size in bytes from which the ratio has to be that of the issue."""
 _GPU_SIZES = (KIB, 8 * KIB, 64 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB, GIB)
 _CPU_SIZES = (KIB, 32 * KIB, MIB, 4 * MIB)
 _NAMES = {
@@ -36,14 +36,14 @@ _NAMES = {
 }
 
 _NAMED_SMALL = {"one", "batch"}
-"""What says something in microseconds only."""
+"""Cases whose results are in microseconds only."""
 
 Case = tuple[str, int]
-"""What is done, and bytes."""
+"""Kind of operation, and bytes."""
 
 
 def cases(cuda: bool, quick: bool) -> list[Case]:
-    """In the order in which they are measured."""
+    """Returns the cases in the order in which they are measured."""
     sizes = [size for size in (_GPU_SIZES if cuda else _CPU_SIZES) if not (quick and size > 256 * MIB)]
     large = [size for size in sizes if size >= (BOUNDED if cuda else MIB)]
     found: list[Case] = [(kind, size) for kind in COLLECTIVES for size in sizes]
@@ -123,12 +123,12 @@ def _factor(kind: str, n: int) -> float:
 
 
 def _bytes(kind: str, size: int, n: int) -> int:
-    """What is really moved: shares are whole elements."""
+    """Returns the bytes that are really moved: shares are whole elements."""
     return share(size, n) * n * 4 if kind in {"all_gather", "reduce_scatter"} else size
 
 
 def share(size: int, n: int) -> int:
-    """Elements of one rank's share of so many bytes."""
+    """Returns the elements of one rank's share of `size` bytes."""
     return max(1, size // 4 // n)
 
 
@@ -138,8 +138,8 @@ def key(case: Sequence[Any]) -> str:
 
 
 def count(case: Sequence[Any], cuda: bool) -> int:
-    """How many operations a sample has: the same on both sides. Of those whose ratio counts a fifth of a second and
-    more, so that their start and the wait for their end, a few milliseconds, do not."""
+    """Returns the number of operations of a sample: the same on both sides. A sample whose ratio counts takes a fifth
+    of a second and more, so that their start and the wait for their end, a few milliseconds, do not matter."""
     kind, size = case
     if kind == "one":
         return 100 if cuda else 10
@@ -158,7 +158,7 @@ def _label(size: int) -> str:
 
 
 def _slowest(ranks: list[Samples]) -> Samples:
-    """Of each repeat the rank that took longest; a case that only one rank measures is its own."""
+    """Returns, for each repeat, the time of the slowest rank; a case that only one rank measures is that rank's."""
     return {
         case: [max(each) for each in zip(*(rank[case] for rank in ranks if case in rank), strict=True)]
         for case in ranks[0]
@@ -180,7 +180,7 @@ def hearth_side(target: str, plan: list[Case], repeats: int, cuda: bool) -> Samp
         arrays = [device.zeros(1, np.float32) for device in devices[::-1]]
         finish()
         started = time.perf_counter()
-        hearth.Group(devices[::-1]).all_gather(arrays, timeout=120)  # in this order, a communicator of its own
+        hearth.Group(devices[::-1]).all_gather(arrays, timeout=120)  # in this order, a separate communicator
         finish()
         measured[JOIN] = [time.perf_counter() - started]
         for case in plan:

@@ -16,7 +16,8 @@ Prepared = tuple[Callable[[], object] | None, list[Any]]
 
 
 def nccl_side(rank: int, ranks: int, meet: str, plan: list[Case], repeats: int, cuda: bool) -> Samples:
-    """One rank; rank 0 leaves NCCL's unique id in the file `meet`. Seconds an operation, of what this rank does."""
+    """Measures one rank; rank 0 leaves NCCL's unique id in the file `meet`. Seconds an operation, of what this rank
+    does."""
     identity = nccl_ranks.enter(rank, Path(meet))
     import cupy
 
@@ -114,7 +115,7 @@ class Rank:
         return lambda: call(*arguments), [array]
 
     def copy(self, size: int) -> Prepared:
-        """By CUDA, from device 0 to device 1, in the process of the first."""
+        """Prepares CUDA's copy from device 0 to device 1, in the process of the first."""
         import cupy
         from cupy.cuda import runtime
 

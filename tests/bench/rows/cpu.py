@@ -132,7 +132,7 @@ def hearth(cache: str, seconds: float, only: Sequence[str] = ()) -> Samples:
 
 
 def loops(cache: str, seconds: float, only: Sequence[str] = ()) -> Samples:
-    """The same work by the functions of cpu_loops.cpp. Seconds for one call."""
+    """Measures the same work by the functions of cpu_loops.cpp. Seconds for one call."""
     library = _compiled(_toolchain(cache))
     measured: Samples = {}
     for name, work in _works(only).items():
@@ -145,7 +145,7 @@ def loops(cache: str, seconds: float, only: Sequence[str] = ()) -> Samples:
 
 
 def numpy(cache: str, seconds: float, only: Sequence[str] = ()) -> Samples:
-    """The same work in NumPy on one thread. Seconds for one call."""
+    """Measures the same work in NumPy on one thread. Seconds for one call."""
     os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
     return {name: _samples(work.numpy, seconds) for name, work in _works(only).items() if work.numpy is not None}
 

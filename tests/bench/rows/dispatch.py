@@ -46,7 +46,7 @@ def _times(once: Callable[[float], Any], size: int, count: int) -> Samples:
 
 
 def hearth(target: str, size: int, count: int) -> Samples:
-    """One call."""
+    """Measures one dispatch call."""
     import numpy as np
 
     import hearth
@@ -66,7 +66,7 @@ def hearth(target: str, size: int, count: int) -> Samples:
 
 
 def steps(target: str, size: int, count: int) -> Samples:
-    """The same by arrays."""
+    """Measures the same work by arrays."""
     import hearth
 
     with hearth.connect(target) as node:
@@ -74,7 +74,7 @@ def steps(target: str, size: int, count: int) -> Samples:
 
 
 def cupy(size: int, count: int) -> Samples:
-    """The same by arrays, in CuPy's own process."""
+    """Measures the same work by arrays, in CuPy's own process."""
     import cupy
 
     return _by_arrays(cupy, size, count)

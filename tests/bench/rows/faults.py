@@ -11,7 +11,7 @@ from tests.bench.stats import Row, Samples, Summary
 
 
 def measure(context: Context) -> list[Row]:
-    """On a daemon of its own with one device, whose limits on restarts and on a session's faults are lifted."""
+    """Measures a separate daemon with one device, whose limits on restarts and on a session's faults are lifted."""
     settings = {"HEARTH_DEVICES_MAX_RESTARTS": "1000", "HEARTH_DEVICES_MAX_FAULTS": "1000"}
     if context.cuda:
         settings["HEARTH_DEVICES_VISIBLE"] = "0"

@@ -1,4 +1,4 @@
-"""From the start of a new process to its first result in hand: interpreter, imports, upload, cached kernel, read.
+"""Time from the start of a new process to its first result in hand: interpreter, imports, upload, cached kernel, read.
 
 Three rows have the bounds. The first two are of the whole process, as a user waits for it: one whose job needs no more
 of the host than Python's own numbers and buffers, for which Hearth's client does not import NumPy, and one of NumPy's
@@ -6,9 +6,9 @@ arrays. CuPy's has NumPy either way. To import that takes longer than the bound 
 client of NumPy's arrays can keep it there: the third row is of what each adds to the interpreter and NumPy, the
 difference to NumPy alone in the same turn; its bounds are on the ratio of those. Two rows without bounds are against a
 process that has to compile its kernel, as the first in a new container or in a job of CI has (a node of Hearth's
-compiles it once for all), and against one that has the machine to itself, as its user had before there was a daemon: a
-driver that nobody uses may have to wake the device first. The last row is of what Hearth adds until the process is
-gone, its session closed.
+compiles it once for all), and against one that has the machine to itself, as its user had before there was a daemon: an
+unused driver may have to wake the device first. The last row is of what Hearth adds until the process is gone, its
+session closed.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def measure(context: Context) -> list[Row]:
 
 
 def rows(firsts: Samples, ends: Samples, before: Sequence[float] = ()) -> list[Row]:
-    """Of the seconds to the first result and to the end of the process, by program; a turn's are at the same place.
-    `before`: what `alone` found."""
+    """Builds the rows from the seconds to the first result and to the end of the process, by program; a turn's are at
+    the same place. `before`: the result of `alone`."""
     quickest, what = "new process to its first result, without NumPy", "the same with NumPy's arrays"
     added = "of that, beyond the interpreter and NumPy"
     plain, whole, more = (Summary.of(each) for each in (firsts["plain"], firsts["hearth"], _beyond(firsts, "hearth")))
@@ -93,7 +93,7 @@ def rows(firsts: Samples, ends: Samples, before: Sequence[float] = ()) -> list[R
 
 
 def _beyond(samples: Samples, name: str) -> list[float]:
-    """What a program took more than NumPy alone, turn by turn."""
+    """Returns the seconds that a program took more than NumPy alone, turn by turn."""
     return [seconds - common for seconds, common in zip(samples[name], samples["numpy"], strict=True)]
 
 

@@ -21,7 +21,7 @@ _IN_FLIGHT = 64
 
 
 def measure(context: Context) -> list[Row]:
-    """Both modes against CuPy where there is a GPU, else against batches of the same bytes that nobody executes."""
+    """Both modes against CuPy where there is a GPU, else against batches of the same bytes that are not executed."""
     common = {"count": 40_000 if context.cuda and not context.quick else 10_000, "repeats": context.pick(5, 4)}
     sides = {
         "hearth": Side("rows.launches:hearth", {"target": context.daemon.unix, **common}),
@@ -74,7 +74,7 @@ def hearth(target: str, count: int, repeats: int) -> Samples:
 
 
 def cupy(count: int, repeats: int) -> Samples:
-    """The same loop with CuPy in its own process."""
+    """Measures the same loop with CuPy in its own process."""
     import cupy
 
     finish = cupy.cuda.get_current_stream().synchronize
@@ -91,7 +91,7 @@ def hearth_paced(target: str, count: int, repeats: int) -> Samples:
 
 
 def cupy_paced(count: int, repeats: int) -> Samples:
-    """The same with CuPy in its own process."""
+    """Measures the paced loop with CuPy in its own process."""
     import cupy
 
     return {"loop": _rates(paced_on(cupy), cupy.cuda.get_current_stream().synchronize, count, repeats)}

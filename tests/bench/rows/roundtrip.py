@@ -108,7 +108,7 @@ def cupy(count: int) -> Samples:
 
 
 def _step(step: str, gpu: Any, get: Callable[[Any, Any], Any]) -> Callable[[], Any]:
-    """What is timed; `get` copies an array of `gpu` to one of the host."""
+    """Returns the function that is timed; `get` copies an array of `gpu` to one of the host."""
     import numpy as np
 
     launch, host = saxpy_on(gpu), np.ones(1024, np.float32)

@@ -1,4 +1,4 @@
-"""What a session pays for all that it holds, and what others pay for it: streams, modules and buffers."""
+"""Cost of the objects that a session holds, for it and for others: streams, modules and buffers."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def hearth(target: str, count: int, streams: int = 0, modules: int = 0, buffers:
 
 
 def beside(target: str, role: str) -> dict[str, float]:
-    """One of two clients: the one holds buffers and gives them back, the other looks how long it waits for answers, in
-    milliseconds, by what the one was doing then."""
+    """Runs one of two clients: one holds buffers and frees them, the other measures its waits for answers, in
+    milliseconds, by what the first was doing then."""
     import hearth
     from tests.bench.worker import ready
 
@@ -97,7 +97,7 @@ def beside(target: str, role: str) -> dict[str, float]:
 
 
 def _module(gpu: Any, number: int) -> Any:
-    """One of its own, loaded."""
+    """Loads a separate module."""
     module = gpu.RawModule(code=SAXPY, options=(f"-DNUMBER={number % 4}",))
     module.compile()
     return module

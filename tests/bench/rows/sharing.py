@@ -18,7 +18,8 @@ _WARM_UP = 0.75
 
 
 def measure(context: Context) -> list[Row]:
-    """Each client in a process of its own; all launch at the same time; what is done within it counts."""
+    """Runs each client in a separate process; all launch at the same time, and the launches completed within it
+    count."""
     seconds = 1.5 if context.quick else 2.0
     alone: list[float] = []
     together: dict[int, list[float]] = {}
@@ -49,7 +50,7 @@ def _crowd(context: Context, clients: int, seconds: float) -> list[float]:
 
 
 def hearth(target: str, seconds: float) -> float:
-    """One client: launches per second that were done within the time."""
+    """Runs one client; returns the launches per second that were done within the time."""
     import hearth
     from tests.bench.worker import ready
 

@@ -73,7 +73,7 @@ def _same_host(context: Context) -> list[Row]:
 
 def _rates(once: Callable[[], Any], size: int, repeats: int, least: int = 0) -> list[float]:
     """GB/s (1e9 bytes) of each repeat, after an eighth as many to warm up; more of them for a small copy, so that at
-    least so many MiB are moved."""
+    least `least` MiB are moved."""
     repeats = max(repeats, least * MIB // size)
     samples = []
     for repeat in range(-max(1, repeats // 8), repeats):
@@ -171,7 +171,7 @@ def cupy(sizes: list[int], repeats: int, least: int = 0) -> Samples:
 
 
 def bare(target: str, sizes: list[int], repeats: int) -> Samples:
-    """Chunks that exist already, each with memory of its own, up; and down, where they are only counted."""
+    """Chunks that exist already, each in separate memory, up; and down, where they are only counted."""
     from tests.bench.echo_server import chunks
 
     measured: Samples = {}

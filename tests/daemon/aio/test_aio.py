@@ -398,7 +398,7 @@ def test_a_group(daemon: DaemonProcess, operation: str) -> None:
 
 
 def test_a_group_over_sessions(daemon: DaemonProcess) -> None:
-    """As over daemons: it has to be formed, which is awaited."""
+    """The group is formed, and that is awaited, as over daemons."""
 
     async def main() -> None:
         async with connect(daemon) as node, connect(daemon) as other:

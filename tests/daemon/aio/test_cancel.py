@@ -78,7 +78,7 @@ class Worker:
             await self._perhaps(gpu.flush())
 
     async def _perhaps(self, wait: Awaitable[object]) -> object:
-        """What it is answered; None where it is cancelled before."""
+        """Returns the answer; None where the wait is cancelled before."""
         task = asyncio.ensure_future(wait)
         pause = self._chosen.choice([None, None, 0, 0, 1e-4, 1e-3, 1e-2])
         if pause is not None:

@@ -182,7 +182,7 @@ def test_a_child_of_a_fork_is_refused(daemon: DaemonProcess) -> None:
 def test_nobody_is_there(tmp_path: object) -> None:
     async def main() -> None:
         with pytest.raises(hearth.ConnectError):
-            await aio.connect(f"unix:{tmp_path}/nobody.sock", timeout=1)
+            await aio.connect(f"unix:{tmp_path}/absent.sock", timeout=1)
         with pytest.raises(hearth.ArgumentError):
             await aio.connect(timeout=-1)
 

@@ -348,7 +348,7 @@ def test_what_is_lost_in_the_middle(lossy: DaemonProcess, start_daemon: StartDae
 
 
 def test_no_memory_is_left_behind(daemon: DaemonProcess) -> None:
-    """The same memory is used again and again, and goes with the node; what is on its way is counted."""
+    """Memory is reused, and is released with the node; what is on its way is counted."""
 
     async def main() -> None:
         async with aio.connect(daemon.unix) as node:

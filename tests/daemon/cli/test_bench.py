@@ -279,9 +279,9 @@ def test_what_it_started_ends_when_it_is_killed(daemon: DaemonProcess) -> None:
 def test_nobody_reads_what_it_prints(daemon: DaemonProcess) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    with os.fdopen(writer, "w") as nobody:
+    with os.fdopen(writer, "w") as closed:
         done = subprocess.run(
-            command("bench", daemon.unix, "--quick", "--max-size", "4KiB"), stdout=nobody, stderr=subprocess.PIPE,
+            command("bench", daemon.unix, "--quick", "--max-size", "4KiB"), stdout=closed, stderr=subprocess.PIPE,
             text=True, env=environment(), timeout=60, check=False,
         )  # fmt: skip
     assert (done.returncode, done.stderr) == (1, "")

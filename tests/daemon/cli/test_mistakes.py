@@ -24,13 +24,13 @@ BENCH = ("bench", "--quick", "--max-size", "4KiB")
 
 
 class Places(NamedTuple):
-    """What the table below names in braces."""
+    """Values of the names in braces in the table below."""
 
     plain: str
     """A daemon with neither TLS nor tenants."""
     http: str
     strict: str
-    """One with TLS and tenants, which drains."""
+    """A daemon with TLS and tenants, which drains."""
     strict_plain: str
     ca: str
     stranger: str
@@ -118,7 +118,7 @@ def places(daemon: DaemonProcess, strict: tuple[DaemonProcess, dict[str, str]], 
 
 @pytest.fixture(autouse=True)
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing in the environment says where the daemon is."""
+    """Removes the daemon's address from the environment."""
     for name in VARIABLES:
         monkeypatch.delenv(f"HEARTH_{name}", raising=False)
 

@@ -230,9 +230,9 @@ def test_a_launch_that_takes_too_long(run: Run) -> None:
 def test_nobody_reads_what_it_prints(run: Run) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    with os.fdopen(writer, "w") as nobody:
+    with os.fdopen(writer, "w") as closed:
         done = subprocess.run(
-            command("several.cu", "--kernel", "hello", "i32=1"), stdout=nobody, stderr=subprocess.PIPE, text=True,
+            command("several.cu", "--kernel", "hello", "i32=1"), stdout=closed, stderr=subprocess.PIPE, text=True,
             env=environment(**client_variables()), timeout=60, check=False,
         )  # fmt: skip
     assert (done.returncode, done.stderr) == (1, "")

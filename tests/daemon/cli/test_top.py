@@ -70,7 +70,7 @@ class Terminal:
         os.write(self._ours, keys.encode())
 
     def read(self, seconds: float) -> bool:
-        """What came, added to `written`; whether anything did."""
+        """Adds new output to `written`; returns whether there was any."""
         if not select.select([self._ours], [], [], seconds)[0]:
             return False
         self.written += os.read(self._ours, 1 << 16).decode(errors="replace")
@@ -215,7 +215,7 @@ def test_pictures_below_each_other(daemon: DaemonProcess, capsys: Any) -> None:
 
 
 def test_a_document_a_line(daemon: DaemonProcess, gpu: hearth.Device, capsys: Any) -> None:
-    """With rates, which the client works out from counters."""
+    """Each line has rates, which the client works out from counters."""
     ended = threading.Event()
 
     def work() -> None:
@@ -277,9 +277,9 @@ def test_wrong_use(arguments: list[str], says: str, capsys: Any) -> None:
 def test_nobody_reads_on(daemon: DaemonProcess) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    with os.fdopen(writer, "w") as nobody:
+    with os.fdopen(writer, "w") as closed:
         done = subprocess.run(
             [sys.executable, "-m", "hearth.cli.main", "top", "--interval", "0.1", daemon.unix],
-            stdout=nobody, stderr=subprocess.PIPE, text=True, env=environment(), timeout=60, check=False,
+            stdout=closed, stderr=subprocess.PIPE, text=True, env=environment(), timeout=60, check=False,
         )  # fmt: skip
     assert (done.returncode, done.stderr) == (1, "")

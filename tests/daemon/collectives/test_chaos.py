@@ -34,7 +34,7 @@ from tests.support.daemon.kernels import gated
 
 ROUNDS = int(os.environ.get("HEARTH_TEST_ROUNDS", "4"))
 TIMEOUT_S = 1.0
-"""Of the operations that are going to fail."""
+"""Timeout in seconds of the operations that are going to fail."""
 LARGE = 3_000_000
 """Elements that take some tens of milliseconds on the CPU backend."""
 
@@ -42,21 +42,21 @@ pytestmark = [on_cpu, pytest.mark.timeout(60 + 20 * ROUNDS, method="thread")]
 
 
 class Round(NamedTuple):
-    """What befalls whom: a rank whose kernel keeps it from the exchange, or one in the middle of it."""
+    """A disturbance of the victim: a rank whose kernel keeps it from the exchange, or one in the middle of it."""
 
     held: bool = True
     """A kernel that has no end runs in front of the collective."""
     device: signal.Signals | None = None
-    """What its device process gets then,"""
+    """Signal that its device process then gets."""
     daemon: signal.Signals | None = None
-    """or its daemon."""
+    """Signal that its daemon then gets."""
 
 
 def play(
     round_: Round, group: hearth.Group, victim: int, daemon: DaemonProcess, rng: random.Random
 ) -> contextlib.ExitStack:
-    """One collective that cannot end well; when it returns all survivors have been told, in time, and go on. The victim
-    stays as it is until the stack is closed. `daemon`: the victim's."""
+    """Runs one collective that cannot end well; when it returns all survivors have got the error, in time, and
+    continue. The victim stays as it is until the stack is closed. `daemon`: the victim's."""
     survivors, gpu = Survivors(group, victim), group.devices[victim]
     pid = daemon.process.pid if round_.daemon else daemon.device_pid(gpu.ordinal)
     arrays = reduced_once(group, 10 if round_.held else LARGE)

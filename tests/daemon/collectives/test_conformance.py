@@ -279,7 +279,8 @@ def test_send_and_receive(group: hearth.Group) -> None:
 
 
 def test_batches(group: hearth.Group) -> None:
-    """Of everything at once, with barriers in between; and an exchange of everybody with everybody by hand."""
+    """Batches contain everything at once, with barriers in between; and an exchange of every rank with every other by
+    hand."""
     n = len(group.devices)
 
     def cells() -> Cells:

@@ -335,7 +335,7 @@ def test_rows_that_are_longer_than_what_is_presented_at_once(three: DaemonProces
 
 
 def test_other_work_runs_beside_a_kernel_that_holds_a_rank(three: DaemonProcess) -> None:
-    """One session's rank is held up on its device; another's groups over the same devices are not."""
+    """A session's rank is held up on its device; another's groups over the same devices are not."""
     with three.connect() as slow, three.connect() as quick:
         group = hearth.Group(slow.devices[:3])
         arrays = [gpu.ones(100, np.float32) for gpu in group.devices]

@@ -29,7 +29,7 @@ def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldCompil
 
 @pytest.fixture
 def ranks(held: HeldCompiler, start_daemon: StartDaemon, tmp_path: Path) -> Iterator[Ranks]:
-    """Of a daemon with an empty cache."""
+    """Ranks of a daemon with an empty cache."""
     cache = tmp_path / "cache"
     cache.mkdir(mode=0o700)
     with Ranks(start_daemon(2, cache), 2) as session:
@@ -75,7 +75,7 @@ def test_a_timeout_that_is_too_short_for_it(held: HeldCompiler, ranks: Ranks, ti
 def test_the_arithmetic_of_one_dtype_is_compiled_for_its_first_reduction(
     start_daemon: StartDaemon, tmp_path: Path
 ) -> None:
-    """That of all dtypes takes 6 s and more, of one 0.4 s."""
+    """The arithmetic of all dtypes takes 6 s and more, of one 0.4 s."""
     cache = tmp_path / "cache"
     cache.mkdir(mode=0o700)
     with Ranks(start_daemon(2, cache), 2) as ranks:

@@ -1,4 +1,4 @@
-"""What an operator sees of a group at a daemon that has joined it: the last operations of that node's ranks."""
+"""Group at a daemon that has joined it, as an operator sees it: the last operations of that node's ranks."""
 
 from __future__ import annotations
 

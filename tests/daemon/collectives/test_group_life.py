@@ -28,7 +28,7 @@ def four(cache: Path) -> Iterator[DaemonProcess]:
 
 @pytest.fixture
 def group(four: DaemonProcess) -> Iterator[hearth.Group]:
-    """Of four devices, not in the order of their numbers."""
+    """A group of four devices, not in the order of their numbers."""
     with four.connect() as node:
         yield hearth.Group([node.device(ordinal) for ordinal in (3, 1, 0, 2)])
 
@@ -67,7 +67,7 @@ def test_overlapping_groups_in_threads(group: hearth.Group) -> None:
 
 
 def test_each_rank_in_a_thread_of_its_own(group: hearth.Group) -> None:
-    """As programs of one process a rank have it: each sends to the next and receives from the one before."""
+    """Each rank sends to the next and receives from the one before, as in programs of one process a rank."""
     n, turns = len(group), 10
     seen: list[list[int]] = [[] for _ in range(n)]
 

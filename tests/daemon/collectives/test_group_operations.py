@@ -30,12 +30,12 @@ def devices(four: DaemonProcess) -> Iterator[list[hearth.Device]]:
 
 @pytest.fixture(params=[(0, 1), (2, 0, 1), (3, 1, 0, 2)], ids=lambda order: f"{len(order)} devices")
 def group(devices: list[hearth.Device], request: pytest.FixtureRequest) -> hearth.Group:
-    """Not in the order of their numbers."""
+    """A group of devices, not in the order of their numbers."""
     return hearth.Group([devices[ordinal] for ordinal in request.param])
 
 
 def hosts(group: hearth.Group, shape: Sequence[int], dtype: str = "float32") -> list[np.ndarray[Any, Any]]:
-    """What each rank begins with: all different."""
+    """Returns each rank's initial data: all different."""
     random = np.random.default_rng([len(group), *shape])
     return [random.integers(1, 6, shape).astype(dtype) for _ in group.devices]
 

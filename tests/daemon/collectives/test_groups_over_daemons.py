@@ -325,7 +325,7 @@ def test_sessions_see_their_own_groups_only(pair: list[Rank], two: list[DaemonPr
             told.append(refused(stranger.raw.node.LeaveGroup, request, timeout=20))
         assert {refusal.reason for refusal in told} == {Reason.INVALID_HANDLE}
         assert told[0].message.replace(group.hex(), "") == told[2].message.replace((b"g" * 16).hex(), "")
-        gone = node_pb2.CreateGroupRequest(session_token="nobody", members=members(2))
+        gone = node_pb2.CreateGroupRequest(session_token="unknown", members=members(2))
         assert refused(stranger.raw.node.CreateGroup, gone, timeout=20).reason == Reason.SESSION_EXPIRED
     work(pair, group, 1)
 

@@ -40,7 +40,7 @@ def test_a_mismatch_names_the_odd_rank_and_the_field(ranks: Ranks, field: str, o
 
 
 def at(offset: int, count: int = 8) -> c.CollectiveOperation:
-    """One of a batch, whose operations write nothing of each other's."""
+    """Builds an operation of a batch, whose operations write nothing of each other's."""
     return operation("all_reduce", A, B, count=count, source_offset=offset, destination_offset=offset)
 
 
@@ -72,8 +72,8 @@ def test_batches_of_different_lengths(ranks: Ranks, more: int) -> None:
 SENDS = {
     "count": (operation("send", A, peer=1, count=4), operation("recv", 0, B, peer=0, count=5)),
     "dtype": (operation("send", A, peer=1), operation("recv", 0, B, peer=0, dtype="int32")),
-    "nobody receives": (operation("send", A, peer=1), None),
-    "nobody sends": (None, operation("recv", 0, B, peer=0)),
+    "no rank receives": (operation("send", A, peer=1), None),
+    "no rank sends": (None, operation("recv", 0, B, peer=0)),
     "another receives": (operation("send", A, peer=2), operation("recv", 0, B, peer=0)),
     "both send": (operation("send", A, peer=1), operation("send", A, peer=0)),
     "both receive": (operation("recv", 0, B, peer=1), operation("recv", 0, B, peer=0)),
@@ -134,7 +134,7 @@ WRONG: dict[str, Any] = {
     "overlap of an all_to_all": collective((0, 1, 2), 1, operation("all_to_all", A, A, count=4)),
     "no source": collective((0, 1, 2), 1, operation("all_reduce", 0, B)),
     "no destination": collective((0, 1, 2), 1, operation("all_reduce", A, 0)),
-    "nobody": collective((), 1, operation("all_reduce", A, B)),
+    "no members": collective((), 1, operation("all_reduce", A, B)),
     "not this device": collective((1, 2), 1, operation("all_reduce", A, B)),
     "a device twice": collective((0, 0, 1), 1, operation("all_reduce", A, B)),
     "no such device": collective((0, 77), 1, operation("all_reduce", A, B)),

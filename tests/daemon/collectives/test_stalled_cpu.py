@@ -20,7 +20,7 @@ pytestmark = on_cpu
 
 
 def states(ranks: Ranks, sequence: int) -> list[str]:
-    """Of the operation, if it has been presented; the group is the session's only one."""
+    """Returns the states of the operation, if it has been presented; the group is the session's only one."""
     return [each.state for group in ranks.groups() for each in group.operations if each.sequence == sequence]
 
 

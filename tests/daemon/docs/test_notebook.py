@@ -18,7 +18,7 @@ NOTEBOOK = ROOT / "docs" / "examples" / "hearth.ipynb"
 
 
 def printed(notebook: nbformat.NotebookNode) -> list[str]:
-    """What each cell prints; what it shows otherwise depends on the machine."""
+    """Returns the printed output of each cell; other output depends on the machine."""
     return [
         "".join(output.text for output in cell.outputs if output.output_type == "stream")
         for cell in notebook.cells

@@ -1,4 +1,4 @@
-"""What the documentation shows runs as shown; see `pages.py` for how it is marked up."""
+"""Pages of the documentation run as shown; see `pages.py` for their markup."""
 
 from __future__ import annotations
 

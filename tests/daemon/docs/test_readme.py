@@ -1,4 +1,4 @@
-"""What the README shows runs as shown."""
+"""The README's examples run as shown."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def blocks(language: str) -> list[str]:
 
 
 def run(code: str, daemon: DaemonProcess) -> list[str]:
-    """What it prints, line by line."""
+    """Runs a program; returns the lines that it prints."""
     done = subprocess.run(
         [sys.executable, "-c", code],
         env=environment(HEARTH_TARGET=daemon.unix),

@@ -53,7 +53,7 @@ class Counted:
         self.raw.call("Sync", c.Sync(), stream=self.STREAM)
 
     def launch(self, nanoseconds: int = 0, timeout: float | None = None, future: bool = False) -> Any:
-        """On the stream that is held."""
+        """Launches on the stream that is held."""
         pointer = c.Argument.Pointer(buffer=self.counter)
         command = c.Launch(
             function=self.function,

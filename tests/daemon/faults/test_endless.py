@@ -62,7 +62,7 @@ def start(connected: hearth.Node) -> None:
 
 
 def copies(gpu: hearth.Device) -> None:
-    """What anybody can do beside a kernel: CUDA loads no module while one runs."""
+    """Copies there and back, which works beside a kernel: CUDA loads no module while one runs."""
     x = gpu.zeros(8, np.int32)
     x.set(np.arange(8, dtype=np.int32))
     assert x.get(timeout=WAIT_S).tolist() == [*range(8)]

@@ -1,4 +1,4 @@
-"""What was sent one way and failed: told once, all of it, in order, to whom it concerns."""
+"""Errors of one-way commands: raised once, all of them, in order, to the calls that they concern."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One session loses its device's process again and again, by its own kernels and by SIGKILL; two others notice nothing.
+"""A session loses its device's process again and again, by its own kernels and by SIGKILL; two others notice nothing.
 
 HEARTH_TEST_STORM=20 is the whole of it: that many rounds of each kind of loss. HEARTH_TEST_BACKEND=cuda wants two GPUs.
 """

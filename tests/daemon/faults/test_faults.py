@@ -1,4 +1,4 @@
-"""What kills a device process: told by name, survived by everybody else, and over in a moment."""
+"""Faults that end a device process: reported by name, survived by other processes, and over in a moment."""
 
 from __future__ import annotations
 

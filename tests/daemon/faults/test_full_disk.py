@@ -21,7 +21,7 @@ SAID = (
     "Fatal error: can't write 12 bytes to section .text of module.o: 'No space left on device'",
     "/usr/bin/ld: final link failed: No space left on device",
 )
-"""Of gcc's assembler and linker."""
+"""Messages of gcc's assembler and linker."""
 
 pytestmark = on_cpu
 

@@ -252,7 +252,7 @@ def test_no_more_processes_than_configured(start_daemon: StartDaemon) -> None:
 
 @pytest.mark.parametrize("spare", [False, True])
 def test_how_soon_a_faulted_device_serves_again(start_daemon: StartDaemon, spare: bool) -> None:
-    """From the launch that faults to the next result, with everything made anew; printed with -s."""
+    """The time is from the launch that faults to the next result, with everything made anew; printed with -s."""
     daemon = start_daemon(devices={**DEVICES, "spare": spare})
     took = []
     with daemon.connect() as node:

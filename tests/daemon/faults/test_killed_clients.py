@@ -25,20 +25,22 @@ from tests.support.folders import ROOT
 
 CLIENTS = int(os.environ.get("HEARTH_TEST_CLIENTS", "36"))
 BATCH = 12
-"""As many live at once."""
+"""Clients that live at once."""
 LEASE_S = 1.0
 LIFE_S = (0.02, 1.2)
-"""When a client is killed, counted from its fork."""
+"""Seconds after which a client is killed, counted from its fork."""
 COMPILE_THREADS = 2
 """Compile threads of a device process (`compile.workers`); the second one starts where two sources come at once."""
 FRONT_THREADS = 8 + (os.cpu_count() or 1)
-"""Those of gRPC's core and of the event loop's executor come and go, within bounds that grow with the processors."""
+"""Threads of gRPC's core and of the event loop's executor, which come and go within bounds that grow with the
+processors."""
 PRIVATE_KIB = 32 << 10
-"""What a process may have more: caches, pools and what the allocator keeps, whose size depends on what came when."""
+"""KiB of memory that a process may have gained: caches, pools and what the allocator keeps, whose size depends on the
+order of events."""
 
 
 class Nursery:
-    """Where the clients are forked."""
+    """Process in which the clients are forked."""
 
     def __init__(self, target: str, errors: Path) -> None:
         with errors.open("w") as file:
@@ -110,7 +112,7 @@ def bury(deaths: list[tuple[float, int]]) -> None:
 
 
 def at_rest(daemon: DaemonProcess) -> State:
-    """What is held when all leases are over and all work is done."""
+    """Returns the daemon's state when all leases are over and all work is done."""
     began = time.monotonic()
     wait_until(lambda: not daemon.status()["sessions"], "the end of all sessions", 30)
     assert time.monotonic() - began < LEASE_S + 10
@@ -124,12 +126,12 @@ def at_rest(daemon: DaemonProcess) -> State:
 
 
 def held(daemon: DaemonProcess) -> list[str]:
-    """What sessions hold on the devices."""
+    """Returns the names of the gauges of resources that sessions hold on the devices."""
     return [name for gauges in state_of(daemon).gauges for name, value in gauges.items() if value]
 
 
 def more(now: Held, before: Held, room: int) -> dict[str, object]:
-    """What one process holds beyond what it held; `room`: the number of additional threads allowed."""
+    """Returns the resources that a process holds beyond `before`; `room`: the number of additional threads allowed."""
     found: dict[str, object] = {
         kind: (count, before.fds.get(kind, 0)) for kind, count in now.fds.items() if count > before.fds.get(kind, 0)
     }
@@ -141,7 +143,7 @@ def more(now: Held, before: Held, room: int) -> dict[str, object]:
 
 
 def growth(now: State, before: State) -> list[object]:
-    """What the daemon holds beyond what it held before."""
+    """Returns the resources that the daemon holds beyond `before`."""
     found: list[object] = []
     processes = [("front", now.front, before.front, FRONT_THREADS)]
     for i, (a, b) in enumerate(zip(now.devices, before.devices, strict=True)):

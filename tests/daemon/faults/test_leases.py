@@ -1,4 +1,4 @@
-"""What a session owned is given back: at once when it is closed, within its lease when its client is gone."""
+"""Resources of a session are released: at once when it is closed, within its lease when its client is gone."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def daemon(lent: LentDaemon) -> DaemonProcess:
 
 
 def held(daemon: DaemonProcess) -> dict[str, float]:
-    """What sessions hold on all devices together."""
+    """Returns the resources that sessions hold on all devices together."""
     gauges = state_of(daemon).gauges
     return {name: sum(each.get(name, 0) for each in gauges) for name in GAUGES}
 
 
 def everything(node: hearth.Node) -> list[object]:
-    """One of all that a session can own on each device; to be kept."""
+    """Makes an object of every kind that a session can own on each device; to be kept."""
     kept: list[object] = [node]
     for gpu in node.devices:
         x = gpu.full(1 << 20, 7, np.uint8)
@@ -179,7 +179,7 @@ def test_a_session_by_single_calls_alone_expires(daemon: DaemonProcess) -> None:
 
 
 def test_a_call_under_way_keeps_its_session(daemon: DaemonProcess) -> None:
-    """Also one that takes longer than the lease."""
+    """The call takes longer than the lease."""
     with daemon.connect() as node, gated(node.device(0)) as gate:
         gate.hold()
         raw = Raw(daemon.unix)  # now that nothing has to be compiled any more, which may take longer than the lease

@@ -32,7 +32,7 @@ ROUNDS = int(os.environ.get("HEARTH_TEST_ROUNDS", "1"))
 SHORT = (0.1, 0.3, 1.1)
 """Seconds. The client waits a second for its lane, the front a quarter for a stream to come to rest."""
 PATIENCE = "60s"
-"""With a device process that answers no ping: a busy machine makes pauses longer than they are meant to be."""
+"""Patience with a device process that answers no ping: a busy machine makes pauses longer than they are meant to be."""
 LONG = (*SHORT, 0.6, 2.0, 5.0)
 WITHIN = {"open": 0.06, "dedicated": 0.3, "launch": 0.1, "copy": 0.05, "read": 0.08, "close": 0.003}
 """Seconds of each phase within which the pause begins."""

@@ -53,7 +53,7 @@ def start(cache: Path) -> Iterator[Start]:
 
 @pytest.fixture
 def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where the daemons of the test put temporary files; a short path, for sockets may be among them."""
+    """Folder for temporary files of the test's daemons; a short path, for sockets may be among them."""
     with tempfile.TemporaryDirectory(prefix="hearth-t-") as folder:
         monkeypatch.setenv("TMPDIR", folder)
         yield Path(folder)
@@ -115,7 +115,7 @@ def test_kill_9_amid_work_and_a_start_in_the_same_place(start: Start, temporary:
 
 
 def test_kill_9_with_device_processes_that_are_stuck(start: Start) -> None:
-    """One that does not even read its link ends all the same."""
+    """A process that does not even read its link ends all the same."""
     daemon = start()
     pids = [device["pid"] for device in daemon.status()["devices"]]
     for pid in pids:

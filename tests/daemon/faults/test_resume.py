@@ -29,7 +29,7 @@ from tests.support.daemon.resumed_programs import Counter, Program, outages
 from tests.support.timing import LATE
 
 SMALL = {"max_inline_bytes": "32KiB", "max_chunk_bytes": "16KiB"}
-"""So that transfers have many chunks without many bytes."""
+"""Small limits, so that transfers have many chunks without many bytes."""
 
 
 def connect_without_stripes(target: str) -> hearth.Node:
@@ -160,7 +160,7 @@ def test_two_devices_and_a_collective_across_cuts(cutter: Cutter) -> None:
 
 
 def test_large_transfers_go_on_where_they_were(cutter: Cutter) -> None:
-    """With the daemon's own limits, several at once, in both directions."""
+    """The transfers run with the daemon's own limits, several at once, in both directions."""
     cutter.plan = random_cuts(5, 4 << 20)
     hosts = [np.frombuffer(np.random.default_rng(number).bytes((20 << 20) + number), np.uint8) for number in range(3)]
     results: dict[int, bool] = {}
@@ -247,7 +247,7 @@ def test_a_timeout_while_the_connection_is_away(cutter: Cutter) -> None:
 
 @pytest.mark.parametrize("times", [1, 3])
 def test_an_attach_that_comes_late(daemon: DaemonProcess, times: int) -> None:
-    """One that was given up for another stream, and that the daemon gets behind that one: it displaces it, and the
+    """An attach that was given up for another stream, and that the daemon gets behind that one, displaces it, and the
     client continues in a third."""
     with hearth.connect(daemon.grpc) as node:
         counter = Counter(node.device(0))
@@ -269,7 +269,7 @@ def test_an_attach_that_comes_late(daemon: DaemonProcess, times: int) -> None:
 def test_a_transfers_stream_that_comes_late(
     daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch, way: type[grpc_stream._Stream[Any]]
 ) -> None:
-    """The same: the bytes go on in a third stream."""
+    """The bytes continue in a third stream."""
     host = np.random.default_rng(1).integers(0, 256, 20 << 20, np.uint8)
     opened = way._open
     late: list[Any] = []

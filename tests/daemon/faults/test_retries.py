@@ -43,7 +43,7 @@ class Restarted:
         return self.start()
 
     def end(self) -> list[str]:
-        """What was left behind."""
+        """Ends the daemons; returns what they left behind."""
         for process in self._started:
             process.stop()
         left = [what for process in self._started for what in process.left_behind()]

@@ -78,7 +78,7 @@ def test_time_is_bounded(limited: DaemonProcess, gpu: hearth.Device) -> None:
 
 
 def test_others_go_on_beside_a_long_compile(start_daemon: StartDaemon) -> None:
-    """One worker is all that is configured; another session's compile does not wait for it either."""
+    """Another session's compile does not wait for the only worker that is configured."""
     daemon = start_daemon(compile={"timeout": "60s", "workers": 1})
     with daemon.connect() as busy, daemon.connect() as node:
         gpu = node.device(0)
@@ -245,7 +245,7 @@ def test_a_killed_device_process_takes_its_workers_with_it(start_daemon: StartDa
 
 @on_cpu
 def test_a_broker_that_is_killed_is_replaced(start_daemon: StartDaemon) -> None:
-    """What it compiled is compiled by the next one; the device process and its sessions notice nothing."""
+    """The next broker compiles what it had to compile; the device process and its sessions notice nothing."""
     daemon = start_daemon(compile={"timeout": "60s", "workers": 1})
     device = daemon.device_pid()
     with daemon.connect() as node:

@@ -62,8 +62,8 @@ class Intruder:
         self.memory = gpu.zeros(4096, np.uint8)
 
     def do(self, name: str, *arguments: int | bytes, at: int = 0) -> int:
-        """What a system call returns in the device process, minus its errno where it fails. Bytes are laid into the
-        kernel's memory, and passed by address."""
+        """Returns the result of a system call in the device process, minus its errno where it fails. Bytes are laid
+        into the kernel's memory, and passed by address."""
         numbers = _MORE[platform.machine()]
         number = numbers[name] if name in numbers else syscalls.number(name)
         assert number is not None

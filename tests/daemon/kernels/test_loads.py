@@ -41,7 +41,7 @@ def reloaded(cache: Path) -> Iterator[Reloaded]:
 
 @pytest.fixture
 def daemon(reloaded: Reloaded) -> DaemonProcess:
-    """With a limit that is soon reached."""
+    """The daemon with a limit that is soon reached."""
     if reloaded.config["launch"] != SHORT:
         reloaded.change(launch=SHORT)
     return reloaded.daemon
@@ -81,7 +81,7 @@ def works(module: hearth.RawModule, gpu: hearth.Device) -> None:
 
 
 def events(daemon: DaemonProcess, event: str, session: str) -> list[dict[str, Any]]:
-    """Of the log, those that name the session."""
+    """Returns the log's entries of the event that name the session."""
     lines = [json.loads(line) for line in daemon.log().splitlines() if line.startswith("{")]
     return [each for each in lines if each["event"] == event and session in each.get("sessions", ())]
 

@@ -1,4 +1,5 @@
-"""What kernels print reaches the session that launched them, before the answer that waited for them; else the log."""
+"""Output of kernels reaches the session that launched them, before the answer that waited for them; otherwise the
+log."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ extern "C" __global__ void held(int n) { while (!gate) {} printf("%d was held\n"
 
 @pytest.fixture
 def said(gpu: hearth.Device) -> Iterator[list[str]]:
-    """What the kernels of the test's session printed."""
+    """Output of the kernels of the test's session."""
     texts: list[str] = []
     gpu.on_output(texts.append)
     yield texts

@@ -28,7 +28,7 @@ def value(raw: Raw, buffer: int) -> int:
 
 
 def repeat(stream: Execute, data: bytes, batches: int = 3, records: int = 5) -> int:
-    """So often that it is known."""
+    """Repeats a launch until its record is known; returns the number of launches."""
     for _ in range(batches):
         stream.batch(c.Command(launches=data * records))
     assert stream.failures() == []

@@ -123,7 +123,7 @@ def test_a_freed_array_makes_no_tensor_map(gpu: hearth.Device) -> None:
 
 
 def tile_of(tensor_map: int, buffer: int, **changes: Any) -> c.CreateTensorMap:
-    """Of a matrix of 32 x 64 floats."""
+    """Builds the command for a matrix of 32 x 64 floats."""
     fields: dict[str, Any] = {
         "dtype": "float32", "shape": [32, 64], "strides": [128], "tile": c.CreateTensorMap.Tile(box=[32, 8]), **changes
     }  # fmt: skip
@@ -166,7 +166,7 @@ def test_of_a_buffer_without_memory_it_is_skipped_and_reported_once(gpu: hearth.
 
 
 def test_memory_stays_while_a_tensor_map_needs_it(gpu: hearth.Device) -> None:
-    """Also one that could not be made: the handle holds it until it is destroyed."""
+    """A map that could not be made keeps it as well: the handle holds it until it is destroyed."""
     before = gpu.memory_usage().bytes_in_use
     x = gpu.zeros((64, 32), np.float32)
     tile = x.tensor_map((8, 32))

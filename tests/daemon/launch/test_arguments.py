@@ -23,7 +23,7 @@ NAMES = {dtype: f"echo<{c_type}>" for dtype, c_type in C_TYPES.items()}
 
 
 def echoed(gpu: hearth.Device, name: str, value: object, dtype: object, out: object = None) -> np.ndarray:
-    """What a kernel sees of `value` between two chars, as `dtype`."""
+    """Returns `value` as a kernel sees it between two chars, as `dtype`."""
     module = gpu.RawModule(code=ECHO, name_expressions=sorted(set(NAMES.values())))
     result, around = gpu.empty(1, np.dtype(dtype)), gpu.zeros(2, np.int8)  # type: ignore[call-overload]
     arguments = (np.int8(-7), value, np.int8(99), result, around)

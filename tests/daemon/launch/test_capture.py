@@ -76,7 +76,7 @@ def read(work: Execute, stream: int = OTHER, buffer: int = BUFFER) -> list[int]:
 
 
 def error(result: c.Result) -> Any:
-    """What a command was refused with."""
+    """Returns the refusal of a command."""
     assert result.HasField("error"), result
     return from_status(result.error)
 
@@ -219,7 +219,8 @@ def test_a_launch_that_was_run_before_is_recorded_all_the_same(work: Execute) ->
 
 
 def test_the_default_stream_can_be_captured_too(work: Execute, daemon: DaemonProcess) -> None:
-    """What a client's garbage collector sends on it does no harm; another session's default stream is another one."""
+    """Commands that a client's garbage collector sends on it do no harm; another session's default stream is another
+    one."""
     with Raw(daemon.unix) as other:
         work.batch(begin(stream=0), c.Command(launch=launch()), c.Command(free=c.Free(buffers=[KEEP])))
         assert other.read(other.buffer(b"12345678"), 8) == b"12345678"
@@ -268,7 +269,7 @@ def test_transitions_follow_the_capture_order(work: Execute) -> None:
 
 
 def test_a_refused_begin_is_told_on_the_stream(work: Execute) -> None:
-    """One way, it neither spoils the capture that is under way nor is it forgotten."""
+    """A one-way begin that is refused neither spoils the capture that is under way nor is it forgotten."""
     work.batch(begin(), c.Command(stream=STREAM, launch=launch()), begin(GRAPH + 1))
     assert not work.ask(end()).HasField("error")
     assert [failure.command for failure in work.failures(STREAM)] == ["begin_capture"]
@@ -325,7 +326,7 @@ def test_a_kernel_that_does_not_compile_fails_the_graph_behind_it(work: Execute)
 
 
 def test_graphs_by_single_calls(raw: Raw) -> None:
-    """What any gRPC tool can do."""
+    """Any gRPC tool can do this."""
     buffer, function = raw.buffer(bytes(4 * N)), raw.function(COMMON, "add_one")
     raw.call("CreateStream", c.CreateStream(stream=STREAM))
     raw.call("BeginCapture", c.BeginCapture(graph=GRAPH), stream=STREAM)

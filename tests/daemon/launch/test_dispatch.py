@@ -78,7 +78,7 @@ def test_host_arrays_of_any_make(gpu: hearth.Device, kernel: Kernel) -> None:
 
 
 def test_outputs_are_zero_where_nothing_is_written(daemon: DaemonProcess) -> None:
-    """Also in memory that another session has just had."""
+    """The memory is one that another session has just had."""
     with daemon.connect() as earlier, daemon.connect() as node:
         gpu = node.device(0)
         every_other = gpu.RawModule(code=KERNELS).get_function("every_other")
@@ -122,7 +122,7 @@ def test_empty_arrays(gpu: hearth.Device, kernel: Kernel) -> None:
 
 
 def test_iterations(gpu: hearth.Device, kernel: Kernel) -> None:
-    """One upload, n launches, one download: 3^n, and not by copying in between."""
+    """A dispatch makes one upload, n launches and one download: 3^n, and not by copying in between."""
     for n in (1, 2, 7, 2000):
         (out,) = gpu.dispatch(kernel("triple"), 1, 64, [InOut(np.ones(5, np.uint32)), np.int32(5)], iterations=n)
         assert (out == pow(3, n, 1 << 32)).all()

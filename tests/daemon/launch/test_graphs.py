@@ -24,7 +24,7 @@ def ramp(gpu: hearth.Device, start: int = 0) -> hearth.DeviceArray:
 
 
 def mixed(x: np.ndarray, y: np.ndarray, times: int = 1) -> np.ndarray:
-    """What `mix` makes of y, on the host."""
+    """Computes the result of `mix` on the host."""
     y = y.copy()
     for _ in range(times):
         y = (3 * y.astype(np.uint64) + x).astype(np.uint32)
@@ -121,7 +121,7 @@ OPERATIONS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 2), st.in
 
 
 def on_host(what: str, hosts: list[np.ndarray], to: int, since: int) -> None:
-    """One step of a random program, on the host."""
+    """Runs a step of a random program on the host."""
     if what == "part":
         hosts[to][8:16] = hosts[since][24:32].copy()
         return
@@ -519,7 +519,7 @@ def test_folded_streams_share_no_capture(start_daemon: StartDaemon) -> None:
 
 
 def test_freed_buffers_live_as_long_as_the_graph(gpu: hearth.Device) -> None:
-    """What is allocated afterwards lies elsewhere: no launch reaches it."""
+    """Later allocations lie elsewhere: no launch reaches them."""
     mix = common(gpu, "mix")
     x, y = ramp(gpu), gpu.zeros(N, np.uint32)
     between = [gpu.zeros(N, np.uint32) for _ in range(8)]

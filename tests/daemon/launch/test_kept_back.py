@@ -22,7 +22,7 @@ WAIT_S = 20.0
 
 
 class Guest:
-    """One connection that copies and launches nothing: CUDA loads no module while a kernel runs."""
+    """A connection that copies and launches nothing: CUDA loads no module while a kernel runs."""
 
     def __init__(self, daemon: DaemonProcess) -> None:
         self.node = daemon.connect()
@@ -36,7 +36,7 @@ class Guest:
 
 
 class Session(Guest):
-    """One with kernels that end when the gate is opened, and not before."""
+    """A connection with kernels that end when the gate is opened, and not before."""
 
     def __init__(self, daemon: DaemonProcess) -> None:
         super().__init__(daemon)
@@ -122,7 +122,7 @@ def test_with_as_many_as_there_may_be(start_daemon: StartDaemon) -> None:
 
 
 def test_when_all_are_kept_back_it_is_told(start_daemon: StartDaemon) -> None:
-    """With one stream in all, the default one shares it with the one that goes, and has to wait as well."""
+    """The default stream shares the only track with the destroyed stream, and has to wait as well."""
     daemon = start_daemon(devices={"max_streams": 1})
     with daemon.connect() as victim:
         gpu = victim.device(0)

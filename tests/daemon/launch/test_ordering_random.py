@@ -45,7 +45,7 @@ def folded(cache: Path) -> Iterator[DaemonProcess]:
 
 @dataclass(frozen=True)
 class Step:
-    """One command: whose, what, on which stream, to which buffers, with which range and value."""
+    """A command: its session, kind, stream, buffers, range and value."""
 
     session: int
     kind: str
@@ -73,7 +73,7 @@ def steps(draw: st.DrawFn) -> Step:
 
 
 class Machine:
-    """One session: runs steps on the device and on NumPy arrays alike. What is read has to be the same."""
+    """A session that runs steps on the device and on NumPy arrays alike. What is read has to be the same."""
 
     def __init__(self, gpu: hearth.Device) -> None:
         self.gpu = gpu

@@ -22,7 +22,7 @@ SIZE = np.int32(N)
 
 
 def mixed(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """What `mix` makes of y, on the host."""
+    """Computes the result of `mix` on the host."""
     return (3 * y.astype(np.uint64) + x).astype(np.uint32)
 
 

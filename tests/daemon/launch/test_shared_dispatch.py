@@ -179,7 +179,7 @@ def test_a_lost_connection_costs_nothing_that_was_placed(gpu: hearth.Device) -> 
 def test_a_connection_that_is_lost_before_its_word(
     gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch, kind: int
 ) -> None:
-    """Whether the daemon has heard where the bytes are, the client does not know: they go another way."""
+    """The client does not know whether the daemon has received the bytes' place: they take another path."""
     kernel, x = invert(gpu), noise(5 * INLINE)
     gpu.dispatch(kernel, *inverting(x, x.size))
     live = shared(gpu)
@@ -244,7 +244,7 @@ def test_a_forked_child_is_refused_and_its_parent_unharmed(gpu: hearth.Device) -
 
 @pytest.mark.parametrize("way", ["up", "down", "both"])
 def test_no_memory_is_left_behind(daemon: DaemonProcess, way: str) -> None:
-    """The same memory is used again and again, and goes with the node; it does not wait for the garbage collector."""
+    """Memory is reused, and is released with the node; it does not wait for the garbage collector."""
     with daemon.connect() as node:
         gpu, x = node.device(0), noise(5 * INLINE)
         kernel = invert(gpu)

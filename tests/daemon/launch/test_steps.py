@@ -1,5 +1,5 @@
-"""Who works step by step (writes a little, launches, reads a little) gets what it should: alone, on several streams,
-beside others, and where a step fails."""
+"""Programs that work step by step (write a little, launch, read a little): alone, on several streams, beside others,
+and where a step fails."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_any_steps_bring_what_they_should(gpu: hearth.Device, streams: int) -> N
 
 
 def test_beside_others(daemon: DaemonProcess) -> None:
-    """Who steps alone at one moment and not at the next."""
+    """The clients step alone at one moment and beside others at the next."""
     failures: list[BaseException] = []
 
     def client(seed: int) -> None:

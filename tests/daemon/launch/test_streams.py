@@ -189,7 +189,7 @@ def test_memory_is_not_reused_before_its_last_use(gpu: hearth.Device) -> None:
 
 @dataclass(frozen=True)
 class Step:
-    """One command: what it does, on which stream, to which buffers, with which range and value."""
+    """A command: its kind, stream, buffers, range and value."""
 
     kind: str
     stream: int

@@ -94,7 +94,7 @@ def test_copies_and_devices(gpu: hearth.Device, nothing_stays: None) -> None:
 
 
 def test_what_cannot_be_shared_is_a_buffer_error(gpu: hearth.Device) -> None:
-    """As DLPack wants it; the reason is kept."""
+    """DLPack requires a BufferError; the reason is kept."""
     x = gpu.zeros(4)
     x.publish("not-to-be-shared")
     try:
@@ -174,7 +174,7 @@ def test_another_sessions_export(gpu: hearth.Device, daemon: DaemonProcess, noth
 
 
 class OnGpu:
-    """What CuPy says of an array."""
+    """An array with CuPy's interface."""
 
     def __init__(self, **more: Any) -> None:
         self.__cuda_array_interface__ = {

@@ -75,7 +75,7 @@ def test_both_sides_see_what_either_writes(gpu: hearth.Device) -> None:
 
 
 def test_kernels_use_it_where_it_lies_now(gpu: hearth.Device) -> None:
-    """Also those whose launches are known from before, with the address that it had then."""
+    """Launches known from before, with the address that it had then, use it as well."""
     saxpy = common(gpu, "saxpy")
     n = HOST.size
     x, y = gpu.asarray(HOST.ravel()), gpu.zeros(n, np.float32)
@@ -236,7 +236,7 @@ def test_failed_contents_are_not_exported(raw: Raw) -> None:
 
 
 def test_tickets(raw: Raw) -> None:
-    """One connection each; what is shown besides gets nothing."""
+    """Each ticket is good for one connection; any other ticket gets nothing."""
     answer = export_raw(raw, raw.buffer(b"1234"))
     for ticket in (bytes(32), answer.ticket[::-1]):
         with pytest.raises(hearth.ConnectError):
@@ -386,7 +386,7 @@ def test_the_daemon_is_killed(start_daemon: StartDaemon) -> None:
 
 
 def test_many_at_once(daemon: DaemonProcess) -> None:
-    """From many threads, of few arrays, with work on them; nothing is left open."""
+    """Many threads map few arrays, with work on them; nothing is left open."""
     with daemon.connect() as node:
         gpu = node.device(0)
         arrays = [gpu.asarray(HOST + index) for index in range(4)]

@@ -119,7 +119,7 @@ def test_a_view_is_that_part_and_no_more(gpu: hearth.Device, cut: Any, padded: b
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_random_views_copy_as_numpy_does(gpu: hearth.Device, data: st.DataObject) -> None:
-    """From one view of one array to another view, of the same shape, of another array."""
+    """Copies one view of one array to another view, of the same shape, of another array."""
     shape = data.draw(st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(1, 6)))
 
     def side(seed: int) -> tuple[np.ndarray, hearth.DeviceArray, tuple[slice, ...]]:

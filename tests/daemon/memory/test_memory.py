@@ -385,7 +385,7 @@ def test_modes_that_close_nothing_or_are_none(stream: Execute) -> None:
 
 
 def test_persistent_memory_serves_other_streams_in_order(gpu: hearth.Device) -> None:
-    """The same block goes from stream to stream while its last user still runs."""
+    """A block passes from stream to stream while its last user still runs."""
     out = gpu.zeros(1, np.uint8)
     with gpu.persistent_memory():
         for value in range(1, 30):

@@ -222,7 +222,7 @@ KINDS = {name: shapes.dtype_of(name) for name in NAMES}
 
 
 def values(since: np.dtype, to: np.dtype) -> np.ndarray:
-    """What both have, and what is rounded; nothing that C++ leaves to the machine."""
+    """Returns values that both types have, and rounded ones; none whose conversion C++ leaves to the machine."""
     if since.kind == "b":
         return np.array([True, False, True])
     plain = [0, 1, 2, 100, 127]
@@ -238,7 +238,8 @@ def values(since: np.dtype, to: np.dtype) -> np.ndarray:
 
 
 def test_dtypes_convert_as_in_numpy(gpu: hearth.Device) -> None:
-    """One of each sort, to each: all kernels in one module, for to compile each by itself takes a while."""
+    """Converts from one type of each sort to each: all kernels in one module, because compiling each by itself takes a
+    while."""
     for since in NAMES:
         for to in NAMES:
             assert astype.kernel_source(KINDS[since], KINDS[to])

@@ -19,7 +19,7 @@ from tests.support.daemon.lent import LentDaemon
 from tests.support.daemon.tenants import tenant, tenants
 
 MIB = 1 << 20 if BACKEND == "cpu" else 32 << 20
-"""What is allocated here comes in multiples of this: on a GPU what a pool of the driver grows by."""
+"""Bytes in whose multiples memory is allocated here: on a GPU the step by which a pool of the driver grows."""
 LIMIT = 256 * MIB
 DEVICES = {"memory_limit": LIMIT, "idle_timeout": "500ms", "context_memory": 0}
 
@@ -57,7 +57,7 @@ def granted(daemon: DaemonProcess) -> list[int]:
 
 
 def hold(gpu: hearth.Device, mib: int) -> hearth.DeviceArray:
-    """So much memory, for certain."""
+    """Allocates memory, and waits until it is held."""
     array = gpu.empty(mib * MIB, np.uint8)
     gpu.synchronize()
     return array
@@ -238,7 +238,7 @@ def test_a_quota_in_a_process_that_tenants_share(start_daemon: StartDaemon) -> N
 
 
 def test_nobody_sees_what_another_tenant_has_left_behind(start_daemon: StartDaemon) -> None:
-    """In a process that tenants share: whatever the pool hands out again has been cleared."""
+    """Tenants share a process: whatever the pool hands out again has been cleared."""
     config, tokens = tenants("x", "y", devices={**DEVICES, "isolation": "shared"})
     daemon = start_daemon(**config)
     sizes = (1, 100, 4096, 5000, 1 << 16, 1 << 20, (3 << 20) + 17)

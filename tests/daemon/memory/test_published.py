@@ -276,7 +276,7 @@ def test_one_way_writes_are_refused_and_spoil_nothing(gpu: hearth.Device, other:
 
 
 def test_uploads_to_it_are_refused(gpu: hearth.Device, other: hearth.Device) -> None:
-    """Those that travel on a stream of their own."""
+    """The uploads travel on separate streams."""
     host = np.arange(3 << 20, dtype=np.uint8)
     x = published(gpu, host=host)
     w = other.attach("weights")
@@ -323,7 +323,7 @@ def test_writable_again_when_nobody_has_it(gpu: hearth.Device, other: hearth.Dev
             return False
         return True
 
-    wait_until(write, "the news that nobody has it")
+    wait_until(write, "the news that it is attached nowhere")
     same(x, np.full_like(WEIGHTS, 7))
     x.publish("weights")  # where it is now
     same(other.attach("weights"), np.full_like(WEIGHTS, 7))
@@ -395,7 +395,7 @@ def test_launches_with_it_do_not_wait_for_each_other(gpu: hearth.Device, other: 
     side.synchronize()
     module.get_function("hold")((1,), (1,), (array,), stream=holding, timeout=60)
     try:
-        for _ in range(3):  # the queued path, the inline one, the one by its bytes
+        for _ in range(3):  # repeated: a launch takes the queued path, the inline path or the replay cache
             saxpy((4,), (256,), reading(array, out), stream=side)
         side.synchronize(timeout=30)
     finally:
@@ -448,7 +448,7 @@ def test_what_a_graph_may_write_is_not_published(gpu: hearth.Device) -> None:
 
 
 def test_launches_before_and_after_the_memory_moves(gpu: hearth.Device, daemon: DaemonProcess) -> None:
-    """The same launch again and again, by its bytes, while the buffer gets another address."""
+    """Repeats a launch, byte for byte, while the buffer gets another address."""
     x = published(gpu)
     saxpy = common(gpu, "saxpy")
     out = gpu.zeros(1000, np.float32)
@@ -704,7 +704,7 @@ def test_no_room_for_a_copy_that_others_can_map(start_daemon: StartDaemon) -> No
 
 
 def test_big_buffer_attaches_in_milliseconds(daemon: DaemonProcess, gpu: hearth.Device, other: hearth.Device) -> None:
-    """Of the processor time of front and device process, for sixteen times that many bytes in all."""
+    """The limit is on the processor time of front and device process, for sixteen times that many bytes in all."""
     host = np.arange(64 << 20, dtype=np.uint8)
     x = published(gpu, host=host)
     other.attach("weights").free()  # for another process: its memory is moved once

@@ -1,4 +1,4 @@
-"""What is made and unmade again and again leaves nothing: the soak in small, for what grows with each turn."""
+"""Objects made and freed again and again leave nothing: the soak in small, for what grows with each turn."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def put(x: hearth.DeviceArray, values: Any) -> None:
 
 
 Step = Callable[[hearth.DeviceArray, hearth.DeviceArray], Any]
-"""Of an array, and of another one of the same type that was made in the other way."""
+"""Operation on an array, and on another of the same type that was made in the other way."""
 
 STEPS: st.SearchStrategy[tuple[str, Step]] = st.one_of(
     st.sampled_from([
@@ -242,7 +242,7 @@ def test_asyncs_arrays_are_read_into_buffers(daemon: DaemonProcess, monkeypatch:
 
 @pytest.mark.parametrize("count", [4, 100_000, 2_000_000])
 def test_a_buffer_takes_what_get_takes(gpu: hearth.Device, count: int) -> None:
-    """By a batch, by shared memory, and by what lies in it already."""
+    """The bytes come in a batch, through shared memory, and directly into pinned memory."""
     host = np.arange(count, dtype=np.float32)
     x = gpu.asarray(host)
     for _ in range(6):  # also as a habit

@@ -1,4 +1,4 @@
-"""What the daemon refuses to start with, and how it says so."""
+"""Configurations that the daemon refuses to start with, and its messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.daemon.tenants import tenants
 
 
 def refused_start(*arguments: str) -> str:
-    """What a daemon says that does not start; it has ended by itself."""
+    """Returns the last line of a daemon that does not start; it has ended by itself."""
     quiet = ["--http", "127.0.0.1:0", "--lanes", "", "--log-level", "error"]
     done = hearthd("serve", "--backend", BACKEND, *quiet, *arguments)
     assert done.returncode in (1, 2), done
@@ -169,7 +169,8 @@ def test_a_client_only_install_says_what_the_daemon_needs(tmp_path: Path) -> Non
 
 
 def test_daemon_without_tenants_warns_that_its_port_is_open(start_daemon: StartDaemon) -> None:
-    """At the start, once: every login of the host may do everything by the TCP port; with tenants it may not."""
+    """The warning comes once, at the start: every login of the host may do everything by the TCP port; with tenants it
+    may not."""
     assert start_daemon().log().count("open_to_everybody") == 1
     assert "open_to_everybody" not in start_daemon(**tenants("alice")[0]).log()
 

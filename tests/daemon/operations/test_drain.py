@@ -67,7 +67,7 @@ def test_clients_are_told_and_go_on(start_daemon: StartDaemon) -> None:
 
 
 def test_the_event_on_every_stream(start_daemon: StartDaemon) -> None:
-    """Those that are open, and those that are opened from then on."""
+    """The event comes on open streams, and on those that are opened from then on."""
     daemon = start_daemon(cpu_count=2, drain_timeout="60s")
     with Raw(daemon.unix) as raw:
         with raw.execute() as early:

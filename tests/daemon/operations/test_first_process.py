@@ -54,7 +54,7 @@ class Namespace:
         assert line.startswith("hearthd ready"), (folder / "log").read_text()
         children = Path(f"/proc/{self.unshare.pid}/task/{self.unshare.pid}/children").read_text()
         self.pid = int(children.split()[0])
-        """Of process 1, as it is seen from here."""
+        """Process id of process 1, as seen from here."""
 
     def states(self) -> dict[int, str]:
         """The state of each process of the namespace."""

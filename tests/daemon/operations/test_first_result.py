@@ -1,4 +1,4 @@
-"""What a new client process does before its first result: times cannot be tested, what takes them can."""
+"""Work of a new client process before its first result: times cannot be tested, their causes can."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ STEPS = """
     gpu.synchronize()
     double = gpu.RawKernel(SOURCE, "twice")
     done = set(sys.modules)
-    for _ in range(200):  # a daemon is told of every 64 answers
+    for _ in range(200):  # a receipt follows every 64 answers
         double((256,), (256,), (x, y, np.int32(1 << 16)))
         gpu.synchronize()
     print({"more": sorted(set(sys.modules) - done)})

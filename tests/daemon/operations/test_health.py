@@ -59,7 +59,7 @@ def statuses(frames: Iterator[Frame], stream: int) -> Iterator[int]:
 
 
 def surfaces(daemon: DaemonProcess, stub: Any) -> tuple[bool, bool, bool, bool, bool]:
-    """What each says: gRPC's node, `/readyz`, `hearth status`, its exit code, and the metric."""
+    """Returns the readiness by each: gRPC's node, `/readyz`, `hearth status`, its exit code, and the metric."""
     command = [sys.executable, "-m", "hearth.cli.main", "status", daemon.unix, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60, check=False)
     assert done.stdout, done.stderr

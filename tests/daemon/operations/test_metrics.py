@@ -22,7 +22,7 @@ ENOUGH_S = 0.1
 
 
 def value(daemon: DaemonProcess, name: str, token: str = "", **labels: str) -> float | None:
-    """Of the one sample that has these labels; None: there is none."""
+    """Returns the value of the one sample that has these labels; None: there is none."""
     for family in text_string_to_metric_families(daemon.get("/metrics", token).body):
         for sample in family.samples:
             if sample.name == f"hearth_{name}" and labels.items() <= sample.labels.items():
@@ -115,7 +115,7 @@ def test_quotas_and_who_sees_them(start_daemon: StartDaemon) -> None:
 
 
 def test_a_tenant_sees_its_own_share_and_an_observer_all(start_daemon: StartDaemon) -> None:
-    """What others do on a device is not to be read off a difference between totals and one's own."""
+    """The work of others on a device cannot be read off a difference between totals and one's own."""
     config, tokens = tenants("mine", "other", tenant("watch", rights=["observe"]))
     daemon = start_daemon(**config)
     with daemon.connect(token=tokens["mine"]) as mine, daemon.connect(token=tokens["other"]) as other:
@@ -146,7 +146,7 @@ def test_a_tenant_sees_its_own_share_and_an_observer_all(start_daemon: StartDaem
 
 
 def test_a_page_costs_little_with_many_sessions(start_daemon: StartDaemon) -> None:
-    """Of the front's processor time."""
+    """The limit is on the front's processor time."""
     daemon = start_daemon(cpu_count=2)
     with grpc.insecure_channel(daemon.unix) as channel:
         stub = node_pb2_grpc.NodeServiceStub(channel)

@@ -196,7 +196,7 @@ def test_what_fails_after_the_end_is_not_the_profiles(gpu: hearth.Device) -> Non
 
 
 def test_the_end_raises_what_failed_before_the_start_and_ends_all_the_same(gpu: hearth.Device) -> None:
-    """As every point at which errors surface; nothing of it failed inside."""
+    """Errors surface there, as at every such point; nothing of it failed inside."""
     bad_launch(gpu)
     profile = gpu.profile()
     profile.__enter__()

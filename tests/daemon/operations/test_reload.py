@@ -58,7 +58,7 @@ def connect(running: Reloaded, token: str) -> hearth.Node:
 
 
 def audited(running: Reloaded, event: str) -> list[dict[str, Any]]:
-    """What the audit log has of an event, which comes soon after it."""
+    """Returns the audit log's entries of an event, which come soon after it."""
 
     def found() -> list[dict[str, Any]]:
         lines = Path(running.config["audit"]["path"]).read_text().splitlines()
@@ -154,7 +154,7 @@ def test_a_quota_below_what_is_in_use_takes_nothing_away(running: Reloaded) -> N
 
 
 def test_rights_that_are_taken_and_given_back(running: Reloaded) -> None:
-    """Of a session that runs, launches that it has sent many times included."""
+    """The session runs, and has sent the launches many times before."""
     rights = ["allocate", "read", "write", "launch"]
     with connect(running, ALICE) as node:
         gpu = node.device(0)
@@ -330,7 +330,7 @@ def test_the_whole_group_is_signalled_and_the_devices_live(running: Reloaded) ->
 
 
 def test_reloads_while_many_clients_work(running: Reloaded) -> None:
-    """None of them notices: 32 threads with sessions of their own, and tenants that come and go meanwhile."""
+    """No client notices: 32 threads with separate sessions, and tenants that come and go meanwhile."""
     over, failed, rounds = threading.Event(), [], [0] * 32
 
     def work(number: int) -> None:

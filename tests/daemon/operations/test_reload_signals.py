@@ -51,7 +51,7 @@ def begun(*arguments: str, **more: Any) -> subprocess.Popen[str]:
 
 @on_cpu
 def test_signals_from_the_first_moment_on(tmp_path: Path) -> None:
-    """One that comes while the daemon starts ends nothing, and is acted on when it is ready."""
+    """A signal that comes while the daemon starts ends nothing, and is acted on when it is ready."""
     process = begun()
     try:
         assert process.stdout is not None and process.stderr is not None

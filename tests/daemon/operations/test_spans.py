@@ -170,7 +170,7 @@ def test_errors_are_in_the_span_of_the_wait_that_raises_them(
 
 @pytest.mark.parametrize("way", ["api", "nothing", "half", "wrong"])
 def test_without_a_provider_all_is_as_ever(way: str, daemon: DaemonProcess) -> None:
-    """Where OpenTelemetry is only loaded, not loaded at all, being loaded by another thread, set up wrongly."""
+    """OpenTelemetry is only loaded, not loaded at all, being loaded by another thread, or set up wrongly."""
     program = f"""
 import sys, types
 way = {way!r}
@@ -234,7 +234,7 @@ def test_one_trace_goes_through_client_and_daemon(
 def test_transfers_belong_to_the_upload_and_the_get(
     traced: DaemonProcess, collector: Collector, exported: InMemorySpanExporter
 ) -> None:
-    """Those that go on streams of gRPC's."""
+    """The transfers go on streams of gRPC's."""
     with hearth.connect(traced.unix, lanes=False) as node:
         x = node.device(0).asarray(np.zeros(LARGE, np.uint8))
         x.get()
@@ -303,7 +303,7 @@ def test_a_device_that_is_lost_and_comes_back(traced: DaemonProcess, collector: 
 
 
 def test_tenants(start_daemon: StartDaemon, collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of who has no session; and the last spans are sent before the daemon ends."""
+    """Callers without a session are covered too; and the last spans are sent before the daemon ends."""
     for name, value in {**collector.environment(), "OTEL_BSP_SCHEDULE_DELAY": "60000"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("OTEL_SERVICE_NAME", "of-tenants")

@@ -1,4 +1,4 @@
-"""What the daemon counts: by operation and device, in histograms, across the loss of a device process."""
+"""Counters of the daemon: by operation and device, in histograms, across the loss of a device process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HISTOGRAMS = (
 
 
 class Page(NamedTuple):
-    """One scrape. Samples by name, device and what else they are of: an operation, a bound, a direction and a path."""
+    """A scrape. Samples by name, device and a third label: an operation, a bound, a direction and a path."""
 
     samples: dict[tuple[str, str, str], float]
 
@@ -54,7 +54,7 @@ def scrape(daemon: DaemonProcess) -> Page:
 
 @pytest.fixture
 def moved(daemon: DaemonProcess) -> Callable[..., float]:
-    """How far a sample has moved since the test began; sums up what is asked for by several operations."""
+    """Returns a function for the change of a sample since the test began, summed over operations."""
     before = scrape(daemon)
 
     def difference(name: str, operation: str = "") -> float:

@@ -25,7 +25,8 @@ HELD = 0.03
 
 
 def check_times(events: list[hearth.TraceEvent]) -> None:
-    """What holds for every trace: each command's times are in order, and so is the work of a stream on the device."""
+    """Checks what holds for every trace: each command's times are in order, and so is the work of a stream on the
+    device."""
     for event in events:
         assert 0 <= event.queued_ns <= event.submitted_ns <= event.started_ns <= event.ended_ns, event
     last: dict[int, hearth.TraceEvent] = {}
@@ -98,7 +99,7 @@ def test_waiting_for_another_stream_is_no_running(gpu: hearth.Device) -> None:
 
 
 def test_large_transfers_are_one_command(gpu: hearth.Device) -> None:
-    """Those of memory that is shared with the device."""
+    """The memory is shared with the device."""
     data, back = (hearth.empty_pinned(5 << 20, np.uint8) for _ in range(2))
     data[:] = np.random.default_rng(1).integers(0, 255, 5 << 20, np.uint8)
     x = gpu.empty(5 << 20, np.uint8)

@@ -1,4 +1,4 @@
-"""What no honest client sends: refused by name, with nothing harmed for anybody else.
+"""Messages that no honest client sends: refused by name, with no harm to other sessions.
 
 After every case another session's checked launch still gives the right result.
 """

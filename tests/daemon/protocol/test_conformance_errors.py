@@ -25,7 +25,7 @@ def spoil(gpu: hearth.Device, x: hearth.DeviceArray, stream: hearth.Stream | Non
 
 
 def told(what: Callable[[], object]) -> hearth.HearthError:
-    """What the call fails with."""
+    """Returns the error that the call raises."""
     with pytest.raises(hearth.HearthError) as caught:
         what()
     return caught.value
@@ -254,7 +254,7 @@ def test_a_write_that_fails_stops_nothing_but_what_needs_it(raw: Raw) -> None:
 
 @pytest.mark.parametrize("ask", ["sync", "sync of all", "flush", "read", "end of a profile"])
 def test_who_asks_is_told_of_what_came_before_and_of_nothing_later(raw: Raw, ask: str) -> None:
-    """Also where the question has to wait, and what was submitted behind it fails at once."""
+    """The question may have to wait, and what was submitted behind it may fail at once."""
     questions = {
         "sync": c.Command(sync=c.Sync()),
         "sync of all": c.Command(sync=c.Sync(all_streams=True)),

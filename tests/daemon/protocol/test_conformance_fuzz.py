@@ -116,7 +116,7 @@ def records(draw: st.DrawFn) -> bytes:
 
 
 def values(message: str, field: FieldDescriptor) -> st.SearchStrategy[Any]:
-    """What may stand in a field."""
+    """Returns a strategy for the possible values of a field."""
     chosen = BY_MESSAGE.get((message, field.name), ONLY.get(field.name))
     if chosen is not None:
         return chosen

@@ -123,7 +123,7 @@ def test_a_hundred_threads_wait_for_their_own_streams(gpu: hearth.Device) -> Non
 
 
 def percentile(samples: list[float], share: float) -> float:
-    """In milliseconds."""
+    """Returns a percentile in milliseconds."""
     return sorted(samples)[min(len(samples) - 1, int(share * len(samples)))] * 1e3
 
 

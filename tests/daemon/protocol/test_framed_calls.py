@@ -57,7 +57,7 @@ def test_who_wants_no_lanes_and_who_comes_by_another_path_has_grpc(daemon: Daemo
 
 
 def test_a_socket_of_something_else_is_passed_by(daemon: DaemonProcess, tmp_path: Path) -> None:
-    """What answers with no frames, or hangs up."""
+    """The socket answers with no frames, or hangs up."""
     alone = tmp_path / "alone.sock"
     alone.symlink_to(daemon.unix.removeprefix("unix:"))
     beside = calls.socket_path(str(alone))
@@ -122,7 +122,7 @@ def test_a_request_that_cannot_be_read_and_one_that_is_not_there(daemon: DaemonP
 
 
 def test_an_execute_stream_that_is_none(daemon: DaemonProcess) -> None:
-    attach = device_pb2.ExecuteRequest(attach=device_pb2.Attach(session_token="nobody's"))
+    attach = device_pb2.ExecuteRequest(attach=device_pb2.Attach(session_token="unknown"))
     for rest, expected in (
         (frames.encode(Kind.END), "MALFORMED_MESSAGE"),
         (frames.encode(Kind.MESSAGE, b"\xff"), "MALFORMED_MESSAGE"),
@@ -178,7 +178,7 @@ def test_who_calls_is_known_by_user_without_a_ticket(start_daemon: StartDaemon) 
 
 
 def test_a_daemon_that_stands_still_is_noticed(start_daemon: StartDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As gRPC's keepalive does; and one that is late, but alive, is waited for."""
+    """A stopped daemon is noticed as by gRPC's keepalive; one that is late, but alive, is waited for."""
     monkeypatch.setattr(calls, "ASK_S", 0.1)
     daemon = start_daemon()
     with daemon.connect() as node:

@@ -45,7 +45,7 @@ def test_all_methods_are_fuzzed() -> None:
 
 
 def test_messages_are_not_all_refused_at_once() -> None:
-    """What is made can be read, as a rule, and comes to the fields."""
+    """Messages that the fuzzer makes can be read, as a rule, and reach the fields."""
     maker = Maker(random.Random(5), lambda: "token")
     for rpc in targets.rpcs():
         made = [targets.payloads(rpc, maker) for _ in range(40)]

@@ -175,7 +175,7 @@ def test_framed_message_without_a_credential_beside_it_is_short(daemon: DaemonPr
         stranger.sendall(method(LOAD_MODULE) + frames.header(Kind.MESSAGE, (64 << 10) + 1))
         assert reason(stranger) == "MESSAGE_TOO_LARGE"
     with connected(daemon) as stranger:
-        request = device_pb2.LoadModuleRequest(target=device_pb2.Target(session_token="nobody's"))
+        request = device_pb2.LoadModuleRequest(target=device_pb2.Target(session_token="unknown"))
         stranger.sendall(method(LOAD_MODULE) + frames.encode(Kind.MESSAGE, request.SerializeToString()))
         assert reason(stranger) == "SESSION_EXPIRED"
 

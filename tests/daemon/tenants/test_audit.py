@@ -18,7 +18,7 @@ from tests.support.daemon.tenants import new_token, tenant, tenants, token_hash
 
 
 def events(path: Path) -> list[dict[str, Any]]:
-    """What is in the log by now, whole lines only."""
+    """Returns the log's entries by now, whole lines only."""
     return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
 
 
@@ -82,7 +82,7 @@ def test_who_did_what(audited: tuple[DaemonProcess, Path, dict[str, str]]) -> No
     assert not any(token in path.read_text() for token in tokens.values())
     done = hearthd("audit", "verify", str(path))
     assert done.returncode == 0 and f"{len(events(path))} lines" in done.stdout and not done.stderr
-    path.write_text(path.read_text().replace("notebook", "somebody"))
+    path.write_text(path.read_text().replace("notebook", "intruder"))
     done = hearthd("audit", "verify", str(path))
     assert done.returncode == 1 and "does not follow" in done.stderr
     assert hearthd("audit", "verify", str(path) + ".missing").returncode == 2

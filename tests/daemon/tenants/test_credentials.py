@@ -176,7 +176,7 @@ def test_a_session_beside_another_certificate(
 
 
 def test_names_that_are_not_for_a_tenant_do_not_exist(start_daemon: StartDaemon) -> None:
-    """One answer for what is absent and for what is forbidden: the same words, reason and details but for the name."""
+    """An absent name and a forbidden one get the same answer: the same words, reason and details but for the name."""
     config, tokens = tenants(
         "owner", "other", tenant("blind", rights=["allocate", "read", "write", "publish"]),
         devices={"isolation": "shared"},

@@ -78,7 +78,7 @@ def test_time_of_devices(start_daemon: StartDaemon) -> None:
 
 
 def test_a_tenants_batches_wait_for_room(start_daemon: StartDaemon) -> None:
-    """With room for one command the tenant's sessions get on one after another, and all of it is done."""
+    """Room for one command is enough: the tenant's sessions get on one after another, and all of it is done."""
     config, tokens = tenants(tenant("small", quotas={"queued_commands": 1, "queued_bytes": "4KiB"}))
     daemon = start_daemon(**config)
     with daemon.connect(token=tokens["small"]) as one, daemon.connect(token=tokens["small"]) as two:

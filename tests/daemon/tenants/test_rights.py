@@ -225,7 +225,7 @@ def check_cell(refusal: Refusal | None, kind: str, who: str, has: set[str]) -> N
 
 
 def normal(refusal: Refusal | None) -> object:
-    """What a refusal says, whatever the handle's number."""
+    """Returns a refusal's text, without the handle's number."""
     if refusal is None:
         return None
     text = f"{refusal.reason} {refusal.message} {refusal.fix} {sorted(refusal.details.items())}"
@@ -256,7 +256,7 @@ HANDLES = {"buffer": ("read", "write", "fill", "copy"), "function": ("launch", "
 
 @pytest.mark.parametrize("kind", sorted({kind for kinds in HANDLES.values() for kind in kinds}))
 def test_handles_of_other_sessions(world: World, kind: str) -> None:
-    """The same by a session that may do everything, of another tenant and of the holder's own."""
+    """The answers are the same for a session that may do everything, of another tenant and of the holder's own."""
     for who in ("only-admin", "holder"):
         has = {"admin"} if who == "only-admin" else set(rights.ORDINARY)
         with Raw(world.daemon.unix, world.tokens[who]) as raw, raw.execute() as stream:
@@ -316,7 +316,7 @@ def test_other_calls(world: World, method: str, right: str) -> None:
 
 @pytest.mark.parametrize("right", [*RIGHTS, "nothing"])
 def test_the_node(world: World, right: str) -> None:
-    """Only operators end, drain and restart what is others', and only they and observers see it."""
+    """Operators alone end, drain and restart what is others', and they and observers alone see it."""
     who = right if right == "nothing" else f"only-{right}"
     raw, _ = world.session(who)
     metadata = (("hearth-session", raw.token),)

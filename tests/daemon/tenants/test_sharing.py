@@ -55,7 +55,7 @@ def metered(daemon: DaemonProcess) -> dict[str, float]:
 
 @pytest.mark.parametrize("isolation", ["shared", "tenant"])
 def test_tenants_get_shares_by_their_weights(three: Three, isolation: str) -> None:
-    """Of the time that was metered; kernels of one length are counted as well."""
+    """The shares are of the metered time; kernels of one length are counted as well."""
     with three(isolation) as (daemon, nodes), contextlib.ExitStack() as stack:
         floods = {name: Flood(nodes[name], 2_000_000) for name in WEIGHTS}
         pids = {process["pid"] for process in daemon.status()["devices"][0]["processes"]}
@@ -91,7 +91,8 @@ def test_a_flood_does_not_hold_up_who_launches_and_waits(three: Three, isolation
         kernel = gpu.RawModule(code=SOURCE).get_function("rest")
 
         def overtaking(flood: Flood) -> float:
-            """How many kernels of the flood run during a round trip, as a part of those in line: the median of 30."""
+            """Returns the number of the flood's kernels that run during a round trip, as a part of those in line: the
+            median of 30."""
             parts = []
             for _ in range(30):
                 before, in_line = flood.done, flood.launched - flood.done
@@ -143,7 +144,7 @@ def test_what_is_metered_is_the_time_in_which_there_was_work(three: Three) -> No
 
 
 def opens_its_own_gate(one: hearth.Node, other: hearth.Node) -> None:
-    """What opens the gate is behind it in the same session, while another session wants the device."""
+    """A session opens the gate behind its waiting kernel, while another session wants the device."""
     with Flood(other, 1_000_000), gated(one.device(0)) as gate:
         time.sleep(0.1)
         counter = one.device(0).zeros(1, np.int32)

@@ -1,4 +1,4 @@
-"""Who is let in: tokens, users of the Unix socket, HTTP; and that tenants do not see each other."""
+"""Admission by tokens, users of the Unix socket, and HTTP; and that tenants do not see each other."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_failing_often_is_answered_late(guarded: DaemonProcess) -> None:
 
 
 def test_a_session_cannot_open_another(guarded: DaemonProcess, tokens: dict[str, str]) -> None:
-    """What a session's token is good for ends with the session."""
+    """A session's token has no use beyond the session."""
     with Raw(guarded.unix, tokens["bob"]) as raw:
         shown = (("hearth-session", raw.token),)
         refusal = refused(raw.node.OpenSession, node_pb2.OpenSessionRequest(), metadata=shown)
@@ -229,7 +229,7 @@ def test_who_connects_and_says_nothing_costs_nothing(guarded: DaemonProcess) -> 
 
 
 def as_another_user(path: str, request: bytes) -> bytes:
-    """What user 65534 is answered on a Unix socket until the other end hangs up."""
+    """Returns the answer to user 65534 on a Unix socket until the other end hangs up."""
     Path(path).parent.chmod(0o755)
     read, write = os.pipe()
     child = os.fork()
@@ -304,10 +304,10 @@ def test_the_socket_is_its_owners_where_nobody_is_known_by_user(start_daemon: St
 
 def test_a_user_that_the_host_has_not(tmp_path: Path) -> None:
     path = tmp_path / "hearth.toml"
-    path.write_text(toml(tenants(tenant("a", users=["nobody-of-this-name"]))[0]))
+    path.write_text(toml(tenants(tenant("a", users=["no-user-of-this-name"]))[0]))
     for command in ("check-config", "serve"):
         done = hearthd(command, "--config", str(path))
-        assert done.returncode == 2 and "nobody-of-this-name" in done.stderr and "Traceback" not in done.stderr
+        assert done.returncode == 2 and "no-user-of-this-name" in done.stderr and "Traceback" not in done.stderr
 
 
 # ---- what others see ----

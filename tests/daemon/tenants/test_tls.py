@@ -148,8 +148,8 @@ def test_clients_that_are_not_let_in(
 
 
 def test_a_certificate_that_is_no_tenants(mutual: DaemonProcess, authority: Authority) -> None:
-    certificate, key = authority.issue("somebody.example.org")
-    with pytest.raises(hearth.AuthenticationError, match=r"somebody\.example\.org") as error:
+    certificate, key = authority.issue("stranger.example.org")
+    with pytest.raises(hearth.AuthenticationError, match=r"stranger\.example\.org") as error:
         hearth.connect(f"https://{mutual.grpc}", ca=authority.pem, certificate=certificate, key=key)
     assert "certificates" in error.value.fix
     both, key = authority.issue("ci.example.org", "lab.example.org")

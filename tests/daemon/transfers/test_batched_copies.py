@@ -32,7 +32,7 @@ def fresh(daemon: DaemonProcess) -> Iterator[hearth.Device]:
 
 @pytest.fixture
 def rings(monkeypatch: pytest.MonkeyPatch) -> Rings:
-    """How many uploads and downloads went through the ring since it was asked last."""
+    """Yields a function that returns the number of uploads and downloads through the ring since its last call."""
     counts = {"RingUpload": 0, "RingDownload": 0}
     for name in counts:
         run = getattr(ring_copy, name).run
@@ -110,7 +110,7 @@ def test_copies_do_not_wait_for_slots(fresh: hearth.Device, rings: Rings, monkey
     x = formed(fresh, rings)
 
     def wait(*_: object) -> bool:
-        raise AssertionError("somebody waits")
+        raise AssertionError("a copy waits")
 
     monkeypatch.setattr(Ring, "_await", wait)
     with gated(fresh) as gate:

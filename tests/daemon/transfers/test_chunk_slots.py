@@ -162,7 +162,7 @@ def test_a_process_that_is_killed_takes_its_memory_with_it(lossy: DaemonProcess)
             started = threading.Event()
 
             def download(x: hearth.DeviceArray = x, started: threading.Event = started) -> int:
-                """How many downloads came before the device was lost."""
+                """Returns the number of downloads before the device was lost."""
                 for count in range(10_000):
                     try:
                         assert (x.get(progress=lambda done, total: started.set()) == host).all()

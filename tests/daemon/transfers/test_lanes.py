@@ -1,4 +1,4 @@
-"""Lanes: who gets one, that work over them is what it is over gRPC, and that nothing is lost where one is cut."""
+"""Lanes: eligible clients, work that is the same as over gRPC, and lossless recovery where one is cut."""
 
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="lanes are Unix 
 
 
 def channel(gpu: hearth.Device) -> bool:
-    """Whether the device is reached over a lane now."""
+    """True if the device is reached over a lane now."""
     return gpu._connection.attachment()._channel is not None
 
 
 class LaneCutter:
-    """Between clients of this process and the lane socket: each connection ends after a random number of bytes."""
+    """Proxy between clients of this process and the lane socket: each connection ends after a random number of
+    bytes."""
 
     def __init__(self, folder: Path, budget: random.Random, most: int) -> None:
         self.path = str(folder / "lane")
@@ -193,7 +194,7 @@ def test_what_kernels_print_comes_before_what_waited_for_it(
 
 @pytest.mark.parametrize("most", [400, 20_000])
 def test_commands_over_lanes_that_are_cut(daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    """At any byte; each command has run exactly once, and each answer has come."""
+    """A lane is cut at any byte; each command has run exactly once, and each answer has come."""
     program = Program(7, 3000 if most > 1000 else 400)
     with daemon.connect(lanes=False) as node:
         expected = program.run(node.device(0))

@@ -1,4 +1,4 @@
-"""The same arrays copied again and again: what has changed since is seen each time."""
+"""Repeated copies of the same arrays: what has changed since is noticed each time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Found = Callable[[], int]
 
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch) -> Iterator[Found]:
-    """How many copies were found out anew since it was asked last."""
+    """Yields a function that returns the number of copies that were prepared anew since its last call."""
     calls: list[object] = []
     for name in ("write", "read"):
         whole = getattr(shared_copies, name)
@@ -260,7 +260,7 @@ def test_a_device_that_was_lost(lossy: DaemonProcess) -> None:
 
 
 def test_spans_of_copies_that_are_made_again(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there are spans, each upload has its own."""
+    """Each upload has its own span, where there are spans."""
     host, x = pinned(noise(3 * INLINE)), gpu.empty(3 * INLINE, np.uint8)
     written: list[object] = []
     whole = host_copy.write

@@ -170,7 +170,7 @@ def test_a_read_behind_a_copy_that_was_lost(gpu: hearth.Device, monkeypatch: pyt
 def test_a_copy_that_was_lost_is_told_where_it_was_asked_for(
     gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch, own_stream: bool
 ) -> None:
-    """Of two threads, each with a separate stream, the one whose copy it was hears of it, whichever asks first."""
+    """Two threads have separate streams: the one whose copy it was gets the error, whichever asks first."""
     values = noise(5 * INLINE)
     x, y, z = (gpu.asarray(values) for _ in range(3))
     mine, theirs = gpu.stream(), gpu.stream()

@@ -20,7 +20,7 @@ UP, DOWN = Kind.UPLOAD, Kind.DOWNLOAD
 
 @pytest.fixture(autouse=True)
 def tidy(daemon: DaemonProcess) -> Iterator[None]:
-    """Nothing that a test shared is left behind it."""
+    """Checks that nothing that a test shared is left behind it."""
     yield
     gone(daemon)
 

@@ -33,7 +33,7 @@ from tests.support.folders import ROOT
 
 @pytest.fixture
 def tidy(daemon: DaemonProcess) -> Iterator[None]:
-    """What the test shares is gone behind it: memory, mappings, descriptors."""
+    """Checks that what the test shares is gone afterwards: memory, mappings, descriptors."""
     gone(daemon)
     before = descriptors(daemon)
     yield
@@ -42,7 +42,7 @@ def tidy(daemon: DaemonProcess) -> Iterator[None]:
 
 
 def descriptors(daemon: DaemonProcess) -> Counter[str]:
-    """Of the device process: how many there are of each kind."""
+    """Counts the device process's descriptors by kind."""
     kinds: Counter[str] = Counter()
     for entry in Path(f"/proc/{daemon.device_pid()}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
@@ -59,7 +59,7 @@ def no_more_than(daemon: DaemonProcess, before: Counter[str]) -> None:
 
 
 def why(sharing: Sharing, command: c.Command) -> Refusal:
-    """What a command is refused with."""
+    """Returns the refusal of a command."""
     with pytest.raises(Refusal) as refusal:
         sharing.ask(command)
     return refusal.value

@@ -66,7 +66,7 @@ def there_and_back(gpu: hearth.Device, size: int, seed: int = 1) -> None:
 
 
 def settled(daemon: DaemonProcess, stripes: int = 0) -> None:
-    """Nothing is lent any more, and no stripe is open that should not be."""
+    """Waits until nothing is lent any more, and no stripe is open that should not be."""
     wait_until(lambda: daemon.gauge("stripes") == stripes, f"{stripes} stripes in the device process")
     wait_until(lambda: daemon.gauge("staging_bytes") == 0, "all staging memory given back")
 
@@ -117,7 +117,7 @@ def test_bit_for_bit(gpu: hearth.Device, daemon: DaemonProcess, size: int) -> No
 
 
 def test_they_carry_the_bytes(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not gRPC."""
+    """The stripes carry them, not gRPC."""
 
     def never(*_: Any) -> None:
         raise AssertionError("a stream of Upload or Download was opened")
@@ -351,8 +351,8 @@ def test_the_command_stream_breaks_beside_them(lossy: DaemonProcess) -> None:
 def test_they_fall_silent_with_all_the_rest(
     lossy: DaemonProcess, by_way_of: Any, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    """What stands between client and daemon forwards nothing any more, and ends no connection: gRPC finds that out by
-    its pings, and stripes have none."""
+    """A proxy between client and daemon forwards nothing any more, and ends no connection: gRPC finds that out by its
+    pings, and stripes have none."""
     times = {"grpc.keepalive_time_ms": 200, "grpc.keepalive_timeout_ms": 200, "grpc.http2.ping_timeout_ms": 200}
     monkeypatch.setattr(transport, "_OPTIONS", tuple((dict(transport._OPTIONS) | times).items()))
     monkeypatch.setattr("hearth.transfer.striped.SILENT_S", 0.5)
@@ -648,7 +648,7 @@ def test_another_certificate_is_not_trusted(secured_daemon: SecuredDaemon) -> No
         def open_bulk(request: device_pb2.OpenBulkRequest) -> device_pb2.OpenBulkResponse:
             answer = ask(request)
             assert answer.certificate and all(len(ticket) == 32 for ticket in answer.tickets)
-            answer.certificate = make("somebody else").der
+            answer.certificate = make("another daemon").der
             return answer
 
         transport.open_bulk = open_bulk

@@ -69,7 +69,7 @@ def test_a_large_array(gpu: hearth.Device) -> None:
     os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") < 10 << 30, reason="needs 10 GiB of memory"
 )
 def test_more_than_2_gib_at_once(gpu: hearth.Device) -> None:
-    """One byte more than an `int` of 32 bits counts, there and back; probes at both ends and about each GiB."""
+    """Moves a byte more than an `int` of 32 bits counts, there and back; probes at both ends and about each GiB."""
     size = (2 << 30) + 1
     host = np.zeros(size, np.uint8)
     probes = np.unique(np.clip([at + by for at in (0, 1 << 30, 2 << 30) for by in range(-2, 3)], 0, size - 1))

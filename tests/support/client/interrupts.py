@@ -15,9 +15,10 @@ PACKAGE = str(Path(hearth.__file__).parent)
 
 
 def interrupting(call: Callable[[], object], step: int) -> bool:
-    """Calls it, and raises KeyboardInterrupt at that line of the client's; False where there were not so many.
+    """Calls `call`, and raises KeyboardInterrupt at line number `step` of the client's; returns False if there were
+    fewer lines.
 
-    Not where a `with` stands: at its end this would come before the lock is released, where no signal does.
+    Lines of a `with` are left out: at its end this would come before the lock is released, where no signal does.
     """
     count = 0
 

@@ -1,4 +1,4 @@
-"""The fake daemon on a Unix socket, which offers lanes, resumes, and cuts a lane after so many bytes."""
+"""The fake daemon on a Unix socket, which offers lanes, resumes, and cuts a lane after a number of bytes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.client.fake_daemon import FakeDaemon, Response, _abort, _Brok
 
 @contextlib.contextmanager
 def serving() -> Iterator[LaneDaemon]:
-    """One with sockets of its own, until the end of the block."""
+    """Yields one with separate sockets, until the end of the block."""
     with TemporaryDirectory() as directory:
         daemon = LaneDaemon(Path(directory))
         try:

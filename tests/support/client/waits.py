@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 10.0) -> bool:
-    """Whether it came true in time."""
+    """Waits for a condition; returns whether it came true in time."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

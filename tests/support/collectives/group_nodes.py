@@ -71,7 +71,7 @@ class LentNodes:
         return [self.one(number) for number in range(count)]
 
     def one(self, number: int) -> DaemonProcess:
-        """At rest, whatever the others do; another one in the place of one that has ended."""
+        """Returns a daemon at rest, whatever the others do; another one in the place of one that has ended."""
         while len(self._lent) <= number:
             self._lent.append(LentDaemon(self._cache, on_device(len(self._lent), devices=QUICK), 1))
         with _enough_of_them(number + 1):
@@ -131,7 +131,7 @@ class Rank:
         self.stream.batch(c.Command(launch=launch))
 
     def state(self, group: bytes, sequence: int) -> str:
-        """What its daemon knows of an operation: the coordinator of all ranks, the others of their own."""
+        """Returns the daemon's state of an operation: the coordinator knows all ranks, the others their own."""
         for found in self.call("DescribeGroups").groups:
             if found.group == group:
                 return "".join(each.state for each in found.operations if each.sequence == sequence)
@@ -167,13 +167,13 @@ class Rank:
 
 @contextlib.contextmanager
 def ranks(*daemons: DaemonProcess) -> Iterator[list[Rank]]:
-    """One on each."""
+    """Yields a rank on each daemon."""
     with ExitStack() as stack:
         yield [stack.enter_context(Rank(daemon, number)) for number, daemon in enumerate(daemons)]
 
 
 def members(count: int) -> list[node_pb2.GroupMember]:
-    """Device 0 of so many nodes."""
+    """Returns device 0 of each of `count` nodes."""
     return [node_pb2.GroupMember(node=number, device=0) for number in range(count)]
 
 
@@ -205,5 +205,5 @@ def under_way(all_ranks: Sequence[Rank], group: bytes, sequence: int, stuck: Ran
 
 
 def over(refusal: Refusal) -> bool:
-    """Whether it says that the group is no more, and what to do."""
+    """Returns whether the refusal says that the group is over, and how to continue."""
     return refusal.reason == Reason.COMMUNICATOR_FAILED and "rebuild" in refusal.fix

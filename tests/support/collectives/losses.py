@@ -34,7 +34,7 @@ def in_turn(kinds: Sequence[Kind], rounds: int) -> Iterator[tuple[Kind, random.R
 
 
 def strike(pid: int, what: signal.Signals, stack: contextlib.ExitStack) -> None:
-    """A process that is stopped goes on when the stack is closed."""
+    """Signals a process; a stopped one continues when the stack is closed."""
     os.kill(pid, what)
     if what == signal.SIGSTOP:
         stack.callback(_continue, pid)
@@ -90,7 +90,7 @@ class Kept:
 
 
 def told(gpu: hearth.Device, began: float, timeout: float) -> str:
-    """What the rank is told of the operation that it began then, in time."""
+    """Returns the reason that the rank gets, in time, for the operation that it began at `began`."""
     try:
         gpu.synchronize(timeout=30)
     except hearth.CommunicatorError as error:
@@ -101,7 +101,7 @@ def told(gpu: hearth.Device, began: float, timeout: float) -> str:
 
 
 class Survivors:
-    """All ranks of a group but the victim, each with data of its own."""
+    """All ranks of a group but the victim, each with separate data."""
 
     def __init__(self, group: hearth.Group, victim: int) -> None:
         self._group, self._victim = group, victim
@@ -109,7 +109,8 @@ class Survivors:
         self._kept = [Kept(gpu, seed) for seed, gpu in enumerate(self._gpus)]
 
     def go_on(self, began: float, timeout: float) -> None:
-        """They are told of the operation that began then, in time; have their data; and work without the victim."""
+        """Checks that all get the error of the operation begun at `began`, in time; have their data; and work without
+        the victim."""
         for gpu in self._gpus:
             told(gpu, began, timeout)
         for each in self._kept:

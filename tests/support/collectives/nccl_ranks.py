@@ -13,7 +13,7 @@ MEET_S = 60.0
 
 def enter(rank: int, meet: Path) -> Any:
     """This process uses the GPU of the rank's number from now on. NCCL's unique id, which rank 0 makes and leaves in
-    the file `meet`: whoever has it can make the communicator."""
+    the file `meet`: every holder of it can make the communicator."""
     for name in ("NCCL_NVLS_ENABLE", "NCCL_RUNTIME_CONNECT"):  # as a device process has them
         os.environ.setdefault(name, "0")
     import cupy

@@ -46,7 +46,7 @@ def several(cache: Path, count: int, harmed: bool = False, **config: Any) -> Ite
 
 
 def operation(kind: str, source: int = 0, destination: int = 0, count: int = FLOATS, **more: Any) -> Any:
-    """One of a batch: `kind` as in "all_reduce"."""
+    """Builds an operation of a batch: `kind` as in "all_reduce"."""
     fields = {"dtype": "float32", **more}
     if kind in ("all_reduce", "reduce", "reduce_scatter"):
         fields.setdefault("op", c.REDUCE_OP_SUM)
@@ -73,7 +73,7 @@ class Ranks:
             self._open.close()
             raise
         self.devices = tuple(range(count))
-        """In the order of their ranks, unless a method is told otherwise."""
+        """Devices in the order of their ranks, unless a method gets others."""
         self._sequences: dict[tuple[int, ...], int] = {}
         for rank, stream in enumerate(self.streams):
             stream.batch(
@@ -109,7 +109,7 @@ class Ranks:
         return from_status(entries[0].status)
 
     def work(self, devices: Sequence[int] | None = None, timeout: float = 20) -> None:
-        """What went wrong before does not concern the next operation."""
+        """Checks that the next operation works, whatever failed before."""
         devices = tuple(devices or self.devices)
         number = self.next(devices)
         for device in devices:
@@ -122,7 +122,7 @@ class Ranks:
             assert self.streams[device].failures() == []
 
     def groups(self) -> list[Any]:
-        """What the flight recorder has of the session's groups."""
+        """Returns the flight recorder's entries of the session's groups."""
         request = node_pb2.DescribeGroupsRequest(session_token=self.raw.token)
         answer = self.raw.node.DescribeGroups(request, timeout=TIMEOUT, metadata=self.raw.metadata)
         return list(answer.groups)
@@ -142,7 +142,7 @@ class Ranks:
 
 
 def refusal_of(stream: Execute, command: Any) -> Refusal:
-    """What a command that is refused at once is answered."""
+    """Returns the refusal of a command that is refused at once."""
     result = stream.ask(command)
     assert result.HasField("error"), result
     return from_status(result.error)

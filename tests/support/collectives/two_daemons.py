@@ -31,13 +31,13 @@ class TwoDaemons:
         return [node.device(0) for node in self.nodes]
 
     def group(self, order: Sequence[int]) -> hearth.Group:
-        """Of their devices; both are running."""
+        """Forms a group of their devices; both are running."""
         for daemon in self.daemons:
             assert daemon.process.poll() is None, f"it ended by itself: {daemon.log()[-4000:]}"
         return hearth.Group([self.gpus[index] for index in order])
 
     def mend(self, killed: int | None = None) -> None:
-        """One that was `killed` is started again, on its old addresses."""
+        """Restarts a daemon that was `killed`, on its old addresses."""
         if killed is not None:  # its sockets are closed, and others know, some time before it can be waited for
             self.daemons[killed].process.wait(STOP_S)
         for index, daemon in enumerate(self.daemons):

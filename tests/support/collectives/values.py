@@ -16,7 +16,7 @@ except ImportError:
     SMALL: list[np.dtype[Any]] = []
     """Floats that NumPy has not."""
     EIGHT: list[np.dtype[Any]] = []
-    """Of 8 bits."""
+    """Floats of 8 bits."""
 else:
     EIGHT = [np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)]
     SMALL = [np.dtype(ml_dtypes.bfloat16), *EIGHT]
@@ -25,7 +25,7 @@ INTEGERS = [np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 1
 FLOATS = [np.dtype(name) for name in ("float16", "float32", "float64")]
 NUMBERS = [*INTEGERS, *FLOATS, *SMALL]
 EVERYTHING = [*NUMBERS, *map(np.dtype, ("bool", "complex64", "complex128", "datetime64[s]", "S5"))]
-"""What only moves is anything."""
+"""Types of operations that only move data: any."""
 OPS = ("sum", "mean", "min", "max", "prod")
 ORDERS = [(0, 1), (3, 1), (0, 1, 2), (2, 0, 3), (0, 1, 2, 3), (3, 1, 0, 2)]
 N = 15
@@ -37,7 +37,7 @@ Cells = Iterator[tuple[str, hearth.DeviceArray, np.ndarray]]
 
 
 def wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """What is computed in."""
+    """Returns the type in which the expected values are computed."""
     if dtype.kind in "iu":
         return np.dtype(np.int64 if dtype.kind == "i" else np.uint64)
     return np.dtype(np.float64 if dtype == np.float64 else np.float32)

@@ -40,7 +40,7 @@ class Runs:
     body: str
     expected: Sequence[float]
     declarations: str = ""
-    """What stands before the kernel, in a namespace of the feature's own."""
+    """Text before the kernel, in a namespace for the feature."""
 
     includes: tuple[str, ...] = ()
     block: int = 32
@@ -60,7 +60,7 @@ class Refused:
     """A feature that is refused: `source` is a source whose compile fails with UNSUPPORTED and the feature's name."""
 
     name: str
-    """How the refusal names it: part of `details["feature"]`."""
+    """Name of it in the refusal: part of `details["feature"]`."""
 
     text: str
     """Names that programs use for it; Markdown."""
@@ -99,7 +99,7 @@ Row = TypeVar("Row", Runs, Refused, Differs)
 
 
 def joined(snippets: Sequence[Snippet]) -> str:
-    """One source of many snippets: the kernel of the n-th is `feature_n`. Errors name the feature as the file."""
+    """Joins snippets to one source: the kernel of the n-th is `feature_n`. Errors name the feature as the file."""
     includes = sorted({include for snippet in snippets for include in snippet.includes})
     lines = [f"#include <{include}>" for include in includes]
     for number, snippet in enumerate(snippets):

@@ -56,7 +56,7 @@ class Format:
             return np.where(np.isfinite(exact) & (value < -largest), past[1], value)
 
     def rounded_exactly(self, exact: Fraction, way: str = "rn") -> float:
-        """The same for a number that float64 may not hold."""
+        """Rounds a number that float64 may not hold, as `rounded` does."""
         if exact == 0:
             return 0.0
         size, exponent = abs(exact), self.lowest

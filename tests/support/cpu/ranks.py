@@ -30,7 +30,8 @@ def dtype_of(name: str) -> np.dtype[Any]:
 
 
 def serve(pipe: multiprocessing.connection.Connection) -> None:
-    """A rank in a process of its own: does what it is told, and reports the outcome. Can be told to abort meanwhile."""
+    """Runs a rank in a separate process: executes its orders, and reports the outcome. An order to abort may come
+    meanwhile."""
     end: SharedExchange | None = None
 
     def run(operations: Sequence[CollectiveExchange], timeout_s: float) -> None:
@@ -97,7 +98,8 @@ class Ranks:
         self._used = [0] * self.count
 
     def array(self, rank: int, data: Array | int, skew: int = 0) -> Array:
-        """A buffer of the rank with a copy of the data, or of so many bytes, `skew` bytes off a cache line."""
+        """Returns a buffer of the rank with a copy of the data, or of that number of bytes, `skew` bytes off a cache
+        line."""
         size = data if isinstance(data, int) else data.nbytes
         begin = (self._used[rank] + 63) // 64 * 64 + skew
         self._used[rank] = begin + size
@@ -164,7 +166,7 @@ def random_data(generator: np.random.Generator, count: int, name: str) -> Array:
 
 
 def reduced(inputs: Sequence[Array], op: str) -> Array:
-    """In rank order, computed in float32 or 64, or with integers that wrap; rounded once."""
+    """Reduces in rank order, computed in float32 or 64, or with integers that wrap; rounded once."""
     dtype = inputs[0].dtype
     if dtype.kind in "iu":
         wide: Any = np.int64 if dtype.kind == "i" else np.uint64
@@ -185,7 +187,8 @@ def reduced(inputs: Sequence[Array], op: str) -> Array:
 
 
 def expected(kind: str, inputs: Sequence[Array], rank: int, op: str, root: int) -> Array | None:
-    """What `rank` has in its destination, of all ranks' sources; None where it has no destination."""
+    """Returns the expected contents of the destination of `rank`, from all ranks' sources; None where it has no
+    destination."""
     ranks = len(inputs)
     if kind in {"all_reduce", "reduce"}:
         return reduced(inputs, op) if kind == "all_reduce" or rank == root else None

@@ -42,7 +42,7 @@ _AS_3_AND_4 = "import os, sys; [os.dup2(int(sys.argv[n]), n + 2) for n in (1, 2)
 
 
 class Browser:
-    """One process. `profile`: an empty folder of its own."""
+    """A browser process. `profile`: an empty folder for it alone."""
 
     def __init__(self, profile: Path) -> None:
         self._numbers = itertools.count(1)
@@ -99,7 +99,7 @@ class Browser:
 
     @contextlib.contextmanager
     def tab(self, width: int = 1280, height: int = 900, dark: bool = False) -> Iterator[Tab]:
-        """A tab with cookies and storage of its own."""
+        """Yields a tab with separate cookies and storage."""
         context = self.call("Target.createBrowserContext")["browserContextId"]
         target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -131,7 +131,7 @@ class Browser:
 
 
 class Tab:
-    """One page, and what it did."""
+    """A page, and the record of its requests and complaints."""
 
     def __init__(self, browser: Browser, session: str) -> None:
         self._browser = browser
@@ -188,7 +188,7 @@ class Tab:
             time.sleep(0.05)
 
     def text(self) -> str:
-        """What is to be read."""
+        """Returns the visible text."""
         return str(self.js("document.body ? document.body.innerText : ''"))
 
     def type(self, text: str) -> None:
@@ -196,6 +196,6 @@ class Tab:
         self.call("Input.insertText", text=text)
 
     def screenshot(self, path: Path, whole: bool = True) -> None:
-        """As PNG; `whole`: beyond what the window shows."""
+        """Takes a screenshot as PNG; `whole`: beyond what the window shows."""
         data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"]
         path.write_bytes(base64.b64decode(data))

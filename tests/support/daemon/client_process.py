@@ -10,7 +10,7 @@ from tests.support.daemon.harness import environment
 
 
 def run_python(code: str, *arguments: str) -> subprocess.Popen[str]:
-    """A client in a process of its own."""
+    """Starts a client in a separate process."""
     command = [sys.executable, "-c", code, *arguments]
     env = environment(PYTHONPATH=os.pathsep.join(sys.path))
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)

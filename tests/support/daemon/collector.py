@@ -14,7 +14,7 @@ _WAIT_S = 20.0
 
 
 class Span(NamedTuple):
-    """One, as it came. Ids in hexadecimal digits; times in ns of Unix time; `resource`: of who sent it."""
+    """A span as received. Ids in hexadecimal digits; times in ns of Unix time; `resource`: attributes of its sender."""
 
     name: str
     trace: str
@@ -56,7 +56,7 @@ class Collector:
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def environment(self) -> dict[str, str]:
-        """What has a daemon send its spans here, soon."""
+        """Returns the variables with which a daemon exports its spans here, soon."""
         return {
             "OTEL_TRACES_EXPORTER": "otlp",
             "OTEL_EXPORTER_OTLP_ENDPOINT": self.url,

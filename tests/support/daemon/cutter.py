@@ -1,5 +1,5 @@
-"""A proxy between client and daemon that cuts connections: after so many bytes in one direction, or now; or it stops
-forwarding and says nothing."""
+"""A proxy between client and daemon that cuts connections: after a number of bytes in one direction, or now; or it
+stops forwarding without a word."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def random_cuts(seed: int, most: int) -> Plan:
 
 
 class _Pair:
-    """One connection: the client's end and the daemon's."""
+    """A connection: the client's end and the daemon's."""
 
     def __init__(self, client: socket.socket, daemon: socket.socket, budget: Budget) -> None:
         self.client = client
@@ -63,7 +63,7 @@ class _Pair:
 
 
 class Cutter:
-    """Listens on a TCP port of its own; `target` is a Unix socket (``unix:<path>``) or ``host:port``."""
+    """Listens on a separate TCP port; `target` is a Unix socket (``unix:<path>``) or ``host:port``."""
 
     def __init__(self, target: str, plan: Plan = lambda number: Budget()) -> None:
         self.plan = plan
@@ -91,11 +91,11 @@ class Cutter:
         self._call(self._cut_all(reset))
 
     def stall(self) -> None:
-        """Nothing is forwarded any more, on connections that are there; new ones work. Nobody is told."""
+        """Stops forwarding on existing connections, without an error to either side; new ones work."""
         self._call(self._stall())
 
     def refuse(self, refuses: bool = True) -> None:
-        """Whether new connections are ended at once."""
+        """Sets whether new connections are ended at once."""
         self._refuses = refuses
 
     def _call(self, work: Coroutine[Any, Any, None]) -> None:

@@ -2,7 +2,7 @@
 of its input.
 
 A line is the client's seed; its process number comes back. The imports are done once, before the first fork; nothing of
-gRPC has begun by then. A client works on everything that there is, in an order of its own, until it is killed.
+gRPC has begun by then. A client works on everything that there is, in a random order, until it is killed.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ extern "C" __global__ void chat(int n) { printf("thread %d of %d\n", (int)thread
 """
 N = 4096
 SIZES = [100, 1 << 20, 5 << 20]
-"""Of transfers, in bytes: each size takes a different path."""
+"""Sizes of transfers, in bytes: each takes a different path."""
 
 
 class Doomed:
-    """One client's session and what it has made so far."""
+    """A client's session and the objects that it has made so far."""
 
     def __init__(self, node: hearth.Node, gpu: hearth.Device, rng: random.Random) -> None:
         self.node, self.gpu, self.rng = node, gpu, rng
@@ -119,7 +119,7 @@ class Doomed:
             group.all_reduce(parts)
 
     def half_a_collective(self) -> None:
-        """One rank of two: the other one's process ends before it comes."""
+        """Presents one rank of two: the other one's process ends before it comes."""
         group = hearth.Group(self.node.devices)
         if len(group) > 1:
             group.send(group.devices[0].ones(1000, np.float32), to=1, timeout=1)
@@ -159,7 +159,7 @@ STEPS: list[Callable[[Doomed], None]] = [
 
 
 def live(target: str, seed: int) -> None:
-    """Until it is killed; or until something fails, which is told on standard error."""
+    """Works until it is killed; or until something fails, which is reported on standard error."""
     rng = random.Random(seed)
     options: dict[str, Any] = {"isolation": "dedicated"} if seed % 7 == 3 else {}
     node = hearth.connect(target, name=f"doomed {seed}", **options)
@@ -169,7 +169,7 @@ def live(target: str, seed: int) -> None:
 
 
 def main() -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that are killed
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the killed ones are not waited for
     assert threading.active_count() == 1, "a thread would not be there after the fork"
     for line in sys.stdin:
         pid = os.fork()

@@ -32,7 +32,7 @@ def endless(gpu: hearth.Device) -> hearth.DeviceArray:
 
 
 def compiling(daemon: DaemonProcess) -> bool:
-    """Whether a compile has begun: what works for a device process uses the processor in earnest."""
+    """Returns whether a compile has begun: a process that works for a device process has used processor time."""
     ticks = 0
     for pid in processes(daemon.device_pid()):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What tests of durable arrays share: ways to lose a device, and what the daemon keeps for them."""
+"""Parts shared by tests of durable arrays: ways to lose a device, and the daemon's stores for them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ extern "C" __global__ void set_all(int* x, int n, int value) {
 FAR = np.int64(1 << 45)
 MIB = 1 << 20
 QUICK = {"max_restarts": 1000, "restart_window": "1ms", "max_faults": 1000}
-"""A device that is lost again and again is started again at once, whoever loses it."""
+"""Settings with which a device that is lost again and again is restarted at once, whichever session loses it."""
 
 
 def kill(daemon: DaemonProcess, ordinal: int = 0) -> None:
@@ -45,7 +45,7 @@ def lose(daemon: DaemonProcess, gpu: hearth.Device) -> None:
 
 
 def back(gpu: hearth.Device) -> None:
-    """Waits for the device. The loss is told here, unless nothing was lost with it that anybody has to be told of."""
+    """Waits for the device. The loss is raised here, unless nothing was lost that has to be reported."""
     wait_until(lambda: gpu.state == "serving", "the device's return")
     with contextlib.suppress(hearth.DeviceLostError):
         gpu.synchronize()

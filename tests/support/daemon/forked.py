@@ -43,7 +43,7 @@ class ForkServer:
         return {name: value for name, value in kept if name not in self._own}
 
     def suits(self, environment: Mapping[str, str]) -> bool:
-        """Whether a fresh interpreter, started now with this environment, would come to the same."""
+        """Returns whether a fresh interpreter, started now with this environment, would behave the same."""
         return self._shared(environment) == self._environment and Path.cwd() == self._folder
 
     def fork(self, arguments: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]) -> int:

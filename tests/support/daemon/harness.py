@@ -1,4 +1,4 @@
-"""A daemon in a process of its own, and what tests need to know of it from outside."""
+"""A daemon in a separate process, and its observable state."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MOST_DEVICES = int(os.environ.get("HEARTH_TEST_DEVICES", "64"))
 """Devices of a daemon here on the CPU backend: 1 runs the tests as on a host with one GPU."""
 
 UNRETRIEVED = ("never retrieved", "was destroyed but it is pending", "was never awaited")
-"""What a daemon's log must not hold."""
+"""Phrases that a daemon's log must not contain."""
 
 START_S = 120.0
 STOP_S = 20.0
@@ -113,7 +113,7 @@ def hearthd(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess
 
 
 def alive(pid: int) -> bool:
-    """Whether the process exists and is no zombie."""
+    """Returns whether the process exists and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     except OSError:
@@ -165,8 +165,8 @@ def _limited(open_files: int) -> list[str]:
 
 
 class DaemonProcess:
-    """`hearthd serve` on free ports and a socket of its own, or on those of one that has ended (`after`). `config`
-    holds sections of settings."""
+    """`hearthd serve` on free ports and a separate socket, or on those of one that has ended (`after`). `config` holds
+    sections of settings."""
 
     def __init__(
         self,
@@ -240,7 +240,7 @@ class DaemonProcess:
         return self.log_path.read_text(errors="replace")
 
     def get(self, path: str, token: str = "") -> Page:
-        """One page over HTTP, whatever its status."""
+        """Gets a page over HTTP, whatever its status."""
         token = token or self.token
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         request = urllib.request.Request(f"http://{self.http}{path}", headers=headers)
@@ -258,13 +258,14 @@ class DaemonProcess:
         return json.loads(page.body)
 
     def device_pid(self, ordinal: int = 0) -> int:
-        """Of a device that is up: never 0, which would mean this very process group to `os.kill`."""
+        """Returns the process id of a device that is up: never 0, which would mean this very process group to
+        `os.kill`."""
         pid: int = self.status()["devices"][ordinal]["pid"]
         assert pid > 0, f"device {ordinal} has no process"
         return pid
 
     def generation(self, ordinal: int = 0) -> int:
-        """Of a device."""
+        """Returns the generation of a device."""
         found: int = self.status()["devices"][ordinal]["generation"]
         return found
 
@@ -303,7 +304,8 @@ class DaemonProcess:
         return self.process.returncode
 
     def left_behind(self) -> list[str]:
-        """What should not be there after `stop`: processes, sockets, and errors in its log that nobody took."""
+        """Returns what should not be there after `stop`: processes, sockets, and errors in its log that no test
+        expected."""
         deadline = time.monotonic() + STOP_S
         while (pids := marked(self.mark)) and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -316,8 +318,8 @@ class DaemonProcess:
         return found + self.unretrieved()
 
     def unretrieved(self) -> list[str]:
-        """What asyncio says of exceptions that were left to the garbage collector: futures and tasks that the daemon
-        has lost track of."""
+        """Returns asyncio's reports of exceptions that were left to the garbage collector: futures and tasks that the
+        daemon has lost track of."""
         if not self.log_path.exists():
             return []
         return [line for line in self.log().splitlines() if any(phrase in line for phrase in UNRETRIEVED)]

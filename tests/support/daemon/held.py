@@ -1,4 +1,4 @@
-"""What a daemon's processes hold, to be compared with what they held before."""
+"""Resources that a daemon's processes hold, for comparison with an earlier state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.daemon.harness import DaemonProcess, marked
 
 @dataclass(frozen=True)
 class Held:
-    """Of one process."""
+    """Resources of one process."""
 
     fds: dict[str, int]
     """Its open files by kind."""
@@ -46,13 +46,13 @@ def _kind(link: str) -> str:
 
 @dataclass(frozen=True)
 class State:
-    """Of a whole daemon."""
+    """Resources of a whole daemon."""
 
     front: Held
     devices: list[Held]
     gauges: list[dict[str, float]]
     streams: list[int]
-    """Of each device, kept for whoever needs one."""
+    """Number of streams of each device, kept for reuse."""
     processes: int
     sessions: int
 
@@ -61,7 +61,7 @@ GAUGES = (
     "sessions", "buffers", "modules", "graphs", "prepared_lists", "commands_waiting", "memory_in_use_bytes",
     "staging_bytes", "durable_bytes", "profiles_open", "traces_running", "buffers_published", "buffers_attached",
 )  # fmt: skip
-"""What belongs to sessions: all of it is 0 when there are none."""
+"""Gauges of resources that belong to sessions: all of them are 0 without sessions."""
 
 
 def state_of(daemon: DaemonProcess, token: str = "") -> State:

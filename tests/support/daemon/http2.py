@@ -31,7 +31,7 @@ def literal(name: str, value: str) -> bytes:
 
 
 class Http2:
-    """One connection. `window`: bytes that the other side may send on each stream before it is granted more."""
+    """An HTTP/2 connection. `window`: bytes that the other side may send on each stream before it is granted more."""
 
     def __init__(self, address: str, window: int = 65535) -> None:
         if address.startswith("unix:"):
@@ -75,7 +75,8 @@ class Http2:
         self.socket.sendall(frame(WINDOW_UPDATE, 0, stream, struct.pack(">I", size)))
 
     def frames(self) -> Iterator[Frame]:
-        """What comes, until the connection ends; pings and settings are acknowledged, as gRPC expects."""
+        """Yields the frames that come, until the connection ends; pings and settings are acknowledged, as gRPC
+        expects."""
         while True:
             head = self._read(9)
             if not head:

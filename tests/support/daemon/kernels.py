@@ -1,4 +1,4 @@
-"""Kernels that several tests use, and one that runs until it is told to end."""
+"""Kernels that several tests use, and one that runs until it is released."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ extern "C" __global__ void hold(int* after) { while (!gate) {} if (after) *after
 
 
 class Gate:
-    """A kernel that runs until `open`; the variable that it watches is nobody's argument, so no write to it waits."""
+    """A kernel that runs until `open`; the variable that it watches is no kernel's argument, so no write to it
+    waits."""
 
     def __init__(self, gpu: hearth.Device) -> None:
         self._gpu = gpu

@@ -14,7 +14,8 @@ from tests.support.daemon.held import GAUGES
 from tests.support.daemon.tenants import tenant, tenants
 
 REST_S = 5.0
-"""What a session holds that was left open stays longer, as a rule: then the next test is lent another daemon."""
+"""Seconds. Resources of a session that was left open stay longer, as a rule: then the next test is lent another
+daemon."""
 _HELD = (*GAUGES, "stripes", "segments", "sessions_leaving")
 
 

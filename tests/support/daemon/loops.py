@@ -24,8 +24,8 @@ LOOPS = ("asyncio", "uvloop")
 
 
 def run(work: Callable[[], Coroutine[Any, Any, T]], loop: str = "asyncio", seconds: float = 60.0) -> T:
-    """The result of `work()` in a loop of its own. No task is left at its end that does not end by itself, nobody
-    complains to the loop, and the client's threads end."""
+    """Returns the result of `work()` in a separate loop. At its end no task is left that does not end by itself, the
+    loop's exception handler was not called, and the client's threads end."""
     before = threads()
     complaints: list[str] = []
 
@@ -35,7 +35,7 @@ def run(work: Callable[[], Coroutine[Any, Any, T]], loop: str = "asyncio", secon
         gc.collect()  # what was "never retrieved" says so now
         await asyncio.sleep(0)
         left = asyncio.all_tasks() - {asyncio.current_task()}
-        if left:  # a cancelled dispatch goes on: its task ends when a thread has seen to that, with no help
+        if left:  # a cancelled dispatch continues: its task ends, without help, when a thread has finished it
             _, left = await asyncio.wait(left, timeout=10)
         assert not left, left
         return result
@@ -59,7 +59,7 @@ def threads() -> set[threading.Thread]:
 
 
 class Gate:
-    """As `kernels.Gate`, for asyncio."""
+    """`kernels.Gate` for asyncio."""
 
     def __init__(self, gpu: aio.Device) -> None:
         self._side = gpu.stream()
@@ -67,7 +67,7 @@ class Gate:
         self._kernel = self._module.get_function("hold")
 
     async def made(self) -> Gate:
-        """What is made at the first use is made before a kernel runs."""
+        """Makes, before a kernel runs, everything that the first use makes."""
         self._gate = await self._module.get_global("gate", np.int32)
         self._gate.set(np.zeros(1, np.int32), stream=self._side)
         await self._side.synchronize()

@@ -3,17 +3,17 @@ their output has to be what comes.
 
 A page's fences, in order, in one folder of the page's own:
 
-- ``python``: a program. A ``text`` fence right behind it is what it prints.
-- any language with ``file=NAME``: is written to that file, and not run.
-- ``console``: lines that begin with ``$`` are commands (``>``: goes on), the others are their output. A command that
+- ``python``: a program. A ``text`` fence right behind it is what it prints. - any language with ``file=NAME``: is
+written to that file, and not run. - ``console``: lines that begin with ``$`` are commands (``>``: continued), the
+others are their output. A command that
   ends with ``&`` runs until the page ends. A command that fails fails the page, unless it is shown to fail:
   ``$ false  # exit status 1``.
 - with ``untested="WHY"``: is not run, and says why.
 - ``text``, ``json``, ``proto`` and fences without a language are not run.
 
-Expected output: ``...`` stands for any text within a line, on a line of its own for any lines.
-A comment ``<!-- daemons=2 devices=2 -->`` at the head of a page says what it needs; ``HEARTH_TARGET`` names the first
-daemon, ``HEARTH_SECOND`` the second.
+Expected output: ``...`` stands for any text within a line, alone on a line for any lines. A comment ``<!-- daemons=2
+devices=2 -->`` at the head of a page says what it needs; ``HEARTH_TARGET`` names the first daemon, ``HEARTH_SECOND``
+the second.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _STATUS = re.compile(r"\s+# exit status (\d+)$")
 
 
 class Fence(NamedTuple):
-    """One of a page, from a line on."""
+    """A fence of a page, from a line on."""
 
     language: str
     options: Mapping[str, str]
@@ -45,7 +45,7 @@ class Fence(NamedTuple):
 
 
 class Command(NamedTuple):
-    """What a console fence shows: a command, its exit status and its output."""
+    """A command of a console fence, with its exit status and its output."""
 
     text: str
     status: int
@@ -65,13 +65,13 @@ def fences(page: str) -> list[Fence]:
 
 
 def needs(page: str) -> dict[str, int]:
-    """What the comment at its head asks for."""
+    """Returns the settings in the comment at the page's head."""
     head = re.match(r"<!--(.*?)-->", page, re.DOTALL)
     return {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", head.group(1))} if head else {}
 
 
 def commands(text: str) -> Iterator[Command]:
-    """What a console fence holds."""
+    """Yields the commands of a console fence."""
     command, output = "", list[str]()
     for line in [*text.splitlines(), "$ "]:
         if line.startswith("$ ") or line == "$":
@@ -86,7 +86,7 @@ def commands(text: str) -> Iterator[Command]:
 
 
 def same(expected: list[str], came: list[str]) -> bool:
-    """Whether `came` is what is shown."""
+    """Returns whether `came` matches the shown output."""
     pattern = "".join(
         r"(?:.*\n)*" if line.strip() == "..." else ".*".join(map(re.escape, line.split("..."))) + r"[ ]*\n"
         for line in expected
@@ -95,7 +95,7 @@ def same(expected: list[str], came: list[str]) -> bool:
 
 
 class Reader:
-    """Who does what a page says, in `folder`."""
+    """Follows the instructions of a page, in `folder`."""
 
     def __init__(self, name: str, folder: Path, environment: Mapping[str, str]) -> None:
         self._name = name
@@ -121,7 +121,7 @@ class Reader:
                 for command in commands(fence.text):
                     self._run(fence.line, command)
             else:
-                assert fence.language in _SHOWN, f"{self._name}:{fence.line}: nobody runs {fence.language}"
+                assert fence.language in _SHOWN, f"{self._name}:{fence.line}: no runner for {fence.language}"
 
     def _run(self, line: int, command: Command) -> None:
         if command.text.rstrip().endswith("&"):

@@ -31,11 +31,11 @@ extern "C" __global__ void step(unsigned int* x, unsigned int* launches, unsigne
 """
 WIDTH = 64
 PATIENCE_S = 60.0
-"""How long a phase may take: pauses are seconds, and the machine may have other things to do."""
+"""Limit of a phase in seconds: pauses take seconds, and the machine may be busy."""
 
 
 class Session:
-    """One session and all that it has done."""
+    """A session and the record of its work."""
 
     def __init__(self, target: str, rng: random.Random) -> None:
         self.target, self.rng = target, rng
@@ -101,7 +101,7 @@ PHASES: dict[str, Callable[[Session], None]] = {
 
 
 class Walker:
-    """One such process. `first` is what it does before `ready` returns."""
+    """A walking process. `first` is what it does before `ready` returns."""
 
     def __init__(self, target: str, seed: int) -> None:
         command = [sys.executable, "-m", "tests.support.daemon.paused", target, str(seed)]
@@ -133,7 +133,7 @@ class Walker:
             raise AssertionError(f"{phase}: {line}{stdout.read()}")
 
     def end(self) -> None:
-        """Nothing more is to be done; kills it where that does not end it."""
+        """Ends the process: nothing more is to be done; kills it where that does not end it."""
         assert self.process.stdin is not None and self.process.stdout is not None
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGCONT)

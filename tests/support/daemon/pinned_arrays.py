@@ -37,7 +37,7 @@ def pinned(values: np.ndarray, order: Any = "C") -> np.ndarray:
 
 
 def shared(gpu: hearth.Device) -> shared_memory.Shared | None:
-    """What is shared with the device now."""
+    """Returns the memory that is shared with the device now."""
     return connection_of(gpu).part(shared_memory.SharedMemory)._shared
 
 
@@ -68,6 +68,6 @@ def moved(gpu: hearth.Device, name: str) -> Iterator[list[int]]:
 
 
 def told(gpu: hearth.Device) -> None:
-    """Whatever has failed is raised: an answer that comes after a synchronize's is told by the next one."""
+    """Raises every failure so far: the next synchronize reports an answer that comes after that of the first."""
     for _ in range(2):
         gpu.synchronize()

@@ -21,7 +21,7 @@ KEEP = 1
 
 
 def refusal_of(error: grpc.RpcError) -> Refusal:
-    """What a failed call was told."""
+    """Returns the refusal of a failed call."""
     call: Any = error
     for key, value in call.trailing_metadata() or ():
         if key == reasons.STATUS_DETAILS_KEY:
@@ -108,7 +108,7 @@ class Raw:
 
 
 class Execute:
-    """One Execute stream, message by message; bytes are sent as they are."""
+    """An Execute stream, message by message; bytes are sent as they are."""
 
     def __init__(self, session: Raw, device: int, attach: bool) -> None:
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -145,14 +145,14 @@ class Execute:
         return response
 
     def protocol_error(self) -> Refusal:
-        """What the daemon says of the message before."""
+        """Returns the protocol error that the daemon reports for the message before."""
         while (response := self.receive()).WhichOneof("kind") == "ack":
             pass
         assert response.event.WhichOneof("kind") == "protocol_error", response
         return reasons.from_status(response.event.protocol_error)
 
     def ask(self, command: c.Command) -> c.Result:
-        """Sends one command in a batch of its own; its result."""
+        """Sends one command in a separate batch; returns its result."""
         command.request = next(self._request_numbers)
         self.batch(command)
         while True:
@@ -163,7 +163,7 @@ class Execute:
             assert response.WhichOneof("kind") == "ack", response
 
     def failures(self, stream: int = 0) -> list[Any]:
-        """What failed on the stream: the failed commands that a sync lists."""
+        """Returns the failed commands of the stream, as a sync lists them."""
         result = self.ask(c.Command(stream=stream, sync=c.Sync()))
         return reasons.stream_failures(result.error)
 
@@ -177,7 +177,7 @@ class Execute:
         raise AssertionError("the stream ended well")
 
     def cancel(self) -> None:
-        """Breaks off: whoever receives gets an error. Any thread."""
+        """Breaks off: the receiving thread gets an error. Safe from any thread."""
         self._responses.cancel()
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ class Reloaded:
         self.daemon = DaemonProcess(cache, config, cpu_count)
 
     def events(self, *names: str) -> list[dict[str, Any]]:
-        """What the log has of them."""
+        """Returns the log's entries of these events."""
         lines = [line for line in self.daemon.log().splitlines() if line.startswith("{")]
         return [entry for entry in map(json.loads, lines) if entry["event"] in names]
 

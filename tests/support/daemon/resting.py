@@ -67,7 +67,7 @@ class Flood:
         self.done = self.launched
 
     def counted(self) -> int:
-        """How many launches have run, by their own account."""
+        """Returns the number of launches that have run, as they counted themselves."""
         return int(self._counter.get()[0])
 
     def __enter__(self) -> Flood:

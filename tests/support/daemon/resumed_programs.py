@@ -29,7 +29,8 @@ class Program:
         self._seed = seed
 
     def run(self, gpu: hearth.Device) -> tuple[list[np.ndarray], list[np.ndarray], int, int]:
-        """What was read on the way, what the buffers hold at the end, launches that were submitted and that ran."""
+        """Returns the arrays read on the way, the buffers' final contents, and the numbers of launches submitted and
+        run."""
         chosen = random.Random(self._seed)
         noise = np.random.default_rng(self._seed)
         step = gpu.RawModule(code=KERNELS).get_function("step")

@@ -22,7 +22,7 @@ SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 def sealed(size: int, seals: int = SEALS) -> int:
-    """A memfd of so many bytes; its descriptor."""
+    """Returns the descriptor of a memfd of `size` bytes."""
     file = os.memfd_create("segment", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(file, size)
     if seals:
@@ -37,7 +37,7 @@ def open_bulk(raw: Raw, generation: int, stripes: int = 0) -> device_pb2.OpenBul
 
 
 class Shared:
-    """One connection for segments of an attached session."""
+    """A connection for segments of an attached session."""
 
     def __init__(self, raw: Raw, generation: int) -> None:
         self.offer = open_bulk(raw, generation)
@@ -84,7 +84,7 @@ class Shared:
         return memory
 
     def refused(self, ident: int) -> Refusal:
-        """What is said of a segment that is not taken."""
+        """Returns the refusal of a segment that is not taken."""
         frame = self.next()
         assert (frame.kind, frame.id) == (Kind.ABORT, ident), frame
         return from_status(status_pb2.Status.FromString(frame.payload))

@@ -42,7 +42,7 @@ def ways(daemon: DaemonProcess) -> list[int]:
 
 
 def went(daemon: DaemonProcess, before: list[int], *wanted: int) -> None:
-    """Waits until the counters say so: they are told now and then."""
+    """Waits until the counters have changed by `wanted`: they are reported periodically."""
     wait_until(lambda: [a - b for a, b in zip(ways(daemon), before, strict=True)] == list(wanted), f"{wanted}")
 
 

@@ -62,11 +62,11 @@ class StripeEnd:
         return frame
 
     def refusal(self) -> Refusal:
-        """What the next ABORT says."""
+        """Returns the refusal in the next ABORT."""
         return reasons.from_status(status_pb2.Status.FromString(self.until(Kind.ABORT).payload))
 
     def offset(self) -> int:
-        """What the next TAKEN names."""
+        """Returns the offset in the next TAKEN."""
         offset: int = STRIPE_OFFSET.unpack(self.until(Kind.TAKEN).payload)[0]
         return offset
 

@@ -19,7 +19,7 @@ from typing import Any
 
 
 def token_hash(token: str) -> str:
-    """What the configuration keeps of a token."""
+    """Returns the hash of a token, as the configuration stores it."""
     return "sha256:" + hashlib.sha256(token.encode()).hexdigest()
 
 
@@ -28,7 +28,7 @@ def new_token() -> str:
 
 
 def tenant(name: str, **settings: Any) -> dict[str, Any]:
-    """One tenant's table; a token is added by `tenants` unless `settings` say who it is."""
+    """Returns a tenant's table; `tenants` adds a token unless `settings` identify the tenant."""
     return {"name": name, **settings}
 
 

@@ -45,7 +45,7 @@ def labels(expression: str) -> set[str]:
 
 
 def without_variables(expression: str) -> str:
-    """With something in the place of Grafana's variables."""
+    """Replaces Grafana's variables by plain text."""
     for name, value in _VARIABLE.items():
         expression = expression.replace(name, value)
     return re.sub(r"\$\{?\w+\}?", ".*", expression)

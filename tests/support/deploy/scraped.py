@@ -34,18 +34,18 @@ BOUNDS = {
 
 
 def page() -> str:
-    """In Prometheus's text."""
+    """Returns the page in Prometheus's text."""
     return _pages()[""]
 
 
 def page_of(accept: str) -> str:
-    """As OpenMetrics."""
+    """Returns the page in the format `accept`."""
     return _pages()[accept]
 
 
 @functools.cache
 def _pages() -> dict[str, str]:
-    """What Prometheus gets, by what it accepts. The daemon has ended when this returns."""
+    """Returns the pages that Prometheus gets, by the accepted format. The daemon has ended when this returns."""
     if BACKEND != "cpu":
         pytest.skip("what it does to a device process is meant for the CPU backend")
     with tempfile.TemporaryDirectory() as name:
@@ -86,22 +86,22 @@ def families(text: str) -> list[Metric]:
 
 
 def full_name(family: Metric) -> str:
-    """As it stands in queries; a histogram's without its suffixes."""
+    """Returns the family's name in queries; a histogram's without its suffixes."""
     return f"{family.name}_total" if family.type == "counter" else family.name
 
 
 def gpu_families() -> list[Metric]:
-    """What no daemon without a GPU tells."""
+    """Returns the families that no daemon without a GPU reports."""
     return list(gpu.every_family())
 
 
 def names(text: str) -> set[str]:
-    """Of all samples, as queries write them."""
+    """Returns the names of all samples, as queries write them."""
     return {sample.name for family in text_string_to_metric_families(text) for sample in family.samples}
 
 
 def labels(text: str) -> dict[str, set[str]]:
-    """By name of a sample."""
+    """Returns the labels by name of a sample."""
     found: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -122,7 +122,7 @@ def _work(daemon: DaemonProcess, tokens: dict[str, str]) -> None:
         parts = [device.ones(4, np.float32) for device in (first, second)]
         group.all_reduce(parts)
         group.synchronize()
-        group.send(parts[0], to=1, timeout=0.2)  # and nobody receives it
+        group.send(parts[0], to=1, timeout=0.2)  # and no rank receives it
         _refused(hearth.CommunicatorError, first.synchronize)
         _refused(hearth.QuotaExceededError, lambda: (first.empty(1 << 30, np.uint8), first.synchronize()))
         _refused(hearth.LaunchError, lambda: (_kernel(first)((1,), (9999,), ()), first.synchronize()))

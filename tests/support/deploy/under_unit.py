@@ -54,7 +54,7 @@ def expanded(word: str) -> set[str]:
 
 
 def allowed(filters: list[str]) -> set[str]:
-    """What an allow list of several lines comes to."""
+    """Returns the calls that an allow list of several lines allows."""
     calls = expanded("@default")
     for line in filters:
         named = set().union(*map(expanded, line.removeprefix("~").split()))
@@ -63,7 +63,7 @@ def allowed(filters: list[str]) -> set[str]:
 
 
 def confine(unit: dict[str, list[str]]) -> None:
-    """From here on this process, and what it starts, is held to the unit."""
+    """Holds this process, and what it starts, to the unit from here on."""
     os.umask(int(unit["UMask"][0], 8))
     for name, value in (("CORE", unit["LimitCORE"][0]), ("NOFILE", unit.get("LimitNOFILE", ["65536"])[0])):
         kind = getattr(resource, f"RLIMIT_{name}")
@@ -98,7 +98,7 @@ def _filter(calls: set[str], families: list[str]) -> None:
     for family in families:
         rule(ALLOW, "socket", _Compare(0, EQUAL, getattr(socket, family), 0))
     rule(ALLOW, "clone", _Compare(0, MASKED_EQUAL, NAMESPACES, 0))
-    rule(ERRNO | errno.ENOSYS, "clone3")  # its flags cannot be looked at; the C library goes on with clone
+    rule(ERRNO | errno.ENOSYS, "clone3")  # its flags cannot be looked at; the C library falls back to clone
     done = seccomp.seccomp_load(context)
     assert done == 0, os.strerror(-done)
 

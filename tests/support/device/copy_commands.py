@@ -24,7 +24,7 @@ SIZE = 256
 
 
 class Refusing:
-    """A driver that takes so many copies, and then refuses one."""
+    """A driver that takes `takes` copies, and then refuses one."""
 
     takes = -1
 
@@ -51,7 +51,7 @@ class Asked(Refusing, Polled):
 
 
 class Sharing(Passing):
-    """`given`: copies that went straight through; `signalled`: requests that a signal was found for, in `run`."""
+    """`given`: copies on the inline path; `signalled`: requests that a signal was found for, in `run`."""
 
     server: Any
 
@@ -128,7 +128,7 @@ def begin(rig: Sharing) -> tuple[Client, segment_client.Client, mmap.mmap]:
 
 
 def shut(rig: Sharing, stream: int = 0) -> threading.Event:
-    """What the stream is given from now on waits for the gate that is returned."""
+    """Makes later work of the stream wait for the gate that is returned."""
     gate = threading.Event()
     session = rig.process.executor.session(1)
     assert session is not None
@@ -137,7 +137,7 @@ def shut(rig: Sharing, stream: int = 0) -> threading.Event:
 
 
 def unanswered(client: Client) -> None:
-    """Nothing but acks has come."""
+    """Checks that nothing but acks has come."""
     client.end.setblocking(False)
     with pytest.raises(BlockingIOError):
         while client.next().kind == Kind.ACK:

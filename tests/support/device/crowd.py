@@ -37,7 +37,7 @@ LAYOUT = pack_layout([Place(0, 8, pointer=True), Place(8, 8)])
 
 @dataclass
 class Member:
-    """One session: `nanoseconds` of each launch, `launches` in a batch, so many batches unacknowledged."""
+    """A session: `nanoseconds` of each launch, `launches` in a batch, `window` batches unacknowledged."""
 
     channel: int
     tenant: str = ""
@@ -108,7 +108,7 @@ class Crowd(DeviceLink):
         return record * (member.launches if launches is None else launches)
 
     def post(self, member: Member, *commands: c.Command) -> int:
-        """One batch; its launches unless given others."""
+        """Sends a batch; the member's launches unless given others."""
         member.seq += 1
         member.sent_at[member.seq] = time.perf_counter()
         member.batch = member.batch or self.records(member)
@@ -137,12 +137,12 @@ class Crowd(DeviceLink):
                 on_frame(frame)
 
     def count(self, member: Member) -> int:
-        """How many of its launches have run; waits for all that it was given."""
+        """Returns the number of the member's launches that have run; waits for all that it was given."""
         read = self.call(channel=member.channel, read=c.Read(buffer=1, size=8)).read
         return int.from_bytes(read.data, "little")
 
     def take(self, frame: Frame) -> None:
-        """What every frame says, whoever waits for what."""
+        """Takes note of a frame, for all waits."""
         if frame.kind == Kind.ACK:
             member = self.members[frame.channel]
             now = time.perf_counter()

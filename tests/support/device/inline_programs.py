@@ -37,7 +37,7 @@ class Step(NamedTuple):
 
 
 def run(rig: Passing, program: Sequence[Step]) -> list[bytes]:
-    """What was answered; the last is what the buffer holds."""
+    """Returns the answers; the last is the buffer's contents."""
     channel = next(rig.channels)
     rig.send(Kind.OPEN, b'{"session": "me", "tenant": "t"}', channel=channel)
     client = rig.lane(channel)
@@ -88,7 +88,7 @@ def run(rig: Passing, program: Sequence[Step]) -> list[bytes]:
 
 
 class Heard:
-    """What has come to a client."""
+    """Responses that have come to a client."""
 
     def __init__(self, client: Client, asked: list[int]) -> None:
         self.client = client
@@ -108,12 +108,12 @@ class Heard:
                 self.responses.append(frame.payload)
 
     def in_order(self) -> bool:
-        """Whether syncs of one stream were answered in their order."""
+        """Returns whether syncs of one stream were answered in their order."""
         answered = [number(each) for each in self.responses]
         rows = [[each for each in answered if self.streams.get(each) == row] for row in set(self.streams.values())]
         return all(row == sorted(row) for row in rows)
 
 
 def number(response: bytes) -> int:
-    """Of the request that it answers."""
+    """Returns the number of the request that a response answers."""
     return device_pb2.ExecuteResponse.FromString(response).result.request

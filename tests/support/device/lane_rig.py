@@ -99,7 +99,7 @@ class Laned(Rig[CpuServer]):
         self.process.run()
 
     def _started(self) -> None:
-        """On the device-handle thread, before the process takes anything."""
+        """Called on the device-handle thread, before the process takes anything."""
 
     def hand_over(self, channel: int = 1, **limits: int) -> Client:
         ours, theirs = socket.socketpair()
@@ -126,7 +126,7 @@ class Laned(Rig[CpuServer]):
         return last
 
     def copies(self) -> list[Frame]:
-        """What came over the link so far, of the kinds that have copies; they are taken."""
+        """Takes the frames that came over the link so far, of the kinds that have copies."""
         found = [frame for frame in self._frames if frame.kind in (Kind.RESPONSE, Kind.ACK)]
         self._frames = [frame for frame in self._frames if frame not in found]
         return found

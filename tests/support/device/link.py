@@ -17,7 +17,7 @@ Command = commands_pb2.Command
 
 
 class DeviceLink:
-    """One device process and its link; `channel` 1 is open."""
+    """A device process and its link; `channel` 1 is open."""
 
     def __init__(self, spec: DeviceSpec, main: Callable[[socket.socket, DeviceSpec], None] = device_main) -> None:
         self.sock, theirs = socket.socketpair()
@@ -56,7 +56,7 @@ class DeviceLink:
                 return frame
 
     def call(self, channel: int = 1, stream: int = 0, **kind: Any) -> commands_pb2.Result:
-        """One command as a single call, and its result."""
+        """Sends a command as a single call; returns its result."""
         ident = next(self._calls)
         command = Command(request=1, stream=stream, **kind)
         self.send(Kind.CALL, command.SerializeToString(), channel=channel, id=ident)

@@ -1,4 +1,4 @@
-"""A device process with lanes, some of whose batches go straight through, or none."""
+"""A device process with lanes, some of whose batches take the inline path, or none."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Polled(CpuServer):
 
 
 class Passing(Laned):
-    """`inline_path` False: everything goes the long way."""
+    """`inline_path` False: everything takes the queued path."""
 
     def __init__(self, server: type[CpuServer], inline_path: bool = True) -> None:
         self._taken = self.offered = 0
@@ -29,7 +29,7 @@ class Passing(Laned):
 
     @property
     def taken(self) -> int:
-        """How many batches have gone straight through: they are answered before that is counted."""
+        """Number of batches that took the inline path: they are answered before that is counted."""
         self.barrier()
         return self._taken
 

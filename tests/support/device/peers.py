@@ -19,7 +19,7 @@ from hearthd.shared.device_spec import DeviceSpec
 from tests.support.device.rig import Rig
 
 WRITTEN = 0x77
-"""What an exchange leaves in its destinations, whatever it is."""
+"""Byte that an exchange of any kind writes to its destinations."""
 
 
 class FakeCommunicator:
@@ -54,14 +54,14 @@ class FakeCommunicator:
         stream.submit(work)
 
     def release(self, count: int = 1) -> None:
-        """So many exchanges more come to their end."""
+        """Lets `count` more exchanges end."""
         self._free.release(count)
 
     def failed(self) -> str:
         return self.failure
 
     stops = False
-    """Whether it can be stopped first, as NCCL's since 2.28.7."""
+    """True if it can be stopped first, as NCCL's since 2.28.7."""
 
     def stop(self) -> None:
         assert self.stops
@@ -148,7 +148,7 @@ class PeerRig(Rig[PeerServer]):
             self._heard += _each(json.loads(self.until(Kind.COLLECTIVE).payload))
 
     def heard(self, op: str) -> list[dict[str, Any]]:
-        """Those of this kind that have come by now; the device process has seen all that it was sent."""
+        """Returns the messages of this kind that have come by now; the device process has seen all that it was sent."""
         self.gauges()
         for frame in self._frames:
             if frame.kind == Kind.COLLECTIVE:
@@ -177,7 +177,7 @@ class PeerRig(Rig[PeerServer]):
     # ---- what a client sees ----
 
     def reason(self, ident: int) -> str:
-        """What the answer's error says; empty where there is none."""
+        """Returns the reason of the answer's error; empty where there is none."""
         result = self.answer(ident)
         return str(from_status(result.error).reason) if result.HasField("error") else ""
 

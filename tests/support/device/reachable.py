@@ -1,4 +1,4 @@
-"""What can be reached from an object: who still holds what should be gone."""
+"""Objects that can be reached from an object: finds the holder of what should be gone."""
 
 from __future__ import annotations
 

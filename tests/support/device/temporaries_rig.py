@@ -54,7 +54,7 @@ class Watched(CpuServer):
 
 
 class Ways(Laned):
-    """`at_once` False: everything goes the long way. `taken` names what did not."""
+    """`at_once` False: everything takes the queued path. `taken` names the commands that did not."""
 
     server: Watched
 
@@ -79,7 +79,7 @@ class Ways(Laned):
         return run
 
     def inside(self, task: Callable[[], Any]) -> Any:
-        """What it answers on the device-handle thread."""
+        """Calls `task` on the device-handle thread; returns its result."""
         answers: list[Any] = []
         done = threading.Event()
 
@@ -98,7 +98,7 @@ class Ways(Laned):
 
 
 class Run:
-    """A session of its own, batch by batch."""
+    """A separate session, batch by batch."""
 
     def __init__(self, rig: Ways, quota: int = 0) -> None:
         self.rig = rig
@@ -118,7 +118,7 @@ class Run:
         self.answers.clear()
 
     def step(self, *commands: c.Command) -> list[c.Result]:
-        """One batch, and all that is asked in it; a Sync of all streams is asked last."""
+        """Sends one batch, with a Sync of all streams last; returns the results of its requests."""
         batch = c.Batch(seq=next(self._seq))
         asked = 0
         for each in (*commands, Command(request=1, sync=c.Sync(all_streams=True))):
@@ -154,7 +154,7 @@ class Run:
         first = {number: self.rig.process.device.tracks.ordering.position(index) for index, number in tracks.items()}
 
         def used(index: int, position: int) -> tuple[int, int]:
-            """How many positions ago, on which track."""
+            """Returns the track, and the distance in positions on it."""
             return (tracks[index], first[tracks[index]] - position) if index >= 0 else (-1, 0)
 
         buffers = {
@@ -191,7 +191,7 @@ class Run:
 
 
 def run(rig: Ways, program: Sequence[Sequence[c.Command]], quota: int) -> tuple[list[bytes], list[dict[str, Any]]]:
-    """What was answered, and what there was after each step."""
+    """Returns the answers, and the state after each step."""
     session = Run(rig, quota)
     states = []
     for step in program:

@@ -1,4 +1,4 @@
-"""What the tests of the matcher and the communicators are made of."""
+"""Parts of the tests of the matcher and the communicators."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def ops(sends: list[DeviceMessage]) -> list[tuple[int, str]]:
 
 
 def present(devices: tuple[int, ...] = (0, 1), channel: int = 1, timeout: float = 5, **more: Any) -> dict[str, Any]:
-    """What a device process says of one all_reduce."""
+    """Builds a device process's message about one all_reduce."""
     return {
         "op": "present", "channel": channel, "group": "", "devices": list(devices), "sequence": 1,
         "signature": [SIGNATURE], "timeout": timeout, **more,
@@ -55,6 +55,6 @@ def present(devices: tuple[int, ...] = (0, 1), channel: int = 1, timeout: float 
 
 
 def reason_of(body: dict[str, Any]) -> Reason:
-    """Of a `fail`."""
+    """Returns the reason of a `fail`."""
     assert body["op"] == "fail"
     return status_of(DeviceMessage(place(0), body)).reason

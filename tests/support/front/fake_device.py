@@ -32,7 +32,7 @@ ANSWERS: dict[str, Callable[[], commands_pb2.Result]] = {
 
 
 class FakeDevice:
-    """One device process. Behaviour is set on the launcher before it starts, or on the instance while it runs."""
+    """A fake device process. Behaviour is set on the launcher before it starts, or on the instance while it runs."""
 
     def __init__(self, spec: DeviceSpec, launcher: FakeLauncher) -> None:
         self.spec = spec

@@ -20,13 +20,13 @@ from tests.support.front.fake_device import FakeDevice, FakeLauncher
 
 
 class LaneDevice(FakeDevice):
-    """One device process. What it says goes over the channel's lane, with a copy for the front, where there is one."""
+    """A fake device process. Its messages go over the channel's lane, with a copy for the front, where there is one."""
 
     def __init__(self, spec: DeviceSpec, launcher: FakeLauncher) -> None:
         self.given: list[dict[str, Any]] = []
-        """What came with each connection."""
+        """Descriptions that came with the connections."""
         self.bulk: list[tuple[dict[str, Any], socket.socket]] = []
-        """Those for bulk data, and what came with them."""
+        """Connections for bulk data, and the descriptions that came with them."""
         self.lanes: dict[int, socket.socket] = {}
         self.asked: list[int] = []
         """Channels whose lanes were to end."""
@@ -187,7 +187,7 @@ class LaneClient:
         return Frame(kind, flags, channel, ident, await self._reader.readexactly(length))
 
     async def take(self, results: int, acked: int = 0) -> list[int]:
-        """So many results, and what comes until the ack of a batch."""
+        """Takes `results` results, and what comes until the ack of batch `acked`."""
         taken: list[int] = []
         last = 0
         while len(taken) < results or last < acked:
@@ -210,7 +210,7 @@ class LaneClient:
 
 
 def open_sockets() -> set[str]:
-    """Of this process: the sockets that it holds."""
+    """Returns the sockets that this process holds."""
     found = set()
     for name in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):

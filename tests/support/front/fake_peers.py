@@ -23,14 +23,14 @@ from hearthd.front.peers.targets import PeerTargets
 from hearthd.front.peers.tickets import GroupMember, Members
 
 PATIENCE = 20.0
-"""What has not come by then hangs."""
+"""Seconds after which a wait counts as hung."""
 WINDOW = 5.0
 SIGNATURE = [{"kind": "all_reduce", "count": 8, "dtype": "float32", "reduce": "sum", "root": 0, "peer": 0}]
 STATUS = base64.b64encode(b"").decode()
 
 
 class FakeLink:
-    """A device process, as the front sees it. It joins whatever it is told to."""
+    """A device process, as the front sees it. It joins every communicator that it is asked to."""
 
     def __init__(self, front: FakeFront, ordinal: int, generation: int = 1) -> None:
         self.front = front
@@ -102,7 +102,7 @@ class FakeChannel(SimpleNamespace):
 
 
 class FakeFront:
-    """One daemon's: its router, its groups and its port."""
+    """The collectives of one daemon: its router, its groups and its port."""
 
     def __init__(self, name: str, devices: int = 2, listen: str = "127.0.0.1:0", **port: Any) -> None:
         self.router = CollectiveRouter(range(devices), 5.0)
@@ -203,7 +203,7 @@ def quick(beat: float = 0.05, silence: float = 0.3) -> Callable[[], PeerLink]:
 
 
 def run(work: Coroutine[Any, Any, None], loop: str = "asyncio") -> None:
-    """In an event loop of its own, the daemon's (uvloop) or asyncio's; nothing may be left running in it."""
+    """Runs `work` in a separate event loop, the daemon's (uvloop) or asyncio's; nothing may be left running in it."""
     if loop == "uvloop":
         import uvloop
 

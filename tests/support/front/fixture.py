@@ -22,7 +22,7 @@ from tests.support.front.fake_device import FakeDevice, FakeLauncher
 
 
 class Front:
-    """What a test holds: the daemon, its fake device processes, stubs, and a session."""
+    """Fixture of a test: the daemon, its fake device processes, stubs, and a session."""
 
     def __init__(self, daemon: Daemon, launcher: FakeLauncher, channel: grpc.aio.Channel) -> None:
         self.daemon = daemon
@@ -134,7 +134,7 @@ async def front(
 
 
 _runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-"""One loop for all tests of a process: what gRPC keeps for a loop outlives it, and complains when it is collected."""
+"""Loop of all tests of a process: gRPC's state of a loop outlives it, and complains when it is collected."""
 
 
 def _close() -> None:

@@ -44,7 +44,7 @@ class Node:
         return session
 
     async def generation(self, session: Session) -> int:
-        """Of the process that serves a session."""
+        """Returns the generation of the process that serves a session."""
         return (await self.device.channel(session)).link.generation
 
     def process(self, generation: int) -> FakeDevice:

@@ -22,7 +22,7 @@ DTYPES = [
     np.dtype(ml_dtypes.bfloat16),
     *EIGHT,
 ]
-"""In the order of ncclDataType_t, which numbers them from 0."""
+"""Types in the order of ncclDataType_t, which numbers them from 0."""
 NUMBERS = {"sum": 0, "prod": 1, "max": 2, "min": 3, "mean": 4}
 KINDS = ("all_reduce", "reduce", "reduce_scatter")
 SIZE = 1003

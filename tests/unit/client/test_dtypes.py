@@ -1,4 +1,4 @@
-"""What is known of elements without NumPy, against NumPy."""
+"""Elements without NumPy, compared with NumPy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What notebooks show: what is known here, without a question to the daemon, and nothing that is not escaped."""
+"""Representations in notebooks: state known in the client, without a command to the daemon, and all text escaped."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_an_array(gpu: hearth.Device, daemon: FakeDaemon) -> None:
     assert found[0] == "hearth.DeviceArray"
     assert {"(3, 1048576)", "float32", "12 MiB", "0: fake (cpu) on fake"} <= set(found)
     assert "strides" in texts(x[:, 3:7]) and "strides" not in found
-    assert len(daemon.commands) == commands, "to look at it asks nobody"
+    assert len(daemon.commands) == commands, "looking at it sends no command"
     view = x[0]
     x.free()
     assert texts(view)[-1] == "freed"

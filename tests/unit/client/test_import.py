@@ -1,4 +1,4 @@
-"""What `import hearth` costs and needs."""
+"""Cost and requirements of `import hearth`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_it_needs_grpc_protobuf_and_numpy_only() -> None:
 
 
 def test_it_is_quick() -> None:
-    """In processor time, which other work on the machine changes little."""
+    """The limit is on processor time, which other work on the machine changes little."""
     code = "import time; t = time.process_time(); import hearth; print(time.process_time() - t)"
     assert min(float(run(code)) for _ in range(3)) < 0.2
 

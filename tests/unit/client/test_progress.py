@@ -1,4 +1,4 @@
-"""Who is shown what moves: who asked, where a person watches, and what takes long."""
+"""Progress is shown on request, on a terminal, and for long operations only."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_wait_is_shown_once_it_lasts(terminal: Terminal, monkeypatch: pytest.M
     write = terminal.write
     monkeypatch.setattr(terminal, "write", lambda text: (drawn.set(), write(text))[1])
     with progress.waiting("compile"):
-        assert not drawn.wait(0.05), "nobody asked"
+        assert not drawn.wait(0.05), "it is off by default"
     with hearth.show_progress(), pytest.raises(KeyError), progress.waiting("compile"):
         assert drawn.wait(10)
         raise KeyError

@@ -36,7 +36,7 @@ def test_everything_public_has_a_docstring() -> None:
 
 
 def test_the_reference_is_made(tmp_path: Path) -> None:
-    """In a process of its own: it changes pdoc."""
+    """Runs in a separate process: it changes pdoc."""
     script = ROOT / "docs" / "reference.py"
     subprocess.run([sys.executable, script, tmp_path], check=True, timeout=100)
     page = (tmp_path / "hearth.html").read_text()

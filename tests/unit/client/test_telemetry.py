@@ -33,8 +33,8 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     provider.shutdown()
 
 
-def nobody(*arguments: object, **keywords: object) -> Any:
-    raise AssertionError("nobody makes spans")
+def unused(*arguments: object, **keywords: object) -> Any:
+    raise AssertionError("no span is made")
 
 
 @telemetry.traced("adds", lambda a, b=0: {"a": a}, lambda result: {"result": result})
@@ -84,7 +84,7 @@ def test_what_cannot_be_described_is_called_all_the_same(exporter: InMemorySpanE
 @pytest.mark.parametrize("provider", [None, trace.NoOpTracerProvider()])
 def test_nothing_is_described_without_a_provider(provider: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
-    assert telemetry.traced("x", nobody, nobody)(lambda: 5)() == 5
+    assert telemetry.traced("x", unused, unused)(lambda: 5)() == 5
     with telemetry.span("x") as current:
         current.set_attribute("a", 1)
         current.set_attributes({"a": 1})

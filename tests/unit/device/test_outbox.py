@@ -1,4 +1,4 @@
-"""What is said to the front: in order, in as few frames as may be, and no later than it should be."""
+"""Outbox to the front: in order, in as few frames as possible, and without undue delay."""
 
 from __future__ import annotations
 

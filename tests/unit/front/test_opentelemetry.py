@@ -59,7 +59,7 @@ def off() -> Iterator[None]:
 
 
 def told(environ: Mapping[str, str]) -> dict[str, Any]:
-    """What is logged where it is switched on."""
+    """Returns the log entry of switching it on."""
     with structlog.testing.capture_logs() as logged:
         opentelemetry.switch_on(environ)
     assert opentelemetry._Tracing.on is None
@@ -97,7 +97,7 @@ class Call:
 
 @pytest.fixture
 def exporter(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
-    """Of a provider that the process has, as under `opentelemetry-instrument` or in an embedder."""
+    """An exporter of the process's own provider, as under `opentelemetry-instrument` or in an embedder."""
     found = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(found))

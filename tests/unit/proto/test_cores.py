@@ -1,4 +1,4 @@
-"""How many cores a process may use, as its control groups say."""
+"""Number of cores that a process may use, by its control groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comes over a wire: the fuzzers' corpus and all their findings again, and a moment of random changes of them."""
+"""Decoders of wire data: the fuzzers' corpus and all their findings again, and a moment of random changes of them."""
 
 from __future__ import annotations
 

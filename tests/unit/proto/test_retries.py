@@ -1,4 +1,4 @@
-"""What may be asked again: one table, for every reason."""
+"""Retries: one table, for every reason."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_what_may_have_begun_is_not_retryable() -> None:
 
 @pytest.mark.parametrize("kind", ["called", "awaited"])
 def test_what_is_asked_again_is_the_table_s(kind: str) -> None:
-    """Of functions and of coroutine functions alike."""
+    """The table holds for functions and for coroutine functions alike."""
     again = {name for name in RETRIES if _tries(name, kind) > 1}
     assert again == {name for name, kind in RETRIES.items() if kind is not Retry.NEVER}
 

@@ -34,7 +34,7 @@ def test_allowed_is_what_needs_nothing_more(granted: set[Right]) -> None:
 
 
 def test_giving_back_needs_no_right() -> None:
-    """Who may only attach what others published can let go of it."""
+    """A tenant that may only attach published buffers can release them."""
     assert {"free", "sync", "memory_usage"} <= rights.allowed(())
     assert rights.allowed(rights.OF_COMMANDS) == set(rights.COMMANDS)
     assert rights.OF_COMMANDS <= rights.ORDINARY and Right.ADMIN not in rights.ORDINARY

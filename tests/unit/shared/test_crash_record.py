@@ -1,4 +1,4 @@
-"""What is known of a kernel that takes its process with it: read from a file when the process is gone."""
+"""Record of a kernel that takes its process with it, read from a file when the process is gone."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def crash_of(image: Path, record: int, body: str, number: int) -> Crash:
 
 @pytest.mark.parametrize("grid", [1, 64])
 def test_a_wild_pointer_names_kernel_session_address_and_block(image: Path, record: int, grid: int) -> None:
-    """With 64 blocks it may be any worker that runs the last one."""
+    """Any worker may run the last one of 64 blocks."""
     crash = crash_of(image, record, f"launch('fine'); launch('wild', 8192, grid={grid})", signal.SIGSEGV)
     assert crash == Crash(signal.SIGSEGV, RunningKernel("wild", "a-session"), 3 * 4096, (grid - 1, 0, 0))
 

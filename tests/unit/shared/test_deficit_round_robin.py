@@ -1,4 +1,5 @@
-"""Deficit round robin: shares by weight whatever turns cost, nobody idle while somebody wants, nobody starved."""
+"""Deficit round robin: shares by weight whatever turns cost, no idle capacity while any member wants it, no
+starvation."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ costs = st.lists(st.floats(0.01, 5.0), min_size=1, max_size=8)
 def serve(
     ring: DeficitRoundRobin[int] | HierarchicalRoundRobin[int], cost_of: list[list[float]], turns: int
 ) -> list[float]:
-    """Who is named goes, at one of its costs; what each has used."""
+    """Serves the named member at one of its costs; returns the use of each."""
     used = [0.0] * len(cost_of)
     dice = random.Random(1)
     for _ in range(turns):
@@ -114,7 +115,7 @@ def test_who_wants_alone_may_use_all() -> None:
     ring.charge("a", 1e9)
     assert ring.turn() == "a"
     assert ring.credit("a") == float("inf")
-    ring.enter("b")  # and what was used while nobody else wanted anything is no debt
+    ring.enter("b")  # and what was used while no other wanted anything is no debt
     assert ring.credit("a") == ring.credit("b") == 1.0
 
 

@@ -63,7 +63,7 @@ def test_a_cache_that_is_full_is_reported_now_and_then(tmp_path: Path, monkeypat
 
 
 class Runner:
-    """Whose compiles fail as they are told to."""
+    """A runner whose compiles fail with the given error."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error

@@ -1,4 +1,4 @@
-"""The log for people: what strangers put into it cannot command a terminal, nor write a line of its own."""
+"""The log as text: text from outside can neither command a terminal nor write a line by itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Directories for a while, beside other daemons that clear away what nobody holds."""
+"""Temporary directories, beside other daemons that remove those without a holder."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def _of_device(
 
 
 class _Progress:
-    """What is being measured, on a terminal only."""
+    """Shows the running measurement on stderr, on a terminal only."""
 
     def __init__(self) -> None:
         self._shown = sys.stderr.isatty()
@@ -133,7 +133,7 @@ class _Progress:
 
 
 def _complain_of(figures: Sequence[Figure]) -> int:
-    """One line for each thing that is wrong, however many figures it cost; the exit status."""
+    """Complains in a line for each distinct error, however many figures it cost; returns the exit status."""
     lost: dict[str, list[str]] = {}
     for figure in figures:
         if figure.error is not None:

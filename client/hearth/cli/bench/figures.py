@@ -1,4 +1,4 @@
-"""What was measured: a figure of the daemon, and the floors of this machine that it stands on."""
+"""Results of the measurements: a figure of the daemon, and the floors of this machine that it is compared with."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Series:
-    """One measurement's samples, of all rounds."""
+    """Samples of one measurement, of all rounds."""
 
     measurement: Measurement
     samples: list[float] = field(default_factory=list)
@@ -26,7 +26,7 @@ class Series:
 
 @dataclass
 class Figure:
-    """A row of the result. The first floor is the one that it is told from; `error`: why it has no samples."""
+    """A row of the result. The ratio is to the first floor; `error`: why it has no samples."""
 
     series: Series
     floors: tuple[Series, ...]
@@ -37,7 +37,7 @@ class Figure:
         return self.series.percentiles().p50 / floor.percentiles().p50
 
     def to_json(self) -> dict[str, Any]:
-        """For the document."""
+        """Builds the figure's object of the JSON document."""
         measurement = self.series.measurement
         document: dict[str, Any] = {
             "figure": measurement.key,

@@ -19,7 +19,7 @@ _START_S = 30.0
 
 
 class Addresses(NamedTuple):
-    """Where the process answers."""
+    """Addresses of the process."""
 
     grpc: str
     raw: str
@@ -40,8 +40,8 @@ class FloorProcess:
         self._addresses: Addresses | None = None
         try:
             self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
-            # In a session of its own: a terminal's Ctrl-C is for the command, which then ends this. -P: what lies in
-            # the present folder is not imported.
+            # In a separate session: a terminal's Ctrl-C is for the command, which then ends this. -P: what lies in the
+            # present folder is not imported.
             self._process = subprocess.Popen(
                 [sys.executable, "-P", floor_server.__file__, kind],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, start_new_session=True,

@@ -1,8 +1,8 @@
 """The other side of this machine's floors: ``python -P floor_server.py unix`` (or ``tcp``).
 
 It does the least that a server can: hands gRPC messages back or acknowledges them, and takes and gives bytes on a bare
-socket. It prints the addresses of both, and ends when its stdin does, so it never outlives who started it. Unix sockets
-are abstract ones: there is no file to be left behind. Nothing of Hearth is imported here.
+socket. It prints the addresses of both, and ends when its stdin does, so it never outlives its parent. Unix sockets are
+abstract ones: there is no file to be left behind. Nothing of Hearth is imported here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 SERVICE = "hearth.bench.Floor"
 HEADER = struct.Struct("<cQ")
-"""Of a request on the bare socket: the way, and how many bytes."""
+"""A request on the bare socket: the kind of transfer, and the number of bytes."""
 UP, DOWN = b"u", b"d"
 DONE = b"."
 PIECE = 1 << 20
@@ -100,7 +100,7 @@ def _end_with_parent() -> None:
 
 
 def _run(main: Coroutine[Any, Any, None]) -> None:
-    """On uvloop where it is installed, as a daemon's front is: the floor is the lower one that there is."""
+    """Runs `main`, on uvloop where it is installed, as a daemon's front does: that floor is the lower one."""
     try:
         import uvloop
     except ImportError:

@@ -1,4 +1,4 @@
-"""What this machine does at best, with no daemon: the same ways, and nothing at the end of them.
+"""Floors of this machine without a daemon: the same transports, with no work behind them.
 
 The gRPC client is the synchronous one, as Hearth's is.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _LAUNCH = 160
 """About the bytes of a batch with a launch and a synchronize."""
 _RECORD = struct.Struct("<104s")
-"""Of a packed launch."""
+"""A packed launch."""
 _PER_BATCH = 64
 _OPTIONS = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
 _STUCK_S = 60.0
@@ -45,7 +45,7 @@ class Floors:
         return self._echo("small", size)
 
     def launches(self, count: int) -> Measurement:
-        """Beside `count` launches that are sent ahead: their records, that nobody looks at."""
+        """Measures `count` launches that are sent ahead: their records, which the server does not read."""
         name = f"bare gRPC, {_PER_BATCH} records a message"
         return Measurement("records", name, "1/s", partial(self._records, count), count)
 
@@ -76,7 +76,7 @@ class Floors:
 
     @contextlib.contextmanager
     def _stream(self, method: str) -> Iterator[tuple[queue.SimpleQueue[bytes | None], Any]]:
-        """What goes out, and the answers."""
+        """Yields the queue of outgoing messages, and the answers."""
         with self._channel() as channel:
             outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
             answers = channel.stream_stream(f"/{SERVICE}/{method}")(iter(outgoing.get, None))

@@ -1,4 +1,4 @@
-"""What is measured of a daemon, on one device."""
+"""Measurements of a daemon, on one device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hearth.blocking.node import Node
 
     _Copy = Callable[[npt.NDArray[np.uint8]], object]
-    """Of all of a host array, to the device or from it."""
+    """Copies all of a host array, to the device or from it."""
 
 SOURCE = r"""
 extern "C" __global__ void nothing() {}
@@ -53,7 +53,7 @@ class Probes:
         return Measurement("first_result", "new connection to first result", "ms", self._connecting)
 
     def upload(self, size: int) -> Measurement:
-        """Until the device has it."""
+        """Measures uploads until the device has the bytes."""
         return Measurement("upload", f"upload {size_name(size)}", "GB/s", partial(self._uploading, size), size)
 
     def download(self, size: int) -> Measurement:
@@ -61,7 +61,7 @@ class Probes:
         return Measurement("download", f"download {size_name(size)}", "GB/s", partial(self._downloading, size), size)
 
     def settle(self) -> None:
-        """After a failure: its news is not the next measurement's."""
+        """Drains errors after a failure: they do not belong to the next measurement."""
         from hearth.errors import HearthError
 
         with contextlib.suppress(HearthError):
@@ -136,7 +136,7 @@ class Probes:
                 write(host)
                 device.synchronize()
 
-            yield once  # whether it arrives as it was is seen by the download: to read is a right of its own
+            yield once  # the download checks the data: reading needs a separate right
 
     @contextlib.contextmanager
     def _downloading(self, size: int) -> Iterator[Once]:
@@ -163,7 +163,7 @@ def _kernel(device: Device, name: str) -> Function:
 
 @contextlib.contextmanager
 def _array(device: Device, size: int) -> Iterator[tuple[_Copy, _Copy]]:
-    """How to write to and read from `size` bytes on the device, which are freed at the end."""
+    """Yields functions that write to and read from `size` bytes on the device, which are freed at the end."""
     import numpy as np
 
     x = device.empty(size, np.uint8)

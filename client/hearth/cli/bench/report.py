@@ -26,7 +26,7 @@ _NUMBERS = frozenset({1, 2, 3, 5, 6, 7})
 
 @dataclass(frozen=True)
 class BenchReport:
-    """Where, of what, and the figures."""
+    """Figures of one run, with the daemon, device and machine that they belong to."""
 
     target: str
     on_loopback: bool
@@ -39,11 +39,11 @@ class BenchReport:
     seconds: float
     floors_over: Kind
     loop: str
-    """What the floors' process runs on."""
+    """Event loop of the floors' process."""
     figures: Sequence[Figure]
 
     def to_json(self) -> dict[str, Any]:
-        """One document."""
+        """Builds the JSON document."""
         return {
             "schema": SCHEMA,
             "target": self.target,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hearth.cli.bench.sampling import Measurement
 
 _LAST = (UnavailableError, DeviceLostError, SessionExpiredError, ClosedError)
-"""After these nothing else can be measured, or nothing that says what the daemon does when all is well."""
+"""Errors after which nothing else can be measured, or nothing that represents a healthy daemon."""
 
 
 _LEAST = 3
@@ -33,14 +33,14 @@ _LEAST = 3
 
 
 class Effort(NamedTuple):
-    """How long it may take."""
+    """Limits on the duration of a run."""
 
     rounds: int
     seconds: float
-    """For one figure in one round, and a quarter of that to warm up."""
+    """Seconds for one figure in one round; a quarter of that for warming up."""
     floor_seconds: float
     launches: int
-    """In one sample of pipelined launches."""
+    """Number of pipelined launches in one sample."""
 
 
 FULL = Effort(rounds=2, seconds=0.4, floor_seconds=0.2, launches=2000)

@@ -1,4 +1,4 @@
-"""One thing done over and over, and how long each time took."""
+"""Repeated measurement of one operation: the durations of its runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hearth.cli.format.percentiles import Better
 Unit = Literal["us", "ms", "1/s", "GB/s"]
 After = Callable[[], object]
 Once = Callable[[], After | None]
-"""What is timed; what it returns is called once the clock has stopped."""
+"""The operation that is timed; it may return a function to be called once the clock has stopped."""
 
 _MOST = 100_000
 
@@ -28,7 +28,7 @@ class Measurement:
     opened: Callable[[], AbstractContextManager[Once]]
     """Prepares, gives what is timed, and cleans up."""
     amount: float = 1
-    """Of launches or bytes in one time, for rates."""
+    """Launches or bytes in one run, for rates."""
 
     @property
     def better(self) -> Better:
@@ -36,7 +36,7 @@ class Measurement:
         return "lower" if self.unit in ("us", "ms") else "higher"
 
     def samples(self, seconds: float, at_least: int = 1) -> list[float]:
-        """As many as there is time for, in `unit`."""
+        """Takes as many samples as there is time for, in `unit`."""
         with self.opened() as once:
             return [self._value(each) for each in _times(once, seconds, at_least)]
 

@@ -1,4 +1,4 @@
-"""One thing that `hearth doctor` looked at, and how anything is looked at without ever hanging or crashing."""
+"""A check of `hearth doctor`, run so that it never hangs or crashes the command."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Status = Literal["ok", "warning", "failed", "skipped"]
 
 @dataclass(frozen=True)
 class Check:
-    """What was looked at, how it is, and what to do about it."""
+    """Result of one check: its subject, status, and remedy."""
 
     name: str
     status: Status
@@ -27,32 +27,32 @@ class Check:
 
 @dataclass
 class Findings:
-    """The checks so far; they are told to `tell` as they come."""
+    """The checks so far; each is passed to `tell` as it comes."""
 
     tell: Callable[[Sequence[Check]], None] = lambda checks: None
     checks: list[Check] = field(default_factory=list)
 
     def add(self, *checks: Check) -> bool:
-        """Whether none of them failed."""
+        """Adds checks; returns True if none of them failed."""
         self.checks += checks
         self.tell(checks)
         return all(check.status != "failed" for check in checks)
 
     def look(self, name: str, seconds: float, work: Callable[[], Check | Sequence[Check]]) -> bool:
-        """Adds what `work` finds within so many seconds; whether none of it failed."""
+        """Adds the results of `work`, bounded to `seconds`; returns True if none of them failed."""
         return self.add(*bounded(name, seconds, work))
 
     def skip(self, names: Sequence[str], why: str) -> None:
-        """What cannot be looked at."""
+        """Adds checks that cannot be made."""
         self.add(*(Check(name, "skipped", why) for name in names))
 
     @property
     def healthy(self) -> bool:
-        """Whether nothing failed."""
+        """True if no check failed."""
         return all(check.status != "failed" for check in self.checks)
 
     def count(self) -> Iterator[tuple[int, Status]]:
-        """How many of each kind, the worst first."""
+        """Yields the number of checks of each status, the worst first."""
         kinds: tuple[Status, ...] = ("failed", "warning", "ok", "skipped")
         for status in kinds:
             number = sum(check.status == status for check in self.checks)
@@ -61,8 +61,8 @@ class Findings:
 
 
 def bounded(name: str, seconds: float, work: Callable[[], Check | Sequence[Check]]) -> list[Check]:
-    """What `work` finds; where it raises or takes longer, that is the finding. It goes on in a thread of its own that
-    holds up nothing."""
+    """Returns the results of `work`; if it raises or takes longer, that is the result. Late work continues in a
+    separate thread that holds up nothing."""
     found: list[Check] = []
     done = threading.Event()
 

@@ -1,4 +1,4 @@
-"""This side of it: the client's versions, its environment, what it would connect to and show."""
+"""Checks of this side: the client's versions, its environment, its target and credentials."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from hearth.version import __version__
 
 DISTRIBUTION = "hearth-gpu"
 REQUIRED = {"grpcio": ">=1.84", "protobuf": ">=6.33.5,<8", "numpy": ">=1.26"}
-"""As in pyproject.toml, for a client that was not installed but put on the path."""
+"""Requirements as in pyproject.toml, for a client that is on the path without being installed."""
 PYTHON = (3, 11)
 VARIABLES = (
     "HEARTH_TARGET", "HEARTH_TOKEN", "HEARTH_TOKEN_FILE", "HEARTH_CA", "HEARTH_CERTIFICATE", "HEARTH_KEY",
     "HEARTH_TRACE",
 )  # fmt: skip
-"""What the client reads."""
+"""Environment variables that the client reads."""
 _FILES = ("HEARTH_TOKEN_FILE", "HEARTH_CA", "HEARTH_CERTIFICATE", "HEARTH_KEY")
 _SECRET = ("HEARTH_TOKEN_FILE", "HEARTH_KEY")
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
@@ -57,7 +57,7 @@ def versions(installed: Callable[[str], str] = metadata.version) -> list[Check]:
 
 
 def in_range(version: str, wanted: str) -> bool:
-    """Whether a version meets ``>=6.31.1,<8``; pre-releases count as their release."""
+    """Returns whether `version` meets ``>=6.31.1,<8``; pre-releases count as their release."""
     ours = _numbers(version)
     for part in wanted.split(","):
         match = re.fullmatch(r"\s*(>=|<=|<|>|==|!=)\s*([\d.]+)\s*", part)

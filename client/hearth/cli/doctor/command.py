@@ -27,7 +27,7 @@ _NETWORK = ("name", "port", "protocol")
 _SESSION = ("session", "daemon", "ready", "identity", "clock", "faults", "descriptors", "devices", "compiler", "lanes")
 _CLOSE_S = 3.0
 _COMPILING = 3
-"""So many times --timeout may a compile take, which on a busy host is slow without anything being wrong."""
+"""Multiple of --timeout that a compile may take: it is slow on a busy host without anything being wrong."""
 _WIDTH = 15
 
 
@@ -49,7 +49,8 @@ def add_to(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Looks and prints; 1 where something failed. Never raises for what is wrong with the daemon or the way to it."""
+    """Runs and prints the checks; returns 1 where one failed. Never raises for what is wrong with the daemon or the way
+    to it."""
     from hearth.cli.doctor.check import Findings
 
     findings = Findings() if arguments.json else Findings(_print)
@@ -113,7 +114,7 @@ def _credentials(arguments: argparse.Namespace, findings: Findings, target: Targ
 
 
 def _way(arguments: argparse.Namespace, findings: Findings, target: Target, shown: Credentials | None) -> bool:
-    """Whether the daemon can be talked to; each step needs the one before it."""
+    """Checks each step of the way to the daemon, each of which needs the one before; returns True if none failed."""
     from hearth.cli.doctor import network
 
     seconds = arguments.timeout

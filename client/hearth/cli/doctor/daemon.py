@@ -1,4 +1,4 @@
-"""The daemon itself, asked by a session: its versions and state, who this client is to it, its devices."""
+"""Checks of the daemon itself, by a session: its versions and state, this client's identity, its devices."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SKEW_S = 5.0
 """Clocks further apart than that make logs hard to read together, and certificates valid too late or too early."""
 OPEN_TENANT = "default"
-"""The tenant of everybody at a daemon without tenants."""
+"""Tenant of all clients at a daemon without tenants."""
 _RECENT_S = 3600.0
 _SLOW_S = 10.0
 _SOURCE = """
@@ -36,7 +36,7 @@ extern "C" __global__ void doctor_%s(const float* x, float* y, int n) {
 
 
 def versions(node: Node) -> list[Check]:
-    """Of the daemon, and what it says of itself."""
+    """Checks the daemon's version, and its own report of its state."""
     info = node.describe()
     return [version(info), state(info)]
 
@@ -57,7 +57,7 @@ def version(info: NodeInfo) -> Check:
 
 
 def state(info: NodeInfo) -> Check:
-    """Whether it takes work."""
+    """Checks that the daemon accepts work."""
     if info.draining:
         detail = "it is draining: it takes no new sessions and ends the present ones before long"
         return Check("ready", "warning", detail, "wait for it to be started again, or use another daemon")
@@ -89,7 +89,7 @@ def _device(device: DeviceInfo) -> Check:
     if device.state == "lost":
         return Check(name, "warning", detail + why, "a new process is being started: look again in a second")
     if device.state == "stalled":
-        fix = "it goes on, or is replaced within devices.ping_timeout; look for a debugger, or an overloaded machine"
+        fix = "it continues, or is replaced within devices.ping_timeout; look for a debugger, or an overloaded machine"
         return Check(name, "warning", detail + why, fix)
     if device.state == "starting":
         return Check(name, "warning", detail + why, "look again in a second")
@@ -106,7 +106,7 @@ def _device(device: DeviceInfo) -> Check:
 
 
 def faults(document: Mapping[str, Any], now: float) -> Check:
-    """What the daemon's status says of faults in the last hour."""
+    """Checks the faults of the last hour in the daemon's status."""
     listed = document.get("faults")
     if not isinstance(listed, list):
         return Check("faults", "skipped", "the daemon's status does not list them")
@@ -124,7 +124,7 @@ def faults(document: Mapping[str, Any], now: float) -> Check:
 
 
 def descriptors(document: Mapping[str, Any]) -> Check:
-    """Whether the daemon's limit on open files leaves clients enough connections."""
+    """Checks that the daemon's limit on open files leaves clients enough connections."""
     found = document.get("descriptors")
     if not isinstance(found, dict):
         return Check("descriptors", "skipped", "only those who may observe are shown the daemon's limit on open files")
@@ -139,7 +139,7 @@ def descriptors(document: Mapping[str, Any]) -> Check:
 
 
 def identity(node: Node, shown: str, target: Target) -> Check:
-    """Who this client is, and whether anybody else of this host is the same."""
+    """Checks the identity of this client, and whether other logins of this host share it."""
     detail = f"tenant {node.tenant!r}, {node.isolation} device processes; shown: {shown}"
     if node.tenant == OPEN_TENANT and open_to_every_login(target):
         return Check(
@@ -150,7 +150,8 @@ def identity(node: Node, shown: str, target: Target) -> Check:
 
 
 def open_to_every_login(target: Target) -> bool:
-    """Whether every user of this host can connect there: a port of loopback, or a socket that others may write."""
+    """Returns whether every user of this host can connect to `target`: a port of loopback, or a socket that others may
+    write."""
     if not target.address.startswith("unix:"):
         return target.loopback
     try:
@@ -169,7 +170,8 @@ def clock(node: Node, before: float, after: float) -> Check:
 
 
 def skew(theirs: float, before: float, after: float) -> Check:
-    """Their time of something that happened between two of ours, all in seconds since 1970."""
+    """Checks the daemon's clock by its time `theirs` of something that happened between two of ours, all in seconds
+    since 1970."""
     off = theirs - after if theirs > after else min(0.0, theirs - before)
     if abs(off) > SKEW_S:
         word = "ahead" if off > 0 else "behind"
@@ -178,7 +180,7 @@ def skew(theirs: float, before: float, after: float) -> Check:
 
 
 def work(device: Device) -> list[Check]:
-    """A kernel that nobody has compiled yet, from source to result; which rights that takes."""
+    """Checks a kernel that is not in any cache yet, from source to result, and which rights that takes."""
     import numpy as np
 
     name = f"compiler {device.ordinal}"
@@ -225,7 +227,7 @@ def lanes(device: Device) -> list[Check]:
 
     connection = device._connection
     transport = connection.transport
-    with suppress(HearthError):  # of the work before, which has been told
+    with suppress(HearthError):  # of the work before, which has been reported
         device.synchronize()
     attachment = connection.attachment()
     if not transport.target.startswith("unix:"):
@@ -266,7 +268,7 @@ def local_driver(info: NodeInfo, unix: bool, load: Callable[[str], object] | Non
 
 
 def _refusal(device: Device) -> str:
-    """What the daemon answers to who asks for bulk connections."""
+    """Returns the daemon's answer to a request for bulk connections."""
     from hearth_proto.v1 import device_pb2
 
     connection = device._connection

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import ssl
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
-"""What a client of HTTP/2 begins with: the preface and empty settings."""
+"""First bytes of an HTTP/2 client: the preface and empty settings."""
 _SETTINGS = 4
 _START = "start one with `hearthd serve`, or say where it is: hearth doctor host:7421, or HEARTH_TARGET"
 GRPC, HTTP, TLS = "gRPC", "HTTP/1", "TLS"
@@ -32,7 +32,7 @@ GRPC, HTTP, TLS = "gRPC", "HTTP/1", "TLS"
 
 
 def unix_socket(path: str) -> list[Check]:
-    """Whether it is there, whose it is, and whether somebody listens."""
+    """Checks that the socket exists, its owner, and that a process listens."""
     name = "socket"
     try:
         mode = os.stat(path)  # noqa: PTH116
@@ -57,7 +57,7 @@ def unix_socket(path: str) -> list[Check]:
 
 
 def _refused(path: str, owner: str) -> Check | None:
-    """Why nobody can be connected to; None: somebody listens."""
+    """Connects to the socket; returns the failed check, or None if a process listens."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(2.0)
         try:
@@ -180,8 +180,8 @@ def _protocol(target: Target, seconds: float) -> str:
 
 
 def certificate(target: Target, credentials: Credentials, files: tuple[str, str] | None, seconds: float) -> Check:
-    """Whether the daemon's certificate is trusted, for this name, and how long. `files`: the client's certificate and
-    key."""
+    """Checks that the daemon's certificate is trusted for this name, and for how long. `files`: the client's
+    certificate and key."""
     import ssl
 
     host, _ = host_and_port(target)
@@ -216,7 +216,7 @@ def judged(peer: Mapping[str, object], now: float) -> Check:
 
     until = str(peer.get("notAfter", ""))
     left = ssl.cert_time_to_seconds(until) - now if until else _SOON_S
-    detail = f"for {_names(peer) or 'no name'}, valid until {until or 'nobody knows'}"
+    detail = f"for {_names(peer) or 'no name'}, valid until {until or 'an unknown time'}"
     if left < _SOON_S:
         days = max(0, int(left // 86400))
         return Check("certificate", "warning", f"{detail}: {days} days from now", "have it renewed before it expires")

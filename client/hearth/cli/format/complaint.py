@@ -1,4 +1,4 @@
-"""What goes to stderr: one line for each thing that is wrong."""
+"""Output on stderr: one line for each complaint."""
 
 from __future__ import annotations
 

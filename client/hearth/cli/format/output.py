@@ -1,4 +1,4 @@
-"""What goes to stdout: one document with `--json`, else text; in colour only where somebody looks at it."""
+"""Output on stdout: one document with `--json`, otherwise text, in colour only on a terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import argparse
 
 SCHEMA = 1
-"""Of every document: keys may be added under it, none is renamed."""
+"""Schema number of every document: keys may be added under it, none is renamed."""
 
 _UNBOUNDED = 1_000_000
 
@@ -41,12 +41,12 @@ def emit_line(document: Mapping[str, Any]) -> None:
 
 
 def columns() -> int:
-    """How wide a line may be: COLUMNS, else the terminal's width; where there is no terminal, as wide as it likes."""
+    """Returns the width of a line: COLUMNS, otherwise the terminal's width; unlimited without a terminal."""
     return shutil.get_terminal_size((_UNBOUNDED if not sys.stdout.isatty() else 80, 24)).columns
 
 
 def in_colour() -> bool:
-    """Whether stdout shows colours to somebody who wants them (https://no-color.org)."""
+    """Returns whether stdout shows colours and the user wants them (https://no-color.org)."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hearth.cli.format.sizes import GIB, KIB, MIB, size_name
 
 NONE = "-"
-"""Where nothing is known."""
+"""Text of an unknown value."""
 
 
 def size(value: float | None) -> str:
@@ -38,7 +38,7 @@ def bytes_per_second(value: float | None) -> str:
 
 
 def share(value: float | None) -> str:
-    """Of 1, and more than that where several devices are meant: "43 %"."""
+    """Formats a share of 1, which exceeds 1 where several devices are meant: "43 %"."""
     if value is None:
         return NONE
     return f"{value:.0%}".replace("%", " %") if not 0 < value < 0.01 else "<1 %"

@@ -22,13 +22,13 @@ SHOWN = 1000
 
 
 def value_of(spec: Scalar) -> Any:
-    """As a NumPy scalar, which has the type."""
+    """Returns the value as a NumPy scalar, which has the type."""
     return np.dtype(spec.dtype).type(spec.value)
 
 
 def host_array(spec: Array) -> Host | None:
-    """What the array begins as, C-contiguous and in native byte order; None for a result, which begins as zeros on the
-    device. Raises `ArgumentError`."""
+    """Returns the array's initial contents, C-contiguous and in native byte order; None for a result, which begins as
+    zeros on the device. Raises `ArgumentError`."""
     if spec.direction == "out":
         return None
     return _load(spec.source.path) if isinstance(spec.source, FromFile) else _make(spec.source)
@@ -47,7 +47,8 @@ def refuse_too_much(specs: list[Spec]) -> None:
 
 
 def refuse_existing(specs: list[Spec], force: bool) -> None:
-    """Before anything is run: raises `ArgumentError` for a result that cannot be written, or would overwrite."""
+    """Checks the results before anything is run: raises `ArgumentError` for one that cannot be written, or would
+    overwrite."""
     for spec in specs:
         if not isinstance(spec, Array) or spec.result is None:
             continue
@@ -89,7 +90,7 @@ def write(path: str, array: Host, force: bool) -> None:
 
 
 def shown(array: Host) -> str:
-    """As NumPy prints it: shortened where it is long."""
+    """Formats the array as NumPy prints it: shortened where it is long."""
     return np.array2string(array, threshold=SHOWN, separator=" ")
 
 

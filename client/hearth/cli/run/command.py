@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _THREADS = 256
 LAUNCH_S = 60.0
-"""Also ends what an interrupted command has left running, which costs nobody else anything: the process is its own."""
+"""Seconds; also ends the kernel of an interrupted command, at no cost to others: the process is its own."""
 _LONGEST_S = 365 * 86400.0
 _MODES = ("checked", "validate", "unchecked")
 _EPILOG = """\
@@ -59,7 +59,7 @@ def add_to(commands: Any) -> None:
         "--block", type=_dimensions, default=(_THREADS, 1, 1), metavar="X[,Y[,Z]]", help=f"threads ({_THREADS})"
     )
     parser.add_argument("--shared-mem", type=_size, default=0, metavar="SIZE", help="dynamic shared memory per block")
-    parser.add_argument("--iterations", type=_count, default=1, metavar="N", help="launch it so many times in a row")
+    parser.add_argument("--iterations", type=_count, default=1, metavar="N", help="launch it N times in a row")
     parser.add_argument("--mode", choices=_MODES, default="checked", help="validate: report writes out of bounds")
     parser.add_argument("--timed", action="store_true", help="measure the time on the device")
     parser.add_argument(

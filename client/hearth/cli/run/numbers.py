@@ -50,18 +50,18 @@ _BITS = 64
 
 
 class SpecError(ValueError):
-    """What is wrong with an argument, where in it, and what is right: one line."""
+    """Error in an argument: the problem, its position, and a correct form, in one line."""
 
     def __init__(self, what: str, at: int = 0, kind: str = "") -> None:
         super().__init__(what)
         self.what = what
         self.at = at
-        """Where in the text, from 0."""
+        """Position in the text, from 0."""
         self.kind = kind
 
     @property
     def example(self) -> str:
-        """One of its kind that is right."""
+        """A correct example of its kind."""
         return _EXAMPLES[self.kind]
 
 

@@ -1,4 +1,4 @@
-"""What `hearth run` did, for people and as a document."""
+"""Report of `hearth run`, as text and as a document."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Result:
     """An array that came back."""
 
     argument: int
-    """Its place among the kernel's arguments, from 1."""
+    """Place among the kernel's arguments, from 1."""
     array: Host
     file: str | None
     error: str = ""
@@ -25,7 +25,7 @@ class Result:
 
     @property
     def type(self) -> str:
-        """As in an argument of the command."""
+        """The type, written as in an argument of the command."""
         return f"{self.array.dtype}[{','.join(map(str, self.array.shape))}]"
 
     def to_json(self) -> dict[str, Any]:
@@ -44,7 +44,7 @@ class Result:
 
 @dataclass
 class RunReport:
-    """What was run, where, and what came of it."""
+    """A run of a kernel: its configuration and results."""
 
     file: str
     kernel: str
@@ -59,7 +59,7 @@ class RunReport:
     device_name: str
     backend: str
     device_ns: int | None = None
-    """Of all iterations."""
+    """Nanoseconds on the device, of all iterations."""
     wall_ns: int | None = None
     printed: str = ""
     results: list[Result] = field(default_factory=list)
@@ -75,7 +75,7 @@ class RunReport:
         )
 
     def to_text(self) -> str:
-        """What follows the heading and what the kernel printed."""
+        """Returns the text behind the heading and the kernel's output."""
         lines = []
         if self.device_ns is not None and self.wall_ns is not None:
             each = f", {_time(self.device_ns / self.iterations)} each" if self.iterations > 1 else ""
@@ -88,7 +88,7 @@ class RunReport:
         return "".join(f"{line}\n" for line in lines)
 
     def to_json(self) -> dict[str, Any]:
-        """One document."""
+        """Builds the JSON document."""
         document: dict[str, Any] = {
             "schema": SCHEMA,
             "file": self.file,

@@ -27,8 +27,8 @@ def read_code(path: str) -> bytes:
 
 
 def headers_of(path: str, code: bytes, folders: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
-    """What the source includes and is found here, by the names by which it is included; `given` come first. Raises
-    `ArgumentError` for a folder that is none, or a header that cannot be read."""
+    """Returns the headers that the source includes and that are found here, by the names in its includes; `given` come
+    first. Raises `ArgumentError` for a missing folder, or a header that cannot be read."""
     for folder in folders:
         if not Path(folder).is_dir():
             raise _wrong(

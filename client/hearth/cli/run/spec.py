@@ -12,7 +12,7 @@
 
 Where no file is given for it (``out:float32[16]``, ``inout:data.npy``) a result is printed. TYPE is a name of NumPy's
 (``float32``), of CUDA C++ (``float``, ``unsigned int``, ``size_t``; ``int`` has 32 bits) or a short one (``f32``).
-Files end in ``.npy``, which is how a name with ``=`` or ``:`` in it is told from what stands around it.
+Files end in ``.npy``, which is how a name with ``=`` or ``:`` in it is distinguished from the text around it.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ GENERATORS: Mapping[str, Mapping[str, Number | None]] = {
     "random": {"seed": 0, "low": None, "high": None},
     "full": {"value": None},
 }
-"""How an array can be made, and the options of each with their defaults. ``random``: uniform in [low, high), for floats
-[0, 1) and for integers [0, 100) unless given; the same for the same seed."""
+"""Generators of arrays, with the options of each and their defaults. ``random``: uniform in [low, high), for floats [0,
+1) and for integers [0, 100) unless given; the same for the same seed."""
 
 SUFFIX = ".npy"
 MAX_AXES = 32
@@ -95,7 +95,7 @@ def parse_all(texts: Sequence[str]) -> list[Spec]:
 
 
 def parse(text: str) -> Spec:
-    """One argument. Raises `SpecError`."""
+    """Parses one argument. Raises `SpecError`."""
     head, colon, rest = text.partition(":")
     if colon and head in ("in", "inout", "out"):
         return _array(head, rest, len(head) + 1)  # type: ignore[arg-type]

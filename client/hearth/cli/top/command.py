@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _SHORTEST_S = 0.1
 _HANGS_S = 3.0
-"""How long an answer may take before it is said that none comes."""
+"""Seconds without an answer after which the screen says that none comes."""
 _REDRAW_S = 1.0
 _QUIT = frozenset("qQ\x04")
 
@@ -43,7 +43,7 @@ def add_to(commands: Any) -> None:
         "--interval", type=_interval, default=1.0, metavar="SECONDS", help="from picture to picture (%(default)g)"
     )
     number = parser.add_mutually_exclusive_group()
-    number.add_argument("--iterations", type=_count, metavar="N", help="end after so many pictures")
+    number.add_argument("--iterations", type=_count, metavar="N", help="end after N pictures")
     number.add_argument("--once", dest="iterations", action="store_const", const=1, help="print one picture")
     parser.add_argument("--json", action="store_true", help="print one JSON document a line, with rates")
     connect_options.add_arguments(parser)
@@ -51,7 +51,7 @@ def add_to(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Shows it until it is told to end. Raises `HearthError` where no daemon answers at first."""
+    """Shows the picture until it is ended. Raises `HearthError` where no daemon answers at first."""
     plain = arguments.json or arguments.iterations is not None
     with connect_options.ask(arguments) as asker:
         first = asker.status()
@@ -75,14 +75,14 @@ class View:
         self.gone, self._answered = None, at
 
     def missed(self, why: str, at: float) -> None:
-        """It did not: `why`."""
+        """Notes that the daemon did not answer: `why`."""
         from hearth.cli.top.frame import Gone
 
         since = self._answered if self.gone is None else self.gone.since
         self.gone, self.before = Gone(why, since), None
 
     def overdue(self, at: float, interval: float) -> None:
-        """Nothing came, not even an error: says so when that is strange."""
+        """Reports an answer that is overdue, with not even an error."""
         if self.gone is None and at - self._answered > interval + _HANGS_S:
             self.missed("it has not answered since.", at)
 
@@ -161,7 +161,7 @@ class _Watch:
         self._thread.start()
 
     def taken(self) -> list[tuple[float, Document | HearthError]]:
-        """What came since, each with its time."""
+        """Returns what came since the last call, each with its time."""
         with self._lock:
             came, self._came = self._came, []
         return came

@@ -1,4 +1,4 @@
-"""One picture of `hearth top`. Pure: two documents in, lines out."""
+"""A picture of `hearth top`. Pure: two documents in, lines out."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def frame(
     columns: int,
     rows: int | None = None,
 ) -> list[ScreenLine]:
-    """What happened since `before`, by device time. `at`: this machine's time, seconds since 1970; `columns`: how wide
-    lines should be; `rows`: how many fit; None: as many as there are."""
+    """Builds the lines of what happened since `before`, by device time. `at`: this machine's time, seconds since 1970;
+    `columns`: width of a line; `rows`: number of lines that fit; None: no limit."""
     of_devices, of_sessions = rates.of_devices(before, now), rates.of_sessions(before, now)
     shown = rates.busiest_first(now, of_devices, of_sessions)
     devices, sessions = lines.devices(shown, of_devices, columns), lines.sessions(shown, of_sessions)

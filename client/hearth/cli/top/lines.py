@@ -1,4 +1,4 @@
-"""What `status` and `top` show of a status document, as lines of text that carry one colour each. Pure."""
+"""Lines of text of a status document for `status` and `top`, each of one colour. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LOAD_S = 1.0
 
 
 class ScreenLine(NamedTuple):
-    """One line of a screen, as wide as it likes."""
+    """A line of a screen, of any width."""
 
     text: str = ""
     codes: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ def daemon(document: Document) -> str:
 
 
 def sessions_counted(document: Document) -> str:
-    """How many there are."""
+    """Returns the number of sessions, as text."""
     sessions = document.get("sessions", ())
     connected = sum(bool(session.get("connected")) for session in sessions)
     return f"{len(sessions)} ({connected} connected)" if sessions else "none"
@@ -73,7 +73,7 @@ def devices(document: Document, rates: Mapping[int, Rates], columns: int) -> lis
 
 
 def _loads(device: Mapping[str, Any]) -> str:
-    """Modules that wait to be loaded; empty: there are none, or for no time that anybody would notice."""
+    """Modules that wait to be loaded; empty: there are none, or for no noticeable time."""
     gauges = device.get("gauges") or {}
     count, longest = int(gauges.get("loads_waiting", 0)), gauges.get("load_wait_longest_ns", 0) / 1e9
     if not count or longest < _LOAD_S:
@@ -147,12 +147,12 @@ def sessions(document: Document, used: Mapping[str, float | None]) -> list[Scree
 
 
 def lease(connected: bool, left: float | None) -> str:
-    """How a session lives: connected, or so much longer."""
+    """Returns the state of a session's lease: connected, or the time left."""
     return "connected" if connected else f"{units.duration(left)} left"
 
 
 def client(name: str, dedicated: bool) -> str:
-    """What a client calls itself."""
+    """Returns the client's name, as it was declared."""
     return (printable(name) or units.NONE) + (" (dedicated)" if dedicated else "")
 
 

@@ -1,4 +1,4 @@
-"""What happened between two status documents of one daemon. Pure."""
+"""Rates between two status documents of one daemon. Pure."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ Document = Mapping[str, Any]
 
 
 class Rates(NamedTuple):
-    """Of one device, per second; None where nothing is known."""
+    """Rates of one device, per second; None where nothing is known."""
 
     busy: float | None = None
-    """Of 1: how much of the time it worked."""
+    """Share of the time in which it worked, of 1."""
     launches: float | None = None
     commands: float | None = None
     received: float | None = None
@@ -22,12 +22,12 @@ class Rates(NamedTuple):
 
 
 _COUNTERS = ("device_busy_ns", "kernel_launches", "commands", "host_to_device_bytes", "device_to_host_bytes")
-"""What a device has counted, in the order of `Rates`."""
+"""Names of a device's counters, in the order of `Rates`."""
 _FACTORS = (1e-9, 1.0, 1.0, 1.0, 1.0)
 NAMES = (
     "busy_ratio", "launches_per_second", "commands_per_second", "received_bytes_per_second", "sent_bytes_per_second",
 )  # fmt: skip
-"""The same in documents: the daemon says them under "throughput", over its last seconds."""
+"""Names of the rates in documents: the daemon reports them under "throughput", over its last seconds."""
 
 
 def elapsed(before: Document | None, now: Document) -> float | None:
@@ -39,13 +39,14 @@ def elapsed(before: Document | None, now: Document) -> float | None:
 
 
 def told(device: Mapping[str, Any]) -> Rates:
-    """As the daemon says it, where it does."""
+    """Returns the rates that the daemon reports, None for missing ones."""
     throughput = device.get("throughput") or {}
     return Rates(*(throughput.get(name) for name in NAMES))
 
 
 def of_devices(before: Document | None, now: Document) -> dict[int, Rates]:
-    """By ordinal: between the two documents, or as the daemon says it where there is nothing to compare."""
+    """Returns the rates by ordinal: between the two documents, or as the daemon reports them where there is nothing to
+    compare."""
     seconds = elapsed(before, now)
     counted = {d["ordinal"]: d.get("counters") or {} for d in (before or {}).get("devices", ())}
     found = {}
@@ -64,7 +65,7 @@ def of_devices(before: Document | None, now: Document) -> dict[int, Rates]:
 
 
 def of_sessions(before: Document | None, now: Document) -> dict[str, float | None]:
-    """By id: device seconds a second, which are more than 1 where several devices work for it."""
+    """Returns device seconds per second by session id, more than 1 where several devices work for a session."""
     seconds = elapsed(before, now)
     used = {session["id"]: session.get("device_seconds", 0.0) for session in (before or {}).get("sessions", ())}
     return {
@@ -111,5 +112,5 @@ def queued(device: Mapping[str, Any]) -> int | None:
 
 
 def _rate(before: float | None, now: float | None, seconds: float, factor: float = 1.0) -> float | None:
-    """None where it is not counted, or went back."""
+    """Returns the rate; None if the value is not counted, or went back."""
     return None if before is None or now is None or now < before else (now - before) * factor / seconds

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J"
-"""Another screen, no cursor, lines are not wrapped."""
+"""Switches to the alternate screen: no cursor, lines are not wrapped."""
 _LEAVE = "\x1b[?7h\x1b[?25h\x1b[?1049l"
 _HOME, _REST_OF_LINE, _REST = "\x1b[H", "\x1b[K", "\x1b[J"
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
@@ -77,11 +77,11 @@ class Screen:
                 termios.tcsetattr(self._keys, termios.TCSADRAIN, self._modes)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        """Ctrl-Z: the terminal is the shell's until it goes on."""
+        """Suspends on Ctrl-Z: the terminal is the shell's until the command continues."""
         self._give_back()
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTSTP)
-        signal.signal(signal.SIGTSTP, self._stop)  # it goes on here
+        signal.signal(signal.SIGTSTP, self._stop)  # it continues here
         self._take()
         self.wake()
 
@@ -104,12 +104,12 @@ class Screen:
 
     def wake(self) -> None:
         """Ends `wait`; from any thread."""
-        with contextlib.suppress(OSError):  # full: it wakes anyway; closed: nobody waits
+        with contextlib.suppress(OSError):  # full: it wakes anyway; closed: no thread waits
             os.write(self._wake, b"\0")
 
     def wait(self, seconds: float) -> str:
-        """Until a key is pressed, `wake` is called, the size changes, or the time is over; the keys. Raises `EOFError`
-        where the terminal is gone."""
+        """Waits until a key is pressed, `wake` is called, the size changes, or the time is over; returns the keys.
+        Raises `EOFError` where the terminal is gone."""
         poll = select.poll()
         poll.register(self._awake, select.POLLIN)
         if self._keys is not None:

@@ -41,7 +41,7 @@ def to_text(path: str, summary: Summary, top: int) -> str:
 
 
 def to_json(path: str, summary: Summary) -> dict[str, Any]:
-    """One document, with all rows."""
+    """Builds the JSON document, with all rows."""
     return {
         "schema": SCHEMA,
         "file": path,

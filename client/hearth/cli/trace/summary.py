@@ -1,4 +1,4 @@
-"""What a trace says: time by kernel, transfers with their rates, streams, and when a device had nothing to do.
+"""Summary of a trace: time by kernel, transfers with their rates, streams, and idle times of a device.
 
 Pure: from a document of Chrome's Trace Event Format, as `hearth.Trace.save` and HEARTH_TRACE write it, to plain data.
 """
@@ -54,14 +54,14 @@ class Gap:
 
 @dataclass(frozen=True)
 class Track:
-    """One stream of one device."""
+    """A stream of one device."""
 
     device: str
     stream: str
     commands: int
     busy_us: float
     ratio: float
-    """Of the time from the device's first command to its last."""
+    """Share of the time from the device's first command to its last."""
 
 
 @dataclass
@@ -77,7 +77,7 @@ class Summary:
     streams: list[Track] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
     errors: dict[tuple[str, str], int] = field(default_factory=dict)
-    """How many, by command and reason."""
+    """Number of errors, by command and reason."""
     dropped: int = 0
     lost: int = 0
 

@@ -171,8 +171,8 @@ class Memberships:
             return
         tracks = self._device.tracks
         if group:
-            # Who coordinates another group knows nothing of this one's order: one track for both could have each wait
-            # for the other.
+            # The coordinator of another group knows nothing of this one's order: one track for both could have each
+            # wait for the other.
             track, lane = tracks.acquire_own(), LaunchOrder[Any]()
         else:
             self._shared = self._shared or (tracks.acquire_own(), LaunchOrder[Any]())

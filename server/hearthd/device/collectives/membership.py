@@ -15,7 +15,7 @@ from hearthd.device.streams.stream_pool import PooledStream
 
 
 class Membership:
-    """This rank of one communicator."""
+    """Membership of this rank in one communicator."""
 
     __slots__ = ("comm", "communicator", "flights", "gone", "group", "lane", "refusal", "reported", "track")
 

@@ -24,7 +24,7 @@ these an operation is presented only when its turn has come. Its time limit begi
 before it."""
 
 MOST_AT_ALL = 4096
-"""The same limit, including operations whose turn has come, of many streams at once."""
+"""`MOST_PRESENTED` including operations whose turn has come, of many streams at once."""
 
 REFILL = 64
 """Room for which more of a queue is presented: as one message, and not one for each that is done."""

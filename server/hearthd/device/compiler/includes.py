@@ -149,7 +149,8 @@ def _readings(text: str) -> Iterator[_Reading]:
 
 
 def _blanked(match: re.Match[str]) -> str:
-    """Nothing in the place of a line that is a comment however the source is read; else the line as it stands."""
+    """Returns nothing in the place of a line that is a comment however the source is read; otherwise the line as it
+    stands."""
     line = match[0].rstrip("\r")
     before = match.string[max(0, match.start() - 256) : max(0, match.start() - 1)].rstrip(" \t\v\f\r")
     ends_block = "*/" in line

@@ -231,7 +231,7 @@ class CompileWorkers:
                 self._replace()
 
     def _replace(self) -> None:
-        """Another worker in the place of one that is gone, so that the next job need not wait for it."""
+        """Starts another worker in the place of one that is gone, so that the next job need not wait for it."""
         with self._lock:
             wanted = not self._idle and not self._closed
         if wanted:
@@ -319,4 +319,4 @@ def _not_started(said: str) -> Refusal:
 
 
 def _cancelled() -> Refusal:
-    return Refusal(Reason.CANCELLED, "the compile was stopped: nobody waits for it any more")
+    return Refusal(Reason.CANCELLED, "the compile was stopped: no request waits for it any more")

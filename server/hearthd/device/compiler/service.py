@@ -126,7 +126,7 @@ class CompileService:
                 self._queue.done(owner)
                 self._changed.notify_all()  # what was held back may run now
             self._post(partial(self._landed, flight, outcome))
-            del taken, flight, outcome  # so that those who waited are not kept until the next job
+            del taken, flight, outcome  # so that the waiting sessions are not kept until the next job
 
     def _next(self) -> tuple[Hashable, _Flight] | None:
         with self._changed:

@@ -1,6 +1,6 @@
 """Directories for what the compiler makes once and later processes reuse: private to the user, never shared.
 
-What lies there is loaded into device processes, so a directory that anyone else could write to is not used.
+What lies there is loaded into device processes, so a directory that another user could write to is not used.
 """
 
 from __future__ import annotations

@@ -213,7 +213,7 @@ class Toolchain:
     ) -> Completed:
         """Run the compiler; raises `Refusal` (COMPILE_LIMIT) when it takes longer than `timeout_s` seconds.
 
-        `life`: a descriptor of `ending_with_us`, for who has no process group to be stopped with."""
+        `life`: a descriptor of `ending_with_us`, for callers without a process group to be stopped with."""
         environment = {**os.environ, "LC_ALL": "C", "LANG": "C", "CCACHE_DISABLE": "1"}
         own_session = timeout_s is not None or life >= 0
         if self._is_zig:

@@ -81,7 +81,7 @@ class KernelActivity:
             self._cupti.activity_disable(kind)
 
     def _try(self, call: Callable[[], object]) -> bool:
-        """Nothing that CUPTI refuses costs a command or a trace more than its kernels."""
+        """Calls `call`; returns False if CUPTI refuses it, which costs a command or a trace its kernels only."""
         try:
             call()
         except Exception as error:

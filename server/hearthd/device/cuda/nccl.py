@@ -40,8 +40,8 @@ _SETTINGS = {
     # Work of a large group reaches the kernels through a ring buffer, and the call waits for the device where that is
     # full. 1,024 operations (hearthd.device.collectives.request) of about 100 bytes for each of 100 ranks fit 16 MiB.
     "NCCL_WORK_FIFO_BYTES": str(16 << 20),
-    # NVLink multicast: programs that use it have put GPUs out of service that others share. Who owns the machine may
-    # set it in the daemon's environment (1, or 2 for where NCCL finds it); NCCL's own files of settings come second.
+    # NVLink multicast: programs that use it have put GPUs out of service that others share. The machine's owner may set
+    # it in the daemon's environment (1, or 2 for where NCCL finds it); NCCL's own files of settings come second.
     "NCCL_NVLS_ENABLE": "0",
 }
 """Variables that NCCL reads when it is first used; what the daemon's environment says stays."""
@@ -50,7 +50,7 @@ _FAILURES: tuple[type[Exception], ...] = (nccl.NcclError, KeyError) if nccl.avai
 """Exceptions of CuPy for failures of NCCL: a KeyError for the codes that it has no text for."""
 
 _REFUSED: tuple[type[Exception], ...] = (*_FAILURES, ValueError, TypeError, AssertionError)
-"""The same exceptions, and those for an invalid id."""
+"""`_FAILURES`, and the exceptions for an invalid id."""
 
 
 class NcclCommunicator:
@@ -212,7 +212,7 @@ class NcclCommunicators:
             raise Refusal(
                 Reason.COMMUNICATOR_FAILED,
                 f"Joining as rank {rank} of {ranks} failed: {_why(error)}.",
-                fix="check that every rank has the same unique id, a rank of its own, and can reach the others; "
+                fix="check that every rank has the same unique id and a distinct number, and can reach the others; "
                 "NCCL_DEBUG=WARN in the daemon's environment says more",
                 details={"rank": rank, "ranks": ranks},
             ) from error

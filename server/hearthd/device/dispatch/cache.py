@@ -36,7 +36,7 @@ class KnownDispatch(NamedTuple):
     read_only: tuple[bool, ...]
     """True for each of the kernel's pointers that it only reads through."""
     values: tuple[tuple[int, int, int], ...]
-    """For each value that comes as bytes: the binding, the place in the parameter block, and the size."""
+    """Binding, place in the parameter block, and size of each value that comes as bytes."""
 
     def record(self, command: commands_pb2.Dispatch, stream: int) -> Record:
         """Returns the launch record of a command with the same likeness."""

@@ -26,7 +26,7 @@ class DurableBuffer:
         self.refusal: Refusal | None = None
         """Reason why the front has refused the areas."""
         self.line: deque[object] = deque()
-        """Its snapshots (`hearthd.device.durable.snapshot.Snapshot`) in the order of their points: the first is under
+        """Snapshots (`hearthd.device.durable.snapshot.Snapshot`) in the order of their points: the first is under
         way."""
         self.writes = 0
         """Number of writes of its copies that are under way to the file."""

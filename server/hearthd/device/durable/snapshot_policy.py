@@ -1,8 +1,8 @@
 """Copies of durable buffers: where the next one goes, and how much host memory copies under way may hold.
 
 A buffer's copies alternate between two areas of a file. Which of them holds the last complete copy is known for sure
-only when the front has said so: a process that ends while its word is on the way may not have been heard. So an area
-is written to only when the front is known to count on the other one, and whatever happens there is a whole copy.
+only when the front has said so: the report of a process that ends while it is on the way may be lost. So an area is
+written to only when the front is known to count on the other one, and whatever happens there is a whole copy.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class UploadFlow:
         self.error: Refusal | None = None
         self.written = 0
         self.striped: StripedUpload | None = None
-        """While its bytes come over stripes."""
+        """Set while the bytes come over stripes."""
         self.placed: SegmentRange | None = None
         """Place of the bytes in memory that the client shares."""
 
@@ -70,7 +70,7 @@ class DownloadFlow:
         """True if it was answered with an error after some of it had been submitted to the device."""
         self.queued = 0
         self.striped: StripedDownload | None = None
-        """While its bytes go over stripes."""
+        """Set while the bytes go over stripes."""
         self.placed: SegmentRange | None = None
         """Place for the bytes in memory that the client shares."""
         self.outcomes: dict[PendingOutcome, None] = {}

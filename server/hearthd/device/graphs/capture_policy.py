@@ -27,7 +27,7 @@ BESIDE = frozenset(
 """Kinds of commands without stream work, which run as usual."""
 
 REASONS = {
-    "allocate": "a graph has no memory of its own: what it uses is allocated before",
+    "allocate": "a graph allocates no memory: what it uses is allocated before",
     "write": "the bytes would be those of now at every launch",
     "read": "nothing has run yet that could be read",
     "sync": "nothing has run yet that could be waited for",

@@ -62,7 +62,7 @@ class LaunchProgram(ABC):
     @property
     @abstractmethod
     def names(self) -> Sequence[str]:
-        """At most `NAMED` of the kernels: the report of a lost device names them as running."""
+        """Names of the kernels, `NAMED` at most: the report of a lost device lists them as running."""
 
 
 class Rounds:

@@ -175,7 +175,7 @@ class Lending:
             buffer.reservation = None
         buffer.place, buffer.address, buffer.usage = place, place.address, place.usage
         session.replay_cache.forget()  # launches that know the address
-        # Not before: to give it back, the stream that it was allocated on waits for all who use it.
+        # Not before: to give it back, the stream that it was allocated on waits for all its users.
         tracks.on_complete(track, partial(self._moved, track, old, buffer))
 
     def _moved(self, track: PooledStream, old: SharedAllocation, buffer: Buffer) -> None:

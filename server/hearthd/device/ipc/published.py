@@ -11,7 +11,7 @@ from hearthd.device.operation import Origin
 from hearthd.device.session.buffer import Buffer, ReadOnly
 from hearthd.device.session.session import BatchEntry, DeviceSession
 
-ATTACHED = ReadOnly("is attached, and whoever attaches a published buffer only reads it", "write to a copy of it")
+ATTACHED = ReadOnly("is attached, and an attached published buffer is read-only", "write to a copy of it")
 
 
 class PublishedBuffer:

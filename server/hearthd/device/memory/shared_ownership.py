@@ -41,8 +41,8 @@ class SharedAllocation(ABC):
         self.number = 0
         """Number of the publication."""
         self.lent = False
-        """Another process of this host may read and write the memory. That cannot be revoked, so the memory is not
-        shared with any further process."""
+        """True once another process of this host may read and write the memory. That cannot be revoked, so the memory
+        is not shared with any further process."""
         self.on_leave: Callable[[SharedAllocation, object], None] = lambda place, holder: None
         """Called for each holder that leaves, before the last one frees the memory."""
 

@@ -51,7 +51,7 @@ class DescriptorSocket:
             body, files = message
             receiver = self._receivers.get(str(body.get("kind")))
             if receiver is None:
-                self._journal.warning("descriptors", error=f"nobody takes {body.get('kind')!r}")
+                self._journal.warning("descriptors", error=f"no receiver takes {body.get('kind')!r}")
                 for file in files:
                     os.close(file)
             else:

@@ -42,7 +42,7 @@ class Histogram:
     def observe(self, ns: int) -> None:
         if ns > 0:
             self.sum_ns += ns
-            at = ((ns - 1) // 1000).bit_length()  # as `bucket` has it, without its cost: this is on everybody's path
+            at = ((ns - 1) // 1000).bit_length()  # as `bucket` has it, without its cost: this is on every path
             self.counts[at if at < BUCKETS else BUCKETS] += 1
         else:
             self.counts[0] += 1
@@ -151,7 +151,7 @@ class Telemetry:
     errors: dict[str, int] = field(default_factory=dict)
     """Commands that failed, were skipped, or were answered with an earlier failure, by kind."""
     reasons: dict[str, int] = field(default_factory=dict)
-    """The same commands by reason code (`hearth_proto.reasons.Reason`)."""
+    """Commands in `errors` by reason code (`hearth_proto.reasons.Reason`)."""
     quotas: dict[str, int] = field(default_factory=lambda: {"device_bytes": 0, "handles": 0, OTHER: 0})
     """Commands that a quota refused, by the quota's name where the refusal has it."""
 

@@ -248,7 +248,7 @@ class Executor:
     def _cancel(self, session: DeviceSession, frame: Frame) -> None:
         """Cancels a call that its client no longer waits for, unless it has begun. A call that has begun runs on, and
         is not answered."""
-        refusal = Refusal(Reason.CANCELLED, "nobody waits for the call any more; it did not run")
+        refusal = Refusal(Reason.CANCELLED, "the client does not wait for the call any more; it did not run")
         if self.sharing.cancel(session, frame.id):
             self._device.telemetry.cancelled += 1
             self.result(session, frame.id, commands_pb2.Result(error=refusal.to_status()))

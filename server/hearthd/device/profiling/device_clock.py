@@ -1,7 +1,7 @@
 """Device times on the host's clock.
 
 The device's clock is known only by differences between events. What ties it to the host's is what cannot be otherwise:
-work starts after it was submitted, and has ended when it is seen to have. Every command narrows the host time of the
+work starts after it was submitted, and has ended when its end is seen. Every command narrows the host time of the
 reference event from both sides; of what is left the earliest is taken, which the quickest start of all commands makes
 exact to within the driver's own latency, some microseconds.
 

@@ -69,7 +69,7 @@ def device_busy(what: str, waited: float, limit: float, found: RunningKernels) -
     if found.strangers:
         fixes.append('have a process for each tenant (devices.isolation = "tenant")')
     fixes.append(
-        'use a session of its own (isolation="dedicated"), have kernels limited (launch.timeout), or raise '
+        'use a dedicated session (isolation="dedicated"), have kernels limited (launch.timeout), or raise '
         "launch.load_timeout; then use it again"
     )
     return Refusal(

@@ -129,7 +129,7 @@ class DeviceTimeMeter(Generic[P]):
         """Reports to the front the device time that has not been reported."""
         self._told = self.advance()
         told = {session: int(seconds * 1e9) for session, seconds in self._untold.items()}
-        for session, nanoseconds in told.items():  # what is lost by rounding stays to be told
+        for session, nanoseconds in told.items():  # what is lost by rounding stays to be reported
             self._untold[session] -= nanoseconds / 1e9
         told = {session: nanoseconds for session, nanoseconds in told.items() if nanoseconds}
         if told:

@@ -4,8 +4,8 @@ While one session alone has work, its commands go to the device as they arrive. 
 submits only slices of about a millisecond (`time_slices`, `pace`), with a marker behind each slice that measures it:
 
 - deficit round robin over the time of the slices selects the session whose turn it is
-  (`hearthd.shared.deficit_round_robin`). The slices of a turn hold up those of other turns, so that they can be told
-  apart, and no work queues behind a flood;
+  (`hearthd.shared.deficit_round_robin`). The slices of a turn hold up those of other turns, so that they can be
+  distinguished, and no work queues behind a flood;
 - a session that had no work under way and has credit left submits at once, beside the session with the turn: the turns
   of others do not delay a client that launches and waits. Copies do the same: the device has separate engines for them;
 - a late slice no longer holds up other sessions: its kernel may hang, or wait for its host.

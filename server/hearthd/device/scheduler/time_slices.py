@@ -18,7 +18,7 @@ STRETCH_S = 2e-4
 """Time for which one session may keep this thread while others have work, in seconds."""
 
 SHORT_STRETCH_S = 5e-5
-"""The same limit while another session waits for the end of something short."""
+"""`STRETCH_S` while another session waits for the end of something short."""
 
 PIECE = 64
 """Commands between two readings of the clock."""

@@ -86,7 +86,7 @@ class LogicalStream:
         """The stream that reports the failures of this one after its destruction."""
         self._collectives: tuple[PooledStream, ...] = ()
         self.flights: dict[PendingOutcome, None] = {}
-        """Its collectives whose outcome is pending."""
+        """Collectives of the stream whose outcome is pending."""
         self.capture: Capturing | None = None
         """The capture that records the stream's commands instead of running them, from the arrival of BeginCapture
         on."""

@@ -10,7 +10,7 @@ from hearthd.device.streams.pending_outcomes import Callback
 
 
 class WatchedEvents:
-    """Events with callbacks. Each event stays its owner's, who may `retire` it at any time: it is released when no
+    """Events with callbacks. Each event stays its owner's, which may `retire` it at any time: it is released when no
     watch of it is left."""
 
     def __init__(self, server: ComputeServer) -> None:

@@ -49,7 +49,7 @@ class UnauthenticatedBytes:
         return True
 
     def give(self, size: int) -> None:
-        """They are held no more."""
+        """Releases bytes that are no longer held."""
         self.held -= size
 
     @contextmanager

@@ -54,7 +54,7 @@ class GatedService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
     def __init__(self, name: str, methods: Mapping[str, grpc.RpcMethodHandler[Any, Any]]) -> None:
         self.name = name
         self.methods = dict(methods)
-        """By name."""
+        """Handlers by method name."""
         self._paths = {f"/{name}/{method}": handler for method, handler in methods.items()}
 
     def service(self, handler_call_details: Any) -> grpc.RpcMethodHandler[Any, Any] | None:
@@ -99,7 +99,7 @@ class AdmissionGate:
         return GatedService(name, made)
 
     def decide(self, method_gate: MethodGate, context: Context) -> Admission:
-        """On the headers of a call alone. Raises the refusal."""
+        """Decides on the headers of a call alone. Raises the refusal."""
         auth, limit = self.auth, method_gate.limit
         if auth.directory.open:
             return Admission(auth.everyone(context.peer()), max(limit.max_bytes, MAX_STRANGER_BYTES))

@@ -23,11 +23,11 @@ class CredentialSource(enum.Enum):
     """The place of a method's credential."""
 
     HEADERS = enum.auto()
-    """In the headers of the call, or its connection's certificate."""
+    """The headers of the call, or its connection's certificate."""
     LOGIN = enum.auto()
-    """In the headers as for `HEADERS`, a session's token excepted: the call opens one."""
+    """The headers as for `HEADERS`, a session's token excepted: the call opens one."""
     SESSION = enum.auto()
-    """In the headers, or a session's token in the first message, which is short then."""
+    """The headers, or a session's token in the first message, which is short then."""
     NONE = enum.auto()
     """The method needs no credential."""
 

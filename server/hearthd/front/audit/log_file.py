@@ -91,7 +91,7 @@ class LogFile:
             log.warning("audit_key_made", path=path, key=self._keys.current.id, fix="keep a copy of it elsewhere")
 
     def _compare(self) -> None:
-        """Looks whether what was anchored last is still there."""
+        """Checks that the entry that was anchored last is still there."""
         newest = self.anchors.newest()
         if newest is None or (self._keys is not None and not newest.signed(self._keys)):
             return

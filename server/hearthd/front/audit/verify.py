@@ -18,7 +18,7 @@ class Guarantee(enum.StrEnum):
     """The weakest attacker whom a log that verifies would still show, weakest guarantee first."""
 
     CHAIN = "chain"
-    """Shows a changed line. An attacker who may write the file can write all of it anew, or cut its end."""
+    """Shows a changed line. An attacker with write access can write all of it anew, or cut its end."""
     KEYED = "keyed"
     """Shows lines that were written without the key. The end can still be cut."""
     ANCHORED = "anchored"

@@ -17,7 +17,7 @@ import structlog
 log = structlog.get_logger("hearthd.tls")
 
 _LOOK_AGAIN = 5.0
-"""Seconds between looks at the files, at most one look for each new connection."""
+"""Seconds between checks of the files, at most one check for each new connection."""
 
 Stamp = tuple[int, ...]
 Configuration = Any
@@ -49,17 +49,18 @@ class ServerCertificates:
     # ---- what listeners need ----
 
     def grpc(self) -> grpc.ServerCredentials:
-        """For gRPC: certificates are exchanged while it serves. Clients have to show one where there is a client_ca."""
+        """Returns the credentials for gRPC: certificates are exchanged while it serves. Clients have to show one where
+        there is a client_ca."""
         return grpc.dynamic_ssl_server_credentials(
             self._configuration, self._renewed, require_client_authentication=self._client_ca is not None
         )
 
     def http(self) -> ssl.SSLContext:
-        """For HTTP, whose callers show tokens, never certificates."""
+        """Returns the context for HTTP, whose callers show tokens, never certificates."""
         return self._context
 
     def peers(self) -> ssl.SSLContext:
-        """For the daemons of a group, which know the certificate from its ticket and show none."""
+        """Returns the context for the daemons of a group, which know the certificate from its ticket and show none."""
         return self._context
 
     def fingerprint(self) -> bytes:

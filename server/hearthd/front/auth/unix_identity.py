@@ -99,7 +99,7 @@ class IdentitySocket:
         if len(os.fsencode(path)) > 107:
             raise ListenError(f"listen.unix: {path} is too long: a Unix socket's path has at most 107 bytes")
         self._socket.claim()
-        before = os.umask(0o111)  # everybody may ask who they are
+        before = os.umask(0o111)  # every user may ask for an identity
         try:
             self._server = await asyncio.get_running_loop().create_unix_server(
                 lambda: _TicketSender(self._tickets, self._limiter), path, backlog=128

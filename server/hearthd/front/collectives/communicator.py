@@ -23,14 +23,14 @@ class Communicator:
     """The key of the operation that it was made for."""
     places: tuple[RankLocation, ...]
     deadline: float
-    """By when it has to be made."""
+    """Time by which it has to be made."""
     unique_id: str = ""
     joined: set[int] = field(default_factory=set)
     """Ranks."""
     queue: deque[Match] = field(default_factory=deque)
     """Complete operations, until it is made."""
     launched: int = 0
-    """Operations that all ranks were told to run."""
+    """Number of operations that all ranks were released to run."""
     done: list[int] = field(default_factory=list)
     """The number of them that each rank has finished."""
     flying: deque[tuple[int, MatchKey]] = field(default_factory=lambda: deque(maxlen=REMEMBERED))

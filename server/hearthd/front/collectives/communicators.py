@@ -229,7 +229,7 @@ class Communicators:
         self.aborts += 1
         self.failed[refusal.reason] += len(comm.flying)
         owners = {(key.owner, key.members) for _, key in comm.flying}
-        # What other sessions have done is none of anybody's business.
+        # The operations of other sessions are not shown.
         lines: Iterable[str] = self._recorder.lines(*owners.pop()) if len(owners) == 1 else []
         for _, key in comm.flying:
             self._recorder.failed(key, refusal.message)

@@ -60,7 +60,7 @@ class Coordinator:
         return self._go_on(self.communicators.withdraw(key, rank, refusal) or self.matcher.withdraw(key, rank, refusal))
 
     def _go_on(self, sends: list[DeviceMessage]) -> list[DeviceMessage]:
-        """With what may go now that others have gone or failed."""
+        """Submits the operations that were released, and returns `sends` with their messages."""
         while self._released:
             match = self.matcher.released()
             if match is not None:

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from hearthd.front.collectives.match import MatchKey
 
 OPERATIONS = 64
-"""That are kept of each group."""
+"""Number of operations that are kept of each group."""
 GROUPS = 32
-"""That are kept of each owner; the one that was used least recently makes room."""
+"""Number of groups that are kept of each owner; the least recently used one is evicted."""
 LINES = 8
-"""That come with an error."""
+"""Number of lines that come with an error."""
 _DESCRIBED = 6
 """Operations of a batch."""
 _ERROR = 300
@@ -37,10 +37,10 @@ class RecordedOperation:
     sequence: int
     what: str
     presented: dict[int, int] = field(default_factory=dict)
-    """By rank."""
+    """Times by rank."""
     launched: int = 0
     finished: int = 0
-    """Or failed."""
+    """Time of the end, or of the failure."""
     error: str = ""
 
     @property
@@ -57,7 +57,7 @@ class GroupHistory:
     """A group's last operations, and how its communicator is."""
 
     operations: OrderedDict[int, RecordedOperation] = field(default_factory=OrderedDict)
-    """By sequence number, in the order in which they were first presented."""
+    """Operations by sequence number, in the order in which they were first presented."""
     state: str = "forming"
     """`forming`, `ready` or `failed`."""
     detail: str = ""
@@ -132,7 +132,7 @@ class FlightRecorder:
             ring.state, ring.detail = "ready", ""
 
     def aborted(self, owner: str, members: tuple[int, ...], why: str) -> None:
-        """Its communicator failed."""
+        """Notes that the group's communicator failed."""
         ring = self.ring(owner, members)
         if ring is not None:
             ring.state, ring.detail = "failed", why[:_ERROR]

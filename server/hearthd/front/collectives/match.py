@@ -16,7 +16,7 @@ class RankLocation(NamedTuple):
     """0: this daemon's; others: as in the members of a group over daemons, and only together with its owner unique."""
     device: int
     process: int
-    """Its generation: a device has several, one after another and for different sessions."""
+    """Generation of the process: a device has several, one after another and for different sessions."""
 
 
 def place_name(where: RankLocation | int) -> str:
@@ -44,12 +44,12 @@ class MatchKey(NamedTuple):
     owner: str
     """A session's id, or ``group:<hex>`` for a group over daemons."""
     members: tuple[int, ...]
-    """In rank order: ordinals of devices; of a group over daemons, the ranks 0 to n - 1."""
+    """Members in rank order: ordinals of devices; of a group over daemons, the ranks 0 to n - 1."""
     sequence: int
 
     @property
     def group(self) -> str:
-        """In hex; empty for devices of this daemon."""
+        """The group's id in hex; empty for devices of this daemon."""
         return self.owner.removeprefix(GROUP) if self.owner.startswith(GROUP) else ""
 
     @property
@@ -59,7 +59,7 @@ class MatchKey(NamedTuple):
 
     @property
     def title(self) -> str:
-        """Its name in messages: `Operation 3 of group [0, 1]`."""
+        """Name of the operation in messages: `Operation 3 of group [0, 1]`."""
         return f"Operation {self.sequence} of {group_name(self.group, self.members)}"
 
     def name(self, rank: int) -> str:

@@ -1,7 +1,7 @@
 """Matches the ranks of collective operations, so that none is launched before every rank has presented the same.
 
-Pure: what the ranks say goes in, what they are to be told comes out, times are passed in. The bodies of COLLECTIVE
-frames are JSON; a `status` and a unique id are base64 in them:
+Pure: messages of ranks go in, messages to them come out, times are passed in. The bodies of COLLECTIVE frames are JSON;
+a `status` and a unique id are base64 in them:
 
 - device to front: `present`, `withdraw`, `id`, `joined`, `join_failed`, `failed`, `progress`, `wedged`
 - front to device: `fail`, `go`, `create_id`, `join`, `abort`
@@ -79,7 +79,8 @@ class Matcher:
 
     @property
     def deadline(self) -> float | None:
-        """Nothing expires before; `expire` is due then. It may be early: finding out costs a look at all that wait."""
+        """Time at which `expire` is due; nothing expires before. It may be early: finding out costs a check of all
+        pending operations."""
         return self._due if self._pending else None
 
     def row(

@@ -21,7 +21,7 @@ _STATES = ("joining", "idle", "busy")
 
 
 class CollectiveMetrics(Collector):
-    """Looks when it is asked."""
+    """Metrics of collectives, read at collection time."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator

@@ -1,7 +1,7 @@
 """The order of complete operations that have to wait for others to go first.
 
 A rank presents a row of operations at once, each with those that it stands behind there. One that is complete, but
-stands behind another on some rank, could not start there if it were told to go now, and would hold up whatever comes
+stands behind another on some rank, could not start there if it were released now, and would hold up whatever comes
 behind it on every rank: it goes when all that it stands behind have gone, or have failed.
 """
 
@@ -52,7 +52,7 @@ class CollectiveOrder(Generic[K]):
         return [each for each in ahead if key in self._ahead(each)] if key in ahead else []
 
     def close(self, key: K) -> None:
-        """It has gone, or failed."""
+        """Removes an operation that has gone, or failed."""
         for each in self._held.pop(key, ()):
             self._open[each].discard(key)
         for each in self._open.pop(key, ()):

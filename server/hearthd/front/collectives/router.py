@@ -57,8 +57,8 @@ class GroupRelay(Protocol):
 
     def takes(self, link: DeviceLink, body: dict[str, Any]) -> bool:
         """Asked first of each COLLECTIVE frame of a local device process: whether it concerns a group over daemons, and
-        has been seen to. Where this front coordinates the group, a `present` comes back by `CollectiveRouter.present`;
-        what is said of a communicator that this front has made may be left to the router."""
+        was handled. Where this front coordinates the group, a `present` comes back by `CollectiveRouter.present`;
+        messages about a communicator that this front has made may be left to the router."""
         ...
 
     def device_lost(self, link: DeviceLink, why: str) -> None:
@@ -161,7 +161,7 @@ class CollectiveRouter:
         self._arm()
 
     def link(self, place: RankLocation) -> DeviceLink | None:
-        """To a local device process that has said something of collectives."""
+        """Returns the link to a local device process that has sent a message about collectives."""
         return self._links.get((place.device, place.process)) if place.node == 0 else None
 
     # ---- what happens to devices and sessions ----
@@ -207,7 +207,7 @@ class CollectiveRouter:
         due = self.coordinator.deadline
         if self._timer is not None:
             if due is not None and self._armed <= due:
-                return  # it comes in time, and looks again
+                return  # it comes in time, and checks again
             self._timer.cancel()
             self._timer = None
         if due is not None:

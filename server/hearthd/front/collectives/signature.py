@@ -36,7 +36,7 @@ class Mismatch:
     field: str
     """`operations`: how many there are; `sends`, `recvs`: how many from one rank to another; `peer`: no such rank."""
     values: dict[int, Any]
-    """By rank; of a send and its receive only theirs."""
+    """Values by rank; for a send and its receive only those two."""
     odd: list[int]
     """Ranks that differ from most; of two, which cannot outvote each other, the higher one. A send and its receive:
     both ranks, neither of which is more right than the other."""
@@ -53,7 +53,8 @@ class Mismatch:
 
 
 def mismatch(lists: Mapping[int, Sequence[Operation]], size: int) -> Mismatch | None:
-    """In what the ranks that are there, of `size`, differ. What goes to and comes from others is not judged."""
+    """Returns the difference between the operations of the ranks that are there, of `size`. Transfers to and from
+    others are not compared."""
     first = next(iter(lists.values()), ())
     if all(each == first for each in lists.values()) and not any(map(_meets_another, first)):
         return None  # nearly always

@@ -26,7 +26,7 @@ def unguarded(config: Config) -> str:
 
 
 def who(address: str) -> str:
-    """Everybody who reaches an address."""
+    """Returns a description of the users who can reach an address."""
     if address == UNIX or parse_address(address).loopback:
         return "every login of this host"
     return "everybody who reaches this host"

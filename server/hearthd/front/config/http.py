@@ -1,4 +1,4 @@
-"""`[http]`: who may ask over HTTP, and how much strangers may take of it."""
+"""`[http]`: access over HTTP, and limits on strangers."""
 
 from __future__ import annotations
 

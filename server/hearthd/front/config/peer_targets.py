@@ -1,6 +1,6 @@
 """Entries of `[collectives] peers`: destinations to which this daemon may connect because a ticket names them.
 
-A ticket comes from a session and names whatever its client likes. Without a limit everybody with the right
+A ticket comes from a session and names whatever its client likes. Without a limit every tenant with the right
 `collective` could have the daemon knock at the ports of its host and of the network that it stands in.
 
 `"auto"`, the default, gives callers nothing that they could not reach without the daemon:
@@ -28,7 +28,7 @@ from hearthd.front.addresses import Address, parse_address
 AUTO = "auto"
 MAX_PEERS = 256
 NAME = re.compile(r"(?=.*[a-z])[a-z0-9_]([a-z0-9_.-]{0,251}[a-z0-9_])?", re.IGNORECASE)
-"""With a letter: `getaddrinfo` reads `127.1` as an address."""
+"""Host name with a letter: `getaddrinfo` reads `127.1` as an address."""
 
 IpAddress = IPv4Address | IPv6Address
 IpNetwork = IPv4Network | IPv6Network
@@ -43,7 +43,7 @@ class PeerTarget(NamedTuple):
     """An entry of `peers`."""
 
     name: str
-    """In lower case; empty where it is a network."""
+    """Name in lower case; empty for a network."""
     network: IpNetwork | None
     port: int
     """0: any."""

@@ -94,7 +94,7 @@ class SessionSettings(Section):
 
 
 class LaneSettings(Section):
-    """Ways past the front, straight to the device process: for clients on this host those of a Unix socket, and for
+    """Ways past the front, directly to the device process: for clients on this host those of a Unix socket, and for
     bulk data that of `listen.lanes`."""
 
     enabled: bool = True

@@ -1,4 +1,4 @@
-"""`[[tenants]]`: who may use the daemon, as the configuration writes it."""
+"""`[[tenants]]`: the users of the daemon, as the configuration writes them."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The guard of the gRPC listeners: closes connections that show no credential in time, or flood before they do.
 
 Several times a second it lists the process's sockets (`open_sockets`) and applies `strangers.judge`. The rate adapts:
-`REST` seconds between two looks while there is no stranger, `ALERT` while there are some, `HASTE` when one comes or a
+`REST` seconds between two scans while there is no stranger, `ALERT` while there are some, `HASTE` when one comes or a
 peer is penalized, and never more than a twentieth of the event loop's time. New connections of penalized peers are held
-back (`holding`). Without tenants everybody is let in, and nothing is closed.
+back (`holding`). Without tenants every client is let in, and nothing is closed.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from hearthd.front.connections.strangers import (
 log = structlog.get_logger("hearthd.connections")
 
 REST = 0.1
-"""Seconds between two looks when all connections have shown a credential."""
+"""Seconds between two scans when all connections have shown a credential."""
 ALERT = 0.05
-"""Seconds between two looks otherwise."""
+"""Seconds between two scans otherwise."""
 HASTE = 0.004
-"""Seconds between two looks while a peer is penalized, or a stranger has come within the last second; seconds until the
-first look at a new connection."""
+"""Seconds between two scans while a peer is penalized, or a stranger has come within the last second; seconds until the
+first scan of a new connection."""
 _SHARE = 20
-"""The divisor of the event loop's time that gives the share of looks."""
+"""The divisor of the event loop's time that gives the share of scans."""
 _AGAIN = 0.002
-"""Seconds between two looks for the connection of a call from an unknown peer."""
+"""Seconds between two scans for the connection of a call from an unknown peer."""
 _EARLY = 4096
 """Peers with an accepted credential whose connection was not seen yet."""
 
@@ -75,7 +75,7 @@ class ConnectionGuard:
         self._listening: list[socket.socket] = []
         """Duplicates of gRPC's listening sockets."""
         self._connections: dict[int, UnauthenticatedConnection] = {}
-        """By descriptor, proven ones as well."""
+        """Connections by descriptor, authenticated ones as well."""
         self._named: dict[str, UnauthenticatedConnection] = {}
         self._accepted: set[str] = set()
         """Peers, as gRPC calls them, with an accepted credential."""

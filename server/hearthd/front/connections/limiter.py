@@ -130,7 +130,7 @@ class ConnectionLimiter:
         self._observer = observer
         self._slots: set[ConnectionSlot] = set()
         self._strangers: dict[str, OrderedDict[ConnectionSlot, None]] = {}
-        """By peer, oldest first."""
+        """Slots by peer, oldest first."""
         self._count = 0
         self._of: Counter[str] = Counter()
         """Connections by peer."""

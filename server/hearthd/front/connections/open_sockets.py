@@ -35,7 +35,7 @@ class OpenSocket(NamedTuple):
     """A connected socket."""
 
     local: str
-    """Its listener: `host:port`'s port for TCP, the path of a Unix socket."""
+    """Listener of the socket: `host:port`'s port for TCP, the path of a Unix socket."""
     peer: str
     """An IP address, or `uid:N`."""
     name: str

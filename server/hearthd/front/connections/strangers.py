@@ -27,9 +27,9 @@ SETTLED = 1.0
 """Seconds in which a stranger does not count against the number of its peer's: many tenants of one address may start at
 once."""
 BACKLOG = 32 << 10
-"""Unread bytes on a Unix socket, whose received bytes the kernel does not count, that make a look suspicious."""
+"""Unread bytes on a Unix socket, whose received bytes the kernel does not count, that make a scan suspicious."""
 BACKLOG_LOOKS = 10
-"""Suspicious looks in a row until the connection counts as a flood."""
+"""Suspicious scans in a row until the connection counts as a flood."""
 
 
 @dataclass(eq=False, slots=True)
@@ -48,13 +48,13 @@ class UnauthenticatedConnection:
     called: str = ""
     """gRPC's name of the peer, once a call on it has shown an accepted credential."""
     closed: bool = False
-    """It was shut down; gRPC has yet to close its descriptor."""
+    """True once it was shut down; gRPC has yet to close its descriptor."""
     held: bool = False
     """The kernel drops its data until it is its turn: see `holding`."""
     bytes: int = 0
     """Received so far (TCP)."""
     backlogs: int = 0
-    """Looks in a row at which much was unread (Unix)."""
+    """Scans in a row at which much was unread (Unix)."""
     spent: float = 0.0
     """Calls without a credential, less what has come back."""
     spent_at: float = 0.0

@@ -35,7 +35,7 @@ _SAME_SIGNAL = 0.2
 _WORD = 5.0
 """Seconds between two words of a daemon that starts to the service manager, each good for a few of them."""
 _LAST_WORDS = 0.5
-"""Seconds that sessions which the end overtakes, and calls under way, have for being told."""
+"""Seconds that sessions which the end overtakes, and calls under way, have for being notified."""
 
 
 class Daemon:
@@ -193,7 +193,7 @@ class Daemon:
         self.reloader.open()
         gc.collect()
         give_back()  # what only the start needed
-        gc.freeze()  # what is there now stays: looking through it again takes a tenth of a second, for everybody
+        gc.freeze()  # what is there now stays: visiting it again takes a tenth of a second, for all sessions
 
     def _on_signal(self, number: signal.Signals) -> None:
         now = time.monotonic()

@@ -31,7 +31,7 @@ class DrainingClients(Protocol):
     """The first event of every new Execute stream."""
 
     def announce(self, event: device_pb2.Event) -> None:
-        """On every Execute stream."""
+        """Sends the event on every Execute stream."""
 
 
 class Drain:
@@ -72,7 +72,7 @@ class Drain:
         self._hurried.set()
 
     async def run(self, seconds: float) -> None:
-        """Gives the sessions so much time; returns sooner when all have ended, or when told to hurry."""
+        """Gives the sessions `seconds` to end; returns sooner when all have ended, or after `hurry`."""
         self._deadline = time.monotonic() + seconds
         if self._sessions.draining:  # by a call, which has set no time
             self._clients.announce(self._event())

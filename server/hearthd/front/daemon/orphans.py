@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Collection, Iterator
 
 _TICK = 2.0
-"""Seconds between looks: uvloop keeps SIGCHLD for itself, and a zombie costs nothing but its number."""
+"""Seconds between checks: uvloop keeps SIGCHLD for itself, and a zombie costs nothing but its number."""
 
 _PR_SET_CHILD_SUBREAPER = 36
 

@@ -109,7 +109,8 @@ class Reloader:
         self._audit.record("reload", **told)
 
     def _look(self) -> tuple[Config, Directory]:
-        """In a thread: files may be slow, and so are the user databases of some hosts."""
+        """Reads configuration and tenants, in a thread: files may be slow, and so are the user databases of some
+        hosts."""
         assert self._read is not None
         wanted = self._read()
         return wanted, tenants(wanted)

@@ -43,7 +43,7 @@ class Notifier:
             self.tell(f"STATUS={text}")
 
     def starting(self, text: str) -> None:
-        """It is on its way and shall not be given up yet; to be said again every few seconds."""
+        """Reports that the daemon is starting and must not be given up yet; to be repeated every few seconds."""
         self._told = text
         self.tell(f"STATUS={text}\nEXTEND_TIMEOUT_USEC={_EXTENSION_US}")
 
@@ -62,7 +62,7 @@ class Notifier:
             self.tell("READY=1")
 
     def stopping(self, status: str) -> None:
-        """It is on its way out and shall not be killed yet; said again and again, it may take as long as it likes."""
+        """Reports that the daemon is stopping and must not be killed yet; repeated, it may take as long as it likes."""
         self._over = True
         self.tell(f"STOPPING=1\nSTATUS={status}\nEXTEND_TIMEOUT_USEC={_EXTENSION_US}")
 

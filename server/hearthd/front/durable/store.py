@@ -100,7 +100,7 @@ class DurableStore:
     # ---- sessions ----
 
     def on_session_closed(self, session_id: str) -> None:
-        """Its copies are not needed any more."""
+        """Drops the copies of a session that was closed."""
         for key in [key for key in self._places if key[0] == session_id]:
             self._places.pop(key).close()
 

@@ -30,7 +30,7 @@ class DurableCopy:
     span: int
     committed: int | None = None
     superseded: bool = False
-    """Its handle has a newer copy: the buffer was freed, or durable no more, before that one came."""
+    """True once its handle has a newer copy: the buffer was freed, or durable no more, before that one came."""
 
     @property
     def hole(self) -> Hole:
@@ -67,7 +67,7 @@ class StoreIndex:
         return copy
 
     def commit(self, parts: Iterable[tuple[int, int]]) -> None:
-        """These areas hold complete copies of one moment: all of them count from now on, or none."""
+        """Commits areas that hold complete copies of one moment: all of them count from now on, or none."""
         known = [(self.copies[key], which) for key, which in parts]
         for copy, which in known:
             if which not in (0, 1):

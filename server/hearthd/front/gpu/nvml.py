@@ -169,7 +169,7 @@ class Nvml:
                 nvml.nvmlShutdown()
 
     def _find(self, uuid: str) -> Any:
-        """Its handle, from now on listened to for Xids."""
+        """Returns the GPU's handle, from now on listened to for Xids."""
         nvml = self._nvml
         name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
         handle = nvml.nvmlDeviceGetHandleByUUID(name)

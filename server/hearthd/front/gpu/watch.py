@@ -1,4 +1,4 @@
-"""Looks every few seconds what NVML says of the GPUs, and fences those that are sick."""
+"""GPU watch: reads NVML every few seconds, and fences GPUs that are sick."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hearthd.front.gpu.reading import GpuReading
 log = structlog.get_logger("hearthd.gpu")
 
 INTERVAL = 10.0
-"""Seconds between two looks: each costs a thread some milliseconds, and no GPU anything."""
+"""Seconds between two readings: each costs a thread some milliseconds, and no GPU anything."""
 
 
 class WatchedDevice(Protocol):
@@ -43,7 +43,7 @@ class GpuWatch:
         self._complaints: dict[int, list[str]] = {}
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Reads the GPUs periodically, until it is cancelled."""
         while True:
             try:
                 self.look(await self._read())

@@ -29,7 +29,7 @@ class CachedResponse(Generic[T]):
 
     async def get(self, max_age: float) -> T:
         """Returns an answer no older than `max_age` seconds; calls `find` where there is none. Raises what `find`
-        raises, to all who wait for that call; a failure is not cached."""
+        raises, to all callers that wait for it; a failure is not cached."""
         task = self._task
         if task is None or self.age > max_age or (task.done() and (task.cancelled() or task.exception() is not None)):
             self._asked = self._clock()

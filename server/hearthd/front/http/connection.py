@@ -1,8 +1,8 @@
 """A guarded HTTP connection: an asyncio protocol in front of aiohttp's.
 
 Covers the limits that hold for strangers: size and time of a request's head, one request at a time, no bodies, a
-deadline for those who do not read. aiohttp's protocol is given whole, checked heads and nothing else. Not who is
-asking (`server`), and not how many connections there are (`acceptor`). Event loop only.
+deadline for clients that do not read. aiohttp's protocol is given whole, checked heads and nothing else. Not the
+caller's identity (`server`), and not the number of connections (`acceptor`). Event loop only.
 """
 
 from __future__ import annotations

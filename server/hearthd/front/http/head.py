@@ -1,8 +1,8 @@
 """Request heads: parsed and checked on their own bytes, before an HTTP library sees any of them.
 
-Covers the request line, the header fields and the limits on both; not who asks, nor what for. Stricter than RFC 9112
-where leniency is a known way to be misunderstood: no bare line feeds, no folded lines, no spaces before a colon, no
-body. Pure.
+Covers the request line, the header fields and the limits on both; not the caller, nor the resource. Stricter than RFC
+9112 where leniency is a known way to be misunderstood: no bare line feeds, no folded lines, no spaces before a colon,
+no body. Pure.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def parse(data: bytes) -> Head:
 
 
 def _check_method(method: bytes, fields: Mapping[bytes, bytes]) -> None:
-    """Nothing here is changed over HTTP, so no request has a body."""
+    """Refuses other methods than GET and HEAD, and bodies: nothing is changed over HTTP."""
     if method not in (b"GET", b"HEAD"):
         raise HeadError(
             405, "method", f"{method[:20].decode()} is not served here.", "Use GET, HEAD: nothing changes over HTTP."

@@ -52,7 +52,7 @@ class _Viewer:
         self.families = CachedResponse(collect)
         self._metrics = metrics
         self._formats: dict[str, tuple[list[Metric], CachedResponse[Page]]] = {}
-        """By content type: the families that a page is of, and the page."""
+        """Families and the page built from them, by content type."""
 
     async def get(self, accept: str, max_age: float) -> Page:
         kind = format_of(accept)

@@ -47,7 +47,7 @@ class Refusals(Collector):
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.counts: Counter[str] = Counter()
-        """By reason."""
+        """Refusals by reason."""
         self._clock = clock
         self._logged = LogThrottle(_QUIET)
 

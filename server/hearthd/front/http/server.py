@@ -185,7 +185,7 @@ class HttpServer:
         return await deliver(request, response, connection)
 
     async def _admit(self, request: web.Request, handler: Handler, connection: Connection) -> web.StreamResponse:
-        """Checks what a request is for, where it comes from and who makes it, before it is handled."""
+        """Checks a request's path, origin and caller, and has it handled."""
         if self._certificates is not None:
             self._certificates.look()
         path, peer = request.path, connection.peer
@@ -294,7 +294,7 @@ def _cut() -> web.Response:
 
 
 def _refused(status: int, error: str, fix: str, headers: Mapping[str, str] | None = None) -> web.Response:
-    """In the form of every refusal here."""
+    """Builds the response of a refusal."""
     return web.json_response({"error": error, "fix": fix}, status=status, headers=headers)
 
 

@@ -122,7 +122,7 @@ async def _convert(title: str, packed: bytes, file: BinaryIO) -> int:
 
 @contextlib.asynccontextmanager
 async def _converter(title: str, packed: bytes) -> AsyncIterator[asyncio.StreamReader]:
-    """Its output. It has ended when this ends, whatever it was doing."""
+    """Yields the converter's output. The process has ended when this ends, whatever it was doing."""
     starting = asyncio.create_task(asyncio.to_thread(_start, title, packed))
     try:
         process = await asyncio.shield(starting)
@@ -141,8 +141,9 @@ async def _converter(title: str, packed: bytes) -> AsyncIterator[asyncio.StreamR
 
 
 def _start(title: str, packed: bytes) -> subprocess.Popen[bytes]:
-    """By way of vfork, which `Popen` uses and uvloop does not: a copy of this process, even for the moment until it
-    becomes another program, runs the handlers for forks of gRPC, which crash in it when other threads are within gRPC.
+    """Starts the process by way of vfork, which `Popen` uses and uvloop does not: a copy of this process, even for the
+    moment until it becomes another program, runs the handlers for forks of gRPC, which crash in it when other threads
+    are within gRPC.
     """
     with os.fdopen(os.memfd_create("hearth-trace"), "w+b") as file:
         file.write(packed)

@@ -1,7 +1,7 @@
 """Certificates of device processes, for the stripes of clients that come over TLS.
 
 Kernels of tenants run in a device process, so it must not have the node's own key. It gets a separate key, made here
-and worth nothing elsewhere; clients hear of the certificate over their gRPC connection, and trust it alone.
+and worth nothing elsewhere; clients get the certificate over their gRPC connection, and trust it alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hearthd.front.sessions.link_interface import Link
 SECRET_BYTES = 16
 _FROM = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
 _UNTIL = datetime.datetime(9999, 1, 1, tzinfo=datetime.UTC)
-"""It ends with its process; clients' clocks have no say in it."""
+"""Validity of a certificate: it ends with its process, whatever clients' clocks say."""
 
 
 class ProcessCertificate(NamedTuple):

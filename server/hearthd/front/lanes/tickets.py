@@ -46,7 +46,7 @@ def check_open(connection: int) -> None:
 
 
 class LaneTickets:
-    """By hash, oldest first: how long a look-up takes tells nothing about tickets that are there. Pure: the clock is
+    """Tickets by hash, oldest first: the time of a look-up reveals nothing about existing tickets. Pure: the clock is
     passed in."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -18,8 +18,8 @@ log = structlog.get_logger("hearthd.link")
 
 
 class ChunkMemory:
-    """The front's end, or none. What is in it was written by a process that runs anybody's kernels, which may write on
-    while it is read: it is nothing but data for a client of that process."""
+    """The front's end, or none. Its contents are written by a process that runs arbitrary kernels, which may write on
+    while it is read: they are nothing but data for a client of that process."""
 
     def __init__(self, layout: Layout = chunk_ring.NONE, memory: mmap.mmap | None = None) -> None:
         self._layout = layout
@@ -65,7 +65,7 @@ class ChunkMemory:
             self._memory.madvise(mmap.MADV_DONTNEED)
 
     def close(self) -> None:
-        """Nothing more is taken from it. A second call does nothing."""
+        """Releases the memory: nothing more is taken from it. A second call does nothing."""
         if self._memory is not None:
             self._memory.close()
             self._memory = None

@@ -23,7 +23,7 @@ from hearthd.front.sessions.session import Session
 log = structlog.get_logger("hearthd.link")
 
 _ANSWERS = (Kind.HELD, Kind.RESTORED, Kind.EXPORTED, Kind.IMPORTED, Kind.LANE_ENDED)
-"""Frames that answer an `ask` by their id, or come by themselves, with id 0, and go to who listens."""
+"""Frames that answer an `ask` by their id, or come by themselves, with id 0, and go to the listener."""
 _NEWS = (Kind.BUSY, Kind.METER, Kind.SNAPSHOT, Kind.DENIED, Kind.TRACED)
 _LANED, _SLOT = int(Flag.LANED), int(Flag.SLOT)
 """Looked up once: with a member of an enumeration each frame would take 3 us longer."""

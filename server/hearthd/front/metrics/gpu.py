@@ -39,7 +39,8 @@ _ROWS = {"corrected": "rows_remapped_corrected", "uncorrected": "rows_remapped_u
 
 
 def families(readings: Mapping[int, GpuReading], sick: Collection[int] = ()) -> Iterator[Metric]:
-    """By ordinal; `sick`: the devices that are fenced for what was read of them."""
+    """Yields the families that have samples. `readings` by ordinal; `sick`: the devices that are fenced because of
+    their readings."""
     for metric in every_family(readings, sick):
         if metric.samples:
             yield metric

@@ -19,7 +19,7 @@ class OverloadLevel(enum.IntEnum):
     ELEVATED = 1
     """No new sessions, groups or large requests."""
     CRITICAL = 2
-    """No new work of open sessions either, but what ends work, gives something back or only looks."""
+    """No new work of open sessions either, but work that ends, gives something back or only reads."""
 
 
 class Trigger:

@@ -29,7 +29,7 @@ Forbidden = Callable[[Sequence[Address]], None]
 
 
 class PeerNotAllowed(Exception):
-    """This daemon does not connect there, or its name is not known."""
+    """Raised for an address that this daemon does not connect to, or whose name is not known."""
 
 
 class PeerReach:
@@ -42,8 +42,8 @@ class PeerReach:
     async def reach(
         self, addresses: Sequence[Address], pin: bytes, hello: Body, patience: float, on_forbidden: Forbidden
     ) -> PeerLink:
-        """Tries the addresses in turn. `pin`: SHA-256 of the coordinator's certificate; `on_forbidden`: told which of
-        them this daemon does not connect to. Raises what the coordinator says against it, and `errors`."""
+        """Tries the addresses in turn. `pin`: SHA-256 of the coordinator's certificate; `on_forbidden`: called with
+        those to which this daemon does not connect. Raises what the coordinator says against it, and `errors`."""
         clock = asyncio.get_running_loop().time
         window = min(self._handshake, patience / len(addresses))
         unknown: Refusal | None = None
@@ -117,5 +117,5 @@ class PeerReach:
         return link
 
     def close(self) -> None:
-        """Looks up no names any more."""
+        """Stops looking names up."""
         self._targets.close()

@@ -65,7 +65,7 @@ class Follower(GroupMembership):
     def __init__(self, group: bytes, members: Members, node: int, session: Session, peer: PeerLink) -> None:
         super().__init__(group, members, node, session)
         self.prefix = f"{self.id}@{node}/"
-        """In front of the names of its communicators."""
+        """Prefix of the names of its communicators."""
         self._peer = peer
         self._presented: dict[tuple[int, int, int], PendingOperation] = {}
         """Operations that wait for an answer, by device, generation and sequence."""
@@ -156,7 +156,7 @@ class Follower(GroupMembership):
             raise ValueError(f"there is no {str(what)[:40]!r}")
 
     def _deliver(self, device: int, process: int, body: Body) -> None:
-        """To one of this daemon's ranks, where it is one, and in words that are made here."""
+        """Passes a message on to a rank of this daemon, if it is one, in a body that is built here."""
         op, where = body["op"], (device, process)
         if op in ("fail", "go"):
             self._answer(op, where, body)
@@ -212,7 +212,7 @@ class Follower(GroupMembership):
         tell(link, {"op": op, "channel": channel, "group": self.id, "devices": [], "sequence": key[2], **told})
 
     def _take(self, key: tuple[int, int, int]) -> PendingOperation | None:
-        """It does not wait any more."""
+        """Removes a pending operation and its timer."""
         waiting = self._presented.pop(key, None)
         if waiting is not None:
             waiting.timer.cancel()
@@ -258,7 +258,7 @@ class Follower(GroupMembership):
         self.end(failed(self.id, f"node {self.node} has left it: {why}"))
 
     def end(self, refusal: Refusal) -> None:
-        """Nothing runs in it from here on: what waits fails, and communicators are given up."""
+        """Ends the group on this node: pending operations fail, and communicators are given up."""
         if self.over is not None:
             return
         self.over = refusal

@@ -49,11 +49,11 @@ class PeerGroups:
         """Called with the addresses to which a session wanted this daemon to connect, and which it does not allow."""
         self._router, self._reach = router, reach
         self._parts: dict[str, dict[str, GroupMembership]] = {}
-        """By session, then by group."""
+        """Memberships by session, then by group."""
         self._leaders: dict[str, Leader] = {}
         """The groups that may be joined or notified."""
         self._followers: dict[str, Follower] = {}
-        """By the prefix of their communicators."""
+        """Followers by the prefix of their communicators."""
         self._joining: set[tuple[str, str]] = set()
         self._links: WeakSet[PeerLink] = WeakSet()
 
@@ -183,7 +183,7 @@ class PeerGroups:
             leader.send(place, body)
 
     async def watch(self, link: DeviceLink) -> None:
-        """A device process is about to serve: it hears of the groups of each session that comes to it."""
+        """Announces to a device process, which is about to serve, the groups of each session that comes to it."""
         link.on_open = self._opened
 
     def _opened(self, link: DeviceLink, channel: int, session: str) -> None:
@@ -204,7 +204,7 @@ class PeerGroups:
             self._remove(part, "its session has ended")
 
     async def stop(self) -> None:
-        """Gives up all groups, and admits no peer any more; the others have a moment to hear it."""
+        """Gives up all groups, and admits no peer any more; the others have a moment to receive it."""
         for part in self:
             self._remove(part, "its daemon is stopping")
         if self.port is not None:

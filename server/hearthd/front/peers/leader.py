@@ -1,7 +1,7 @@
 """A group over daemons in the front that coordinates it: admits the other daemons, and lets their ranks take part.
 
-For the router a remote rank is a place like any other, and what it says counts in its group only: a peer says which of
-its devices speaks, and nothing else about who it is.
+For the router a remote rank is a place like any other, and what it says counts in its group only: a peer names the
+device that speaks, and nothing else about its identity.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class _Unanswered:
         self.operations += operations
 
     def drop(self, sequence: int) -> None:
-        """Nothing where there is no such sequence number."""
+        """Drops a sequence number; does nothing for an unknown one."""
         self.operations -= self._by_sequence.pop(sequence, 0)
 
 
@@ -99,7 +99,7 @@ class Leader(GroupMembership):
         self._links: dict[int, PeerLink] = {}
         """The links of nodes that have joined."""
         self._unanswered: defaultdict[int, _Unanswered] = defaultdict(_Unanswered)
-        """By remote rank."""
+        """Unanswered operations by remote rank."""
         self._timer: asyncio.TimerHandle | None = None
         self._ignored = 0
 

@@ -2,7 +2,7 @@
 
 Both ends say something every `BEAT` seconds and give the other up that says nothing for `SILENCE`. What is sent is
 bounded: a peer that does not read is cut off, so that it never holds up or fills a daemon that others use. One that
-says more than can be heard beside other work is read more slowly.
+sends more than can be processed beside other work is read more slowly.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ MAX_UNSENT = 4 << 20
 MAX_EARLY = 4
 """Messages that may come before they are listened to."""
 SLICE = 0.1
-"""Seconds; a peer that says too much in one is heard again in the next."""
+"""Seconds; a peer that sends too much in one is read again in the next."""
 MAX_MESSAGES = 2000
-"""In a slice: more than ranks present, and a small part of the loop's time."""
+"""Messages in a slice: more than ranks present, and a small part of the loop's time."""
 MAX_READ = 4 << 20
 """Bytes in a slice."""
 LAST_WORDS = 1.0
@@ -42,14 +42,14 @@ class PeerLost(Exception):
 
 
 class PeerLink(asyncio.Protocol):
-    """This end of a link. Messages wait until `start`, but for the first, which `first` gives: the handshake is made of
-    these."""
+    """End of a link on this side. Messages wait until `start`, but for the first, which `first` gives: the handshake is
+    made of these."""
 
     def __init__(self, *, beat: float = BEAT, silence: float = SILENCE) -> None:
         loop = asyncio.get_running_loop()
         self.peer = ""
         self.gone: asyncio.Future[None] = loop.create_future()
-        """Its connection is no more."""
+        """Done once the connection is closed."""
         self.over = ""
         """Why it has ended; empty while it has not."""
         self._loop = loop
@@ -65,7 +65,7 @@ class PeerLink(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._abort: asyncio.TimerHandle | None = None
         self._resume: asyncio.TimerHandle | None = None
-        """It is not read until then."""
+        """Timer of the pause in reading."""
         self._slice, self._messages, self._read = 0.0, 0, 0
         """The time at which the slice began, and the messages and bytes read in it."""
 
@@ -135,7 +135,7 @@ class PeerLink(asyncio.Protocol):
         return shown or b""
 
     def start(self, on_message: Callable[[Body], None], on_lost: Callable[[str], None]) -> None:
-        """The peer is who it should be: from here on it is listened to, and has to be heard."""
+        """Starts the link, whose peer is authenticated: from here on it is read, and must not fall silent."""
         self._on_message, self._on_lost = on_message, on_lost
         self._reader.most = MAX_FRAME
         self._heard = self._loop.time()

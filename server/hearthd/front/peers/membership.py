@@ -44,14 +44,14 @@ class GroupMembership(ABC):
         self.node = node
         self.session = session
         self.ranks = devices_of(members, node)
-        """By this daemon's ordinals."""
+        """Ranks by this daemon's ordinals."""
         self.over: Refusal | None = None
         """Why nothing runs in the group any more; it is there until it is left, to say so."""
 
     # ---- towards the session's device processes ----
 
     def enter(self, link: DeviceLink, channel: int) -> None:
-        """A process of the session hears of the group, and which rank it is."""
+        """Announces the group, and the rank, to a process of the session."""
         rank = self.ranks.get(link.ordinal)
         if rank is not None:
             tell(link, {"op": "group", "channel": channel, "group": self.id, "rank": rank, "ranks": len(self.members)})
@@ -91,7 +91,7 @@ class GroupMembership(ABC):
         """Gives the group up, here and on all its daemons."""
 
     def ring(self, recorder: FlightRecorder) -> GroupHistory | None:
-        """Its last operations; `recorder`: that of the groups which this daemon coordinates."""
+        """Returns the group's last operations; `recorder`: that of the groups which this daemon coordinates."""
         return next((ring for _, ring in recorder.rings(GROUP + self.id)), None)
 
     def info(self) -> node_pb2.GroupInfo:

@@ -23,7 +23,7 @@ from hearthd.shared.log import LogThrottle
 log = structlog.get_logger("hearthd.peers")
 
 MAX_STRANGERS = 64
-"""Connections that have not shown who they are; further ones are hung up on."""
+"""Connections that are not authenticated; further ones are closed."""
 MAX_STRANGERS_OF_ONE = MAX_STRANGERS // 2
 """The most from one address, so that no host keeps all others out."""
 _LOG_S = 1.0
@@ -51,7 +51,7 @@ class PeerPort:
         self.addresses: tuple[str, ...] = ()
         """The addresses in tickets, once it is open."""
         self.strangers = 0
-        """Connections that have not shown who they are."""
+        """Number of connections that are not authenticated."""
         self._address, self._advertised, self._host = address, advertised, host
         self._admit, self._context, self._make, self._handshake = admit, context, make, handshake
         self._open = False
@@ -124,7 +124,7 @@ class PeerPort:
             log.warning("peer_not_accepted", why=why, times=times)
 
     async def _meet(self, connection: socket.socket, host: str) -> None:
-        """The handshake: TLS where there is some, then who it is."""
+        """The handshake: TLS where there is some, then the peer's identity."""
         link = self._make()
         try:
             async with asyncio.timeout(self._handshake):

@@ -1,7 +1,7 @@
 """The record of a group's operations in a daemon that has joined it: when its own ranks presented them, and their
 outcome there.
 
-The coordinator's flight recorder has all ranks; this one has those of this node, so that who looks at any node sees
+The coordinator's flight recorder has all ranks; this one has those of this node, so that an operator of any node sees
 what its ranks did last. Bounded, as every ring of a flight recorder is.
 """
 
@@ -21,7 +21,7 @@ Where = tuple[int, int]
 
 @dataclass
 class InFlightOperations:
-    """Operations that one process was told to run on a communicator and has not finished: number and sequence."""
+    """Operations that one process was released to run on a communicator and has not finished: number and sequence."""
 
     rank: int
     operations: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=OPERATIONS))
@@ -35,7 +35,7 @@ class PeerRecord:
         self._owner, self._members, self._own = GROUP + group, tuple(range(ranks)), own
         self._flying: dict[tuple[str, Where], InFlightOperations] = {}
         self._finished: dict[int, set[int]] = {}
-        """By sequence: own ranks that have finished it, while others have not."""
+        """Local ranks that have finished a sequence number, while others have not."""
 
     @property
     def ring(self) -> GroupHistory | None:
@@ -46,7 +46,7 @@ class PeerRecord:
         self._recorder.presented(self._key(int(body["sequence"])), rank, body["signature"])
 
     def went(self, comm: str, where: Where, rank: int, sequence: int, index: int) -> None:
-        """A rank was told to run an operation, the `index`th of the communicator."""
+        """Notes that a rank was released to run an operation, the `index`th of the communicator."""
         key = self._key(sequence)
         ring = self.ring
         if ring is not None and sequence in ring.operations and not ring.operations[sequence].launched:
@@ -68,7 +68,7 @@ class PeerRecord:
             del self._finished[next(iter(self._finished))]
 
     def failed(self, sequence: int, why: str) -> None:
-        """A rank was told that an operation does not run, or that it was not answered."""
+        """Notes that a rank's operation failed, or was not answered."""
         self._finished.pop(sequence, None)
         self._recorder.failed(self._key(sequence), why)
 

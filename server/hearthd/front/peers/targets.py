@@ -42,7 +42,7 @@ class PeerTargets:
         self._pool = ThreadPoolExecutor(_LOOKUPS, "peer-names")
 
     def change(self, peers: Sequence[str], auto: Sequence[IpNetwork] = ()) -> None:
-        """Others from now on."""
+        """Replaces the targets from now on."""
         self._entries = [parse_peer(text) for text in peers if text != AUTO]
         self._auto = tuple(auto) if AUTO in peers else ()
 
@@ -81,7 +81,7 @@ class PeerTargets:
         return [_unmapped(ip_address(each)) for each in found[:MAX_FOUND]]
 
     def close(self) -> None:
-        """Looks up nothing any more, and waits for nothing."""
+        """Stops looking names up, and waits for nothing."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 

@@ -26,7 +26,7 @@ class MemoryGrants:
         self._limit = limit
         self._links: dict[int, DeviceLink] = {}
         self._early: dict[int, ProcessLimit] = {}
-        """For processes that have no link yet."""
+        """Limits of processes that have no link yet."""
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()

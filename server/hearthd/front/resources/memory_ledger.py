@@ -1,6 +1,6 @@
 """Division of one device's memory among its processes, which together never hold more than it has.
 
-Pure: what processes ask for and confirm goes in, what they are to be told comes out, times are passed in. Bytes.
+Pure: requests and confirmations of processes go in, limits for them come out, times are passed in. Bytes.
 
 A process may hold what it was granted. What was granted is booked until the process has confirmed that it keeps to
 less; so at every moment the sum of what processes may hold, and of what their contexts take, is no more than the device
@@ -37,9 +37,9 @@ class ProcessLimit(NamedTuple):
     process: int
     bytes: int
     denied: bool = False
-    """It had asked for more, and gets none."""
+    """True if the process had asked for more, and gets none."""
     granted: bool = False
-    """It had asked for more, and gets it."""
+    """True if the process had asked for more, and gets it."""
     quota: int = 0
     """The tenant's, where that is why."""
 
@@ -54,11 +54,11 @@ class MemoryHolder:
     quota: int
     """The quota of all processes of the tenant together; 0: none."""
     uses: bool
-    """It serves a session: a process that does not is granted nothing."""
+    """True if the process serves a session: one that does not is granted nothing."""
     admitted: bool = False
     booked: int = 0
     everything: bool = False
-    """It has all memory, and was never given a limit."""
+    """True if the process has all memory, and was never given a limit."""
     told: int | None = None
     """The limit that it was sent and has not confirmed."""
     due: float = 0.0
@@ -115,7 +115,7 @@ class MemoryLedger:
     # ---- what happens ----
 
     def learn(self, total: int) -> None:
-        """The device's memory is known: the first process has told."""
+        """Learns the device's memory from the first process."""
         if self.total:
             return
         self.total = total
@@ -139,7 +139,7 @@ class MemoryLedger:
         return None if holder.everything and not holder.quota else holder.booked
 
     def use(self, process: int, tenant: str, quota: int) -> None:
-        """Books a process that served no tenant to one."""
+        """Assigns a process that served no tenant to one."""
         holder = self._holders.get(process)
         if holder is not None:
             holder.tenant, holder.quota, holder.uses = tenant, quota, True
@@ -169,13 +169,13 @@ class MemoryLedger:
         holder.held = held
         if holder.told is None:
             return
-        # What it keeps above what it was told is in use; more than it had before it cannot have.
+        # What it keeps above the limit it was given is in use; more than it had before it cannot have.
         if limit > holder.told:
             holder.rests_until = now + REST
         before, holder.booked = holder.booked, min(holder.booked, max(holder.told, limit))
         holder.told = None
         for demand in self._demands:
-            if demand.process == process:  # asked before it heard that it has less
+            if demand.process == process:  # asked before it learned that it has less
                 demand.bytes += before - holder.booked
 
     def leave(self, process: int) -> None:
@@ -227,7 +227,7 @@ class MemoryLedger:
         """Grants or denies; False: an answer has to be waited for first."""
         holder = self._holders[demand.process]
         if holder.told is not None:
-            return True  # later: what it is being told may be enough
+            return True  # later: the limit on its way may be enough
         allowed = self._quota_left(holder)
         room = min(self.free, allowed)
         if demand.bytes <= room:

@@ -75,7 +75,7 @@ class _Process:
 
 
 class DeviceTurns(Generic[K]):
-    """The turns on one device. Pure: the time is handed in, and what has to be told comes out, as (process, flags)."""
+    """The turns on one device. Pure: the time is handed in, and messages come out, as (process, flags)."""
 
     def __init__(self, quantum: float = QUANTUM_S) -> None:
         self._quantum = quantum
@@ -95,7 +95,7 @@ class DeviceTurns(Generic[K]):
         return self.look(now)
 
     def leave(self, key: K, now: float) -> list[tuple[K, int]]:
-        """It has gone."""
+        """Removes a process that has gone."""
         self._charge(now)
         if self._processes.pop(key, None) is not None:
             self._fair.forget(key)
@@ -196,7 +196,7 @@ class DeviceTurns(Generic[K]):
         working = [
             key
             for key, process in self._processes.items()
-            # Who has the turn pays from when it was given it: until it begins, no other may either.
+            # The holder of the turn pays from when it was given it: until it begins, no other may either.
             if process.state & WORKS or (key == self._holder and process.state and process.told & MAY)
         ]
         for key in working:
@@ -205,7 +205,7 @@ class DeviceTurns(Generic[K]):
 
 
 class TimeCredits:
-    """The turns of the node's devices, told to their processes. Belongs to the event loop."""
+    """The turns of the node's devices, announced to their processes. Belongs to the event loop."""
 
     def __init__(self, sessions: Iterable[Session]) -> None:
         self._sessions = sessions

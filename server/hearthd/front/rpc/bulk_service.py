@@ -108,7 +108,8 @@ class BulkService:
             return self._segments(session, channel, context.peer())
 
     def _admit(self, session: Session) -> None:
-        """Raises `PERMISSION_DENIED` for who may neither write nor read: there is nothing that it could move."""
+        """Raises `PERMISSION_DENIED` for a tenant that may neither write nor read: there is nothing that it could
+        move."""
         if not session.tenant.may(Right.WRITE) and not session.tenant.may(Right.READ):
             refusal = rights.permission_denied(NAME, [Right.WRITE, Right.READ], session.tenant.name)
             self._sessions.audit.refused(session, NAME, refusal)

@@ -196,7 +196,7 @@ class DeviceService:
                 try:
                     channel = await attach.take_up(session, request)
                 except Refusal as gone:
-                    # A session that was barred has no channels, and its client may hear of a lane's end before why.
+                    # A session that was barred has no channels, and its client may see a lane's end before its cause.
                     raise device.quarantine_refusal(session) or gone from None
             else:
                 channel = await device.channel(session, attaching=True)

@@ -48,7 +48,7 @@ class EagerCoroutine:
             return
 
     def close(self) -> None:
-        """It is not awaited any more."""
+        """Closes the coroutine, which is not awaited any more."""
         if self._coroutine is not None:
             self._coroutine.close()
             self._coroutine = None

@@ -78,13 +78,13 @@ class FramedCall(asyncio.Protocol):
         self._delivered = False
         """The handler has had a message."""
         self._deaf = False
-        """Nothing more is read from its client."""
+        """True once nothing more is read from its client."""
         self._received = 0
         """Bytes, in all."""
         self._whole = 0
         """Frames, in all."""
         self._slow: asyncio.TimerHandle | None = None
-        """Looks for progress of a frame that is not whole."""
+        """Timer that checks for progress of a frame that is not whole."""
         self._inbox: deque[Any] = deque()
         self._unread = 0
         self._came: asyncio.Future[None] | None = None

@@ -113,7 +113,7 @@ class CallServer:
         return True
 
     def _start(self, call: FramedCall, head: bytes) -> None:
-        """Its METHOD has come. Raises `FrameError`."""
+        """Starts a call whose METHOD has come. Raises `FrameError`."""
         self._waiting.discard(call)
         if call.slot is not None:
             call.slot.expect()  # an accepted credential, which ends the wait

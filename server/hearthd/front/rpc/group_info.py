@@ -16,19 +16,20 @@ class CrossNodeGroup(Protocol):
     """A session's part in a group over daemons."""
 
     id: str
-    """In hex."""
+    """Id in hex."""
 
     def info(self) -> node_pb2.GroupInfo:
         """Without its operations."""
         ...
 
     def ring(self, recorder: FlightRecorder) -> GroupHistory | None:
-        """Its operations, as far as this daemon knows them. `recorder`: of what it coordinates."""
+        """Returns the group's operations, as far as this daemon knows them. `recorder`: of the groups that it
+        coordinates."""
         ...
 
 
 class GroupInfo:
-    """The method of NodeService that tells about groups of every kind. Like everything that only looks, it needs no
+    """The method of NodeService that tells about groups of every kind. Like every method that only reads, it needs no
     right; a session sees its own groups."""
 
     def __init__(

@@ -118,7 +118,7 @@ class GroupService:
         return min(timeout_ns / 1e9, MAX_TIMEOUT) or self._timeout
 
     def _note_refused(self, session: Session, addresses: Sequence[Address]) -> None:
-        """Each time: who knocks at many places is to be seen."""
+        """Records each refusal: a session that knocks at many addresses is to be seen."""
         reason, named = str(Reason.PERMISSION_DENIED), ", ".join(map(str, addresses))
         self._sessions.audit.record("refused", session, operation="JoinGroup", reason=reason, addresses=named)
 

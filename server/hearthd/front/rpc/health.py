@@ -65,7 +65,7 @@ class Health:
         self.refresh()
 
     def drain(self) -> None:
-        """Not serving from now on."""
+        """Reports not serving from now on."""
         self._draining = True
         self.refresh()
 

@@ -170,8 +170,8 @@ class NodeService:
         return node_pb2.DrainResponse(sessions=len(self._sessions))
 
     async def end_session(self, request: node_pb2.EndSessionRequest, context: Context) -> Any:
-        """A tenant's own session needs no right, others' need `Right.ADMIN`; for who does not see them they are as if
-        they were not there."""
+        """Ends a session. A tenant's own session needs no right, others' need `Right.ADMIN`; invisible ones are treated
+        as missing."""
         caller = admitted_caller()
         found = [session for session in self._sessions if session.id == request.session_id]
         if not found or not sees_tenant(caller.tenant, found[0].tenant.name):

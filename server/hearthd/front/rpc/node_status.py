@@ -74,9 +74,8 @@ class NodeStatus:
         not the viewer's to see is missing. `stuck` of a process: sessions that were closed `seconds` ago and whose
         kernels have not ended. `faults` and `traces` are those of late, newest first. Counters, gauges and queues are
         the viewer's own share, and what only the device as a whole has (throughput, losses, readings of the GPU) is
-        missing, unless it observes: what others do is not to be read off a difference. `descriptors`, for those who
-        observe: the limit on open files, the one that the configuration needs, and the connections that it leaves each
-        listener.
+        missing, unless it observes: what others do is not to be read off a difference. `descriptors`, for observers:
+        the limit on open files, the one that the configuration needs, and the connections that it leaves each listener.
         """
         stats, readings = await asyncio.gather(gauges.ask(self._supervisor), self.readings())
         visible, budget = self._supervisor.visible(viewer), self._budget()

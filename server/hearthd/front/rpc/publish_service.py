@@ -165,7 +165,7 @@ class PublishService:
                     tenant=one.tenant,
                     size=one.size,
                     description=one.description,
-                    # Others are not told what the owner's grantees do.
+                    # The attachments of the owner's grantees are not shown to others.
                     attached=one.sessions if one.tenant == session.tenant.name else one.sessions_of(session.id),
                 )
                 for one in found
@@ -229,7 +229,7 @@ class PublishService:
             _tell(publication.bearer, "bear", publication)
 
     async def _watch(self, link: DeviceLink) -> None:
-        """A process is ready: hears from now on what ends in it by itself, and its own end."""
+        """Listens, from a process's start on, for attachments that end in it by themselves, and for its own end."""
         link.listen(Kind.IMPORTED, partial(self._news, link))
         self._files.watch(link)
         link.closed.add_done_callback(lambda _: self._lost(link))

@@ -61,7 +61,7 @@ class SubjectEnded(Exception):
 
 @dataclass(frozen=True)
 class UndecodableRequest:
-    """In the place of a request that could not be decoded."""
+    """Placeholder of a request that could not be decoded."""
 
     refusal: Refusal
 
@@ -130,7 +130,7 @@ def guarded(
                 status, code, reason = _ending(error)
                 if reason:
                     observer.call_refused(service, method, reason)
-                error.__traceback__ = None  # who keeps it must not keep with it what its frames were passing on
+                error.__traceback__ = None  # a holder of it must not keep with it what its frames were passing on
                 await abort(context, status)
             except asyncio.CancelledError as gone:
                 code = "OK" if isinstance(gone, StreamClosed) else "CANCELLED"

@@ -69,7 +69,7 @@ async def begin(session: Session, ordinal: int, channel: Channel, resumable: boo
     """A new attachment to `channel`; what was kept of an earlier one is dropped. Raises `HANDLE_IN_USE` where there is
     a stream already, or the loss.
 
-    A client whose first stream broke before it heard that it was attached begins again: such a stream gives way.
+    A client whose first stream broke before it got the answer to its attach begins again: such a stream gives way.
     """
     _check_free(session, ordinal, channel, resumable)
     if channel.lane is not None:

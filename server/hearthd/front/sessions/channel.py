@@ -61,7 +61,7 @@ class ResponseSink(Protocol):
         """The channel is over: `event` (may be empty) is the last message, then the stream ends with `refusal`."""
 
     def displace(self) -> None:
-        """Another stream has the channel: nothing more may be taken from this one."""
+        """Notes that another stream has the channel: nothing more may be taken from this one."""
 
 
 class Channel:
@@ -180,7 +180,7 @@ class Channel:
         self._unheard.clear()
 
     def taken_up(self, sink: ResponseSink) -> None:
-        """The client is there, and hears what is kept."""
+        """Attaches the client's sink, which gets the responses that were kept."""
         self.sink = sink
         self._unheard.clear()
 
@@ -234,8 +234,8 @@ class Channel:
         return used
 
     async def take_lane_back(self) -> list[bytes]:
-        """The client has given its lane up before it was live: what it has not heard. Raises for one that has used it,
-        and the loss."""
+        """Takes the lane back from a client that gave it up before it was live; returns the responses that the client
+        has not received. Raises for one that has used it, and the loss."""
         lane = self.lane
         used = await self.lane_ended()
         if self.loss is not None:
@@ -248,7 +248,7 @@ class Channel:
         return lane.unsent()
 
     def leave_lane(self) -> None:
-        """The Execute stream carries everything again; what the client has not heard is among `replies`."""
+        """Returns to the Execute stream; responses that the client has not received are among `replies`."""
         if self.lane is not None:
             self.lane = None
             if self.replies is not None:

@@ -39,7 +39,7 @@ class CommandQueue:
         self.bytes += size
 
     def give(self, size: int, commands: int = 1) -> None:
-        """It was executed, or will never be."""
+        """Releases the room of commands that were executed, or will never be."""
         self.commands -= commands
         self.bytes -= size
         if self._room is not None and not self.full:

@@ -57,7 +57,7 @@ class InFlightBatches:
             self.last -= 1
 
     def clear(self) -> None:
-        """Nothing of them will be executed any more."""
+        """Drops all: none of them will be executed any more."""
         while self._sizes:
             self._drop()
 

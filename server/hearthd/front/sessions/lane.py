@@ -53,7 +53,7 @@ class LaneMirror:
             self.end()
 
     def put_aside(self, payload: bytes) -> None:
-        """The client is to be told when it attaches again, which it does now."""
+        """Puts a response aside for the client, which gets it with its next attach, which follows now."""
         self._replies.put_aside(payload)
         self.end()
 

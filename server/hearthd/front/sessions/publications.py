@@ -2,7 +2,7 @@
 
 A publication lives as long as its name or an attachment. It lies in the process that published it (`home`); if that one
 frees the memory before others do, one of them bears it: memory counts once, with a process that has it. Processes are
-told apart by identity.
+distinguished by identity.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class PublicationRegistry:
         self._numbers = itertools.count(1)
 
     def __iter__(self) -> Iterator[Publication]:
-        """Also those whose name is gone, while they are attached."""
+        """Iterates over all publications, including attached ones without a name."""
         return iter(list(self._publications.values()))
 
     def reserve(
@@ -145,7 +145,7 @@ class PublicationRegistry:
         return self._names.get((tenant, device, name))
 
     def confirm(self, publication: Publication, size: int) -> None:
-        """It is published now; where its name has ended meanwhile, it is not."""
+        """Marks a publication as published; if its name has ended meanwhile, it is not found all the same."""
         publication.size = size
         publication.confirmed = True
 

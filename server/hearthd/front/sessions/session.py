@@ -39,15 +39,16 @@ class Session:
     until: float = float("inf")
     """The time at which the credential that opened it expires, and the session with it."""
     dedicated: bool = False
-    """It has separate device processes, which no other session shares."""
+    """True if it has separate device processes, which no other session shares."""
     launch_timeout: float = 0.0
     """Seconds, for launches without a limit of their own; 0: the daemon's default."""
     queue: CommandQueue = field(default_factory=CommandQueue)
     """The tenant's."""
     channels: dict[int, Channel] = field(default_factory=dict)
-    """Its place in the device process that serves it now, by ordinal."""
+    """Channel in the device process that serves it now, by ordinal."""
     ended: dict[int, Channel] = field(default_factory=dict)
-    """Its last place in a device process that was lost, by ordinal: what a client that comes back has still to hear."""
+    """Last channel in a device process that was lost, by ordinal: it holds what a client that comes back has still to
+    receive."""
     device_ns: int = 0
     """Device time used so far, on all devices."""
     connections: int = 0

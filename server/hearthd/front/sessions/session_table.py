@@ -25,7 +25,7 @@ CLOSE_TIMEOUT = 5.0
 """Seconds that a device process may take to free a session's memory before the close is answered without that: less
 than clients wait for an answer (10 s), and more than an unshared process lasts with endless work."""
 _REMEMBERED = 1024
-"""Sessions that were taken from their clients, and whose clients may not have heard of it."""
+"""Number of remembered sessions that were taken from their clients, and whose clients may not know it."""
 
 
 class SessionTable:

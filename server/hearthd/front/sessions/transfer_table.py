@@ -93,11 +93,11 @@ class TransferTable:
         self._flows[transfer] = flow
 
     def forget(self, transfer: int) -> None:
-        """It is over."""
+        """Forgets a transfer that is over."""
         self._flows.pop(transfer, None)
 
     def completed(self, transfer: int, size: int) -> None:
-        """All of a resumable upload is on its way; its client may not have heard."""
+        """Notes that all of a resumable upload is on its way; its client may not have been notified."""
         _remember(self._complete, transfer, size)
 
     def status(self, transfer: int) -> tuple[bool, int, bool]:
@@ -108,7 +108,7 @@ class TransferTable:
         return (True, flow.passed, False) if isinstance(flow, Upload) else (False, 0, False)
 
     def give_up(self, transfer: int) -> None:
-        """Its client does not go on with it."""
+        """Ends a transfer that its client does not continue."""
         why = Refusal(Reason.TRANSFER_ABORTED, "The client gave the transfer up.", fix="Start it again.")
         flow = self._flows.get(transfer)
         if flow is not None:

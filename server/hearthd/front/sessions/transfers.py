@@ -36,7 +36,7 @@ class TransferChannel(Protocol):
         ...
 
     def completed(self, transfer: int, size: int) -> None:
-        """All of a resumable upload is on its way; its client may not have heard."""
+        """Notes that all of a resumable upload is on its way; its client may not have been notified."""
         ...
 
 
@@ -85,7 +85,8 @@ class Transfer:
         self._wake()
 
     def take_up(self) -> int:
-        """Another stream carries it from now on; one that did cannot pass anything on any more. The stream's number."""
+        """Passes the transfer to another stream; the earlier one cannot pass anything on any more. Returns the stream's
+        number."""
         self._unpark()
         task, self._task = self._task, None
         if task is not None:

@@ -77,7 +77,7 @@ def explain(cause: ExitCause, last: CrashRecord) -> ExitCause:
 
 
 def _blamed(cause: ExitCause, crash: Crash, culprit: RunningKernel) -> ExitCause:
-    """It is known which kernel did it: the others that ran share its fate."""
+    """Adds the kernel that is known to have caused the crash: the others that ran share its fate."""
     block = ", ".join(map(str, crash.block))
     more = {"kernel": culprit.kernel, "block": block}
     text = f"{cause.text} in kernel {culprit.kernel}"

@@ -75,7 +75,7 @@ class DeviceOwner(Protocol):
         """A process has ended; the channels of its link are still known."""
 
     async def before_serving(self, link: DeviceLink) -> None:
-        """A process is ready: what has to be there before anybody uses it is brought back now."""
+        """Restores what has to be there before any session uses the process, which is ready."""
 
 
 class Device(DeviceStatus):
@@ -125,7 +125,7 @@ class Device(DeviceStatus):
             refusal = self.quarantine_refusal(session)
             if refusal is not None:
                 raise refusal
-            if self.sick and self.ordinal not in session.channels:  # who is there already may fetch what is his
+            if self.sick and self.ordinal not in session.channels:  # present sessions may fetch their data
                 raise self._unavailable(self.sick)
             worker = self.workers.serving.get(self.key(session)) or await self._worker(session)
             channel = await worker.channel(session)
@@ -139,7 +139,7 @@ class Device(DeviceStatus):
     async def _worker(self, session: Session) -> Worker:
         """The session's worker, made or adopted."""
         key = self.key(session)
-        # Everybody's worker counts each tenant itself.
+        # The shared worker counts each tenant itself.
         quota = session.tenant.quotas.on_device(self.memory_total) if key.tenant else 0
         while True:
             worker = self.workers.serving.get(key)
@@ -353,7 +353,7 @@ class Device(DeviceStatus):
     # ---- its life ----
 
     def start(self) -> None:
-        """Starts its first process: everybody's, or one that the first tenant to come takes over."""
+        """Starts its first process: the shared one, or one that the first tenant to come takes over."""
         if self.policy.by_tenant:
             self.workers.vacant = Worker(self, None)
         else:

@@ -43,7 +43,7 @@ class DeviceStatus:
 
     @property
     def _primary(self) -> Worker | None:
-        """The worker that stands for the device: everybody's, else the vacant one before any has been ready."""
+        """The worker that stands for the device: the shared one, else the vacant one before any has been ready."""
         return self.workers.serving.get(EVERYBODY) or (None if self.known else self.workers.vacant)
 
     @property
@@ -84,7 +84,7 @@ class DeviceStatus:
 
     @property
     def link(self) -> DeviceLink | None:
-        """To that process, while it serves."""
+        """Returns the link to that process, while it serves."""
         worker = self._primary or next(iter(self.running), None)
         return worker.link if worker is not None else None
 
@@ -127,5 +127,6 @@ class DeviceStatus:
 
 
 def _sees(viewer: Tenant, key: WorkerKey | None) -> bool:
-    """Everybody's processes, and those of the viewer's tenant."""
+    """Returns whether `viewer` sees the worker's processes: shared ones, and those of the viewer's tenant; an observer
+    sees all."""
     return viewer.observes or (key is not None and key.tenant in ("", viewer.name))

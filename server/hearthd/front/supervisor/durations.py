@@ -15,9 +15,9 @@ class ProcessDurations:
 
     def __init__(self) -> None:
         self.starts = HistogramCounts.up_to(_BOUNDS)
-        """From the launch of a process until it is ready."""
+        """Seconds from the launch of a process until it is ready."""
         self.recoveries = HistogramCounts.up_to(_BOUNDS)
-        """From the loss of a process until another serves its sessions."""
+        """Seconds from the loss of a process until another serves its sessions."""
         self._lost: dict[WorkerKey, float] = {}
 
     @property
@@ -33,7 +33,7 @@ class ProcessDurations:
         self._lost.setdefault(key, now)
 
     def served(self, serving: Collection[WorkerKey], known: Collection[WorkerKey], now: float) -> None:
-        """The workers of `serving` serve. Who is not in `known` has gone, and waits for none."""
+        """Notes that the workers of `serving` serve. A key that is not in `known` has gone, and waits for none."""
         for key, since in list(self._lost.items()):
             if key in serving:
                 self.recoveries.observe(now - since)

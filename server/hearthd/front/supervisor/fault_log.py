@@ -13,7 +13,7 @@ from hearthd.front.supervisor.isolation import EVERYBODY, WorkerKey
 from hearthd.front.tenancy.tenants import Tenant, sees_tenant
 
 MOST = 32
-"""That are kept of each device; the oldest makes room."""
+"""Number of faults kept of each device; the oldest is evicted."""
 _KERNELS = 16
 _NAME = 200
 _DETAIL = 1000

@@ -25,7 +25,7 @@ PRELOAD_OF = {
     "cuda": ("cupy", "hearthd.device.cuda.server"),
     "cpu": ("hearthd.device.cpu.server", "hearthd.device.cpu.collective.shared_segment"),
 }
-"""By backend. What is not imported there is imported by every device process for itself."""
+"""Modules by backend. Every device process imports for itself what is not imported there."""
 _DRIVER = Path("/dev/nvidiactl")
 
 
@@ -41,8 +41,8 @@ def begin(arguments: Sequence[str], environ: Mapping[str, str]) -> None:
 
 
 def guess(arguments: Sequence[str], environ: Mapping[str, str], driver: Path = _DRIVER) -> str:
-    """The backend that this command line and environment seem to ask for. Raises nothing: what is wrong with them is
-    said by those who read them in earnest."""
+    """The backend that this command line and environment seem to ask for. Raises nothing: errors in them are reported
+    by the code that reads them in earnest."""
     backend = _flag(arguments, "--backend") or environ.get("HEARTH_DEVICES_BACKEND", "")
     path = _flag(arguments, "--config", "-c") or environ.get("HEARTH_CONFIG", "")
     if not backend and path:

@@ -34,21 +34,21 @@ class IsolationPolicy:
     by_tenant: bool = False
     """Each tenant has separate processes; otherwise all sessions that are not dedicated share one."""
     idle_timeout: float = 60.0
-    """A process that holds nothing for anybody ends after this time, unless it is everybody's; 0: never."""
+    """A process that holds nothing ends after this time, unless all sessions share it; 0: never."""
     max_processes: int = 8
-    """On each device."""
+    """Number on each device."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """The weights of all configured tenants, by name: their shares of a device's processes."""
     context_memory: int = 0
     """Bytes of the device that each process takes before it allocates anything."""
     scrub: bool = False
-    """Memory is cleared before it is handed to anybody."""
+    """Memory is cleared before it is reused."""
     spare: bool = False
     """A further process on each device is ready for a new key, or for one that lost its process."""
 
 
 class WorkerKey(NamedTuple):
-    """Whom a worker serves: everybody, one tenant, or one session of a tenant."""
+    """Sessions that a worker serves: all, those of one tenant, or one session of a tenant."""
 
     tenant: str = ""
     session: str = ""

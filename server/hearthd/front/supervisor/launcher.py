@@ -38,7 +38,7 @@ _LINK_BUFFER = 2 << 20
 _TRIES = 3
 """Starts of one device process, where the forkserver ends under it."""
 _LOOK_S = 0.25
-"""Seconds between two looks at a forkserver that has been asked for a process; one that is stopped at two of them is
+"""Seconds between two checks of a forkserver that has been asked for a process; one that is stopped at two of them is
 replaced."""
 _START_S = 60.0
 """Seconds that a start may take, the forkserver's own imports included; it is replaced after that."""
@@ -65,7 +65,7 @@ class StartedProcess(Protocol):
     def socket(self) -> socket.socket: ...
 
     def kill(self) -> None:
-        """At once; harmless where it has ended."""
+        """Kills the process at once; harmless where it has ended."""
 
     def report(self) -> None:
         """Makes it write where its threads are to the log; harmless where it has ended."""
@@ -98,7 +98,7 @@ class ForkServerLauncher:
         self._replacing: asyncio.Task[None] | None = None
         self._stopped = False
         self.losses = 0
-        """Forkservers that have ended before they were told to."""
+        """Number of forkservers that have ended unasked."""
 
     def warm_up(self) -> None:
         """Starts the forkserver, where none runs; its imports then run beside the front's own start."""

@@ -24,7 +24,7 @@ from hearthd.shared.device_spec import DeviceSpec
 log = structlog.get_logger("hearthd.supervisor")
 
 _LOOK_S = 0.4
-"""Seconds between two looks at whether the process runs at all: health says so within a second."""
+"""Seconds between two checks that the process runs at all: health reports it within a second."""
 _STEPS = 10
 """Steps in which the patience with a process passes."""
 
@@ -41,7 +41,7 @@ class Process:
         self.begin = begin
         self.last_pong = begin
         self._given: dict[int, int] = {}
-        """By channel: the last batch that it had been given at the last ping."""
+        """Last batch given to each channel, as of the last ping."""
         self._started = started
         self._crash = crash
         self._exited = asyncio.ensure_future(started.ended())
@@ -204,7 +204,8 @@ class Process:
         self._started.kill()
 
     async def reap(self, final_refusal: Refusal | None = None) -> None:
-        """Returns when it is gone; what it held on the device is free by then. `final_refusal`: for who still waits."""
+        """Returns when it is gone; what it held on the device is free by then. `final_refusal`: for calls that still
+        wait."""
         _, pending = await asyncio.wait({self._exited}, timeout=EXIT_GRACE)
         if pending:
             self._started.kill()

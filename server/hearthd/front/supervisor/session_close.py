@@ -22,8 +22,8 @@ ANSWER = 1.0
 
 
 class SessionClose:
-    """Belongs to the event loop. `end`: told that the process is to be ended now, and why; `changed`: that those who
-    wait (`wait`) may come."""
+    """Belongs to the event loop. `end` is called when the process is to be ended now, with the cause; `changed`, when
+    calls that wait (`wait`) may continue."""
 
     def __init__(self, link: DeviceLink, end: Callable[[ExitCause], None], changed: Callable[[], None]) -> None:
         self._link = link

@@ -47,7 +47,7 @@ class WorkerOwner(Protocol):
     policy: IsolationPolicy
 
     async def enter(self, worker: Worker) -> DeviceSpec:
-        """Returns when there is room on the device for one more process: what it is to be told."""
+        """Returns, when there is room on the device for one more process, its specification."""
 
     async def start_process(self, spec: DeviceSpec) -> Process:
         """Raises what keeps it from being started; there is room for another one then."""
@@ -68,7 +68,7 @@ class WorkerOwner(Protocol):
         """A process is gone, with all that it held."""
 
     def gone(self, worker: Worker) -> None:
-        """It has ended for good."""
+        """Notes that the worker has ended for good."""
 
     def notify(self) -> None: ...
 
@@ -114,7 +114,7 @@ class Worker:
 
     @property
     def link(self) -> DeviceLink | None:
-        """To the process that serves now."""
+        """Returns the link to the process that serves now."""
         return self.process.link if self.process is not None and self.state == SERVING else None
 
     @property

@@ -64,7 +64,7 @@ class WorkerSet:
             self.vacant = None
 
     def gone(self, worker: Worker) -> None:
-        """Its process is gone, and there will be no other."""
+        """Removes a worker whose process is gone, and that gets no other."""
         self.ending.discard(worker)
         if worker is self.vacant:
             self.vacant = None

@@ -18,7 +18,7 @@ from hearthd.shared.log import LogThrottle
 log = structlog.get_logger("hearthd.tls")
 
 _LOOK_AGAIN = 2.0
-"""Seconds between two looks at the file."""
+"""Seconds between two checks of the file."""
 
 
 class RevocationError(Exception):

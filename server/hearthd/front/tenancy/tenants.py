@@ -32,7 +32,7 @@ class Quotas:
     durable_bytes: int = 0
     sessions: int = 0
     handles: int = 0
-    """In one device process, of all kinds and sessions together."""
+    """Handles in one device process, of all kinds and sessions together."""
     published: int = 0
     """Names on each device."""
     queued_commands: int = 0
@@ -51,7 +51,7 @@ class Tenant:
 
     name: str
     weight: float = 1.0
-    """Its share of a device's time, beside the weights of others."""
+    """Share of a device's time, beside the weights of others."""
     priority: int = 0
     """Lower is more urgent, as for CUDA streams."""
     devices: frozenset[int] | None = ALL
@@ -103,7 +103,7 @@ class Credential:
     """SHA-256 of the token. A token has 256 random bits, so there is nothing to guess that salt or a slow hash would
     have to protect, as they protect passwords."""
     name: str = ""
-    """For the audit log."""
+    """Name for the audit log."""
     expires: float = float("inf")
     """Unix time."""
 
@@ -199,7 +199,8 @@ class Directory:
         return tenant, credential
 
     def certificate(self, names: Iterable[str]) -> tuple[Tenant, str]:
-        """By the names in a client certificate that the TLS layer has verified. Raises `UNAUTHENTICATED`."""
+        """Identifies a tenant by the names in a client certificate that the TLS layer has verified. Raises
+        `UNAUTHENTICATED`."""
         names = list(names)
         found = {self._certificates[name].name: (self._certificates[name], name) for name in names
                  if name in self._certificates}  # fmt: skip
@@ -212,7 +213,8 @@ class Directory:
         return next(iter(found.values()))
 
     def user(self, user: User) -> tuple[Tenant, str]:
-        """By user, else by the first group in the order of the configuration. Raises `UNAUTHENTICATED`."""
+        """Identifies a tenant by user, otherwise by the first group in the order of the configuration. Raises
+        `UNAUTHENTICATED`."""
         tenant = self._users.get(user.uid)
         if tenant is not None:
             return tenant, f"user {user.uid}"

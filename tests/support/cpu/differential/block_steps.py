@@ -33,7 +33,7 @@ def running(m: Machine) -> np.ndarray:
 
 
 def by_block(m: Machine, function: Callable[[int], int]) -> np.ndarray:
-    """One word for each block that is here, as its threads see it."""
+    """Returns one word for each active block, as its threads see it."""
     results = [0] * m.blocks
     for block in running(m):
         results[block] = int(function(block))

@@ -127,7 +127,7 @@ def by_macro(g: Generator, scope: Scope) -> Step:
 
 @form()
 def default_argument(g: Generator, scope: Scope) -> Step:
-    """A default argument that reads the indices in a function of its own."""
+    """A default argument that reads the indices in a separate function."""
     value, name = g.index_expr(), g.name("fn")
     capture = Capture(g.name("k"), value, False)
     body = g.body(g.inside(scope, [capture]))
@@ -339,7 +339,7 @@ def returned_lambda(g: Generator, scope: Scope) -> Step:
 
 @form()
 def lambda_argument(g: Generator, scope: Scope) -> Step:
-    """A lambda given to a function template, which calls it between statements of its own."""
+    """A lambda given to a function template, which calls it between its own statements."""
     captures, name = g.captures(scope), g.name("with")
     body, after = g.body(g.inside(scope, captures), 1), g.assign(g.inside(scope), 1)
     held = ", ".join(f"{c.name} = {unsigned(c.value)}" for c in captures)

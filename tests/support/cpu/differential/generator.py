@@ -51,7 +51,7 @@ class Scope:
 
     level: int = BLOCK
     mask: str = ""
-    """At WARP: the variable with the mask of the lanes that are here, if these are not all that have not returned."""
+    """Variable with the mask of the active lanes, at WARP, if these are not all that have not returned."""
     names: tuple[str, ...] = ()
     """Variables that can be read, besides `x`."""
     uniform: frozenset[str] = frozenset()
@@ -88,9 +88,9 @@ class Kind:
     shared: int = 0
     """Shared arrays of MAX_THREADS words that it declares."""
     after_return: bool = True
-    """Whether it is defined where threads may have returned."""
+    """True if it may be defined where threads may have returned."""
     whole_warps: bool = False
-    """Whether the block must consist of whole warps."""
+    """True if the block must consist of whole warps."""
     header: str = ""
     """The header that it needs."""
     bodies: int = 0
@@ -172,7 +172,7 @@ class Generator:
         return self.rng.random() < chance
 
     def pick(self, what: str, items: Sequence[Item]) -> Item:
-        """One of the variants of a step; all of them come up in turn."""
+        """Picks a variant of a step; all of them come up in turn."""
         names = [f"{what} {at}" for at in range(len(items))]
         return items[names.index(self.bag.draw(names))]
 
@@ -242,7 +242,7 @@ class Generator:
         return sequence(drawn)
 
     def one(self, scope: Scope) -> Step:
-        """One step, call or control structure that the scope allows."""
+        """Generates a step, call or control structure that the scope allows."""
         self.fuel -= 1
         if self.fuel <= 0:
             return self.assign(scope)

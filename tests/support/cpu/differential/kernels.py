@@ -72,7 +72,7 @@ class Kernel:
 
     @property
     def is_expression(self) -> bool:
-        """Whether the name is a C++ name expression, not the name of a C function."""
+        """True if the name is a C++ name expression, not the name of a C function."""
         return 'extern "C" __global__' not in self.text
 
     def reference(self, grid: Shape, block: Shape, data: np.ndarray, cells: np.ndarray, scalar: int) -> Machine:

@@ -22,7 +22,7 @@ CELLS = 1024
 
 
 class Machine:
-    """One launch: all blocks and threads, `active` marks the threads that execute the current statement."""
+    """A launch: all blocks and threads; `active` marks the threads that execute the current statement."""
 
     def __init__(
         self, grid: tuple[int, int, int], block: tuple[int, int, int], data: U32, cells: U32, scalar: int
@@ -56,7 +56,7 @@ class Machine:
         }
 
     def full(self, value: int) -> U32:
-        """One word, seen by every thread."""
+        """Returns a word that every thread sees."""
         return np.full(self.shape, value & 0xFFFFFFFF, np.uint32)
 
     def assign(self, values: Values, name: str, new: U32) -> None:
@@ -65,7 +65,7 @@ class Machine:
         values[name] = new if old is None else np.where(self.active, new, old)
 
     def per_block(self, results: list[int]) -> U32:
-        """One word for each block, seen by its threads."""
+        """Returns one word for each block, seen by its threads."""
         column = np.array([result & 0xFFFFFFFF for result in results], np.uint32)[:, None]
         return np.broadcast_to(column, self.shape).copy()
 
@@ -101,5 +101,5 @@ class Machine:
 
     @property
     def scratch(self) -> U32:
-        """One word of global memory for each thread, a view."""
+        """Returns a view of one word of global memory for each thread."""
         return self.cells[CELLS : CELLS + self.blocks * self.threads].reshape(self.shape)

@@ -36,7 +36,7 @@ def check(program: Program) -> list[Failure]:
 
 
 def _one_by_one(program: Program, refusal: Refusal) -> list[Failure]:
-    """The kernels that do not compile; the others are checked each in a source of its own."""
+    """Returns the failures of the kernels, each compiled in a separate source, for the one that does not compile."""
     failures = []
     for kernel in program.kernels:
         names = program.name_expressions([kernel])

@@ -39,7 +39,7 @@ struct Here {{ __device__ operator unsigned() const {{ return threadIdx.x * 3u +
 
 @dataclass
 class Launch:
-    """One launch of a kernel: its geometry, the memory before it, and the memory that it must leave."""
+    """A launch of a kernel: its geometry, the memory before it, and the memory that it must leave."""
 
     kernel: Kernel
     grid: Shape

@@ -291,7 +291,7 @@ def warp_exchange(g: Generator, scope: Scope) -> Step:
 
 @step(WARP)
 def aggregated_atomic(g: Generator, scope: Scope) -> Step:
-    """One atomic for all lanes with the same key, done by the first of them."""
+    """An atomic for all lanes with the same key, done by the first of them."""
     first = g.region()
     if first is None:
         return vote(g, scope)

@@ -37,10 +37,10 @@ WAITS: dict[str, set[str]] = {
     "Group": {"subgroup", "rebuild", "flight_recorder", "close"},
     "PendingDispatch": {"result"},
 }  # fmt: skip
-"""What of each class is awaited here. All else is called as in the other client."""
+"""Awaited methods of each class. All others are called as in the other client."""
 
 MORE = {"Device": {"ready"}, "Group": {"pair"}}
-"""What only this client has."""
+"""Methods that only this client has."""
 
 ASYNC_WITH = {"Node", "Graph", "Prepared", "Profile", "Trace", "Group"}
 

@@ -96,6 +96,6 @@ def test_a_home_is_one_loop() -> None:
 
     asyncio.run(make())
     homes[0].check()  # no loop: a plain call of a thread
-    homes[0].later(lambda: None)  # the loop is closed, and nobody minds
+    homes[0].later(lambda: None)  # the loop is closed, and no error is raised
     with pytest.raises(UnsupportedError, match="another event loop"):
         asyncio.run(make())

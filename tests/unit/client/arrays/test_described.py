@@ -1,4 +1,5 @@
-"""What a publisher says of its buffer: written by anybody, so believed only where it describes an array."""
+"""Description of a published buffer: any publisher may have written it, so it is believed only where it describes an
+array."""
 
 from __future__ import annotations
 

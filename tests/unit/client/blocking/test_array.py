@@ -255,7 +255,7 @@ def test_progress_is_drawn_where_somebody_watches(gpu: hearth.Device, monkeypatc
 
 
 def test_dtypes_by_the_name_of_a_package_that_was_not_imported(gpu: hearth.Device) -> None:
-    """Who attaches an array, or writes "bfloat16", need not have imported ml_dtypes before."""
+    """An attach, or the name "bfloat16", works without an earlier import of ml_dtypes."""
     program = """
 import sys
 import numpy as np

@@ -1,4 +1,4 @@
-"""What groups send, and what they refuse, against a fake daemon."""
+"""Groups against a fake daemon: the commands that they send, and their refusals."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_each_side_of_a_pair_is_sent_alone_and_counts(
 
 
 def test_nothing_is_sent_as_something(daemon: GroupDaemon, node: hearth.Node, turned: hearth.Group) -> None:
-    """The other side, which knows nothing of it, is told."""
+    """The other side, which does not know of it, gets an error."""
     turned.send(turned.devices[0].zeros(0), to=1)
     (part,) = sent(daemon, node)
     assert part.operations[0].count == 0

@@ -70,7 +70,7 @@ def test_bash(bash: Any, scripts: Path) -> None:
 
 
 def test_every_option_of_every_command(bash: Any) -> None:
-    """As argparse has them."""
+    """The completed options are those of argparse."""
     _, commands = completion.described(main.build_parser())
     assert len(commands) >= 8
     found = bash([["hearth", command.name, "--"] for command in commands])
@@ -87,7 +87,7 @@ def test_fish(scripts: Path) -> None:
 
 
 def test_zsh_takes_it(scripts: Path) -> None:
-    """As an autoloaded function, and sourced."""
+    """Zsh takes the script as an autoloaded function, and sourced."""
     zsh = program("zsh")
     shell(zsh, "-f", "-n", str(scripts / "zsh"))
     says = shell(zsh, "-f", "-c", f"compdef() {{ print $* }}; source {scripts}/zsh; whence -w _hearth")

@@ -1,4 +1,4 @@
-"""What `hearth doctor` concludes from what it sees; and that nothing makes it hang or crash."""
+"""Conclusions of `hearth doctor`; and that nothing makes it hang or crash."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def test_what_raises_is_a_finding_of_one_line() -> None:
 
         return work
 
-    (check,) = bounded("x", 5, raises(ConnectError("nobody\nthere.", fix="start one.")))
-    assert (check.status, check.detail, check.fix) == ("failed", "nobody there.", "start one.")
+    (check,) = bounded("x", 5, raises(ConnectError("none\nthere.", fix="start one.")))
+    assert (check.status, check.detail, check.fix) == ("failed", "none there.", "start one.")
     (check,) = bounded("x", 5, raises(KeyError("odd")))
     assert check.status == "failed" and check.detail.startswith("KeyError")
 

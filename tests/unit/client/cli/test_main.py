@@ -52,7 +52,7 @@ def raising(error: BaseException) -> Callable[[argparse.Namespace], int]:
         (KeyboardInterrupt(), 130, "hearth: interrupted\n"),
         (errors.ArgumentError("bad\nwords.", reason="INVALID_ARGUMENT"), 2, "hearth: bad words.\n"),
         (errors.ArgumentError("none.", reason="DEVICE_NOT_FOUND", fix="look."), 1, "hearth: none. Fix: look.\n"),
-        (errors.ConnectError("nobody."), 1, "hearth: nobody.\n"),
+        (errors.ConnectError("gone."), 1, "hearth: gone.\n"),
         (errors.CompileError("x " * 2000), 1, "hearth: " + "x " * 500 + "...\n"),
     ],
 )

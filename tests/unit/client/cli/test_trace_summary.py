@@ -19,7 +19,7 @@ from hearth_proto.v1 import commands_pb2
 def trace(
     epoch_ns: int, *events: tuple[str, str, int, int, int, int], name: str = "gpu", error: str = ""
 ) -> dict[str, Any]:
-    """Of (command, kernel, stream, start, end, bytes), in microseconds."""
+    """Builds a trace of (command, kernel, stream, start, end, bytes), in microseconds."""
     result = commands_pb2.TraceResult(epoch_ns=epoch_ns)
     for index, (command, kernel, stream, start, end, size) in enumerate(events):
         event = result.events.add(

@@ -53,7 +53,7 @@ def test_roots_and_peers_are_translated(devices: list[int], data: st.DataObject)
 
 
 class Device:
-    """What `present` needs of a connection: it keeps what is submitted."""
+    """Stand-in for the connection that `present` needs: it keeps what is submitted."""
 
     def __init__(self) -> None:
         self.sequence = CollectiveSequence()
@@ -81,7 +81,7 @@ def test_each_device_counts_its_own_operations_of_each_name(program: list[list[i
 
 @given(st.lists(st.booleans(), max_size=40))
 def test_the_two_sides_of_a_pair_count_apart_and_agree(sends: list[bool]) -> None:
-    """In whatever order the sends and the receives are called."""
+    """The sends and the receives are called in any order."""
     devices: Any = {rank: Device() for rank in range(2)}
     order = sorted_order([0, 1])
     for first in sends:

@@ -1,4 +1,4 @@
-"""Groups over daemons: who is asked for what, and what is left when somebody refuses."""
+"""Groups over daemons: the calls that each daemon gets, and the state after a refusal."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def nodes(daemons: list[GroupDaemon]) -> Iterator[list[hearth.Node]]:
 
 
 def everything(daemons: list[GroupDaemon], nodes: list[hearth.Node]) -> list[list[c.Collective]]:
-    """What each daemon was presented."""
+    """Returns the operations presented to each daemon."""
     for node in nodes:
         for device in node.devices:
             device.synchronize()

@@ -24,7 +24,7 @@ def asker(daemon: FakeDaemon, **options: Any) -> Asker:
 
 @contextlib.contextmanager
 def answering(monkeypatch: pytest.MonkeyPatch, **methods: Any) -> Iterator[FakeDaemon]:
-    """A daemon with these methods in the place of its own: functions of request and context."""
+    """Runs a fake daemon with these methods in place of its built-in ones: functions of request and context."""
     for name, answer in methods.items():
         monkeypatch.setattr(FakeDaemon, name, staticmethod(answer))
     daemon = FakeDaemon()

@@ -1,4 +1,4 @@
-"""What a client shows, from where, and what it refuses to send."""
+"""Credentials of a client: their sources, and what it refuses to send."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_what_opening_shows(tmp_path: Path) -> None:
         thread.start()
         assert opening(Credentials(), near) == (("hearth-ticket", "ticket"),)
         thread.join()
-    assert opening(Credentials(), near) == (), "nobody listens any more: the daemon says what is missing"
+    assert opening(Credentials(), near) == (), "no listener is left: the daemon says what is missing"
 
 
 def test_a_socket_that_says_nothing_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

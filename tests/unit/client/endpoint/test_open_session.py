@@ -1,4 +1,4 @@
-"""How a session is opened: who asks first and imports then, and what becomes of an answer that nobody takes."""
+"""Opening of a session: the request goes out before the imports, and an abandoned answer closes its session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a call is made again, and after how long."""
+"""Retries of a call, and their delays."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_what_may_have_begun_is_not(clock: Clock, error: HearthError) -> None:
     "error",
     [
         broken("cut"),
-        ConnectError("nobody", reason="DEVICE_UNAVAILABLE"),
+        ConnectError("absent", reason="DEVICE_UNAVAILABLE"),
         hearth.DeviceLostError("lost", reason="DEVICE_LOST", retry_after=0.5),
         hearth.BufferLostError("lost", reason="BUFFER_LOST"),
         hearth.SessionExpiredError("gone", reason="SESSION_EXPIRED"),

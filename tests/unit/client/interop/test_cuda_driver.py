@@ -1,4 +1,4 @@
-"""How exported memory of a GPU is mapped: the driver's calls, in order, and what is undone where one fails."""
+"""Mapping of exported GPU memory: the driver's calls, in order, and what is undone where one fails."""
 
 from __future__ import annotations
 

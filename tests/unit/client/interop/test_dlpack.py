@@ -51,7 +51,7 @@ def test_it_keeps_its_owner_while_anybody_has_it() -> None:
     del owner
     gc.collect()
     assert kept() is not None and len(dlpack._kept) == before + 2
-    del unused  # nobody took it
+    del unused  # it was not taken
     assert len(dlpack._kept) == before + 1
     np.testing.assert_array_equal(taken, np.arange(10))
     del taken

@@ -24,7 +24,7 @@ def launched(gpu: hearth.Device, daemon: FakeDaemon) -> list[launches.Record]:
 
 
 def again(f: Any, *call: Any, **keywords: Any) -> None:
-    """So often that what it is like is kept."""
+    """Repeats a call until its kind is cached."""
     for _ in range(4):
         f(*call, **keywords)
     assert f._recent[2] is call[0]

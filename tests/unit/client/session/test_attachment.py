@@ -1,4 +1,4 @@
-"""How the thread that sends on an Execute stream is called, and by whom it is not."""
+"""Wake-ups of the thread that sends on an Execute stream."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def note() -> commands_pb2.Command:
 
 @pytest.fixture
 def work(monkeypatch: pytest.MonkeyPatch) -> Attachment:
-    """Whose sender looks by itself after a minute only."""
+    """An attachment whose sender checks by itself after a minute only."""
     monkeypatch.setattr(attachments, "_IDLE_S", 60.0)
     monkeypatch.setattr(attachments, "HELD_S", 60.0)
     return Attachment(Limits(), lambda *_: None, lambda error: None)
@@ -86,7 +86,7 @@ def test_it_is_called_once_while_it_does_not_look(work: Attachment) -> None:
     attach(work)
     for _ in range(100):
         work.submit(note())
-    assert work._calls.empty(), "nobody waits"
+    assert work._calls.empty(), "no sender waits"
     sender = Sender(work)
     assert wait_for(lambda: sum(len(request.batch.commands) for request in sender.sent) == 100)
     end(work, sender)

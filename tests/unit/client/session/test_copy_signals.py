@@ -1,4 +1,4 @@
-"""Who waits for a copy goes on when the device has said that it is done, whatever the daemon says later."""
+"""A wait for a copy ends when the device has signalled its completion, however late the daemon's answer comes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def daemon() -> Iterator[LaneDaemon]:
 
 @pytest.fixture
 def work(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> Attachment:
-    """With many cores, and where the device may signal; who waits looks for as long as it takes."""
+    """An attachment with many cores, where the device may signal; a waiting thread polls for as long as it takes."""
     monkeypatch.setattr(attachments, "cores", lambda: 64)
     gpu.synchronize()
     attachment = gpu._connection.attachment()
@@ -42,8 +42,8 @@ def work(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> Attachment:
 
 
 def ask(daemon: LaneDaemon, work: Attachment) -> Reply:
-    """What the daemon has got, and does not answer. Who waits for it receives: the background does while an ack is to
-    come, and goes by the answer."""
+    """Sends a request that the daemon receives and does not answer. Its waiting thread receives: the background thread
+    does while an ack is due, and goes by the answer."""
     daemon.never_answer.add("memory_usage")
     count = daemon.count("memory_usage")
     reply = work.request(commands_pb2.Command(memory_usage=commands_pb2.MemoryUsage()), reports=True)

@@ -27,7 +27,7 @@ def fill(number: int) -> bytes:
 
 
 def sent(session: Session) -> list[tuple[str, int]]:
-    """What the next batch does, step by step: launches of graphs one by one."""
+    """Returns the steps of the next batch: launches of graphs one by one."""
     batch = session.next_batch()
     if batch is None:
         return []

@@ -47,7 +47,7 @@ def test_sending() -> None:
 
 
 def sending(step: int) -> bool:
-    """Sends, is interrupted there, and sends on; whether there were so many lines."""
+    """Sends, is interrupted at line number `step`, and sends on; returns whether there were that many lines."""
     core = session()
     records = [bytes((number,)) * 40 for number in range(12)]
     for number, record in enumerate(records):
@@ -118,7 +118,7 @@ def asking(step: int) -> bool:
 
 
 def test_asking_of_who_sends() -> None:
-    """A batch that is made ready for another thread goes out, or was never numbered: the stream goes on."""
+    """A batch that is made ready for another thread goes out, or was never numbered: the stream continues."""
     step = 1
     while readying(step):
         step += 1
@@ -150,7 +150,7 @@ def readying(step: int) -> bool:
 
 @pytest.mark.parametrize("failing", [False, True])
 def test_receiving(failing: bool) -> None:
-    """What was not counted is said again."""
+    """A response that was not counted is sent again."""
     refusal = reasons.Refusal(reasons.Reason.OUT_OF_MEMORY, "full").to_status()
     step, hits = 0, 0
     while True:

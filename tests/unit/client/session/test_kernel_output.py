@@ -1,4 +1,4 @@
-"""What kernels print, between its arrival and the thread that writes it."""
+"""Output of kernels, between its arrival and the thread that writes it."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def attachment(gpu: hearth.Device) -> Attachment:
 
 
 def note(number: int) -> commands_pb2.Command:
-    """One-way work that the fake daemon writes down."""
+    """Builds a one-way command that the fake daemon records."""
     return commands_pb2.Command(create_stream=commands_pb2.CreateStream(), stream=number)
 
 
@@ -68,7 +68,7 @@ def test_work_goes_over_the_lane(daemon: LaneDaemon, gpu: hearth.Device) -> None
     for _ in range(200):
         gpu.synchronize()
     assert daemon.batches and not daemon.over_grpc
-    assert daemon.told and daemon.told == sorted(daemon.told), "what has come is told over the lane"
+    assert daemon.told and daemon.told == sorted(daemon.told), "receipts go over the lane"
     assert daemon.attaches == 1 and not daemon.tickets
 
 
@@ -172,8 +172,8 @@ def test_without_a_lane_work_goes_over_the_stream(
 
 
 def test_a_lane_that_was_missed_is_opened_later(daemon: LaneDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where the machine was busy for a second: the session does not stay without a lane. While answers are owed its
-    stream is kept, and each further attempt waits for longer."""
+    """A session on a machine that was busy for a second does not stay without a lane. While answers are owed its stream
+    is kept, and each further attempt waits for longer."""
     monkeypatch.setattr(transports, "open_lane", partial(open_lane, seconds=0.05))
     monkeypatch.setattr(execute_stream, "LANE_AGAIN_S", 0.2)
     daemon.silent = True
@@ -479,7 +479,7 @@ def test_a_lane_waits_until_the_daemon_has_finished_what_it_had(daemon: LaneDaem
     lane.close()
     assert wait_for(lambda: daemon.attaches == 2)
     gpu.synchronize()
-    assert daemon.over_grpc and daemon.lane is None, "not for ever: work goes on over the stream"
+    assert daemon.over_grpc and daemon.lane is None, "not for ever: work continues over the stream"
     with daemon.working:
         [command] = [command for command in daemon.commands if command.WhichOneof("kind") == "memory_usage"]
         result = commands_pb2.Result(request=command.request)

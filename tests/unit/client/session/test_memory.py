@@ -1,4 +1,4 @@
-"""What has died is given back, however much it is."""
+"""Handles of dropped objects are freed, in any number."""
 
 from __future__ import annotations
 

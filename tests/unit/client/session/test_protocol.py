@@ -43,7 +43,7 @@ class SessionMachine(RuleBasedStateMachine):
         self.sent_requests: set[int] = set()
         self.failed = False
         self.ready = 0
-        """How many of those submitted are in a batch that only has to be sent."""
+        """Number of submitted commands in a batch that only has to be sent."""
 
     @initialize()
     def attach(self) -> None:
@@ -91,7 +91,7 @@ class SessionMachine(RuleBasedStateMachine):
         for command in sent.commands:
             if command.WhichOneof("kind") == "launches":
                 run = command.launches
-                while run:  # records of the test are told apart by their length
+                while run:  # records of the test are distinguished by their length
                     record = self.submitted[len(self.sent)]
                     assert run.startswith(record)
                     self.sent.append(record)

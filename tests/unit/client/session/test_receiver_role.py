@@ -1,4 +1,4 @@
-"""Who receives over a lane: threads that wait, one of them at a time, or the background; and Ctrl-C among them."""
+"""Receiving over a lane: by one waiting thread at a time, or the background thread; and Ctrl-C among them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def daemon() -> Iterator[LaneDaemon]:
 
 @pytest.fixture
 def cores(request: pytest.FixtureRequest) -> int:
-    """How many the client has; with one or two, who waits does not look for what comes before it sleeps."""
+    """Number of cores that the client has; with one or two, a waiting thread does not poll before it sleeps."""
     return int(getattr(request, "param", 1))
 
 
@@ -105,8 +105,8 @@ Background: TypeAlias = tuple[ReceiverRole, threading.Lock, threading.Thread]
 
 @pytest.fixture
 def background(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Background]:
-    """One that has found that somebody receives in its place, in thread 1, for more than a tick; the slow ones last as
-    long as is asked for."""
+    """A background thread that has found thread 1 receiving in its place for more than a tick; the slow ticks last as
+    long as the parameter says."""
     monkeypatch.setattr(receiver_role, "SLOW_TICK_S", request.param)
     lock = threading.Lock()
     role = ReceiverRole(lock, [], lambda: False, lambda _passed: None)
@@ -128,7 +128,7 @@ def test_who_leaves_after_long_wakes_a_background_that_sleeps_for_good(backgroun
         role.leave(1)
         assert not role.parked
     thread.join(20)
-    assert not thread.is_alive(), "nobody receives, so that it does"
+    assert not thread.is_alive(), "no other thread receives, so that it does"
 
 
 @pytest.mark.parametrize("background", [60.0], indirect=True)
@@ -157,7 +157,7 @@ def test_a_background_that_looks_seldom_looks_soon_where_work_is_left_behind(
         role.leave(1)
         assert role.tick_soon()
     thread.join(20)
-    assert passed == [False, True], "what is left behind is given a whole tick; then nobody receives any more"
+    assert passed == [False, True], "what is left behind is given a whole tick; then no thread receives any more"
 
 
 @pytest.mark.parametrize("background", [0.1], indirect=True)
@@ -200,7 +200,7 @@ def test_many_threads_wait_at_once(daemon: LaneDaemon, work: Attachment) -> None
 
 @pytest.mark.parametrize("cores", [64], indirect=True)
 def test_who_looks_for_an_answer_finds_it_whenever_it_comes(daemon: LaneDaemon, work: Attachment) -> None:
-    """At once, when a copy is due, behind that, and when nobody looks any more."""
+    """The answer comes at once, when a copy is due, behind that, and when no thread polls any more."""
     lookout, size, lane = work.lookout, 64 << 20, work._channel
     assert lane is not None
     asleep: list[float] = []
@@ -275,7 +275,7 @@ def test_a_wait_that_times_out_leaves_the_role_to_others(daemon: LaneDaemon, wor
 
 
 def test_what_comes_while_nobody_waits(daemon: LaneDaemon, work: Attachment, gpu: hearth.Device) -> None:
-    """Output, late errors, and answers that are only asked about, right after somebody has waited."""
+    """Output, late errors, and answers that are only polled for, right after a wait."""
     printed: list[str] = []
     work.session.on_output = printed.append
     for number in range(20):
@@ -319,7 +319,8 @@ def test_a_launch_and_a_wait_are_one_message(daemon: LaneDaemon, work: Attachmen
 def test_acks_that_open_the_window_come_though_nobody_waits(
     daemon: LaneDaemon, work: Attachment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Work that is left for an ack goes on, right after a wait, whoever had the role, and not only at the next tick."""
+    """Work that is left for an ack continues right after a wait, whichever thread had the role, and not only at the
+    next tick."""
     monkeypatch.setattr(receiver_role, "TICK_S", 60.0)
     assert work._channel is not None
     for start in range(1, 1001, 10):
@@ -409,7 +410,7 @@ def test_ctrl_c_in_a_wait_loses_nothing(daemon: LaneDaemon, work: Attachment, un
 def test_ctrl_c_at_any_line_of_a_wait_loses_nothing(
     daemon: LaneDaemon, work: Attachment, gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the wait sends on what was left for an ack."""
+    """The wait may send on what was left for an ack."""
     monkeypatch.setattr(attachment, "HELD_S", 0.05)
     monkeypatch.setattr(execute_stream, "LANE_AGAIN_S", 0.05)
     f = gpu.RawModule(code="source").get_function("f")
@@ -504,7 +505,7 @@ def test_ctrl_c_leaves_somebody_to_receive(daemon: LaneDaemon, work: Attachment)
         answering.join(10)
         answer(daemon)
         waiting.join(5)
-        assert not waiting.is_alive(), f"nobody received after a Ctrl-C at line {step}"
+        assert not waiting.is_alive(), f"no thread received after a Ctrl-C at line {step}"
         first.wait(20)
     assert step > 30
 

@@ -177,7 +177,7 @@ class ResumeMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.session.generation)
     @rule(went_up=st.integers(0, 10), came_down=st.integers(0, 20))
     def cut(self, went_up: int, came_down: int) -> None:
-        """What was on its way may have arrived, up to anywhere."""
+        """Cuts the stream: frames on their way may have arrived, up to any of them."""
         for request in self.up[:went_up]:
             self.daemon.take(request)
         for payload in self.daemon.down[:came_down]:
@@ -195,7 +195,7 @@ class ResumeMachine(RuleBasedStateMachine):
         assert self.printed == [f"{number} " for number in range(1, len(self.printed) + 1)]
 
     def teardown(self) -> None:
-        """Left alone, all of it comes to its end."""
+        """Checks that everything is completed once no more faults occur."""
         try:
             self._finish()
         finally:

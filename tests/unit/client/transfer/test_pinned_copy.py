@@ -47,7 +47,7 @@ class Daemon(LaneDaemon):
 
 
 class Shared:
-    """What is shared, and is never lost."""
+    """Shared memory that is never lost."""
 
     open = alive_lately = True
 
@@ -62,7 +62,7 @@ class Shared:
 
 
 class Memory:
-    """What a copy keeps."""
+    """Memory that a copy keeps."""
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_what_is_answered_otherwise(daemon: Daemon, gpu: hearth.Device, segment:
 def test_it_is_not_made_again_where_something_else_comes_first(
     gpu: hearth.Device, segment: Segment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who asks finds out then the long way what that is."""
+    """The caller then takes the full path, which finds the cause."""
     x, y, connection = gpu.zeros(SIZE, "u1"), gpu.zeros(SIZE, "u1"), connection_of(gpu)
     copy = copies(gpu, segment, UP, handle_of(x))
     assert copy.again(memory_of(x), None, True) and not copy.again(memory_of(y), None, True)

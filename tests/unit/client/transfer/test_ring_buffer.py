@@ -1,4 +1,4 @@
-"""The ring's slots: nobody has another's, none is lost, and nobody waits for one that does not come."""
+"""The ring's slots: none is taken twice, none is lost, and no wait is for a slot that does not come."""
 
 from __future__ import annotations
 

@@ -273,7 +273,7 @@ def test_a_deadline_ends_a_download_and_its_slots_come_back_when_they_are_answer
 
 
 def test_what_a_lost_connection_took_from_a_download_is_not_told() -> None:
-    """Each piece fails with words of its own; all of them come another way."""
+    """Each piece fails with a different message; all of them take another path."""
     with device(20 * EACH, slots=6) as gpu:
 
         def lose(number: int) -> HearthError | None:
@@ -309,7 +309,7 @@ def test_an_interruption_leaves_no_slot_behind(way: Any, at: int) -> None:
             raise KeyboardInterrupt
 
     with device(20 * EACH) as gpu:
-        with contextlib.suppress(KeyboardInterrupt):  # or in a thread that helps, where nobody hears it
+        with contextlib.suppress(KeyboardInterrupt):  # or in a helper thread, where it is not raised
             way(gpu, BufferPart(0, 1, 0), np.zeros(20 * EACH, np.uint8), interrupt)
         settled(gpu)
 

@@ -1,4 +1,4 @@
-"""How many stripes, and chunks of which size; and what becomes of stripes that cannot be had."""
+"""Number of stripes, size of chunks, and stripes that are refused."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_chunks_are_what_the_daemon_takes(size: int, count: int, most: int) -> N
 
 
 class Door:
-    """Stands where stripes are opened, and answers as it is told."""
+    """Opens stripes in place of a daemon, with the answers that it is given."""
 
     target = "127.0.0.1:1"
 

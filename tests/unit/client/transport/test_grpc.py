@@ -1,4 +1,4 @@
-"""What is a broken connection, how long it is tried again, and when another channel is taken."""
+"""Broken connections, their retries, and the change to another channel."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ def test_a_daemon_that_is_certainly_gone(tmp_path: Path) -> None:
     assert transport.absent()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
-        assert transport.absent(), "a socket that nobody listens on"
+        assert transport.absent(), "a socket without a listener"
         listener.listen(1)
         assert not transport.absent()
     assert transport.absent()
-    assert not GrpcTransport("127.0.0.1:1", loopback=True).absent(), "over TCP nobody can know"
+    assert not GrpcTransport("127.0.0.1:1", loopback=True).absent(), "over TCP this cannot be known"

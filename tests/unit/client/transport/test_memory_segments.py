@@ -17,7 +17,7 @@ DTYPES = [np.uint8, "f4", float, ">i4", np.complex128, np.dtype([("a", "u1"), ("
 
 
 def pinned(array: np.ndarray) -> bool:
-    """Whether a device could copy from it directly."""
+    """Returns whether a device could copy from the array directly."""
     start, end = np.lib.array_utils.byte_bounds(array) if hasattr(np.lib, "array_utils") else np.byte_bounds(array)
     return memory_segments.known.find(start, end - start) is not None
 

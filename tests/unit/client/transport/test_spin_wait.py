@@ -1,4 +1,4 @@
-"""How long an answer is looked for before anybody sleeps, and when copies are due."""
+"""Duration of polling before a sleep, and the times at which copies are due."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ SOURCE = 'extern "C" __global__ void f() {}'
 
 
 def run_logged(code: str, *arguments: str) -> tuple[str, str]:
-    """What the program prints, and what it logs."""
+    """Returns the program's output, and its log."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM + code, *arguments], capture_output=True, text=True, timeout=120, check=False
     )

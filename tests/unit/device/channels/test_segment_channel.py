@@ -49,7 +49,7 @@ class PageLocking(CpuServer):
         self.locked: dict[int, int] = {}
         self.locks: list[tuple[int, str]] = []
         self.locked_between: list[tuple[float, float]] = []
-        """When each call began and ended."""
+        """Begin and end of each call."""
         self.gate, self.slow = threading.Event(), threading.Event()
         self.gate.set()
         self.slow.set()
@@ -240,7 +240,7 @@ class Asked(PageLocking):
 
 
 def test_the_end_of_a_large_copy_is_foreseen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one that nothing is before; and whatever becomes of it, it is not waited for any more."""
+    """A copy that nothing precedes is forecast; and whatever becomes of it, it is not awaited any more."""
     monkeypatch.setitem(globals(), "PageLocking", Asked)
     rig, gates = Segmented(), [threading.Event(), threading.Event()]
     try:
@@ -282,7 +282,7 @@ def test_the_end_of_a_large_copy_is_foreseen(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_others_come_through_between_two_parts(start: Start) -> None:
-    """Of one segment, and of two that are locked by turns."""
+    """Others run between two parts of one segment, and of two that are locked by turns."""
     rig = start()
     client = rig.connect()
     client.announce(1, 3 * PART).close()

@@ -35,7 +35,8 @@ def take(source: int, destination: int, stream: int = 0, **more: Any) -> c.Comma
 
 
 class Filed(PeerRig):
-    """With the front's files, for copies of durable buffers; and `take` as function 1, stream 5 beside the default."""
+    """A rig with the front's files, for copies of durable buffers; and `take` as function 1, stream 5 beside the
+    default."""
 
     peer: FakeCommunicator
     comm: str

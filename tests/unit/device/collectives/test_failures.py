@@ -32,7 +32,7 @@ def launch(rig: PeerRig, *commands: c.Command, comm: str = "a-1", index: int = 1
 
 
 def launched(rig: PeerRig, *operations: Any, **more: Any) -> FakeCommunicator:
-    """One that is under way: the communicator, and nothing has come of it."""
+    """Launches operations; returns their communicator, whose outcome is pending."""
     peer = rig.join()
     launch(rig, collective(1, *operations, **more))
     return peer

@@ -1,4 +1,4 @@
-"""What is under way on a communicator, with a clock of the test's own; what one rank reads and writes."""
+"""Operations under way on a communicator, with the test's own clock; memory that one rank reads and writes."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Desk:
         return OperationKey(channel, group, devices, sequence or self.added)
 
     def settle(self) -> list[int]:
-        """How many operations each message has that went since."""
+        """Returns the number of operations in each message sent since the last call."""
         before = len(self.said)
         self.rows.settle()
         return [each.get("count", 1) for each in self.said[before:]]
@@ -99,7 +99,8 @@ def test_not_more_than_so_many_are_kept() -> None:
 
 
 def test_what_stands_behind_nothing_is_not_kept() -> None:
-    """Nothing says that it has to wait for what has no answer: to keep it might have others wait in a circle."""
+    """An operation that does not have to wait for the unanswered ones is sent: keeping it might have others wait in a
+    circle."""
     desk = started()
     desk.add(behind=False)
     assert desk.settle() == [1]

@@ -113,7 +113,7 @@ def test_a_peer_that_never_comes_to_the_exchange(ranks: list[Rank]) -> None:
 
 
 def test_a_peer_that_gives_up_in_mid_exchange(ranks: list[Rank]) -> None:
-    """What the survivor's device has come to the end of is not handed out."""
+    """The survivor's device may have ended the operation: its result is not handed out."""
     join(ranks, "a-4")
     presented = [link.present(4, c.COLLECTIVE_KIND_ALL_REDUCE, 1, 1, timeout=3) for link in ranks]
     ranks[0].go(presented[0], 1, "a-4")

@@ -40,7 +40,8 @@ def test_keys_differ_exactly_when_the_inputs_do(a: Source, b: Source, one: bytes
 
 
 def test_what_moves_from_one_field_to_the_next_makes_another_key() -> None:
-    """The same characters in the same order, divided otherwise among code, options, expressions and headers."""
+    """Keys differ for the same characters in the same order, divided otherwise among code, options, expressions and
+    headers."""
     draw = random.Random(4096)
 
     def divided(parts: list[str]) -> Source:

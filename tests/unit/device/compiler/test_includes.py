@@ -1,4 +1,4 @@
-"""What a source can write to have a file of the host read, in every spelling that a compiler takes, is seen."""
+"""Includes of host files are detected, in every spelling that a compiler takes."""
 
 from __future__ import annotations
 

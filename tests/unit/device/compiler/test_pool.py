@@ -260,7 +260,7 @@ def adopting() -> Iterator[None]:
 
 @pytest.mark.usefixtures("adopting")
 def test_what_a_compiler_leaves_behind_is_waited_for(tmp_path: Path) -> None:
-    """As soon as it has ended, though the worker has nothing more to do; no zombie stays."""
+    """The compiler's leftover process is reaped as soon as it has ended, though the worker is idle; no zombie stays."""
     folder = tmp_path / "bin"
     folder.mkdir()
     os.mkfifo(folder / "fifo")

@@ -1,4 +1,5 @@
-"""What the CPU backend makes once for a machine: by one process, that leaves nothing behind when it is killed."""
+"""Artifacts of the CPU backend, made once for a machine: by one process, which leaves nothing behind when it is
+killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a kernel does wrong is real: it ends the process, which is why kernels run in processes of their own."""
+"""Faults of a kernel are real: they end the process, which is why kernels run in separate processes."""
 
 from __future__ import annotations
 

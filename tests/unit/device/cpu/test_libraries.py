@@ -102,7 +102,7 @@ def test_arithmetic_that_cannot_be_compiled(communicators: CpuCommunicators, hel
 
 
 def test_a_library_that_is_broken(communicators: CpuCommunicators, held: HeldCompiler, toolchain: Toolchain) -> None:
-    """As above; what has to be removed is named."""
+    """A broken library fails the operation, and the error names what has to be removed."""
     held.go_on(1)
     ranks = pair_of(communicators)
     broken = toolchain.cache_dir / f"reduce-int8-{toolchain.identity().hex()[:24]}"
@@ -117,7 +117,7 @@ def test_a_library_that_is_broken(communicators: CpuCommunicators, held: HeldCom
 
 
 def test_a_cache_that_is_gone(communicators: CpuCommunicators, held: HeldCompiler, toolchain: Toolchain) -> None:
-    """As above, for what the operating system refuses."""
+    """A cache that the operating system refuses fails the operation."""
     held.go_on(1)
     ranks = pair_of(communicators)
     toolchain.cache_dir.rename(toolchain.cache_dir.with_name("elsewhere"))

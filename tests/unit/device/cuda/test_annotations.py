@@ -143,7 +143,7 @@ class FakeCupti:
     # what the driver would do
 
     def launch(self, correlation: int, name: str, *starts: int, end: int = 1) -> None:
-        """One API call and its kernels, under whatever number is pushed."""
+        """Records an API call and its kernels, under the number that is pushed."""
         for start in starts:
             self.buffer.append(
                 SimpleNamespace(

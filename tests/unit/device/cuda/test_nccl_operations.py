@@ -1,4 +1,4 @@
-"""What collectives are in NCCL's calls, carried out on host memory by a model of NCCL, against NumPy."""
+"""Collectives as NCCL calls, carried out on host memory by a model of NCCL, against NumPy."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def test_batches(data: st.DataObject) -> None:
 
 
 def test_a_message_does_not_meet_a_part_of_another_operation() -> None:
-    """One rank sends behind the all_to_all, the other receives before it, and NCCL pairs in order."""
+    """NCCL pairs in order: one rank sends behind the all_to_all, the other receives before it."""
     program = Program(2, 0)
     program.add("all_to_all", 8, 0, "", False)
     program.message(0, 1, 3, (1, 0))

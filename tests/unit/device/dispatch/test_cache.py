@@ -19,7 +19,7 @@ A = c.Argument
 
 
 def reading(known: KnownDispatches, command: c.Dispatch) -> tuple[KnownDispatch, bool] | None:
-    """What it is read as, and whether it was known; None where something is wrong with it."""
+    """Returns the dispatch as read, and whether it was known; None for an invalid one."""
     inputs = [binding.data for binding in command.bindings]
     likeness, found = known.find(command, inputs)
     if found is not None:

@@ -43,7 +43,7 @@ class Fronted(Rig[LockingServer]):
         self.process.run()
 
     def said(self) -> tuple[Frame, dict[str, Any]]:
-        """What the process says next of its snapshots."""
+        """Returns the process's next message about its snapshots."""
         frame = self.until(Kind.SNAPSHOT)
         return frame, json.loads(frame.payload)
 
@@ -73,13 +73,13 @@ class Fronted(Rig[LockingServer]):
         return keys
 
     def copy(self, handle: int) -> bytes:
-        """What the file holds for a buffer."""
+        """Returns the file's contents for a buffer."""
         found = next(copy for copy in self.index.copies.values() if copy.handle == handle)
         assert found.committed is not None
         return os.pread(self.file, found.size, found.offset + found.committed * found.span)
 
     def contents(self, handle: int, size: int, channel: int = 2) -> bytes:
-        """What a buffer of another session holds."""
+        """Returns the contents of a buffer of another session."""
         data = b""
         while True:
             part = min(size - len(data), MIB)
@@ -246,7 +246,7 @@ def test_a_copy_that_the_driver_refuses(make: Make) -> None:
 
 @pytest.mark.parametrize("locked", [64 * MIB, 0])
 def test_there_and_back(make: Make, locked: int) -> None:
-    """With page-locked memory, of which there is less than one buffer takes, and without any."""
+    """There is less page-locked memory than one buffer takes, or none."""
     rig = make(locked)
     contents = {5: data_of(9 * MIB + 1), 6: b"", 7: data_of(3)}
     for handle, data in contents.items():

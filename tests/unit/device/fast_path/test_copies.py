@@ -130,7 +130,7 @@ def steps(draw: st.DrawFn) -> Step:
 
 
 def counted(rig: Sharing) -> dict[str, Any]:
-    """What has been counted that does not hang on time."""
+    """Returns the counters that do not depend on time."""
     stats = rig.all_counters()
     times = ("_ns", "slices")
     counters = {name: value for name, value in stats["counters"].items() if not name.endswith(times)}
@@ -139,7 +139,7 @@ def counted(rig: Sharing) -> dict[str, Any]:
 
 
 def run(rig: Sharing, program: Sequence[Step]) -> tuple[list[bytes], bytes, dict[str, int]]:
-    """What was answered, what the memory holds, and what has been counted."""
+    """Returns the answers, the memory's contents, and the counters."""
     channel = next(rig.channels)
     rig.send(Kind.OPEN, b'{"session": "me", "tenant": "t"}', channel=channel)
     client = rig.lane(channel)
@@ -254,7 +254,7 @@ def test_one_that_takes_its_time_is_answered_with_who_waits_behind_it(rig: Shari
 
 
 def test_a_wait_for_a_copy_alone_ends_with_it(rig: Sharing, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One event says both."""
+    """A single event ends both."""
     client, _, _ = begin(rig)
     events = 0
     real = rig.server.record
@@ -405,7 +405,7 @@ def test_what_the_front_passes_on_goes_straight_through_as_well(rig: Sharing) ->
 
 
 def test_a_number_that_is_written_twice_counts_the_second_time(rig: Sharing) -> None:
-    """As in protobuf, whatever is known of the rest."""
+    """The last value counts, as in protobuf, whatever is known of the rest."""
     client, _, _ = begin(rig)
     for second in (90, 91):
         client.batch(write(request=2, buffer=2))

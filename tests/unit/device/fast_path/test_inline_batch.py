@@ -125,7 +125,7 @@ def test_launches_and_their_sync_go_straight_through(rig: Passing) -> None:
 
 
 def test_what_the_front_passes_on_goes_straight_through_as_well(rig: Passing) -> None:
-    """One frame says that it is done and that the batch has been executed: the front wakes up once."""
+    """A single frame reports the answer and the executed batch: the front wakes up once."""
     alone = 0
     for number in range(1, 100):
         rig.batch(Command(launches=launch(number)), Command(request=number, sync=c.Sync(all_streams=bool(number % 2))))
@@ -446,7 +446,7 @@ def test_what_was_done_in_between_is_in_the_books(
 def test_what_is_still_under_way_beside_is_in_the_books(
     lingering: tuple[Passing, threading.Semaphore], monkeypatch: pytest.MonkeyPatch, launches: tuple[int, ...]
 ) -> None:
-    """Who is answered for one stream may have given another something in the same batch."""
+    """A client that is answered for one stream may have submitted work to another in the same batch."""
     rig, _ = lingering
     monkeypatch.setattr(inline_path, "HERE_S", 30.0)
     asked_for_long(rig)

@@ -144,7 +144,7 @@ def test_most_of_it_went_straight_through(pair: tuple[Passing, Passing]) -> None
 
 
 def value(client: Client) -> int:
-    """What the answer to a read brings."""
+    """Returns the value in the answer to a read."""
     result = client.response().result
     assert not result.HasField("error"), result.error.message
     assert len(result.read.data) == result.read.size == 8

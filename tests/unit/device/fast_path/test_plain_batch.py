@@ -18,7 +18,7 @@ NUMBERS = st.one_of(st.integers(0, 300), st.integers(0, (1 << 64) - 1))
 
 
 def read(data: bytes, seq: int) -> tuple[bytes, int, int, bool] | None:
-    """What is read, which the generated classes have to read as well."""
+    """Returns the parsed batch, which the generated classes have to read as well."""
     plain = plain_batch.read(data, seq)
     if plain is None:
         return None
@@ -71,7 +71,8 @@ def test_nothing_else_is_read(data: bytes, seq: int) -> None:
 
 
 def copy(data: bytes, seq: int) -> c.Command | None:
-    """What is found, which the generated classes have to find as well, unless they refuse all of it."""
+    """Returns the copy that is found, which the generated classes have to find as well, unless they refuse all of
+    it."""
     found = plain_batch.lone_copy(data, seq)
     if found is None:
         return None

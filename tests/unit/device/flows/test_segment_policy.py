@@ -1,4 +1,4 @@
-"""What is taken of shared memory, and how copies are cut, for any numbers."""
+"""Limits on shared memory, and the division of copies, for any numbers."""
 
 from __future__ import annotations
 

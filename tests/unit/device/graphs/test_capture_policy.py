@@ -71,7 +71,7 @@ def test_a_rejected_transition_changes_nothing(program: list[tuple[str, int, str
 
 @given(steps, st.integers(1, 3))
 def test_abort_recovers(program: list[tuple[str, int, str]], graph: int) -> None:
-    """From anywhere, and any number of times."""
+    """Abort works from any state, and any number of times."""
     order = CaptureOrder(7)
     for what, number, kind in program:
         refused(order, what, number, kind)

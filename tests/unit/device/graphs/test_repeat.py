@@ -28,7 +28,7 @@ class Event:
 
 
 class Server:
-    """One stream, which runs only on request."""
+    """A stream that runs only on request."""
 
     def __init__(self) -> None:
         self.queue: deque[Event | int] = deque()
@@ -88,7 +88,7 @@ class Bench:
         self.track: PooledStream = self.tracks.acquire()
         self.stream = LogicalStream(0, self.track)
         self.again = 0
-        """How often it wanted to be tried again at the next turn."""
+        """Number of requests to be tried again at the next turn."""
         self.device = cast(
             DeviceContext, SimpleNamespace(tracks=self.tracks, begin=lambda _stream: None, again=self._count_again)
         )

@@ -40,12 +40,12 @@ class Gated(CpuServer):
         super().launch(*arguments, **more)
 
     def shut(self) -> None:
-        """What is given from now on is not done."""
+        """Holds back work submitted from now on."""
         self.gate = threading.Event()
         self._streams[0].submit(self.gate.wait)
 
     def let_through(self) -> None:
-        """What has been given so far is done when this returns; and no more."""
+        """Runs the work submitted so far, and no more, before it returns."""
         given, before = CpuEvent(), self.gate
         assert before is not None
         self._streams[0].record(given)

@@ -172,7 +172,7 @@ def test_a_variable_that_was_not_to_be_had_is_there_later(start: Start) -> None:
 @pytest.mark.parametrize("closed", [False, True])
 @pytest.mark.parametrize("tenant", ["", "stranger"])
 def test_whose_kernels_are_named(start: Start, tenant: str, closed: bool) -> None:
-    """Those of the tenant's own sessions, of one that has been closed as well."""
+    """The kernels of the tenant's own sessions are named, also of a session that has been closed."""
     rig = start(LIMIT)
     endless(rig, tenant)
     if closed:

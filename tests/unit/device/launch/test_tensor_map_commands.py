@@ -96,7 +96,7 @@ class OneSession:
         self.link.batch(*commands, channel=self.channel, seq=self._seq)
 
     def failures(self) -> list[tuple[str, Reason]]:
-        """What has failed since this was asked last: command and reason."""
+        """Returns command and reason of each failure since the last call."""
         status = self.link.call(channel=self.channel, sync=c.Sync()).error
         return [(each.command, from_status(each.status).reason) for each in stream_failures(status)]
 

@@ -15,7 +15,7 @@ NEVER = Refusal(Reason.OUT_OF_MEMORY, "no room", details={"fits": "never"})
 
 
 class Memory:
-    """One unit of it: taken, on its way back through a busy stream, or free."""
+    """A unit of memory: taken, on its way back through a busy stream, or free."""
 
     def __init__(self) -> None:
         self.free = False

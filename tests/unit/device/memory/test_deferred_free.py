@@ -122,7 +122,7 @@ def usage(rig: Rig[CpuServer]) -> c.MemoryUsageResult:
 
 
 def answers_beside(rig: Rig[CpuServer], over: Callable[[], Any]) -> int:
-    """How many answers another session gets, one after the other, until `over` is true."""
+    """Returns the number of answers that another session gets, one after the other, until `over` is true."""
     count = 0
     while True:
         ident = 1_000_000 + count

@@ -104,7 +104,8 @@ def test_both_ways_come_to_the_same(pair: tuple[Ways, Ways], data: st.DataObject
 @given(st.data())
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_so_they_do_where_memory_is_scarce(pair: tuple[Ways, Ways], data: st.DataObject) -> None:
-    """One by one: what waits for memory is served or refused, as time decides, by what comes right behind it."""
+    """Commands run one by one: what waits for memory is served or refused, as time decides, by what comes right behind
+    it."""
     program = data.draw(st.lists(st.lists(COMMANDS, min_size=1, max_size=1), min_size=1, max_size=14))
     assert run(pair[0], program, 6144) == run(pair[1], program, 6144)
 

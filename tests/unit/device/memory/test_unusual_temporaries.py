@@ -26,7 +26,7 @@ def pair() -> Iterator[tuple[Ways, Ways]]:
         each.stop()
 
 
-@pytest.fixture(params=[True, False], ids=["at once", "long way"])
+@pytest.fixture(params=[True, False], ids=["at once", "queued"])
 def rig(request: pytest.FixtureRequest) -> Iterator[Ways]:
     made = Ways(request.param)
     yield made
@@ -102,7 +102,7 @@ def test_what_is_unusual_comes_to_the_same(pair: tuple[Ways, Ways], what: str) -
 
 
 def test_what_stands_behind_what_waits_waits(rig: Ways) -> None:
-    """For bytes that are still to come."""
+    """A command waits for bytes that are still to come."""
     session = Run(rig)
     session.step(allocate(1, 64), allocate(2, 64))
     del rig.taken[:]
@@ -149,7 +149,7 @@ def test_memory_goes_back_behind_its_use_on_other_streams(rig: Ways) -> None:
 
 
 def test_memory_is_not_reused_while_a_kernel_uses_it(rig: Ways) -> None:
-    """On another stream, which does not come to an end meanwhile."""
+    """The kernel runs on another stream, which does not come to an end meanwhile."""
     session = Run(rig)
     gate = threading.Event()
     fifth = rig.session(session.channel).streams.items[5].track.stream

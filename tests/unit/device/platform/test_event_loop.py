@@ -101,7 +101,7 @@ def test_a_nap_sleeps_as_long_as_it_should(napping: Napping) -> None:
 
 
 def test_who_lingers_hears_sockets_and_tasks_without_a_sleep_and_sleeps_at_last() -> None:
-    """What comes soon behind something that was done is heard while it looks, what comes late while it sleeps."""
+    """Events that come soon after the last work are seen while the loop polls, later ones while it sleeps."""
     ours, theirs = socket.socketpair()
     loop, heard = Loop(), threading.Semaphore(0)
     loop.lingering = SpinPolicy(0.05)

@@ -1,4 +1,4 @@
-"""What a confined process reaches, and what it may take. Each test confines a separate process: it is for good."""
+"""Sandbox of a process: reachable files, sockets and system calls. Each test confines a separate process, for good."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def no(action, *errors):
 def places(tmp_path: Path) -> tuple[Path, Path, Path]:
     """A secret, a directory to read, and one to write."""
     secret, readable, scratch = tmp_path / "secret", tmp_path / "readable", tmp_path / "scratch"
-    secret.write_text("what nobody is to know")
+    secret.write_text("a secret text")
     readable.mkdir()
     scratch.mkdir()
     (readable / "header.h").write_text("int x;")
@@ -66,7 +66,7 @@ no(lambda: Path(readable, "new").write_text("x"))
 no(lambda: Path(readable, "header.h").unlink())
 no(lambda: os.rename(Path(readable, "header.h"), Path(scratch, "mine")), OSError)
 no(lambda: os.link(secret, Path(scratch, "mine")), OSError)
-assert held.read() == "what nobody is to know", "what was open before stays so"
+assert held.read() == "a secret text", "what was open before stays so"
 """
     refused(CONFINED + script, *places, *PYTHON)
 

@@ -1,4 +1,4 @@
-"""How long a completion is asked for before anybody sleeps."""
+"""Duration of polling for a completion before a sleep."""
 
 from __future__ import annotations
 

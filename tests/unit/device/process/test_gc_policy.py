@@ -1,4 +1,4 @@
-"""Garbage collection is put off until no command waits, and is not put off for ever."""
+"""Full garbage collections that are due run once the process has been idle for `QUIET_S`; automatic ones are rare."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hearthd.device.process.gc_policy import DUE, FORCED, QUIET_S, GarbageCollec
 
 
 class Node:
-    """In a circle with itself: only the collector finds it."""
+    """An object in a cycle with itself: only the collector finds it."""
 
     def __init__(self) -> None:
         self.me = self

@@ -40,7 +40,7 @@ class Polled(CpuServer):
         return super().done(event)
 
     def shut(self) -> threading.Event:
-        """What is given from now on waits for the gate that is returned."""
+        """Makes work submitted from now on wait for the gate that is returned."""
         gate = threading.Event()
         self._streams[0].submit(gate.wait)
         return gate
@@ -158,7 +158,7 @@ def test_who_keeps_the_loop_in_haste_holds_up_nothing(rig: Rig[Polled]) -> None:
 
 
 def test_an_answer_goes_out_before_the_rest_is_done(rig: Rig[Polled]) -> None:
-    """The waiting client hears of it before the accounting of what it waited for."""
+    """The answer of completed work is sent right after the poll that finds its end, before `FairShare.settle`."""
     order: list[str] = []
     tracks, sharing, outbox = rig.process.device.tracks, rig.process.executor.sharing, rig.process.outbox
     poll, settle, answer = tracks.poll, sharing.settle, outbox.answer

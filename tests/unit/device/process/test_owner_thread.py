@@ -24,7 +24,7 @@ SOURCE = b'extern "C" __global__ void twice(int* x) { x[threadIdx.x] *= 2; }'
 Command = commands_pb2.Command
 
 OFF_THREAD = {"compiler", "communicators", "register_host", "unregister_host"}
-"""What ComputeServer says is used on helper threads."""
+"""Members of ComputeServer that may be used on helper threads."""
 
 
 class Owned:

@@ -95,7 +95,7 @@ class Leaving(Rig[PeerServer]):
         self.ask(stream=HANDLE, record_event=c.RecordEvent(event=HANDLE))
 
     def hold_up(self, stream: int = 0) -> None:
-        """What is given to the stream from now on waits for the gate."""
+        """Makes work submitted to the stream from now on wait for the gate."""
         session = self.session()
         assert session is not None
         on: CpuStream = session.streams.items[stream].track.stream
@@ -109,7 +109,8 @@ class Leaving(Rig[PeerServer]):
         self._frames.clear()
 
     def left(self) -> list[str]:
-        """Who holds it, or a number of its; asked again for a while: some of it goes when a thread has come round."""
+        """Returns the holders of the session or its handles; retried for a while, because some are dropped when a
+        thread has come round."""
         for _ in range(TRIES):
             self.barrier()
             gc.collect()
@@ -150,7 +151,7 @@ Opened = Callable[[Leaving], None]
 
 
 def handles(rig: Leaving) -> None:
-    """One of everything that has a handle."""
+    """Makes an object of every kind that has a handle."""
     rig.begin(start_profile=c.StartProfile(profile=HANDLE))
     rig.begin(get_global=c.GetGlobal(buffer=HANDLE + 2, module=HANDLE, name="nothing"))
     rig.begin(start_trace=c.StartTrace())

@@ -99,7 +99,7 @@ class Rig:
         self.tracks = StreamPool(self.server, 4, lambda: None)  # type: ignore[arg-type]
         self.posted: deque[Callable[[], None]] = deque()
         self.copies: list[bytes] = []
-        """What went to the front beside the answers."""
+        """Copies that went to the front beside the answers."""
         self.device = DeviceContext(
             spec=SimpleNamespace(), server=self.server, tracks=self.tracks, staging=None, grants=None, compiler=None,
             outbox=SimpleNamespace(put=self.put), telemetry=Telemetry(), limits=None, output=None, idle_work=None,

@@ -1,4 +1,4 @@
-"""What may be planned with, in vyre's figures and in ours, and what a refusal says."""
+"""Memory budgets, in vyre's figures and in ours, and the text of a refusal."""
 
 from __future__ import annotations
 

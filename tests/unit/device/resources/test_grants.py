@@ -32,7 +32,7 @@ class Server:
         self.reserved = 0
         self.trims = 0
         self.pieces = False
-        """Whether what is unused is too small for anything."""
+        """True if the unused memory is in pieces too small for anything."""
         self.filled: list[tuple[int, bytes, int]] = []
 
     def allocate(self, size: int, stream: Any) -> Any:

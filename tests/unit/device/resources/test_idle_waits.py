@@ -218,7 +218,7 @@ class Orders(RuleBasedStateMachine):
 
     @rule()
     def sleep(self) -> None:
-        """As long as the loop would, where nothing else happens."""
+        """Sleeps as long as the loop would, where nothing else happens."""
         ahead = self.rest.poll()
         if ahead is not None:
             self.rest.now += ahead + 1e-6

@@ -78,7 +78,7 @@ def test_an_unload_waits_and_holds_nobody_back(rig: Rig[Strict]) -> None:
 
 
 class Peers(PeerServer, Strict):
-    """With communicators that no kernel may run beside while they are given up."""
+    """A server with communicators that no kernel may run beside while they are given up."""
 
 
 def wait_for(condition: Callable[[], object]) -> None:

@@ -1,4 +1,4 @@
-"""How many commands go at once: as many as take a slice, never none for ever, never too many of what is not known."""
+"""Number of commands at once: as many as take a slice, never none for ever, never too many unknown ones."""
 
 from __future__ import annotations
 

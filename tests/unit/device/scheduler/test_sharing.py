@@ -43,7 +43,7 @@ def crowd(process: Crowd) -> Iterator[Crowd]:
 
 
 def shares(crowd: Crowd, seconds: float, *members: Member) -> tuple[list[float], list[float]]:
-    """What part each has of the device's time, and of the launches, while all flood."""
+    """Returns each member's share of the device's time, and of the launches, while all flood."""
     crowd.run(0.3, *members)
     crowd.metered.clear()
     before = [member.done for member in members]
@@ -118,7 +118,7 @@ def test_what_a_session_submitted_alone_delays_no_other_and_is_no_debt(crowd: Cr
 
 @pytest.mark.parametrize("launches", [64, 8000])
 def test_a_flood_delays_no_other_session(crowd: Crowd, launches: int) -> None:
-    """Also where each of its batches is nearly a megabyte."""
+    """Each batch of the flood may be nearly a megabyte."""
     light = crowd.join(tenant="light", nanoseconds=0)
     flood = crowd.join(tenant="flood", nanoseconds=1_000_000, launches=launches, window=32)
     crowd.run(0.3, flood)
@@ -153,7 +153,7 @@ def test_what_waits_for_a_turn_is_not_acknowledged_and_then_runs_in_order(crowd:
 
 
 def test_an_endless_kernel_delays_others_only_briefly(crowd: Crowd) -> None:
-    """What others run before it ends, of kernels of a millisecond: a thousand each are due while it runs."""
+    """Counts the kernels of a millisecond that others run before it ends: a thousand each are due meanwhile."""
     stuck = crowd.join(tenant="stuck", nanoseconds=1_000_000_000, launches=2, window=1)
     other, third = (crowd.join(tenant=tenant, nanoseconds=1_000_000, launches=4, window=8) for tenant in "ab")
     ended: list[Frame] = []

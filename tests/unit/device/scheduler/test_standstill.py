@@ -1,4 +1,4 @@
-"""How long a row stands still before a stream that takes no more."""
+"""Duration for which a queue stands still before a stream that takes no more."""
 
 from __future__ import annotations
 

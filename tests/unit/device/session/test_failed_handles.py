@@ -25,7 +25,7 @@ def rig() -> Iterator[Rig[CpuServer]]:
 
 
 def refuse_streams(rig: Rig[CpuServer]) -> None:
-    """From now on, as where all are kept back."""
+    """Refuses new streams from now on, as where all are kept back."""
     assert fine(rig.call(sync=c.Sync()))  # the session has its own by now
 
     def acquire(priority: int = 0, *, bounded: bool = False) -> object:

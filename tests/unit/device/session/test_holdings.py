@@ -1,4 +1,4 @@
-"""What graphs and prepared lists keep: each hold has its end, and all uses together say what one command would."""
+"""Objects held by graphs and prepared lists: each hold ends, and all uses together say what one command would."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MODULES = [ModuleEntry(handle) for handle in range(2)]
 
 @st.composite
 def uses(draw: st.DrawFn) -> Uses:
-    """As launches, copies and fills make them: what is written is not among what is only read."""
+    """Draws uses as launches, copies and fills make them: what is written is not among what is only read."""
     chosen = draw(st.permutations(BUFFERS))
     cut = draw(st.integers(0, 2))
     written, read = tuple(chosen[:cut]), tuple(chosen[cut : cut + draw(st.integers(0, 2))])

@@ -1,4 +1,4 @@
-"""What repeats is found; what never does stops being looked up, and is tried again later."""
+"""Replay cache: repeated records are found; those that never repeat stop being looked up, and are tried again later."""
 
 from __future__ import annotations
 

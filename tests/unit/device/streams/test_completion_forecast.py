@@ -1,4 +1,4 @@
-"""When copies will be done: foreseen after one of a kind, looked for closely then, and never for long."""
+"""Forecast of the ends of copies: made after one of a kind, polled for closely then, and never for long."""
 
 from __future__ import annotations
 

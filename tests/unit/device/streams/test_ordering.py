@@ -68,7 +68,7 @@ class HappensBefore:
         return self.at[track]
 
     def before(self, earlier: tuple[int, int], track: int) -> bool:
-        """Whether the command at (track, position) is over before the next command of `track` can run."""
+        """Returns whether the command at (track, position) is over before the next command of `track` can run."""
         origin, position = earlier
         return origin == track or self.known[track][origin] >= position
 
@@ -128,7 +128,7 @@ class Device:
 @settings(max_examples=200)
 @given(steps, st.lists(st.integers(0, 100), min_size=1, max_size=50))
 def test_conflicting_commands_run_in_order_of_submission(program: list[Step], choose: list[int]) -> None:
-    """The same, seen from a device that does the worst that the waits leave to it."""
+    """Runs the plan on a device that chooses the worst order that the waits allow."""
     planner, device = Planner(), Device()
     for number, step in enumerate(program):
         for origin in planner.plan(step):

@@ -46,7 +46,8 @@ def test_what_follows_from_a_reported_failure_is_not_reported_again() -> None:
 
 
 def test_poison_lasts_until_the_failure_itself_has_surfaced() -> None:
-    """What was skipped on another stream is not known to the client because the cause is: that stream still owes it."""
+    """A consequence on another stream is not known to the client because its cause is: that stream still has to report
+    it."""
     here, there = StreamErrors(), StreamErrors()
     cause = failure(1)
     here.add(cause)

@@ -423,7 +423,7 @@ def test_one_that_is_done_is_not_kept_back(rig: Rig) -> None:
 
 
 def test_folded_streams_that_go_one_by_one(rig: Rig) -> None:
-    """One of them is gone, the other stays: a new stream gets neither its place nor theirs."""
+    """Two streams share a track; one of them ends, the other stays: a new stream does not get the track."""
     tracks = rig.tracks
     twice = tracks.acquire()
     assert twice.users == 2

@@ -86,7 +86,7 @@ class Fronted(Rig[Server]):
         return self.start(read=c.Read(buffer=BUFFER, size=size, transfer=transfer))
 
     def chunk(self, transfer: int) -> tuple[int, bytes, bool, int | None]:
-        """Of the next chunk: its offset, its data, whether it is the last, and its slot, if any."""
+        """Returns the next chunk: its offset, its data, whether it is the last, and its slot, if any."""
         frame = self.until(Kind.CHUNK, transfer)
         last = bool(frame.flags & Flag.LAST)
         if not frame.flags & SLOTTED:
@@ -128,7 +128,7 @@ class Fronted(Rig[Server]):
 
 
 def mapped() -> int:
-    """How often such memory is mapped in this process, which the front and the device process share."""
+    """Returns the number of mappings of such memory in this process, which the front and the device process share."""
     return Path("/proc/self/maps").read_text().count("/memfd:test-chunk-slots")
 
 

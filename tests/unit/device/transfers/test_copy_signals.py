@@ -91,7 +91,7 @@ def test_who_waits_behind_a_copy_is_told_and_who_waits_for_a_launch_is_not(rig: 
     telemetry = rig.process.device.telemetry
     before = telemetry.sync_points
     client.batch(Command(request=300, sync=c.Sync(all_streams=True)))
-    until(lambda: telemetry.sync_points > before, "somebody who waits")  # else the copy may be done by then
+    until(lambda: telemetry.sync_points > before, "the waiting session")  # else the copy may be done by then
     unanswered(client)
     gate.set()
     assert [client.response().result.request for _ in range(2)] == [2, 300] and word(found) == 300

@@ -30,7 +30,7 @@ class Place:
         self.settings = AuditSettings(path=str(self.log), **chosen)
 
     def daemon(self, *events: str) -> None:
-        """One life of a daemon that notes these events."""
+        """Runs a daemon's audit log for its whole life, with these events."""
 
         async def scenario() -> None:
             audit = Audit(self.settings)
@@ -222,7 +222,8 @@ def test_anchors_in_any_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_anchors_come_periodically(place: Place) -> None:
-    """At once for the first entry, then no more often than the interval, and always before the end."""
+    """An anchor is written at once for the first entry, then no more often than the interval, and always before the
+    end."""
     place.settings = AuditSettings(**{**place.settings.model_dump(), "anchor_interval": 0.05})
 
     async def scenario() -> None:

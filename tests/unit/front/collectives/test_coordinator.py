@@ -30,19 +30,19 @@ class Ranks(RuleBasedStateMachine):
         self.coordinator = Coordinator(nonce="nonce")
         self.now = 0.0
         self.generations: dict[tuple[str, int, int], int] = defaultdict(int)
-        """Of the device processes, by group (empty: this node's), node and device."""
+        """Generations of the device processes, by group (empty: this node's), node and device."""
         self.sequences: dict[tuple[str, tuple[int, ...], int], int] = defaultdict(int)
-        """Of each rank of each group."""
+        """Sequence numbers of each rank of each group."""
         self.waiting: dict[int, tuple[Part, RankLocation]] = {}
-        """What has been presented and not been answered, by channel."""
+        """Operations that were presented and not answered, by channel."""
         self.counts: dict[Part, int] = {}
         self.channels = 0
         self.asked: list[DeviceMessage] = []
         """`create_id` and `join` that have not been answered."""
         self.running: dict[tuple[str, RankLocation], list[tuple[int, MatchKey]]] = defaultdict(list)
-        """What each rank was told to launch, by communicator."""
+        """Operations that each rank was told to launch, by communicator."""
         self.order: dict[RankLocation, list[tuple[str, int]]] = defaultdict(list)
-        """The same, by process of this node."""
+        """Operations that each process of this node was told to launch."""
         self.last: dict[tuple[str, tuple[int, ...], int], int] = {}
         """The last sequence number that each rank of each group was told to launch."""
         self.dead: set[tuple[str, RankLocation]] = set()
@@ -195,7 +195,7 @@ class Ranks(RuleBasedStateMachine):
         self.take(self.coordinator.lost(place, "boom", owners))
 
     def bury(self, scope: str, place: RankLocation) -> None:
-        """What a process had presented is gone with it."""
+        """Drops the operations that a lost process had presented."""
         self.dead.add((scope, place))
         for channel, ((key, _), where) in list(self.waiting.items()):
             if where == place and scope in ("", key.owner):

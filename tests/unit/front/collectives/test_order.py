@@ -39,7 +39,7 @@ class Ranks:
         return self.hear(self.coordinator.withdraw(operation, rank, {"status": to_text(refusal)}))
 
     def hear(self, sends: list[DeviceMessage]) -> list[DeviceMessage]:
-        """What is said of operations; what is said of communicators is answered."""
+        """Returns the messages about operations; answers those about communicators."""
         heard: list[DeviceMessage] = []
         for send in sends:
             body = send.body

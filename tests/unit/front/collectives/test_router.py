@@ -15,14 +15,14 @@ from tests.support.front.fixture import run, until
 
 
 class Channel:
-    """Of a session, as the router looks at it."""
+    """Channel of a session, as the router sees it."""
 
     def __init__(self, session_id: str) -> None:
         self.session_id = session_id
 
 
 class Link:
-    """To a device process."""
+    """Link to a device process."""
 
     def __init__(self, ordinal: int, generation: int = 1, sessions: tuple[str, ...] = ("s",)) -> None:
         self.ordinal, self.generation = ordinal, generation
@@ -192,7 +192,7 @@ def test_groups_over_daemons_go_their_way() -> None:
 
 
 def test_a_row_is_told_to_go_as_one() -> None:
-    """Where one rank stops, or the row of another is broken, there are several."""
+    """Consecutive operations are released in one message; a rank that stops, or a gap of another rank, splits it."""
 
     async def work() -> None:
         router = CollectiveRouter([0, 1], 5.0)

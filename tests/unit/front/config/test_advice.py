@@ -1,4 +1,4 @@
-"""What check-config warns of, what print-config shows, and that deploy/hearth.toml says all there is."""
+"""Warnings of check-config, output of print-config, and completeness of deploy/hearth.toml."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from hearthd.front.peers.targets import PeerTargets, auto_networks
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
-    """What names mean; others are not known."""
+    """Addresses of names; others are not known."""
     known: dict[str, list[str]] = {"lookups": []}
 
     def resolved(host: str) -> list[str]:

@@ -19,7 +19,8 @@ def _zombie(pid: int) -> bool:
 
 
 def _in_a_process(first: bool) -> tuple[bool, bool]:
-    """Whether what the process did not start itself, and then what it did, is a zombie a while after it has ended."""
+    """Returns whether a process that was adopted, and then one that was started here, is a zombie a while after its
+    end."""
     stray = os.posix_spawn("/bin/true", ["true"], {})
 
     async def main() -> tuple[bool, bool]:

@@ -18,7 +18,7 @@ TOKENS = [f"hearth_{letter:-<22}" for letter in "uvwxyz"]
 
 
 class Course:
-    """One of them, and the model: tokens are letters, each with its tenant or none."""
+    """A course of reloads, and its model: tokens are letters, each with its tenant or none."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.chance = random.Random(seed)

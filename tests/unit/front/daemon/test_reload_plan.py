@@ -1,4 +1,4 @@
-"""What a reload changes, as a table and as a plan; and that what is asked for while one is under way is one more."""
+"""Changes of a reload, as a table and as a plan; a request while one is under way leads to one more."""
 
 from __future__ import annotations
 

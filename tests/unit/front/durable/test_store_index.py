@@ -84,7 +84,7 @@ class Crashes(RuleBasedStateMachine):
         self.begin_process()
 
     def begin_process(self) -> None:
-        """From what the front has, as a restore does."""
+        """Begins a process from the front's copies, as a restore does."""
         self.to_front: deque[tuple[int, list[tuple[int, int]]]] = deque()
         self.to_device: deque[int] = deque()
         copies = self.index.copies
@@ -145,7 +145,7 @@ class Crashes(RuleBasedStateMachine):
     @precondition(lambda self: all(copy.committed is not None for copy in self.index.copies.values()))
     @rule()
     def crash(self) -> None:
-        """What was on its way is lost, either way."""
+        """Loses everything under way, in either direction."""
         self.index.lost()
         self.begin_process()
 

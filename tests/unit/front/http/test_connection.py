@@ -57,7 +57,7 @@ async def opened(f: Front) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.
 
 
 async def answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
-    """One answer with Content-Length."""
+    """Reads an answer with Content-Length."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
     fields = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
     return int(head[0].split()[1]), fields, await reader.readexactly(int(fields["content-length"]))

@@ -33,7 +33,7 @@ async def get(f: Front, path: str) -> tuple[int, str]:
 
 
 def samples(text: str) -> dict[tuple[str, str], float]:
-    """By name and device or method; what else samples are labelled with is added up."""
+    """Returns samples by name and device or method; samples that differ in other labels are added up."""
     found: dict[tuple[str, str], float] = {}
     seen = set()
     for family in text_string_to_metric_families(text):

@@ -60,7 +60,7 @@ async def enter(f: Front) -> tuple[Any, LaneClient]:
 
 
 async def silent(stream: Any) -> None:
-    """Nothing has come on the stream, and nothing comes."""
+    """Checks that nothing has come on the stream, and nothing comes."""
     pending = asyncio.ensure_future(stream.read())
     done, _ = await asyncio.wait({pending}, timeout=0.05)
     assert not done, pending.result()
@@ -289,7 +289,7 @@ def test_what_goes_by_is_kept_and_not_passed_on(tmp_path: Path) -> None:
 
 
 def test_an_attachment_continues_after_its_lane(tmp_path: Path) -> None:
-    """In a stream, and in another lane."""
+    """The attachment continues in a stream, and in another lane."""
 
     async def scenario() -> None:
         async with front(tmp_path, launcher(), devices=1) as f:
@@ -658,7 +658,7 @@ def test_a_batch_that_comes_during_the_hand_over_ends_it(tmp_path: Path, monkeyp
 
 
 def test_a_connection_whose_client_has_gone_is_not_handed_over(tmp_path: Path) -> None:
-    """As where the front was paused: ticket and end are there at once."""
+    """The ticket and the end come at once, as where the front was paused."""
 
     async def scenario() -> None:
         async with front(tmp_path, launcher(), devices=1) as f:

@@ -39,7 +39,7 @@ class End(NamedTuple):
     """Beside it."""
 
     def taken(self) -> tuple[Layout, mmap.mmap]:
-        """What the front has handed over."""
+        """Takes the file that the front has handed over."""
         message = descriptors.receive(self.files)
         assert message is not None
         body, [file] = message

@@ -30,7 +30,7 @@ async def get(f: Front, path: str) -> tuple[int, str]:
 
 
 class Load:
-    """What the front believes of its open files."""
+    """Sets the front's reading of its open files."""
 
     def __init__(self, f: Front) -> None:
         self.share = 0.0
@@ -102,7 +102,7 @@ def test_upload_is_refused_before_any_of_its_bytes_is_read(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("lanes", [True, False])
 def test_connect_comes_back_when_it_is_told_to(tmp_path: Path, lanes: bool) -> None:
-    """By frames and by gRPC; with a time that is too short it says why."""
+    """Connects by frames and by gRPC; with a time that is too short the error gives the cause."""
 
     async def scenario() -> None:
         async with front(tmp_path) as f:

@@ -152,7 +152,7 @@ def test_a_process_that_is_lost_is_replaced(lost: int) -> None:
 
 
 async def settled(both: Pair) -> None:
-    """What the second front has said has been heard by the first."""
+    """Waits until the first front has received the second's messages."""
     (leader,) = both.first.groups
     assert isinstance(leader, Leader)
     async with asyncio.timeout(PATIENCE):

@@ -22,7 +22,7 @@ from tests.support.front.fake_peers import PATIENCE, STATUS, FakeFront, Pair, fr
 
 
 class Insider:
-    """One that has a good ticket of `both.first`, and says what it likes."""
+    """A member with a good ticket of `both.first` that sends arbitrary messages."""
 
     def __init__(self, front: FakeFront, link: PeerLink, group: bytes, session: Any) -> None:
         self.front, self.link, self.group, self.session = front, link, group, session
@@ -247,7 +247,7 @@ def test_whatever_a_member_says(messages: list[dict[str, Any]]) -> None:
 
 
 class Coordinator:
-    """One that a session of `front` has joined, and that says what it likes."""
+    """A coordinator that a session of `front` has joined, and that sends arbitrary messages."""
 
     def __init__(self, front: FakeFront) -> None:
         self.front = front

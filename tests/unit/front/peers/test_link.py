@@ -88,7 +88,7 @@ async def greet(made: Echo, pin: bytes = b"", make: Callable[[], PeerLink] = Pee
 
 
 async def stranger(made: Echo, host: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """From 127.0.0.`host`."""
+    """Connects from 127.0.0.`host`."""
     where = (f"127.0.0.{host}", 0)
     return await asyncio.open_connection(made.address.host, made.address.port, local_addr=where)
 

@@ -1,4 +1,4 @@
-"""What a session learns of the places that its ticket names: nothing but whether its group's coordinator is there."""
+"""Answers about the addresses of a ticket: a session learns nothing but whether its group's coordinator is there."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.front.fake_peers import FakeFront, fronts, run
 from tests.support.timing import LATE
 
 WINDOW = 0.3
-"""Seconds before a refusal, however an address fails: an early refusal would reveal what answers there."""
+"""Seconds for each address: an address that fails sooner is waited out, so that the time reveals nothing about it."""
 MEMBERS = (GroupMember(0, 0), GroupMember(1, 0))
 
 
@@ -49,7 +49,7 @@ async def answering(how: str) -> AsyncIterator[str]:
             await reader.read()
         writer.close()
 
-    if how == "nobody":
+    if how == "closed":
         with socket.socket() as unused:
             unused.bind(("127.0.0.1", 0))
             yield f"127.0.0.1:{unused.getsockname()[1]}"
@@ -61,7 +61,7 @@ async def answering(how: str) -> AsyncIterator[str]:
         server.close()
 
 
-KINDS = ["nobody", "silent", "hangs up", "speaks", "speaks frames", "refuses in nonsense"]
+KINDS = ["closed", "silent", "hangs up", "speaks", "speaks frames", "refuses in nonsense"]
 
 
 @pytest.mark.parametrize("pin", [b"", b"p" * 32], ids=["clear", "tls"])
@@ -88,7 +88,7 @@ def test_whatever_is_there_looks_alike(pin: bytes) -> None:
 def test_each_address_takes_its_time_and_all_of_them_no_more_than_there_is() -> None:
     async def work() -> None:
         front = FakeFront("b", window=WINDOW)
-        async with fronts(front), answering("nobody") as one, answering("silent") as two:
+        async with fronts(front), answering("closed") as one, answering("silent") as two:
             refusal, seconds = await join(front, [one, two])
             assert 2 * WINDOW * 0.99 <= seconds < 2 * WINDOW + LATE and refusal.reason == Reason.COMMUNICATOR_FAILED
             refusal, seconds = await join(front, [one, two, one, one], patience=0.2)
@@ -126,7 +126,7 @@ def test_what_is_not_allowed_is_not_touched(monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_is_allowed_is_tried_and_the_rest_named() -> None:
     async def work() -> None:
         first, second = FakeFront("a"), FakeFront("b", window=WINDOW)
-        async with fronts(first, second), answering("nobody") as dead:
+        async with fronts(first, second), answering("closed") as dead:
             refusal, _ = await join(second, ["10.0.0.5:7424", dead])
             assert refusal.reason == Reason.COMMUNICATOR_FAILED
             assert refusal.details["not_allowed"] == "10.0.0.5:7424" and second.refused == ["10.0.0.5:7424"]

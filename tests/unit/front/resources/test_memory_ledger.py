@@ -62,7 +62,7 @@ class World:
         self.check()
 
     def check(self) -> None:
-        """At this very moment, with everything that is on its way."""
+        """Checks the invariants at this very moment, with everything that is on its way."""
         most = sum(self.total if each.limit is None else each.limit for each in self.processes.values())
         everything = [each for each in self.processes.values() if each.limit is None]
         overheads = OVERHEAD * len(self.processes)
@@ -121,7 +121,7 @@ class World:
                     return
                 self.now = wake
                 self.step()
-        raise AssertionError("it goes on for ever")
+        raise AssertionError("it does not settle")
 
 
 steps = st.lists(
@@ -138,7 +138,7 @@ steps = st.lists(
 
 
 def test_who_asks_and_is_asked_to_give_back_at_once_is_answered() -> None:
-    """What it asked for was beyond what it had then; it has less when its turn comes."""
+    """The request exceeded what it had then; it has less when its turn comes."""
     world = World()
     first, second = world.start("x", TOTAL // 3), world.start("x", TOTAL // 3)
     world.allocate(second, 1)

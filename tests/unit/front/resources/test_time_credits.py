@@ -27,7 +27,7 @@ class Flood:
         self.drain = drain
         self.may = False
         self.until: float | None = None
-        """When its work is off the device, where it may not give it more."""
+        """Time at which its work is off the device, where it may not give it more."""
         self.used = 0.0
 
 

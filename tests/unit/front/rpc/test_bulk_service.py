@@ -130,7 +130,7 @@ def test_who_gets_which(tmp_path: Path) -> None:
                 assert (await client.read()).kind == Kind.LIVE
                 client.close()
             for wrong, reason in (
-                (ask(f, token="nobody's"), Reason.SESSION_EXPIRED),
+                (ask(f, token="unknown"), Reason.SESSION_EXPIRED),
                 (ask(f, ordinal=7), Reason.DEVICE_NOT_FOUND),
                 (ask(f, generation=2), Reason.DEVICE_LOST),
                 (ask(f, generation=0), Reason.DEVICE_LOST),

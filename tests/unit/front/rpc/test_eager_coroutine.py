@@ -54,7 +54,7 @@ def test_its_first_step_is_taken_at_once() -> None:
 
 
 def test_what_one_that_was_closed_waits_for_may_fail() -> None:
-    """As gRPC's write whose client is gone does: the exception reaches no caller, and the log neither."""
+    """The exception reaches neither a caller nor the log, as for gRPC's write whose client is gone."""
     complaints: list[str] = []
 
     async def scenario() -> None:

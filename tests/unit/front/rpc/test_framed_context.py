@@ -47,7 +47,7 @@ def method_gate(account: UnauthenticatedBytes | None = None) -> MethodGate:
 
 @pytest.mark.parametrize("reading", [False, True], ids=["before", "while"])
 def test_who_reads_hears_that_the_client_is_gone(reading: bool) -> None:
-    """Also where the task's own cancellation was lost on the way."""
+    """The task's own cancellation may have been lost on the way."""
 
     async def scenario() -> None:
         call = framed(lambda _call, _head: None)
@@ -81,7 +81,7 @@ HALF = frames.header(Kind.MESSAGE, 64 << 10) + bytes(63 << 10)
 
 
 def call_server(refused: bool) -> CallServer:
-    """One whose methods read a message; `refused`: before that, at their METHOD."""
+    """Builds a server whose methods read a message; `refused`: before that, at their METHOD."""
     account = UnauthenticatedBytes(SETTINGS.max_unauthenticated_bytes, CollectorRegistry())
 
     def decide(_method_gate: MethodGate, _context: Any) -> Admission:
@@ -107,7 +107,8 @@ def call_server(refused: bool) -> CallServer:
 def test_a_call_goes_with_its_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: bytes, refused: bool
 ) -> None:
-    """Not when the collector comes, late: until then strangers would fill the daemon with what they sent."""
+    """The call is freed at once, not when the collector comes, late: until then strangers would fill the daemon with
+    what they sent."""
     data_received = FramedCall.data_received
 
     async def scenario() -> None:

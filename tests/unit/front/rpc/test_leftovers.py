@@ -1,5 +1,5 @@
-"""What is over goes at once, and does not wait for the collector of reference cycles: that counts objects, not bytes,
-and leaves a megabyte where it is for minutes."""
+"""Finished objects are freed at once, without the collector of reference cycles: that counts objects, not bytes, and
+leaves a megabyte where it is for minutes."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def test_a_gap_is_refused_and_spoils_nothing(tmp_path: Path) -> None:
 
 
 def test_a_stream_that_is_thought_to_be_there_gives_way(tmp_path: Path) -> None:
-    """Also one that waits for the device's credits with a message in its hands: it is not passed on twice."""
+    """The stream may wait for the device's credits with a message in its hands: it is not passed on twice."""
 
     async def scenario() -> None:
         async with front(tmp_path) as f:
@@ -160,7 +160,7 @@ def test_what_nobody_goes_on_with_ends(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stream", ["broken", "there", "never"])
 def test_a_client_that_gives_up_says_so(tmp_path: Path, stream: str) -> None:
-    """Also of an upload that never came: the command that waits for it must not wait for ever."""
+    """The upload may never have come: the command that waits for it must not wait for ever."""
 
     async def scenario() -> None:
         async with front(tmp_path) as f:
@@ -205,7 +205,7 @@ def download(f: Front, offset: int = 0, by: Any = None) -> Any:
 
 
 async def rest(call: Any, at: int) -> bytes:
-    """What comes; the first chunk may begin before `at`."""
+    """Reads the bytes to the end; the first chunk may begin before `at`."""
     data = bytearray()
     async for response in call:
         assert response.offset <= at + len(data) <= response.offset + len(response.data)

@@ -63,14 +63,14 @@ def test_what_ends_sessions_is_counted_by_tenant() -> None:
         lab = Tenant("lab")
         brief, _ = sessions.open("me", "1", Caller(lab, expires=time.time() + 5))
         lasting, _ = sessions.open("me", "1", Caller(lab, expires=time.time() + 1000))
-        nobody, _ = sessions.open("me", "1")
+        unnamed, _ = sessions.open("me", "1")
         clock.now += 10
         assert sessions.expired() == [brief] and brief.end == SessionEnd.CREDENTIAL
         with sessions.using(lasting):
             clock.now += 1000
             assert lasting.end == SessionEnd.CREDENTIAL and lasting in sessions.expired(), "it is in use, and yet"
-        assert nobody.end == SessionEnd.LEASE
-        for session in (brief, lasting, nobody):
+        assert unnamed.end == SessionEnd.LEASE
+        for session in (brief, lasting, unnamed):
             await sessions.close(session, "test", cause=session.end)
             await sessions.close(session, "once is enough", cause=SessionEnd.STOP)
         accounts = {account.tenant.name: account for account in sessions.accounts}

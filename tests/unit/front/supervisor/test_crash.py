@@ -1,4 +1,4 @@
-"""What the record of a device process that has ended says of the cause, and who is blamed for it."""
+"""Record of a device process that has ended: the cause that it gives, and the sessions that are blamed for it."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_every_signal_has_a_name(number: int) -> None:
 
 
 def test_the_record_of_a_process() -> None:
-    """Of the CPU backend alone, and where it cannot be handed over there is none."""
+    """The record belongs to the CPU backend alone, and is missing where it cannot be handed over."""
 
     async def scenario() -> None:
         ours, theirs = descriptors.pair()

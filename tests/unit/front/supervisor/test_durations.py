@@ -1,4 +1,4 @@
-"""How long devices take to come back."""
+"""Durations of starts and recoveries of devices."""
 
 from __future__ import annotations
 

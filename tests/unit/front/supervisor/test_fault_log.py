@@ -1,4 +1,4 @@
-"""What the status document says of the last seconds and of late: throughput, faults, traces, memory by tenant."""
+"""Recent history in the status document: throughput, faults, traces, memory by tenant."""
 
 from __future__ import annotations
 

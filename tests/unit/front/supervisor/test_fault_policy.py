@@ -1,4 +1,4 @@
-"""Who is blamed for a lost process, and who is barred."""
+"""Attribution of a lost process, and quarantine."""
 
 from __future__ import annotations
 

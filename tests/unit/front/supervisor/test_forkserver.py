@@ -1,4 +1,4 @@
-"""What `hearthd serve` has imported when: times cannot be tested, what takes them can."""
+"""Imports of `hearthd serve`, by process: times cannot be tested, their causes can."""
 
 from __future__ import annotations
 
@@ -104,7 +104,8 @@ def test_structlog_is_imported_without_what_it_does_not_need() -> None:
 
 
 def test_a_device_process_of_the_cpu_backend_finds_its_modules_imported(tmp_path: Path) -> None:
-    """What the forkserver has not imported, each device process does by itself, and each that replaces it."""
+    """A module that the forkserver has not imported is imported by each device process, and by each that replaces
+    it."""
     code = f"""
 import importlib, sys
 for name in {(*PRELOAD, *PRELOAD_OF["cpu"])}:

@@ -1,4 +1,4 @@
-"""How soon a lost process is replaced: not later because of one session that faults again and again beside others."""
+"""Replacement of a lost process: not delayed by one session that faults again and again beside others."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from tests.support.front.fixture import run, until
 from tests.support.front.isolated_workers import BY_TENANT, PATIENT, X, Y, node
 
 SOON = 0.1
-"""For `GRACE` where time passes."""
+"""Value of `GRACE` where time passes."""
 
 
 def busy(*channels: int) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def test_a_process_of_closed_sessions_is_ended_and_that_is_nobodys_fault(dedicat
 
 
 def test_an_unawaited_close_completes() -> None:
-    """As where the deadline of CloseSession passes."""
+    """The close completes though its caller is gone, as where the deadline of CloseSession passes."""
 
     async def scenario() -> None:
         async with node(PATIENT, deaf()) as n:

@@ -1,4 +1,4 @@
-"""What a lost device process means to those who wait for it, and to the next ones."""
+"""Effect of a lost device process on pending and later calls."""
 
 from __future__ import annotations
 

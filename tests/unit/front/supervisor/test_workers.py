@@ -1,4 +1,4 @@
-"""Who is served by which process of a device: shared, by tenant, dedicated, spare, idle, too many."""
+"""Assignment of sessions to processes of a device: shared, by tenant, dedicated, spare, idle, too many."""
 
 from __future__ import annotations
 

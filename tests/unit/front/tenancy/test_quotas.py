@@ -1,4 +1,4 @@
-"""What a tenant may have: sessions, queued work, time of devices."""
+"""Quotas of a tenant: sessions, queued work, time of devices."""
 
 from __future__ import annotations
 

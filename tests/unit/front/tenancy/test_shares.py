@@ -55,7 +55,7 @@ def test_guarantees_follow_weights(limit: int, weights: dict[str, float]) -> Non
     assert sum(map(shares.guarantee, weights)) <= shares.pool
     by_weight = sorted(weights, key=weights.__getitem__)
     assert list(map(shares.guarantee, by_weight)) == sorted(map(shares.guarantee, by_weight))
-    assert shares.guarantee("nobody") == 0
+    assert shares.guarantee("unknown") == 0
 
 
 def test_a_single_tenant_has_all_but_the_reserve() -> None:

@@ -131,7 +131,7 @@ def attach(descriptor: bytes, ranks: int, toolchain: LibraryMaker | None = None)
         raise Refusal(
             Reason.UNSUPPORTED,
             "The CPU backend's groups stay on one machine; this rank is on another than the one that made the group, "
-            "or in a container with processes of its own.",
+            "or in a container with a separate process namespace.",
             fix="Make the group of CPU devices of one machine; across machines it takes GPUs.",
             details={"requested": machine, "allowed": _machine()},
         )

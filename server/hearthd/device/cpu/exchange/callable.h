@@ -1,5 +1,5 @@
 // Any callable by reference, where a template would have the caller compiled once for each: these sources are compiled
-// while somebody waits for them.
+// while a client waits for them.
 #pragma once
 
 namespace hearth {

@@ -143,7 +143,7 @@ Status Call::collective(const Operation &o) {
             if (o.kind == all_gather || rank_ == o.root) return rounds(o, whole, put_own, take);
             return rounds(o, whole, put_own, nothing);
         }
-        case scatter: {  // nobody else has anything to put, so the root uses the slots of all
+        case scatter: {  // no other rank has anything to put, so the root uses the slots of all
             const auto put = [&](unsigned set, uint64_t at, size_t n) {
                 if (rank_ != o.root) return;
                 for (unsigned r = 0; r < ranks; ++r) memcpy(s_.slot(set, r), source + block(r, at), n * size);
@@ -202,7 +202,7 @@ void hearth_segment_init(void *base, unsigned ranks, const void *nonce) {
     memcpy(s.nonce, nonce, sizeof s.nonce);
 }
 
-// 0: it is the one that was made with this nonce, for so many ranks; 1: by another build of the runtime; 2: another.
+// 0: the segment was made with this nonce, for `ranks` ranks; 1: by another build of the runtime; 2: another segment.
 int hearth_segment_differs(const void *base, unsigned ranks, const void *nonce) {
     const auto &s = *static_cast<const hearth::Segment *>(base);
     if (memcmp(s.nonce, nonce, sizeof s.nonce) != 0) return 2;

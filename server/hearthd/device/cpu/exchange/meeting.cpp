@@ -26,7 +26,7 @@ void ring(Segment &s, unsigned rank) {
     if (it.waiting.load() != 0) wake(it.bell);
 }
 
-// Returns when `bell` is no longer `seen`, or somebody rings, or after so long.
+// Returns when `bell` is no longer `seen`, or another rank rings, or after `nanoseconds`.
 static void sleep_on(Rank &me, uint32_t seen, int64_t nanoseconds) {
     const timespec t{static_cast<time_t>(nanoseconds / 1000000000), static_cast<long>(nanoseconds % 1000000000)};
     me.waiting.store(1);
@@ -58,7 +58,7 @@ static bool all_arrived(const Segment &s, uint32_t meeting) {
 
 Status wait(Segment &s, unsigned rank, int64_t timeout_ns, Step step) {
     constexpr unsigned spins = 200;  // peers on other cores come within a microsecond or two
-    constexpr int64_t nap_ns = 100000000;  // a rank killed between its last step and its ring leaves nobody asleep
+    constexpr int64_t nap_ns = 100000000;  // a rank killed between its last step and its ring leaves no rank asleep
     Rank &me = s.rank[rank];
     unsigned idle = 0;
     int64_t since = 0;

@@ -11,7 +11,7 @@ enum class Progress { nothing, moved, finished, failed };
 void ring(Segment &s, unsigned rank);
 // What all ranks wait for fails now, and all that comes later.
 void abort(Segment &s);
-// That of one rank; the others go on waiting for it, until they are told.
+// Fails the wait of one rank; the others keep waiting for it, until they are aborted as well.
 void leave(Segment &s, unsigned rank);
 
 using Step = Callable<Progress()>;

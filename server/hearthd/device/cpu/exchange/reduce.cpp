@@ -1,4 +1,4 @@
-// The arithmetic of reductions, for one dtype: HEARTH_DTYPE is how it is stored. Each is a library of its own, compiled
+// The arithmetic of reductions, for one dtype: HEARTH_DTYPE is how it is stored. Each is a separate library, compiled
 // when it is first asked for: vector code for all of them takes a compiler seconds, and a group mostly uses one or two.
 #include "reduce.h"
 

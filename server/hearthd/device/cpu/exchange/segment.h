@@ -1,5 +1,5 @@
 // What the ranks of one communicator share: a header, slots that collectives go through, and a mailbox for each ordered
-// pair of ranks. Pages that nobody touches cost nothing, so the n * n mailboxes are there from the start.
+// pair of ranks. Untouched pages cost nothing, so the n * n mailboxes are there from the start.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>

@@ -145,7 +145,7 @@ inline __attribute__((always_inline)) void Block::suspend(unsigned rank) {
     if (next != rank) resume(contexts_[rank], next);
 }
 
-// Continues the thread `next`, or starts it on a stack of its own.
+// Continues the thread `next`, or starts it on a separate stack.
 inline __attribute__((always_inline)) void Block::resume(Context &from, unsigned next) {
     if (__builtin_expect(next < next_, true)) switch_context(from, contexts_[next]);
     else start_stack(from);

@@ -75,7 +75,7 @@ void on_fault(int number, siginfo_t *info, void *context) {
         last.sa_sigaction(number, info, context);
     } else if (last.sa_handler != SIG_DFL && last.sa_handler != SIG_IGN) {
         last.sa_handler(number);
-    } else {  // as if there were no handler: the instruction is tried again, a signal that somebody sent is sent again
+    } else {  // as if there were no handler: the instruction is tried again, a signal from outside is sent again
         signal(number, SIG_DFL);
         if (info->si_code <= 0) raise(number);
     }

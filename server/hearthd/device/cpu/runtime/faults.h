@@ -1,5 +1,5 @@
 // The signals that a kernel brings on its process: a division is put right, all others are written down and go on to
-// whoever had them before, which is the end of the process where nobody had.
+// the handler that had them before, which is the end of the process where there was none.
 #pragma once
 #include <stddef.h>
 
@@ -12,7 +12,7 @@ void watch_faults();
 // Ends the process with SIGABRT: `text` goes to the log, and to who looks after the process has died of it.
 [[noreturn]] void give_up(const char *text);
 
-// A stack of its own for the handlers of this thread: the thread's may be what has overflowed.
+// A separate stack for the handlers of this thread: the thread's may be what has overflowed.
 class HandlerStack {
 public:
     HandlerStack();

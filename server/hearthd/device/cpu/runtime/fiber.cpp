@@ -121,7 +121,7 @@ void Stacks::reserve(unsigned count) {
     count_ = wanted;
     fiber_stacks = Range{base_, size_t{count_} * fiber_stack_bytes};
     for (unsigned i = 0; i < wanted; ++i) {
-        // A guard costs no mapping of its own with MADV_GUARD_INSTALL (Linux 6.13); older kernels go without, since
+        // A guard costs no separate mapping with MADV_GUARD_INSTALL (Linux 6.13); older kernels go without, since
         // a thousand extra mappings a worker would meet vm.max_map_count.
         if (madvise(base_ + size_t{i} * fiber_stack_bytes, page, MADV_GUARD_INSTALL) != 0) break;
     }

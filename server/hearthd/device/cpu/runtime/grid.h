@@ -1,4 +1,4 @@
-// The blocks of a cooperative launch: all resident at once, each on a thread of its own, and the barrier across them.
+// The blocks of a cooperative launch: all resident at once, each on a separate thread, and the barrier across them.
 #pragma once
 #include <stdint.h>
 

@@ -59,7 +59,7 @@ public:
 private:
     void start_workers() {
         // Started at the first launch that can use them, and for the life of the process: a worker may be inside a
-        // kernel that never returns, so nobody may wait for it at exit.
+        // kernel that never returns, so the exit must not wait for it.
         for (; started_ < threads_; ++started_) std::thread([this] { serve(); }).detach();
     }
 
@@ -188,7 +188,7 @@ unsigned usable_cores() {
 std::atomic<unsigned> wanted_cores{0};
 
 // One `T` for this process. Leaked on purpose (see start_workers); a forked child has none of its parent's threads and
-// gets one of its own.
+// gets a separate one.
 template <class T, class Make>
 T &of_process(Make make) {
     static std::mutex mutex;

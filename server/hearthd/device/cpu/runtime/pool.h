@@ -10,7 +10,7 @@ using BlockFn = void (*)(void *context, uint64_t index);
 // block costs no hand-over at all, and a launch that never ends holds up no other caller.
 void parallel_for(uint64_t count, BlockFn fn, void *context);
 
-// The same with each call on a thread of its own, all at once: calls may wait for each other.
+// Like parallel_for, with each call on a separate thread, all at once: calls may wait for each other.
 void resident_for(uint64_t count, BlockFn fn, void *context);
 
 }  // namespace hearth

@@ -212,7 +212,7 @@ void Checker::met(unsigned first_rank, uint32_t lanes, WarpFinish finish) {
     }
 }
 
-// What this thread has done so far is before what follows an atomic operation that sees a later one of its own.
+// What this thread has done so far is before what follows an atomic operation that sees a later one of this thread's.
 void Checker::fence() {
     const unsigned rank = hearth_tls.running;
     Clock &clock = clocks_[rank];

@@ -103,7 +103,7 @@ private:
 // What a thread knows of the others' clocks in a phase: their accesses up to these times are before its own.
 struct Clock {
     uint32_t epoch = 0;
-    uint32_t lanes[32];         // of its own warp
+    uint32_t lanes[32];         // of the thread's warp
     std::vector<uint32_t> all;  // of the block; empty where it knows of no other warp
 };
 

@@ -1,4 +1,4 @@
-// What this process's kernels are doing, in a memory that somebody else can read when it has died of one of them: the
+// What this process's kernels are doing, in memory that another process can read when it has died of one of them: the
 // front, which made it (hearthd/shared/crash_record.py has the same layout). Nothing here is needed to run kernels.
 #pragma once
 #include <signal.h>

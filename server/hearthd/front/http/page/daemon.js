@@ -1,4 +1,4 @@
-// The daemon, as it answers: one request a second while somebody looks, and none while the tab is hidden.
+// The daemon, as it answers: one request a second while the page is visible, and none while the tab is hidden.
 
 const EVERY = 1000;
 const SLOWEST = 5000;

@@ -31,7 +31,7 @@ export function tenants(place) {
     { label: "Allowed", right: true, text: (t) => (t.device_seconds_allowed ? units.span(t.device_seconds_allowed) : "–") },
     { label: "Queued", right: true, text: (t) => units.count(t.queued_commands), value: (t) => t.queued_commands },
     { label: "Queued bytes", right: true, text: (t) => units.bytes(t.queued_bytes), value: (t) => t.queued_bytes },
-  ], (t) => t.name, ["Nobody has been here yet."]);
+  ], (t) => t.name, ["No tenant has opened a session yet."]);
 }
 
 export function faults(place) {

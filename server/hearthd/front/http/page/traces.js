@@ -1,5 +1,5 @@
 // A trace as a file, or handed to Perfetto. Perfetto is the only thing on this page that is not the daemon's: it is
-// opened by a click only, in a tab of its own, and is given the trace by the browser; it never learns of the daemon.
+// opened by a click only, in a separate tab, and is given the trace by the browser; it never learns of the daemon.
 
 import { get } from "./daemon.js";
 import { el } from "./dom.js";

@@ -37,7 +37,7 @@ def three() -> Iterator[Ranks]:
 
 
 class Case:
-    """One collective: each rank's buffers, operation, and what its destination holds in the end."""
+    """A collective: each rank's buffers, operation, and the final contents of its destination."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ def test_all_to_all_in_place_too(ranks: Ranks) -> None:
 
 
 def test_every_rank_has_the_same_bits(three: Ranks) -> None:
-    """Also where the order of the ranks shows in them."""
+    """The bits are the same although the order of the ranks shows in them."""
     three.clear()
     huge = [np.array([1e30, 1.0], np.float32), np.array([-1e30, 1e-9], np.float32), np.array([1.0, 1e-9], np.float32)]
     out = [three.array(rank, 8) for rank in range(3)]

@@ -1,4 +1,4 @@
-"""What ends an exchange: mismatches, ranks that never come or die, and aborts."""
+"""Ends of an exchange: mismatches, ranks that never come or die, and aborts."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_a_killed_rank_and_an_abort(kind: str) -> None:
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(who=st.integers(0, 2), coming=st.sets(st.integers(0, 2), max_size=2), big=st.booleans())
 def test_an_abort_at_any_time(processes: Ranks, who: int, coming: set[int], big: bool) -> None:
-    """Of those that wait, those that are busy, and those that come later."""
+    """The abort ends ranks that wait, ranks that are busy, and ranks that come later."""
     processes.clear()
     processes.join()
     lists = [[*[summing(processes, rank, count=1000 if big else 1)] * 50, never_sent(rank)] for rank in range(3)]

@@ -51,7 +51,7 @@ def test_a_ring_in_which_all_send_first(four: Ranks, size: int) -> None:
 
 @pytest.mark.parametrize("size", [700, 700_001])
 def test_all_pairs_each_with_itself_too(four: Ranks, size: int) -> None:
-    """What an all_to_all comes to. Odd ranks list theirs backwards."""
+    """Equals an all_to_all. Odd ranks list their messages backwards."""
     four.clear()
     lists, results = [], []
     for rank in range(RANKS):

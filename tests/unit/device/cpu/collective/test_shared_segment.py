@@ -42,7 +42,7 @@ def _target(link: Path) -> str:
 
 
 def test_a_process_that_is_no_relative_joins() -> None:
-    """As the device process of another daemon does."""
+    """An unrelated process joins, as the device process of another daemon does."""
     descriptor = SharedExchange.create(2)
     program = """
         import sys, numpy
@@ -122,7 +122,7 @@ def test_a_segment_cannot_be_truncated() -> None:
 
 
 def test_mailboxes_cost_nothing_untouched() -> None:
-    """Of 128 ranks there are 16384."""
+    """128 ranks have 16384 mailboxes."""
     descriptor = SharedExchange.create(128)
     end = SharedExchange.attach(descriptor, 127, 128)
     status = os.fstat(int(descriptor.split(b":")[2]))

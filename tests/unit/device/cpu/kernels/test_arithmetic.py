@@ -98,7 +98,7 @@ def test_other_arithmetic_faults_are_left_alone() -> None:
     x = np.array([5, 1, 0], np.int32)
     kernels("k", 1, 1, x)
     print("divided", x[0], flush=True)
-    os.kill(os.getpid(), signal.SIGFPE)  # sent by somebody, and as deadly as ever
+    os.kill(os.getpid(), signal.SIGFPE)  # sent from outside, and as deadly as ever
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60, check=False,

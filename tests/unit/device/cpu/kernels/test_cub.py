@@ -395,7 +395,7 @@ def arrangements() -> Kernels:
 
 
 def _striped(values: np.ndarray, threads: int = 64) -> np.ndarray:
-    """By thread, the items of each where `values` lie striped."""
+    """Returns the items of each thread, by thread, where `values` lie striped."""
     return values.reshape(-1, threads).T.ravel()
 
 

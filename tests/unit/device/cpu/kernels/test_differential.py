@@ -22,7 +22,7 @@ from tests.support.cpu.differential.programs import Program, program
 from tests.support.folders import ROOT
 
 SEEDS = tuple(range(1, 1 + int(os.environ.get("HEARTH_TEST_SEEDS", "2"))))
-"""Of the programs that are drawn; the first of them already has every kind of kernel, step and call."""
+"""Seeds of the programs that are drawn; the first of them already has every kind of kernel, step and call."""
 SPECIAL = ("early_return", "last_block", "grid_barrier", "constant_template", "whole_warps")
 
 drawn = functools.cache(program)

@@ -1,6 +1,6 @@
 // The running thread's record: its indices, valid in every function that the thread is in, however it got there.
 //
-// Each module has a record of its own per operating system thread. It is written before each thread's turn and restored
+// Each module has a separate record per operating system thread. It is written before each thread's turn and restored
 // after each meeting with other threads. Its address is never taken, so that the compiler knows that no pointer of the
 // kernel's leads to it: where the kernel's code is inlined, the record costs nothing.
 #pragma once
@@ -62,7 +62,7 @@ inline void yield() {
     const Meeting meeting;
     hearth_yield(meeting.rank());
 }
-// Called where a program may be spinning. A thread that has yielded needs a stack of its own, so only each 16th call
+// Called where a program may be spinning. A thread that has yielded needs a separate stack, so only each 16th call
 // does: a spin gets there soon, and an operation that is not part of one seldom.
 inline void relax() {
     if ((++hearth_tls.spins & 15u) == 0) yield();

@@ -94,7 +94,7 @@ inline Lanes warp_match(uint32_t mask, const T &value) {
 template <class T>
 using Register = std::conditional_t<std::is_arithmetic_v<T> && (sizeof(T) < 4), int, T>;
 
-// Which lanes are converged with this one is told by the place they ask from, hence a real call.
+// The call site determines which lanes are converged with this one, hence a real call.
 // The compiler may give the same end of two branches one code: the number tells them apart.
 __attribute__((noinline)) inline uint32_t active_here(unsigned number) {
     const uint64_t site = reinterpret_cast<uint64_t>(__builtin_return_address(0)) ^ static_cast<uint64_t>(number) << 48;
