@@ -418,7 +418,7 @@ def test_allocations_reads_and_waits_in_the_window_are_refused(gpu: hearth.Devic
     assert (x.get() == 2).all()
 
 
-def test_what_fails_one_way_in_the_window_is_told_at_its_end(gpu: hearth.Device) -> None:
+def test_one_way_failure_in_a_capture_is_raised_at_its_end(gpu: hearth.Device) -> None:
     x = gpu.zeros(N, np.int32)
     with pytest.raises(hearth.LaunchError, match="write on stream") as caught, gpu.graph():
         x.fill(1)

@@ -100,7 +100,7 @@ def test_one_that_refuses_leaves_nothing_behind(
     hearth.Group([node.device(0) for node in nodes]).close()
 
 
-def test_one_that_joins_when_another_has_refused_is_told_to_leave(
+def test_member_that_joins_after_a_refusal_leaves(
     daemons: list[GroupDaemon], nodes: list[hearth.Node]
 ) -> None:
     daemons[1].refusals["JoinGroup"] = reasons.Refusal(reasons.Reason.DEVICE_NOT_FOUND, "None such.")
