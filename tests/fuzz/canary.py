@@ -8,6 +8,7 @@ import threading
 import numpy as np
 
 import hearth
+from tests.support.client.internals import session_of
 
 SOURCE = """
 // %(mark)s
@@ -40,7 +41,7 @@ class Canary:
     @property
     def secrets(self) -> list[bytes]:
         """What must not stand in anybody else's answers."""
-        return [self.mark.encode(), self.node._session.token.encode(), self.node.session_id.encode()]
+        return [self.mark.encode(), session_of(self.node).token.encode(), self.node.session_id.encode()]
 
     def start(self) -> None:
         self._thread.start()

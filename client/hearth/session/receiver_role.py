@@ -64,8 +64,8 @@ class ReceiverRole:
         return self.ticking
 
     @property
-    def _watching(self) -> bool:
-        """Whether it looks no more by itself: one has received for long, and says when it leaves."""
+    def watching(self) -> bool:
+        """True while the background sleeps until it is called: one thread has received for long."""
         return self.parked and self._pause < 0
 
     def leave(self, thread: int) -> None:
@@ -78,7 +78,7 @@ class ReceiverRole:
         if self.parked:
             if self._needed():
                 self.summon()
-            elif self._watching:
+            elif self.watching:
                 self._unpark()
 
     def call(self) -> bool:

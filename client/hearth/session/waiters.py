@@ -46,7 +46,8 @@ class Waiters:
         """How many threads wait for any change."""
         self.listeners = 0
         """How many answers are expected by event loops, which no thread waits for."""
-        self._lock = lock
+        self.lock = lock
+        """The attachment's lock."""
 
     def watch(self) -> None:
         """One more thread waits for any change."""
@@ -64,7 +65,7 @@ class Waiters:
             if timeout is not None:
                 deadline = time.monotonic() + timeout
             while True:
-                with self._lock:
+                with self.lock:
                     if slept:
                         self._slept(reply)
                     if reply.answered or (left is not None and left <= 0):
@@ -93,7 +94,7 @@ class Waiters:
 
     def _give_back(self, reply: Reply, thread: int, channel: Receiver | None, over: list[bool]) -> None:
         """What a thread that waits may still have; `over` is added to when that is done."""
-        with self._lock:
+        with self.lock:
             if reply in self.sleepers:
                 self._slept(reply)
             if channel is not None:
@@ -107,13 +108,13 @@ class Waiters:
 
     def expect(self) -> None:
         """Somebody depends on what comes, and does not wait for an answer."""
-        with self._lock:
+        with self.lock:
             if self.channel is not None:
                 self.channel.expect()
 
     def listen(self, more: int) -> None:
         """See `ReplyWaiters`."""
-        with self._lock:
+        with self.lock:
             self.listeners += more
             if more > 0 and self.channel is not None:
                 self.channel.expect()

@@ -10,7 +10,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from google.protobuf.message import DecodeError
 
@@ -39,6 +39,17 @@ _LOOK_S = 0.25
 """How often that is looked at."""
 _ANSWER_S = 1.0
 """How long the command's answer is waited for, where the daemon says that a transfer is over."""
+
+
+class StripedView(NamedTuple):
+    """Progress of a transfer over stripes, for tests and diagnostics."""
+
+    done: int
+    """Number of chunks that have arrived."""
+    chunks: int
+    """Number of all chunks."""
+    size: int
+    """Bytes of all chunks."""
 
 
 class Striped:
@@ -77,6 +88,10 @@ class Striped:
         self._furthest, self._since = 0, time.monotonic()
         self._silent = False
         """Its stripes were given up, and no others are opened."""
+
+    def inspect(self) -> StripedView:
+        """Returns the progress of the transfer. Takes no lock."""
+        return StripedView(len(self._done), self._cut.count, self._cut.size)
 
     def cancel(self) -> None:
         """Gives the transfer up, for good: who waits for it gets an error, and the daemon is told. Does not wait."""

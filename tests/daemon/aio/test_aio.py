@@ -16,6 +16,7 @@ import hearth
 from hearth import aio
 from hearth.aio import connection
 from hearth.errors import HearthError
+from tests.support.client.internals import connection_of
 from tests.support.daemon.aio_ways import LARGE, WAYS, connect
 from tests.support.daemon.harness import DaemonProcess, wait_until
 from tests.support.daemon.kernels import COMMON
@@ -363,8 +364,8 @@ def test_waits_that_the_end_of_the_loop_cancels(daemon: DaemonProcess) -> None:
 
     keep: list[Any] = []
     asyncio.run(main())
-    node = keep[0]._side._connection  # the loop is over: late answers find no waiter, and nothing breaks
-    keep[0]._gate.set(np.ones(1, np.int32), stream=keep[0]._side)
+    node = connection_of(keep[0].side)  # the loop is over: late answers find no waiter, and nothing breaks
+    keep[0].gate.set(np.ones(1, np.int32), stream=keep[0].side)
     assert node.attachment().alive
     keep.clear()
 

@@ -281,7 +281,7 @@ def test_a_session_that_is_closed_in_the_middle(daemon: DaemonProcess) -> None:
 
 CLIENT = f"""
 import sys, hearth, numpy as np
-from hearth.transfer import plan, registered
+from hearth.transfer import plan
 KERNELS, SPIN = {KERNELS!r}, {SPIN!r}
 gpu = hearth.connect(sys.argv[1], lanes=lanes).device(0)
 identity = gpu.RawModule(code=KERNELS).get_function("identity")
@@ -293,12 +293,13 @@ def stop(*_):
 """
 
 SHARING = """
-place = registered._place
+from hearth.transfer.shared_memory import Shared
+place = Shared.place
 def half(*given):
     taken = place(*given)
     stop()
     return taken
-registered._place = half
+Shared.place = half
 gpu.dispatch(identity, 1, 1, args)
 """
 
@@ -310,7 +311,8 @@ gpu.dispatch(identity, 1, 1, args)
 """
 
 DOWNLOADING = """
-gpu._connection.arrived = stop
+from hearth.session.connection import Connection
+Connection.arrived = stop
 gpu.dispatch(identity, 1, 1, args)
 """
 

@@ -168,7 +168,7 @@ def test_a_lost_connection_costs_nothing_that_was_placed(gpu: hearth.Device) -> 
         gate.hold()
         pending = gpu.dispatch_async(kernel, *inverting(x, x.size))
         wait_until(lambda: len(pending._job._bytes._written) == 1, "its place")
-        live._connection.close()
+        live.connection.close()
         gate.open()
         same(pending.result(30)[0], ~x)
     same(gpu.dispatch(kernel, *inverting(x, x.size))[0], ~x)

@@ -16,6 +16,7 @@ from hearth_proto import reasons
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import node_pb2
 from tests.support.client.group_daemon import GroupDaemon
+from tests.support.client.internals import session_of
 from tests.support.timing import LATE
 
 
@@ -217,7 +218,7 @@ def test_a_group_that_is_dropped_is_left(daemons: list[GroupDaemon], nodes: list
     gc.collect()
     wait_until(lambda: not daemons[0].groups and not daemons[1].groups)
     done = threading.Event()
-    nodes[0]._session.later(done.set)  # the keeper, which did it, lives on
+    session_of(nodes[0]).later(done.set)  # the keeper, which did it, lives on
     assert done.wait(5)
 
 

@@ -200,7 +200,7 @@ def test_in_the_order_in_which_they_are_told_all_can_be_launched(program: list[t
             assert first is None or (where, first) in gone, "it could not start there"
             gone.add((where, told))
     assert len(gone) == sum(len(operation.members) for operation, _ in rows), "none is left"
-    assert len(ranks.coordinator.matcher) == 0 and not ranks.coordinator.matcher._order._open
+    assert len(ranks.coordinator.matcher) == 0 and not ranks.coordinator.matcher.inspect().open
 
 
 @given(st.lists(st.tuples(st.integers(0, 7), st.sets(st.integers(0, 7), max_size=3)), max_size=30))
@@ -213,4 +213,4 @@ def test_order_keeps_nothing_of_what_is_closed(steps: list[tuple[int, set[int]]]
                 order.close(each)
     for name in range(8):
         order.close(name)
-    assert len(order) == 0 and not order._held
+    assert len(order) == 0 and not any(map(order.held, range(8)))
