@@ -32,14 +32,14 @@ def test_every_requirement_is_locked(check: ModuleType, project: dict[str, Any])
     assert check.problems(project) == []
 
 
-def test_a_requirement_that_is_not_locked_is_told(check: ModuleType, project: dict[str, Any]) -> None:
+def test_requirement_that_is_not_locked_is_reported(check: ModuleType, project: dict[str, Any]) -> None:
     project["dependencies"].append("a-new-one>=1")
     project["dependencies"][0] = "grpcio>=99"
     told = "\n".join(check.problems(project))
     assert "server: a-new-one>=1 is not met by server: missing" in told and "grpcio>=99 is not met" in told
 
 
-def test_a_package_without_hashes_is_told(
+def test_package_without_hashes_is_reported(
     check: ModuleType, project: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for file in (*check.FILES, "oldest"):

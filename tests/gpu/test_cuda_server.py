@@ -666,7 +666,7 @@ def test_a_sticky_error_is_a_device_fault(body: str, says: str) -> None:
     assert {"launch", "copy", "record", "memory_info", "closed"} <= set(said), done.stdout
 
 
-def test_the_neighbour_of_a_faulted_process_goes_on(server: CudaServer, stream: Stream) -> None:
+def test_neighbour_of_a_faulted_process_continues(server: CudaServer, stream: Stream) -> None:
     test_a_sticky_error_is_a_device_fault("*p = 1;", "illegal address")
     memory = server.allocate(16, stream)
     server.fill(memory.address, b"\x05", 16, stream)

@@ -439,7 +439,7 @@ async def _awaited(group: aio.Group) -> aio.Group:
     return await group
 
 
-def test_what_kernels_print_is_told_in_the_loop(daemon: DaemonProcess) -> None:
+def test_kernel_output_is_delivered_in_the_loop(daemon: DaemonProcess) -> None:
     async def main() -> None:
         async with connect(daemon) as node:
             gpu, told = node.device(0), []
@@ -452,7 +452,7 @@ def test_what_kernels_print_is_told_in_the_loop(daemon: DaemonProcess) -> None:
     run(main)
 
 
-def test_progress_is_told_in_the_loop(daemon: DaemonProcess) -> None:
+def test_progress_is_reported_in_the_loop(daemon: DaemonProcess) -> None:
     async def main() -> None:
         async with connect(daemon, "grpc") as node:
             gpu = node.device(0)

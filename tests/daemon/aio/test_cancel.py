@@ -110,7 +110,7 @@ def test_cancelled_anywhere(daemon: DaemonProcess, way: str, loop: str) -> None:
     run(main, loop)
 
 
-def test_what_failed_before_a_cancelled_wait_is_told_by_the_next(daemon: DaemonProcess) -> None:
+def test_failure_before_a_cancelled_wait_is_raised_by_the_next(daemon: DaemonProcess) -> None:
     async def main() -> None:
         async with connect(daemon) as node:
             gpu = node.device(0)
@@ -198,7 +198,7 @@ def test_blocks_that_are_cancelled(daemon: DaemonProcess) -> None:
     run(main)
 
 
-def test_a_cancelled_close_goes_on(daemon: DaemonProcess) -> None:
+def test_cancelled_close_continues(daemon: DaemonProcess) -> None:
     async def main() -> str:
         node = await connect(daemon)
         x = node.device(0).asarray(np.zeros(LARGE))

@@ -180,7 +180,7 @@ def test_a_child_of_a_fork_is_refused(daemon: DaemonProcess) -> None:
     run(main)
 
 
-def test_nobody_is_there(tmp_path: object) -> None:
+def test_absent_daemon(tmp_path: object) -> None:
     async def main() -> None:
         with pytest.raises(hearth.ConnectError):
             await aio.connect(f"unix:{tmp_path}/nobody.sock", timeout=1)

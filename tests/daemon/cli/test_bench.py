@@ -276,7 +276,7 @@ def test_what_it_started_ends_when_it_is_killed(daemon: DaemonProcess) -> None:
         wait_until(lambda: not marked(mark), "the end of what it started")
 
 
-def test_nobody_reads_what_it_prints(daemon: DaemonProcess) -> None:
+def test_output_without_a_reader(daemon: DaemonProcess) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as nobody:

@@ -109,7 +109,7 @@ def test_the_port_of_http(doctor: Doctor, daemon: DaemonProcess) -> None:
     assert failures(found) == ["protocol"] and "plain HTTP" in only(found, "protocol")[1]
 
 
-def test_somebody_who_never_answers(doctor: Doctor) -> None:
+def test_daemon_that_never_answers(doctor: Doctor) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         found = doctor(f"127.0.0.1:{silent.getsockname()[1]}", "--timeout", "0.5")
     assert failures(found) == ["protocol"] and "says nothing" in only(found, "protocol")[1]

@@ -187,7 +187,7 @@ def test_one_line_for_each(run: Run, arguments: list[str], status: int, says: st
     assert done.status == status and says in done.line, done
 
 
-def test_without_the_right_to_processes_of_its_own(
+def test_without_the_right_to_dedicated_processes(
     run: Run, node: DaemonProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HEARTH_TOKEN", node.tokens["no-dedicated"])  # type: ignore[attr-defined]
@@ -227,7 +227,7 @@ def test_a_launch_that_takes_too_long(run: Run) -> None:
     assert done.status == 1 and "endless" in done.line and "--launch-timeout" in done.line
 
 
-def test_nobody_reads_what_it_prints(run: Run) -> None:
+def test_output_without_a_reader(run: Run) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as nobody:

@@ -274,7 +274,7 @@ def test_wrong_use(arguments: list[str], says: str, capsys: Any) -> None:
     assert ended.value.code == 2 and says in line
 
 
-def test_nobody_reads_on(daemon: DaemonProcess) -> None:
+def test_output_without_a_reader(daemon: DaemonProcess) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as nobody:

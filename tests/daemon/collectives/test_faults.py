@@ -104,7 +104,7 @@ def test_a_missing_rank_is_named_in_time_and_the_daemon_lives(ranks: list[Execut
         saxpy_works(node.device(0))
 
 
-def test_other_streams_go_on_while_a_rank_is_missing(ranks: list[Execute]) -> None:
+def test_other_streams_continue_while_a_rank_is_missing(ranks: list[Execute]) -> None:
     waiting = ranks[0]
     waiting.batch(
         part(1, timeout=30),

@@ -50,7 +50,7 @@ def test_both_daemons_know_what_was_done(pair: list[Rank]) -> None:
     assert 0 < follower.presented_unix_ns <= follower.launched_unix_ns <= follower.finished_unix_ns
 
 
-def test_who_waits_and_why_it_failed(pair: list[Rank]) -> None:
+def test_description_shows_waiting_ranks_and_the_failure(pair: list[Rank]) -> None:
     group = form(pair)
     pair[1].present(group, 1, timeout=0.5)
     wait_until(lambda: pair[1].state(group, 1) == "presented")

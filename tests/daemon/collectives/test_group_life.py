@@ -66,7 +66,7 @@ def test_overlapping_groups_in_threads(group: hearth.Group) -> None:
         list(pool.map(work, range(4)))
 
 
-def test_each_rank_in_a_thread_of_its_own(group: hearth.Group) -> None:
+def test_each_rank_in_a_separate_thread(group: hearth.Group) -> None:
     """As programs of one process a rank have it: each sends to the next and receives from the one before."""
     n, turns = len(group), 10
     seen: list[list[int]] = [[] for _ in range(n)]
@@ -102,7 +102,7 @@ def _around(n: int, turns: int) -> list[int]:
 # ---- what goes wrong ----
 
 
-def test_sends_that_do_not_match_are_told_apart_from_those_that_nobody_takes(group: hearth.Group) -> None:
+def test_mismatched_sends_are_distinguished_from_unreceived_ones(group: hearth.Group) -> None:
     first, second = group.devices[:2]
     group.send(first.zeros(4, np.float32), to=1)
     target = second.zeros(3, np.float32)
@@ -131,7 +131,7 @@ def test_sends_that_do_not_match_are_told_apart_from_those_that_nobody_takes(gro
     works(group)
 
 
-def test_an_array_that_is_read_only_here_stops_nobody_else(group: hearth.Group, four: DaemonProcess) -> None:
+def test_read_only_array_of_one_rank_stops_no_other_rank(group: hearth.Group, four: DaemonProcess) -> None:
     x = group.devices[1].ones(4, np.float32)
     x.publish("weights")
     with four.connect() as other:
@@ -238,7 +238,7 @@ def test_sends_from_one_thread_while_another_waits(group: hearth.Group) -> None:
     waiting.synchronize()
 
 
-def test_a_send_that_nobody_received_is_not_in_the_way_for_ever(pair: list[hearth.Device]) -> None:
+def test_unreceived_send_does_not_block_for_ever(pair: list[hearth.Device]) -> None:
     group = hearth.Group(pair)
     xs = [gpu.full(4, rank + 1, np.float32) for rank, gpu in enumerate(pair)]
     group.send(xs[0], to=1, timeout=0.2)

@@ -160,7 +160,7 @@ def test_scalars(group: hearth.Group) -> None:
 # ---- sends and receives, batches ----
 
 
-def test_send_and_receive_whoever_is_first(group: hearth.Group) -> None:
+def test_send_and_receive_in_either_order(group: hearth.Group) -> None:
     given = hosts(group, (100,))
     arrays = on_devices(group, given)
     target = group.devices[1].zeros(100, np.float32)

@@ -91,7 +91,7 @@ def test_numbers_that_are_skipped_and_taken_twice(ranks: Ranks) -> None:
     ranks.work()
 
 
-def test_a_rank_of_another_session_is_nobodys(three: DaemonProcess) -> None:
+def test_rank_of_another_session_does_not_count(three: DaemonProcess) -> None:
     """The same devices and number in two sessions are two operations, each of which lacks a rank."""
     with Ranks(three, 2) as ours, Ranks(three, 2) as theirs:
         ours.streams[0].batch(collective((0, 1), 1, operation("all_reduce", A, B), timeout=0.5))

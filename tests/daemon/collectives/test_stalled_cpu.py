@@ -24,7 +24,7 @@ def states(ranks: Ranks, sequence: int) -> list[str]:
     return [each.state for group in ranks.groups() for each in group.operations if each.sequence == sequence]
 
 
-def test_a_rank_that_gives_up_by_itself_takes_nobody_along(cache: Path) -> None:
+def test_rank_that_aborts_alone_ends_no_other(cache: Path) -> None:
     """Its deadline passes, and the daemon does not say in time what becomes of it. The other rank has time, and waits
     for the daemon's word; it does not fail because the first one has left."""
     with several(cache, 2, harmed=True) as daemon, Ranks(daemon, 2) as ranks:

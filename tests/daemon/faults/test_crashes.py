@@ -95,7 +95,7 @@ def newest(daemon: DaemonProcess) -> dict[str, Any]:
         ("raises", signal.SIGBUS, "SIGBUS", r"in kernel raises, block"),
     ],
 )
-def test_it_is_named_wherever_it_is_told(node: DaemonProcess, kernel: str, value: int, number: str, said: str) -> None:
+def test_crash_is_named_in_every_report(node: DaemonProcess, kernel: str, value: int, number: str, said: str) -> None:
     client = Client(node)
     generation = client.gpu.generation
     client.launch(kernel, value, grid=3)
@@ -119,7 +119,7 @@ def test_it_is_named_wherever_it_is_told(node: DaemonProcess, kernel: str, value
     client.node.close()
 
 
-def test_the_culprit_is_barred_and_its_neighbour_continues(start_daemon: StartDaemon) -> None:
+def test_faulting_session_is_quarantined_and_its_neighbour_continues(start_daemon: StartDaemon) -> None:
     """Both have a kernel on the device each time: running work alone does not tell them apart."""
     node = start_daemon(devices={"max_faults": 1})
     culprit, bystander = Client(node), Client(node)
@@ -165,7 +165,7 @@ def test_a_process_that_is_killed_tells_what_ran(node: DaemonProcess) -> None:
     client.node.close()
 
 
-def test_a_signal_from_outside_blames_nobody(node: DaemonProcess) -> None:
+def test_external_signal_is_attributed_to_no_session(node: DaemonProcess) -> None:
     client = Client(node)
     for _ in range(3):
         os.kill(node.device_pid(), signal.SIGSEGV)

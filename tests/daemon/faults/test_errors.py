@@ -202,7 +202,7 @@ def test_an_answered_command_leaves_nothing_on_its_stream(raw: Raw) -> None:
         assert stream.failures() == []
 
 
-def test_places_in_batches_are_told(raw: Raw) -> None:
+def test_errors_name_the_position_in_the_batch(raw: Raw) -> None:
     with raw.execute() as stream:
         stream.batch(c.Command(fill=c.Fill(buffer=1, size=1, pattern=b"x")), c.Command(free=c.Free(buffers=[2])))
         stream.batch(c.Command(copy=c.Copy(destination=3, source=4)))

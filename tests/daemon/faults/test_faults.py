@@ -97,7 +97,7 @@ def test_a_wild_pointer_costs_its_device_only(lossy: DaemonProcess) -> None:
     faulty.node.close()
 
 
-def test_everybody_on_the_device_is_told(lossy: DaemonProcess) -> None:
+def test_all_sessions_of_the_device_are_notified(lossy: DaemonProcess) -> None:
     faulty = Faulty(lossy)
     with faulty.daemon.connect() as node, faulty.daemon.connect() as idle:
         gpu = node.device(0)

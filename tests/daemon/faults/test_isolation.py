@@ -192,7 +192,7 @@ def test_idle_processes_end_and_come_back(start_daemon: StartDaemon) -> None:
     assert '"device_lost"' not in daemon.log()
 
 
-def test_a_session_that_faults_again_and_again_is_barred_and_others_stay(start_daemon: StartDaemon) -> None:
+def test_session_with_repeated_faults_is_quarantined_and_others_stay(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(cpu_count=2, devices={"max_restarts": 3, "max_faults": 2, "restart_window": "60s"})
     with daemon.connect() as node, daemon.connect() as innocent_node:
         worker = Worker(node)

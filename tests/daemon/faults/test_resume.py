@@ -159,7 +159,7 @@ def test_two_devices_and_a_collective_across_cuts(cutter: Cutter) -> None:
             assert outages(counter.gpu)
 
 
-def test_large_transfers_go_on_where_they_were(cutter: Cutter) -> None:
+def test_large_transfers_resume_where_they_stopped(cutter: Cutter) -> None:
     """With the daemon's own limits, several at once, in both directions."""
     cutter.plan = random_cuts(5, 4 << 20)
     hosts = [np.frombuffer(np.random.default_rng(number).bytes((20 << 20) + number), np.uint8) for number in range(3)]

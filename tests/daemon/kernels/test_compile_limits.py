@@ -77,7 +77,7 @@ def test_time_is_bounded(limited: DaemonProcess, gpu: hearth.Device) -> None:
     saxpy_works(gpu)
 
 
-def test_others_go_on_beside_a_long_compile(start_daemon: StartDaemon) -> None:
+def test_others_continue_beside_a_long_compile(start_daemon: StartDaemon) -> None:
     """One worker is all that is configured; another session's compile does not wait for it either."""
     daemon = start_daemon(compile={"timeout": "60s", "workers": 1})
     with daemon.connect() as busy, daemon.connect() as node:
@@ -222,7 +222,7 @@ def test_a_session_that_ends_takes_its_compile_with_it(start_daemon: StartDaemon
     assert daemon.device_pid() == device
 
 
-def test_a_module_that_nobody_wants_any_more_is_not_compiled_on(gpu: hearth.Device, limited: DaemonProcess) -> None:
+def test_compile_of_a_dropped_module_is_stopped(gpu: hearth.Device, limited: DaemonProcess) -> None:
     device = limited.device_pid()
     module = gpu.RawModule(code=fresh(SLOW))
     worker = wait_until(lambda: _busy_worker(device), "a worker that compiles")

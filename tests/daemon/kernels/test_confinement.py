@@ -258,7 +258,7 @@ def test_descriptors_are_the_process_s_own(walled: tuple[DaemonProcess, Mapping[
 
 
 @confined
-def test_what_is_in_force_is_told(walled: tuple[DaemonProcess, Mapping[str, str]]) -> None:
+def test_confinement_in_force_is_reported(walled: tuple[DaemonProcess, Mapping[str, str]]) -> None:
     daemon, _ = walled
     said = daemon.status()["devices"][0]["confinement"]
     assert said.startswith("landlock ") and said.endswith("seccomp")

@@ -124,7 +124,7 @@ def test_the_largest_grid_runs_and_one_block_more_is_refused_with_the_numbers(
     gpu.synchronize()
 
 
-def test_what_nobody_checked_the_driver_still_refuses(gpu: hearth.Device, kernel: Kernel) -> None:
+def test_driver_refuses_an_unchecked_launch(gpu: hearth.Device, kernel: Kernel) -> None:
     meet = kernel("meet")
     limit = meet.occupancy(1024, 4096).max_cooperative_blocks
     out = gpu.zeros(limit + 1, np.int32)

@@ -225,7 +225,7 @@ def test_nothing_of_it_is_on_the_daemons_own_stdout(start_daemon: StartDaemon) -
 # ---- the client ----
 
 
-def test_a_callback_that_fails_costs_nobody_the_answer(gpu: hearth.Device) -> None:
+def test_failing_callback_does_not_cost_the_answer(gpu: hearth.Device) -> None:
     def broken(text: str) -> None:
         raise RuntimeError("no")
 

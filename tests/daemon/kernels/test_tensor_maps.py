@@ -205,7 +205,7 @@ def test_a_session_that_ends_takes_its_tensor_maps_along(lossy: DaemonProcess) -
 
 
 @on_gpu
-def test_a_tile_moves_between_arrays(gpu: hearth.Device) -> None:
+def test_tile_is_copied_between_arrays(gpu: hearth.Device) -> None:
     start = np.random.default_rng(0).random((64, 96), np.float32)
     x, y = gpu.asarray(start), gpu.zeros((64, 96), np.float32)
     move = gpu.RawModule(code=TMA).get_function("move")

@@ -267,7 +267,7 @@ def test_transitions_follow_the_capture_order(work: Execute) -> None:
     ends_well(work)
 
 
-def test_a_refused_begin_is_told_on_the_stream(work: Execute) -> None:
+def test_refused_begin_of_a_capture_is_reported_on_the_stream(work: Execute) -> None:
     """One way, it neither spoils the capture that is under way nor is it forgotten."""
     work.batch(begin(), c.Command(stream=STREAM, launch=launch()), begin(GRAPH + 1))
     assert not work.ask(end()).HasField("error")

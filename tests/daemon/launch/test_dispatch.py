@@ -239,7 +239,7 @@ def test_the_daemon_says_on_what_it_depended(stream: Execute, raw: Raw) -> None:
     assert list(stream.ask(command).dispatch.outputs) == [bytes(16)]
 
 
-def test_its_own_failure_is_told_to_its_caller_alone(gpu: hearth.Device, kernel: Kernel) -> None:
+def test_failure_of_a_dispatch_is_raised_to_its_caller_alone(gpu: hearth.Device, kernel: Kernel) -> None:
     x = gpu.zeros(4, np.int32)
     with pytest.raises(hearth.LaunchError):
         gpu.dispatch(kernel("accumulate"), 1, 4096, [np.ones(4, np.int32), x, np.int32(4)])
@@ -339,7 +339,7 @@ def test_plain_stubs(raw: Raw) -> None:
     assert again.kernel_ns + again.upload_ns + again.download_ns <= again.wall_ns
 
 
-def test_all_that_is_wrong_with_the_bindings_is_told_at_once(raw: Raw, daemon: DaemonProcess) -> None:
+def test_all_faults_of_the_bindings_are_reported_at_once(raw: Raw, daemon: DaemonProcess) -> None:
     f = raw.function(KERNELS, "identity")
     before = [daemon.counter(name, 0) for name in ("kernel_launches", "allocations")]
     bindings = [
@@ -387,7 +387,7 @@ def test_all_that_is_wrong_with_the_bindings_is_told_at_once(raw: Raw, daemon: D
     assert [daemon.counter(name, 0) for name in ("kernel_launches", "allocations")] == before
 
 
-def test_without_a_request_number_nobody_would_be_told(stream: Execute, unharmed: None) -> None:
+def test_dispatch_without_a_request_number_is_refused(stream: Execute, unharmed: None) -> None:
     stream.batch(c.Command(dispatch=c.Dispatch(function=1, grid=ONE, block=ONE)))
     (failure,) = stream.failures()
     assert failure.command == "dispatch" and "request number" in failure.status.message

@@ -121,7 +121,7 @@ def test_with_as_many_as_there_may_be(start_daemon: StartDaemon) -> None:
         assert daemon.gauge("streams") <= 6
 
 
-def test_when_all_are_kept_back_it_is_told(start_daemon: StartDaemon) -> None:
+def test_report_when_all_streams_are_withheld(start_daemon: StartDaemon) -> None:
     """With one stream in all, the default one shares it with the one that goes, and has to wait as well."""
     daemon = start_daemon(devices={"max_streams": 1})
     with daemon.connect() as victim:

@@ -73,7 +73,7 @@ def test_what_was_written_inside_is_kept(gpu: hearth.Device) -> None:
     assert x.get().tolist() == [0, 0, 0, 1]
 
 
-def test_the_answer_to_a_single_call_is_the_verdict(raw: Raw) -> None:
+def test_answer_to_a_single_call_is_the_outcome(raw: Raw) -> None:
     function, buffer = raw.function(CODE, "write_at"), raw.buffer(bytes(16))
     dim = c.Dim3(x=1)
 

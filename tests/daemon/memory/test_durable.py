@@ -171,7 +171,7 @@ def test_sessions_have_their_own(lossy: DaemonProcess) -> None:
         assert kept(lossy.process.pid).files == 1
 
 
-def test_the_loss_is_told_once_also_where_all_is_back(lossy: DaemonProcess) -> None:
+def test_loss_is_reported_once_also_after_a_full_restore(lossy: DaemonProcess) -> None:
     with lossy.connect() as node:
         gpu = node.device(0)
         x = gpu.durable(gpu.zeros(4, np.int32))
@@ -311,7 +311,7 @@ def test_what_a_failed_command_should_have_made_is_not_copied(lossy: DaemonProce
         assert (x.get() == 1).all() and (y.get() == 1).all()  # all or none
 
 
-def test_a_copy_that_is_damaged_is_told_with_its_cause(lossy: DaemonProcess) -> None:
+def test_damaged_copy_is_reported_with_its_cause(lossy: DaemonProcess) -> None:
     with lossy.connect() as node:
         gpu = node.device(0)
         x = gpu.durable(gpu.ones(MIB, np.uint8))

@@ -127,7 +127,7 @@ def test_work_before_is_done_when_it_is_there(raw: Raw) -> None:
             os.close(file)
 
 
-def test_what_is_under_way_goes_on_where_it_was(gpu: hearth.Device, daemon: DaemonProcess) -> None:
+def test_export_waits_for_work_on_the_buffer(gpu: hearth.Device, daemon: DaemonProcess) -> None:
     """A kernel that uses it holds its export up, and no other work."""
     x = gpu.zeros(4, np.int32)
     with gated(gpu) as gate, gpu.stream() as side, ThreadPoolExecutor(1) as pool, daemon.connect() as node:

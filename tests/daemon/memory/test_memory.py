@@ -400,7 +400,7 @@ def test_persistent_memory_serves_other_streams_in_order(gpu: hearth.Device) -> 
 
 
 @on_cpu  # a GPU would have to be filled
-def test_nobody_else_gets_it_but_its_own_session_does(start_daemon: StartDaemon) -> None:
+def test_persistent_memory_is_not_given_to_other_sessions(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(devices={"memory_limit": "64MiB"})
     with daemon.connect() as first, daemon.connect() as second:
         mine, theirs = first.device(0), second.device(0)

@@ -237,7 +237,7 @@ def test_a_quota_in_a_process_that_tenants_share(start_daemon: StartDaemon) -> N
         gpu.synchronize()
 
 
-def test_nobody_sees_what_another_tenant_has_left_behind(start_daemon: StartDaemon) -> None:
+def test_memory_of_another_tenant_is_never_visible(start_daemon: StartDaemon) -> None:
     """In a process that tenants share: whatever the pool hands out again has been cleared."""
     config, tokens = tenants("x", "y", devices={**DEVICES, "isolation": "shared"})
     daemon = start_daemon(**config)

@@ -305,7 +305,7 @@ def test_attached_buffer_is_not_published_again(gpu: hearth.Device, other: heart
     del x
 
 
-def test_writable_again_when_nobody_has_it(gpu: hearth.Device, other: hearth.Device) -> None:
+def test_array_is_writable_again_without_importers(gpu: hearth.Device, other: hearth.Device) -> None:
     x = published(gpu)
     w = other.attach("weights")
     gpu.unpublish("weights")
@@ -447,7 +447,7 @@ def test_what_a_graph_may_write_is_not_published(gpu: hearth.Device) -> None:
     assert reason_of(variable.publish, "weights") == "INVALID_ARGUMENT"
 
 
-def test_launches_before_and_after_the_memory_moves(gpu: hearth.Device, daemon: DaemonProcess) -> None:
+def test_launches_before_and_after_the_memory_is_relocated(gpu: hearth.Device, daemon: DaemonProcess) -> None:
     """The same launch again and again, by its bytes, while the buffer gets another address."""
     x = published(gpu)
     saxpy = common(gpu, "saxpy")

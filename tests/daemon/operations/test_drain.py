@@ -45,7 +45,7 @@ def ended(daemon: DaemonProcess, since: float) -> float:
 # ---- notifications ----
 
 
-def test_clients_are_told_and_go_on(start_daemon: StartDaemon) -> None:
+def test_clients_are_notified_of_a_drain_and_continue(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(cpu_count=2, drain_timeout="60s")
     node = daemon.connect()
     gpu = node.device(0)
@@ -278,7 +278,9 @@ def _listen(end: socket.socket, told: list[str]) -> None:
             told.append(end.recv(4096).decode())
 
 
-def test_what_systemd_is_told(start_daemon: StartDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_to_systemd_during_a_drain(
+    start_daemon: StartDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """READY; then STOPPING, with more time asked for again and again as long as it drains."""
     told: list[str] = []
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:

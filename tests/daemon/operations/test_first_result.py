@@ -83,7 +83,7 @@ def test_it_imports_what_it_needs_and_no_more(daemon: DaemonProcess) -> None:
     assert {"hearth.device", "hearth.kernels.module"} <= found["by_hearth"]
 
 
-def test_who_goes_on_step_by_step_imports_nothing_more(daemon: DaemonProcess) -> None:
+def test_further_steps_import_nothing_more(daemon: DaemonProcess) -> None:
     """An import between two steps takes 20 ms, in which nothing else of the client's work is done."""
     code = PROGRAM.replace("    loaded = set(sys.modules)", STEPS + "    loaded = set(sys.modules)")
     assert code != PROGRAM

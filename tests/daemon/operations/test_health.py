@@ -77,7 +77,7 @@ def agree(daemon: DaemonProcess, stub: Any, ready: bool) -> None:
     wait_until(lambda: surfaces(daemon, stub) == (ready,) * 5, f"all saying {ready}")
 
 
-def test_stopped_device_is_seen_everywhere_and_goes_on(start_daemon: StartDaemon) -> None:
+def test_stopped_device_is_seen_everywhere_and_continues(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(cpu_count=2)
     needs_devices(daemon, 2)
     with stub_of(daemon.unix) as stub, daemon.connect() as node:
@@ -103,7 +103,7 @@ def test_stopped_device_is_seen_everywhere_and_goes_on(start_daemon: StartDaemon
         assert (gpu.state, gpu.generation, daemon.device_pid()) == ("serving", 1, pid)
 
 
-def test_stopped_device_that_does_not_go_on_is_replaced(start_daemon: StartDaemon) -> None:
+def test_stopped_device_that_does_not_continue_is_replaced(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(devices={"ping_timeout": "2s"})
     with stub_of(daemon.unix) as stub:
         device = watch(stub, "device/0")
@@ -125,7 +125,7 @@ def test_lost_device_is_seen_everywhere(start_daemon: StartDaemon) -> None:
         agree(daemon, stub, ready=False)
 
 
-def test_watcher_that_grants_no_window_delays_nobody(start_daemon: StartDaemon) -> None:
+def test_watcher_that_grants_no_window_delays_no_other(start_daemon: StartDaemon) -> None:
     """While it reads nothing the daemon drains; every other caller hears of it, and it does when it reads."""
     daemon = start_daemon(drain_timeout="60s")
     with daemon.connect() as node, stub_of(daemon.unix) as stub, Http2(daemon.grpc, window=0) as stranger:

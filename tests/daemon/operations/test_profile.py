@@ -132,7 +132,7 @@ def test_a_failing_compile_is_the_profiles_alone(gpu: hearth.Device) -> None:
     assert x.item() == 1
 
 
-def test_nested_profiles_both_fail_and_the_error_is_told_once(gpu: hearth.Device) -> None:
+def test_nested_profiles_both_fail_and_the_error_is_raised_once(gpu: hearth.Device) -> None:
     outer, inner = gpu.profile(), gpu.profile()
     outer.__enter__()
     inner.__enter__()

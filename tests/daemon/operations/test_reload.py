@@ -304,7 +304,7 @@ def test_a_moved_audit_log_continues_in_a_new_file(running: Reloaded) -> None:
     assert hearthd("audit", "verify", str(path)).returncode == 0
 
 
-def test_no_tenants_at_all_lets_nobody_in(running: Reloaded) -> None:
+def test_empty_tenant_list_admits_no_client(running: Reloaded) -> None:
     """A file that has lost its end must not open the daemon to everybody."""
     entry = running.change(tenants=[], auth={"failure_delay": "1ms"})
     assert "none is left" in entry["needs_restart"] and entry["changed"] == "auth.failure_delay"

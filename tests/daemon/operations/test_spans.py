@@ -90,7 +90,7 @@ def ids(span: ReadableSpan) -> tuple[str, str]:
 # ---- the client ----
 
 
-def test_what_waits_has_a_span_and_what_goes_one_way_has_none(
+def test_waiting_calls_have_spans_and_one_way_calls_have_none(
     daemon: DaemonProcess, exported: InMemorySpanExporter
 ) -> None:
     with daemon.connect() as node:
@@ -336,9 +336,7 @@ def test_a_collector_that_is_not_there(start_daemon: StartDaemon, monkeypatch: p
     assert daemon.stop() == 0
 
 
-def test_an_environment_that_is_wrong_is_told_and_no_more(
-    start_daemon: StartDaemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_environment_is_only_reported(start_daemon: StartDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "zipkin")
     daemon = start_daemon()
     assert "no exporter 'zipkin'" in daemon.log() and "otlp_proto_http" in daemon.log()

@@ -34,7 +34,7 @@ def told(what: Callable[[], object]) -> hearth.HearthError:
 # ---- what a failure spoils ----
 
 
-def test_what_merged_failures_spoiled_cannot_be_read_before_they_are_told(gpu: hearth.Device) -> None:
+def test_buffers_spoiled_by_merged_failures_are_unreadable_before_the_report(gpu: hearth.Device) -> None:
     """The list is bounded, and what no longer stands in it by itself is still owed to the client."""
     side = gpu.stream()
     arrays = [gpu.zeros(4, np.int32) for _ in range(3 * MAX_KEPT)]
@@ -105,7 +105,7 @@ def test_a_part_that_is_written_anew_does_not_mend_the_whole(gpu: hearth.Device)
 # ---- a reservation that failed ----
 
 
-def test_a_failed_reservation_is_seen_by_the_next_sync_and_by_whoever_uses_it(gpu: hearth.Device) -> None:
+def test_failed_reservation_is_raised_by_the_next_sync_and_by_each_use(gpu: hearth.Device) -> None:
     side = gpu.stream()
     lost = gpu.empty(1 << 60, np.uint8)
     assert told(lambda: lost[:4].get(stream=side)).reason in ("OUT_OF_MEMORY", "ALLOCATION_FAILED")
@@ -253,7 +253,7 @@ def test_a_write_that_fails_stops_nothing_but_what_needs_it(raw: Raw) -> None:
 
 
 @pytest.mark.parametrize("ask", ["sync", "sync of all", "flush", "read", "end of a profile"])
-def test_who_asks_is_told_of_what_came_before_and_of_nothing_later(raw: Raw, ask: str) -> None:
+def test_request_reports_earlier_failures_and_no_later_ones(raw: Raw, ask: str) -> None:
     """Also where the question has to wait, and what was submitted behind it fails at once."""
     questions = {
         "sync": c.Command(sync=c.Sync()),
@@ -281,7 +281,7 @@ def test_who_asks_is_told_of_what_came_before_and_of_nothing_later(raw: Raw, ask
         assert "901" in failure.status.message
 
 
-def test_nothing_is_told_twice_whoever_asks_at_once(daemon: DaemonProcess) -> None:
+def test_no_failure_is_reported_twice_to_concurrent_requests(daemon: DaemonProcess) -> None:
     with Raw(daemon.unix) as raw, raw.execute() as stream:
         stream.batch(
             c.Command(fill=c.Fill(buffer=901, size=1, pattern=b"x")),
@@ -301,7 +301,7 @@ def test_nothing_is_told_twice_whoever_asks_at_once(daemon: DaemonProcess) -> No
     ("grid", "block", "shared_mem"),
     [((1,), (1025,), 0), ((1, 1, 2**31), (1,), 0), ((1,), (2**16, 2**16, 1), 0), ((1,), (1,), 2**30)],
 )
-def test_an_unchecked_launch_that_cannot_be_costs_nobody_the_device(
+def test_invalid_unchecked_launch_costs_no_session_the_device(
     gpu: hearth.Device, daemon: DaemonProcess, grid: tuple[int, ...], block: tuple[int, ...], shared_mem: int
 ) -> None:
     pid, add_one, x = daemon.device_pid(), common(gpu, "add_one"), gpu.zeros(4, np.int32)

@@ -257,7 +257,7 @@ def test_a_daemon_with_nothing_to_do_does_nothing(lossy: DaemonProcess) -> None:
     assert all(each < 0.1 * elapsed for each in used)
 
 
-def test_whoever_comes_first_the_device_is_started_once(start_daemon: StartDaemon) -> None:
+def test_device_starts_once_for_concurrent_first_sessions(start_daemon: StartDaemon) -> None:
     daemon = start_daemon()
 
     def first_use(_: int) -> tuple[int, bool]:

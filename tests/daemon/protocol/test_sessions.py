@@ -189,7 +189,7 @@ print(os.waitstatus_to_exitcode(status), x.get().sum())
 """
 
 
-def test_a_fork_is_refused_in_the_child_and_harms_nobody(daemon: DaemonProcess) -> None:
+def test_fork_is_refused_in_the_child_and_harms_no_session(daemon: DaemonProcess) -> None:
     client = run_python(FORKING, daemon.unix)
     out, _ = client.communicate(timeout=60)
     assert out.splitlines()[0] == "[True, True, True, True] 45 True"
@@ -230,7 +230,7 @@ def test_tcp_and_unix(daemon: DaemonProcess, way: str) -> None:
         np.testing.assert_array_equal(node.device(0).asarray(host).get(), host)
 
 
-def test_nobody_there() -> None:
+def test_absent_daemon() -> None:
     with pytest.raises(hearth.ConnectError, match="hearthd serve"):
         hearth.connect("127.0.0.1:1", timeout=2)
     with pytest.raises(hearth.ConnectError):

@@ -140,7 +140,7 @@ def test_a_session_cannot_open_another(guarded: DaemonProcess, tokens: dict[str,
     channel.close()
 
 
-def test_anothers_session_is_told_from_none_by_nothing(guarded: DaemonProcess, tokens: dict[str, str]) -> None:
+def test_session_of_another_tenant_looks_like_no_session(guarded: DaemonProcess, tokens: dict[str, str]) -> None:
     with Raw(guarded.unix, tokens["bob"]) as bob, Raw(guarded.unix, WHOLE) as alice:
         public = bob.opened.session_id
         answers = set()
@@ -295,7 +295,7 @@ def test_another_user_is_not(guarded: DaemonProcess) -> None:
     channel.close()
 
 
-def test_the_socket_is_its_owners_where_nobody_is_known_by_user(start_daemon: StartDaemon) -> None:
+def test_socket_is_its_owners_where_no_tenant_is_known_by_user(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(**tenants("alice")[0])
     path = Path(daemon.unix.removeprefix("unix:"))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

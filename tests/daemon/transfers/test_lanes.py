@@ -163,7 +163,7 @@ def test_many_clients_at_once(daemon: DaemonProcess) -> None:
         assert all(pool.map(client, range(4)))
 
 
-def test_an_error_that_nobody_waits_for_comes_by_itself(daemon: DaemonProcess) -> None:
+def test_unawaited_error_arrives_unasked(daemon: DaemonProcess) -> None:
     with daemon.connect() as node:
         gpu = node.device(0)
         x = gpu.zeros(4, np.int32)

@@ -219,7 +219,7 @@ def test_a_connection_that_ended_unseen(
         assert shared(gpu) is not live
 
 
-def test_what_failed_before_is_told(gpu: hearth.Device) -> None:
+def test_earlier_failure_is_raised(gpu: hearth.Device) -> None:
     host, x, y = pinned(noise(INLINE)), gpu.empty(INLINE, np.uint8), gpu.empty(INLINE, np.uint8)
     x.set(host)
     x.get(out=host)

@@ -167,7 +167,7 @@ def test_a_read_behind_a_copy_that_was_lost(gpu: hearth.Device, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("own_stream", [True, False], ids=["its stream", "its thread"])
-def test_a_copy_that_was_lost_is_told_where_it_was_asked_for(
+def test_lost_copy_is_reported_where_it_was_requested(
     gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch, own_stream: bool
 ) -> None:
     """Of two threads, each with a separate stream, the one whose copy it was hears of it, whichever asks first."""

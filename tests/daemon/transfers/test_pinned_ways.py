@@ -213,7 +213,7 @@ def test_a_download_that_does_not_block_is_there_after_a_synchronize(gpu: hearth
         same(out, values)
 
 
-def test_what_fails_on_the_way_is_told_at_the_next_synchronize(gpu: hearth.Device) -> None:
+def test_failed_copy_is_raised_at_the_next_synchronize(gpu: hearth.Device) -> None:
     host = pinned(noise(2 * INLINE))
     x = gpu.asarray(host)
     other = gpu.asarray(host)
@@ -241,7 +241,7 @@ def test_what_fails_on_the_way_is_told_at_the_next_synchronize(gpu: hearth.Devic
     whole(gpu)
 
 
-def test_what_failed_before_is_told_by_a_read(gpu: hearth.Device) -> None:
+def test_earlier_failure_is_raised_by_a_read(gpu: hearth.Device) -> None:
     host = pinned(noise(2 * INLINE))
     x = gpu.asarray(host)
     for get in (lambda: x.get(out=host), x.get):

@@ -205,7 +205,7 @@ def test_commands_that_are_refused(sharing: Sharing, unharmed: None) -> None:
     assert from_status(failure.status).reason == Reason.INVALID_ARGUMENT  # a read needs a request number
 
 
-def test_one_way_errors_are_told_once_and_spoil_what_was_to_be_written(sharing: Sharing, unharmed: None) -> None:
+def test_one_way_errors_are_raised_once_and_spoil_their_buffers(sharing: Sharing, unharmed: None) -> None:
     buffer = sharing.allocate(4096)
     sharing.shared.share(1, 4096)
     other = sharing.raw.mint()

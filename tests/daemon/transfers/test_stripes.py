@@ -146,7 +146,7 @@ def test_rows_and_views(gpu: hearth.Device) -> None:
     assert (x.get() == host).all()
 
 
-def test_progress_is_told(gpu: hearth.Device) -> None:
+def test_progress_is_reported(gpu: hearth.Device) -> None:
     told: list[tuple[int, int]] = []
     host = values(20 * MIB)
     x = gpu.asarray(host, progress=lambda done, total: told.append((done, total)))
@@ -318,7 +318,7 @@ def test_they_end_with_the_session(start_daemon: StartDaemon) -> None:
     assert not [each for each in threading.enumerate() if each.name.startswith("hearth-stripe")]
 
 
-def test_they_are_closed_when_nothing_goes_on(lossy: DaemonProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_stripes_are_closed(lossy: DaemonProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hearth.transport.stripe.STALL_S", 0.2)
     monkeypatch.setattr("hearth.transport.stripe.IDLE_S", 0.3)
     with connect(lossy.grpc) as node:
@@ -507,7 +507,7 @@ def test_none_can_be_had_any_more(lossy: DaemonProcess, by_way_of: Any) -> None:
     settled(lossy)
 
 
-def test_a_port_where_nobody_answers(lossy: DaemonProcess, by_way_of: Any) -> None:
+def test_stripe_port_without_an_answer(lossy: DaemonProcess, by_way_of: Any) -> None:
     with connect(lossy.grpc) as node, Cutter(lossy.lanes) as cutter:
         by_way_of(node, cutter)
         cutter.refuse()

@@ -45,6 +45,13 @@ def described(module: Any) -> commands_pb2.ModuleResult:
     return connection_of(module).call(command).module
 
 
+def unload(module: Any) -> None:
+    """Has the daemon unload a module that the client still refers to."""
+    command = commands_pb2.Command()
+    command.unload_module.module = number_of(module)
+    connection_of(module).submit(command)
+
+
 class Gate:
     """A kernel that runs until `open`; the variable that it watches is nobody's argument, so no write to it waits."""
 

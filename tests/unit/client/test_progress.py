@@ -69,7 +69,7 @@ def test_nothing_is_shown_unasked(terminal: Terminal, clock: Clock) -> None:
     assert terminal.getvalue() == ""
 
 
-def test_nothing_is_shown_where_nobody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_progress_is_shown_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     closed = io.StringIO()
     closed.close()
     for stderr in (io.StringIO(), closed, None):

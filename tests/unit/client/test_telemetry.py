@@ -115,7 +115,7 @@ def test_addresses(target: str, expected: dict[str, Any]) -> None:
     assert telemetry.of(connection) == {**expected, "hearth.session": "s", "hearth.device": 3}
 
 
-def test_a_call_costs_next_to_nothing_where_nobody_makes_spans() -> None:
+def test_call_without_spans_costs_next_to_nothing() -> None:
     """Less than a microsecond; the least of many rounds, since others use this machine."""
     program = """
 import timeit

@@ -68,7 +68,7 @@ def told(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("off")
-def test_what_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = told({"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"})
     assert entry["event"] == "no_traces" and "console" in entry["why"] and "hearth-gpu[otel]" in entry["fix"]
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
@@ -77,7 +77,7 @@ def test_what_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("off")
-def test_a_value_that_is_wrong_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_value_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "-1")
     assert "ValueError" in told({"OTEL_TRACES_EXPORTER": "console"})["why"]
 

@@ -38,7 +38,7 @@ def test_its_version_is_found() -> None:
     assert polling.grpc_version() == tuple(map(int, grpc.__version__.split(".")[:2]))
 
 
-def test_grpc_hears_it_and_nobody_later() -> None:
+def test_only_grpc_sees_the_experiment() -> None:
     said, complaint = _says("no_such_switch", _IN_RANGE)
     assert said == "True None" and "no_such_switch" in complaint
 

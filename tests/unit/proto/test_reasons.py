@@ -105,7 +105,7 @@ def test_failures_travel_with_the_status() -> None:
     assert stream_failures(inner.to_status()) == []
 
 
-def test_a_status_of_somebody_else() -> None:
+def test_status_of_another_service() -> None:
     assert from_status(Status(code=14, message="connection refused")).reason == Reason.DEVICE_UNAVAILABLE
     broken = Status(code=5, details=[Any(type_url="type.googleapis.com/google.rpc.ErrorInfo", value=b"\xff")])
     assert from_status(broken).reason == Reason.INVALID_HANDLE

@@ -148,7 +148,7 @@ def test_a_long_name_is_cut(image: Path, record: int) -> None:
     assert crash.culprit is not None and crash.culprit.kernel == LONG[:191]
 
 
-def test_who_ran_beside_it_is_told_apart(image: Path, record: int) -> None:
+def test_record_distinguishes_kernels_that_ran_beside_the_fault(image: Path, record: int) -> None:
     body = """
     beside("endless", "bystander")
     launch("wild", 8192, session="culprit")
@@ -159,7 +159,7 @@ def test_who_ran_beside_it_is_told_apart(image: Path, record: int) -> None:
     assert set(last.running) == {RunningKernel("wild", "culprit"), RunningKernel("endless", "bystander")}
 
 
-def test_a_fault_outside_of_kernels_blames_none_of_those_that_run(image: Path, record: int) -> None:
+def test_fault_outside_of_kernels_is_attributed_to_no_running_kernel(image: Path, record: int) -> None:
     body = """
     import ctypes
     beside("endless", "bystander")

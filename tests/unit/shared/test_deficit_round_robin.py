@@ -54,7 +54,7 @@ def test_shares_are_as_the_weights_however_unlike_the_costs(given_weights: list[
 
 
 @given(weights, st.lists(st.tuples(st.integers(0, 5), st.booleans(), st.floats(0.0, 50.0)), max_size=60))
-def test_whoever_wants_is_served_and_nobody_else(
+def test_exactly_the_waiting_participants_are_served(
     given_weights: list[float], moves: list[tuple[int, bool, float]]
 ) -> None:
     ring: DeficitRoundRobin[int] = DeficitRoundRobin(QUANTUM)

@@ -87,7 +87,7 @@ def test_what_a_cancelled_call_brings_is_undone() -> None:
     assert undone == [4]
 
 
-def test_a_home_is_one_loop() -> None:
+def test_event_loop_bridge_belongs_to_one_loop() -> None:
     homes: list[Home] = []
 
     async def make() -> None:

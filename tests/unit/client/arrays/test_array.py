@@ -243,7 +243,7 @@ def test_one_way_failures_surface_at_the_next_read(gpu: hearth.Device, daemon: F
     assert x.get().shape == (3,)
 
 
-def test_progress_is_drawn_where_somebody_watches(gpu: hearth.Device, monkeypatch: Any) -> None:
+def test_progress_is_drawn_on_a_terminal(gpu: hearth.Device, monkeypatch: Any) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True

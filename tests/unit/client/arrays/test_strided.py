@@ -84,7 +84,7 @@ def test_a_reshape_is_a_view_where_numpy_makes_no_copy(case: tuple[tuple[int, ..
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4), st.integers(0, 3), st.integers(0, 3), st.booleans())
-def test_moves_copy_every_byte_once(a: int, b: int, c: int, gap: int, wider: int, swap: bool) -> None:
+def test_copy_commands_copy_every_byte_once(a: int, b: int, c: int, gap: int, wider: int, swap: bool) -> None:
     """Between rows of c and rows of b x c bytes: the bytes of one, in order, at the places of the other."""
     fine = RowLayout(0, c, a * b, c + gap) if a * b > 1 else RowLayout(0, a * b * c)
     coarse = RowLayout(0, b * c, a, b * c + wider) if a > 1 else RowLayout(0, a * b * c)

@@ -54,7 +54,7 @@ def test_what_raises_is_a_finding_of_one_line() -> None:
     assert check.status == "failed" and check.detail.startswith("KeyError")
 
 
-def test_findings_are_told_as_they_come_and_counted() -> None:
+def test_findings_are_printed_as_they_come_and_counted() -> None:
     told: list[Any] = []
     findings = Findings(told.append)
     assert findings.add(Check("a", "ok", "")) and findings.healthy
@@ -173,7 +173,7 @@ def test_what_is_spoken(answer: bytes, says: str) -> None:
         thread.join(5)
 
 
-def test_nobody_there_and_no_such_name() -> None:
+def test_absent_daemon_and_unknown_name() -> None:
     assert network.reachable(resolve("127.0.0.1:1"), 2.0).status == "failed"
     assert network.resolved(resolve("no..such:1")).status == "failed"
     assert network.resolved(resolve("[::1]:7421")).status == "ok"

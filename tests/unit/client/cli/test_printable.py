@@ -16,7 +16,7 @@ TEXT = st.lists(st.integers(0, 0x10FFFF).map(chr)).map("".join)
 HOSTILE = "\x1b[2J\x1b]0;title\x07\r\n\x00\x9b31m\u202egnp\u2028\u200b\ud800\ue000"
 
 
-def test_what_moves_a_cursor_does_not_print() -> None:
+def test_cursor_movements_are_not_printed() -> None:
     shown = printable(HOSTILE)
     assert shown == "?[2J?]0;title?  ??31m?gnp ???"
     assert printable("caf\u00e9 \u65e5\u672c") == "caf\u00e9 \u65e5\u672c" and printable(None) == "None"

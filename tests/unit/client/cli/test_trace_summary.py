@@ -109,7 +109,7 @@ def test_traces_of_others_do_not_break_it() -> None:
     report.to_text("t", found, 5)
 
 
-def test_what_is_told_wrong(tmp_path: Path, capsys: Any) -> None:
+def test_invalid_arguments_are_reported(tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "text.json").write_text("hello")
     (tmp_path / "other.json").write_text('{"a": 1}')
     (tmp_path / "program.py").write_text("print()")

@@ -306,7 +306,7 @@ def test_a_batch_that_fails_presents_nothing(daemon: GroupDaemon, node: hearth.N
     assert {part.sequence for part in sent(daemon, node)} == {1}
 
 
-def test_a_batch_is_of_its_own_group_and_thread(daemon: GroupDaemon, node: hearth.Node, turned: hearth.Group) -> None:
+def test_batch_belongs_to_its_group_and_thread(daemon: GroupDaemon, node: hearth.Node, turned: hearth.Group) -> None:
     pair = hearth.Group(node.devices[:2])
     with turned.batch():
         turned.all_reduce(ones(turned))

@@ -101,9 +101,7 @@ def test_one_that_refuses_leaves_nothing_behind(
     hearth.Group([node.device(0) for node in nodes]).close()
 
 
-def test_one_that_joins_when_another_has_refused_is_told_to_leave(
-    daemons: list[GroupDaemon], nodes: list[hearth.Node]
-) -> None:
+def test_member_that_joins_after_a_refusal_leaves(daemons: list[GroupDaemon], nodes: list[hearth.Node]) -> None:
     daemons[1].refusals["JoinGroup"] = reasons.Refusal(reasons.Reason.DEVICE_NOT_FOUND, "None such.")
     slow = daemons[2].gates["JoinGroup"] = threading.Event()
     with pytest.raises(hearth.InvalidHandleError):

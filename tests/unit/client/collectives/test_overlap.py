@@ -30,7 +30,7 @@ def bytes_of(array: Any) -> set[tuple[int, int]]:
 
 
 @given(st.lists(st.tuples(st.booleans(), arrays), max_size=6))
-def test_what_is_written_is_nobody_elses(program: list[tuple[bool, Any]]) -> None:
+def test_written_memory_that_overlaps_another_operand_is_refused(program: list[tuple[bool, Any]]) -> None:
     parts = [RankPart(0, RECV, None, array) if writes else RankPart(0, SEND, array) for writes, array in program]
     wrong = any(
         (program[i][0] or program[j][0]) and bytes_of(program[i][1]) & bytes_of(program[j][1])

@@ -104,7 +104,7 @@ def test_only_what_reads_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None
     assert asked == ["GetStatus", "GetStatus", "RestartDevice"]
 
 
-def test_closed_it_asks_nobody(daemon: FakeDaemon) -> None:
+def test_closed_admin_sends_no_request(daemon: FakeDaemon) -> None:
     asking = asker(daemon)
     asking.describe()
     asking.close()

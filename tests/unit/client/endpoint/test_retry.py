@@ -100,7 +100,7 @@ def test_what_may_run_twice_is_asked_again_after_a_loss(clock: Clock, error: Hea
     assert hearth.retrying(idempotent=True)(work)(7) == 7 and work.calls == 2
 
 
-def test_other_errors_are_nobodys_business(clock: Clock) -> None:
+def test_other_errors_are_not_retried(clock: Clock) -> None:
     def fail() -> None:
         raise KeyError("mine")
 
@@ -120,14 +120,14 @@ def test_pauses_grow_and_are_not_all_the_same() -> None:
     assert sorted(map(float, filter(None, first))) == first
 
 
-def test_nobody_comes_before_the_time_that_was_said() -> None:
+def test_no_retry_comes_before_the_given_time() -> None:
     for least in (True, False):
         pauses = retry.Pauses(1000, lambda: 0.0, lambda low, high, least=least: low if least else high)
         found = pauses.after(refused(after=20.0))
         assert found is not None and 20 <= found <= 24
 
 
-def test_nobody_waits_in_vain(clock: Clock) -> None:
+def test_no_wait_that_would_exceed_the_deadline(clock: Clock) -> None:
     work = Work(*[refused(after=4.0)] * 100)
     with pytest.raises(QuotaExceededError):
         hearth.retrying(timeout=10)(work)()

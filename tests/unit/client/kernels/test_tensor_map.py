@@ -94,7 +94,7 @@ def test_in_a_launch_it_takes_128_bytes(gpu: hearth.Device, daemon: FakeDaemon, 
     assert packed.tail((tile,)) == handle_of(tile).to_bytes(8, "little") + bytes(128)
 
 
-def test_it_is_destroyed_when_nobody_holds_it_and_keeps_its_array_until_then(
+def test_tensor_map_is_destroyed_with_its_last_reference_and_keeps_its_array_until_then(
     gpu: hearth.Device, daemon: FakeDaemon
 ) -> None:
     x = gpu.zeros((8, 32), np.float32)

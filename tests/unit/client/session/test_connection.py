@@ -186,7 +186,7 @@ def test_a_lost_device(gpu: hearth.Device, daemon: FakeDaemon) -> None:
     assert daemon.count("free") == 0
 
 
-def test_a_loss_that_nobody_waited_for_is_reported_once(gpu: hearth.Device, daemon: FakeDaemon) -> None:
+def test_unawaited_loss_is_reported_once(gpu: hearth.Device, daemon: FakeDaemon) -> None:
     f = kernel(gpu)
     gpu.synchronize()
     daemon.lose_on = "launches"
@@ -199,7 +199,7 @@ def test_a_loss_that_nobody_waited_for_is_reported_once(gpu: hearth.Device, daem
     assert len(daemon.records) == 1
 
 
-def test_everybody_who_waits_hears_of_a_loss(gpu: hearth.Device, daemon: FakeDaemon) -> None:
+def test_every_waiting_thread_gets_a_loss(gpu: hearth.Device, daemon: FakeDaemon) -> None:
     x = gpu.zeros(3)
     gpu.synchronize()
     daemon.gate.clear()
@@ -337,7 +337,7 @@ def test_closing_sends_what_is_queued(daemon: FakeDaemon) -> None:
     assert node.closed and daemon.closed_tokens == ["t"]
 
 
-def test_a_node_that_nobody_holds_is_closed(daemon: FakeDaemon) -> None:
+def test_unreferenced_node_is_closed(daemon: FakeDaemon) -> None:
     node = hearth.connect(daemon.target)
     gpu = node.device(0)
     x = gpu.zeros(3)

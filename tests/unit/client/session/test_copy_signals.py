@@ -86,7 +86,7 @@ def wait(reply: Reply) -> tuple[threading.Thread, list[object]]:
     return thread, found
 
 
-def test_it_goes_on_before_the_answer_has_come(daemon: LaneDaemon, gpu: hearth.Device, work: Attachment) -> None:
+def test_signalled_wait_returns_before_the_answer(daemon: LaneDaemon, gpu: hearth.Device, work: Attachment) -> None:
     for _ in range(20):
         reply = ask(daemon, work)
         thread, found = wait(reply)
@@ -135,7 +135,7 @@ def test_what_was_said_before_has_come(daemon: LaneDaemon, work: Attachment) -> 
     assert before.answered and before.error is not None
 
 
-def test_an_error_that_comes_behind_it_is_told_as_a_late_one(daemon: LaneDaemon, work: Attachment) -> None:
+def test_error_behind_a_signal_is_a_late_error(daemon: LaneDaemon, work: Attachment) -> None:
     late: list[hearth.HearthError] = []
     reply = ask(daemon, work)
     reply.on_late_error = late.append

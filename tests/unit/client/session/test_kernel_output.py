@@ -62,7 +62,7 @@ def test_without_a_stdout_nothing_happens(monkeypatch: pytest.MonkeyPatch, stdou
     output.deliver()
 
 
-def test_what_nobody_waits_for_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unawaited_output_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_output, "MAX_KEPT", 100)
     output, seen = KernelOutput(), []
     output.callback = seen.append

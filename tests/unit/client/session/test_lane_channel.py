@@ -277,7 +277,7 @@ def test_a_wrong_answer_ends_the_attachment(daemon: LaneDaemon, gpu: hearth.Devi
     assert attachment(gpu) is not first
 
 
-def test_a_lost_device_is_told_as_ever(daemon: LaneDaemon, gpu: hearth.Device) -> None:
+def test_lost_device_is_reported_over_a_lane(daemon: LaneDaemon, gpu: hearth.Device) -> None:
     x = gpu.zeros(3)
     daemon.lose_on = "sync"
     with pytest.raises(hearth.DeviceLostError, match="died") as caught:
@@ -289,7 +289,7 @@ def test_a_lost_device_is_told_as_ever(daemon: LaneDaemon, gpu: hearth.Device) -
     assert gpu.zeros(3).get().sum() == 0 and not daemon.over_grpc
 
 
-def test_what_nobody_waits_for_is_received(daemon: LaneDaemon, gpu: hearth.Device) -> None:
+def test_unawaited_responses_are_received(daemon: LaneDaemon, gpu: hearth.Device) -> None:
     gpu.synchronize()
     session = attachment(gpu).session
     printed: list[str] = []

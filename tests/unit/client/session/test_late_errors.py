@@ -51,7 +51,7 @@ def test_who_asks_for_all_hears_all(deferred: DeferredErrors) -> None:
     assert elsewhere(deferred, None) is A and elsewhere(deferred, None) is B and elsewhere(deferred, None) is None
 
 
-def test_what_is_nobodys_is_anybodys(deferred: DeferredErrors) -> None:
+def test_error_without_an_origin_is_raised_to_any_thread(deferred: DeferredErrors) -> None:
     deferred.keep(LOSS)
     assert elsewhere(deferred, 3) is LOSS and elsewhere(deferred, 3) is None and len(deferred) == 2
 

@@ -180,7 +180,7 @@ def test_nothing_is_sent_before_the_attach_and_limits_are_taken_from_it() -> Non
     assert session.next_batch() is not None
 
 
-def test_a_reattach_goes_on_counting() -> None:
+def test_reattach_continues_the_batch_numbers() -> None:
     session = attached(Session(Limits()), last_seq=7)
     session.queue.launch(bytes(64))
     sent = batch(session)
@@ -212,7 +212,7 @@ def test_a_loss_without_a_reason_is_still_a_loss() -> None:
 
 
 @pytest.mark.parametrize(("reports", "waiting", "expected"), [(True, True, False), (False, True, True), (0, 0, True)])
-def test_lost_oneway_work_is_to_be_reported_unless_somebody_was_told(
+def test_lost_one_way_work_is_reported_unless_a_wait_has_raised_it(
     reports: bool, waiting: bool, expected: bool
 ) -> None:
     session = attached(Session(Limits()))

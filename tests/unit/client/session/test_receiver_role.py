@@ -78,7 +78,7 @@ def answer(daemon: LaneDaemon, index: int = -1) -> None:
 
 
 @pytest.mark.parametrize("cores", [1, 64], indirect=True)
-def test_who_waits_receives(work: Attachment, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_thread_receives(work: Attachment, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
     channel, by = work.channel, []
     assert channel is not None and bool(work.lookout.most) == (cores > 2)
     receive = channel.lane.receive
@@ -142,7 +142,7 @@ def test_who_leaves_after_long_wakes_a_background_that_sleeps_for_good(backgroun
 
 
 @pytest.mark.parametrize("background", [60.0], indirect=True)
-def test_who_leaves_and_comes_again_wakes_nobody(background: Background) -> None:
+def test_thread_that_leaves_and_returns_wakes_no_other(background: Background) -> None:
     role, lock, thread = background
     for _ in range(10):
         with lock:
@@ -291,7 +291,7 @@ def test_a_wait_that_times_out_leaves_the_role_to_others(daemon: LaneDaemon, wor
             work.request(ask()).wait(seconds)
 
 
-def test_what_comes_while_nobody_waits(daemon: LaneDaemon, work: Attachment, gpu: hearth.Device) -> None:
+def test_responses_without_a_waiting_thread(daemon: LaneDaemon, work: Attachment, gpu: hearth.Device) -> None:
     """Output, late errors, and answers that are only asked about, right after somebody has waited."""
     printed: list[str] = []
     work.session.on_output = printed.append
@@ -333,7 +333,7 @@ def test_a_launch_and_a_wait_are_one_message(daemon: LaneDaemon, work: Attachmen
     assert together.count(2) > 80
 
 
-def test_acks_that_open_the_window_come_though_nobody_waits(
+def test_acks_that_open_the_window_come_without_a_waiting_thread(
     daemon: LaneDaemon, work: Attachment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Work that is left for an ack goes on, right after a wait, whoever had the role, and not only at the next tick."""
@@ -481,7 +481,7 @@ def test_ctrl_c_at_any_line_of_a_wait_loses_nothing(
     assert work.session.receipts.responses == len(daemon.kept)
 
 
-def test_ctrl_c_leaves_somebody_to_receive(daemon: LaneDaemon, work: Attachment) -> None:
+def test_ctrl_c_leaves_another_thread_to_receive(daemon: LaneDaemon, work: Attachment) -> None:
     """Wherever it comes, another thread that waits gets its answer, though the first does nothing more."""
     me, step, missed, asked = threading.get_ident(), 0, 0, 0
     while missed < 2 and step < 150:
@@ -569,7 +569,7 @@ def test_a_signal_handler_that_waits_inside_of_a_wait(daemon: LaneDaemon, work: 
     work.request(ask()).wait(10)
 
 
-def test_an_end_wakes_who_waits(daemon: LaneDaemon, work: Attachment) -> None:
+def test_end_wakes_waiting_threads(daemon: LaneDaemon, work: Attachment) -> None:
     daemon.never_answer.add("memory_usage")
     replies, errors = [work.request(ask()) for _ in range(6)], list[hearth.HearthError]()
     assert wait_for(lambda: work.session.idle), "the background receives while an ack is to come"
@@ -591,7 +591,7 @@ def test_an_end_wakes_who_waits(daemon: LaneDaemon, work: Attachment) -> None:
     assert len(errors) == 6 and all(isinstance(error, hearth.ClosedError) for error in errors)
 
 
-def test_a_lane_that_breaks_under_who_waits(daemon: LaneDaemon, work: Attachment) -> None:
+def test_lane_breaks_under_a_waiting_thread(daemon: LaneDaemon, work: Attachment) -> None:
     """The answer comes over the next one."""
     daemon.never_answer.add("memory_usage")
     for number in range(1, 6):
@@ -619,7 +619,7 @@ _step = st.sampled_from(["wait", "late", "note", "poll", "drop", "pause"])
     threads=st.lists(st.lists(_step, max_size=25), min_size=1, max_size=6),
     cuts=st.lists(st.tuples(st.integers(100, 3000), st.integers(100, 3000)), max_size=2),
 )  # fmt: skip
-def test_whoever_receives_each_gets_its_answer(threads: list[list[str]], cuts: list[tuple[int, int]]) -> None:
+def test_each_thread_gets_its_answer_from_any_receiver(threads: list[list[str]], cuts: list[tuple[int, int]]) -> None:
     with serving() as daemon:
         daemon.cuts = list(cuts)
         failures: list[BaseException] = []

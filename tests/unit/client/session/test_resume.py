@@ -232,7 +232,7 @@ def receipts(session: Session) -> list[device_pb2.Received]:
     return found
 
 
-def test_what_came_is_told_now_and_then() -> None:
+def test_received_responses_are_reported_now_and_then() -> None:
     session = attached(Session(Limits()))
     for number in range(1, 2 * RESPONSES + 2):
         session.add(b"", number, Recorder())
@@ -251,7 +251,7 @@ def test_what_came_is_told_now_and_then() -> None:
     assert not receipts(session)
 
 
-def test_downloads_are_told_and_told_again_after_a_break() -> None:
+def test_received_downloads_are_reported_again_after_a_break() -> None:
     session = attached(Session(Limits()))
     session.receipts.arrived(7, 100)
     session.receipts.arrived(8, 5)
@@ -308,7 +308,7 @@ def test_a_daemon_that_counts_wrong(last_seq: int) -> None:
     assert session.fail_later is not None and session.fail_later.reason == reasons.Reason.MALFORMED_MESSAGE
 
 
-def test_answers_to_an_earlier_attachment_are_nobodys() -> None:
+def test_answers_to_an_earlier_attachment_are_dropped() -> None:
     session = attached(Session(Limits(), 10))
     session.receive(result(9))
     assert session.fail_later is None and session.receipts.responses == 1

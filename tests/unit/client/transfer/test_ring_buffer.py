@@ -137,7 +137,7 @@ def test_a_ring_that_is_held_up_is_not_waited_for() -> None:
     assert STALL / 2 < time.monotonic() - began < LATE
 
 
-def test_who_waits_stops_when_it_is_not_wanted_any_more() -> None:
+def test_wait_for_a_slot_ends_when_it_is_no_longer_wanted() -> None:
     ring = Ring(lambda: Slot(None, 1), 1, stall=60.0)  # type: ignore[arg-type]
     ring.take(1)
     stopped = threading.Event()

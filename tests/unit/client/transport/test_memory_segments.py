@@ -53,7 +53,7 @@ def test_like_an_array_of_any_layout(order: str) -> None:
             np.testing.assert_array_equal(ours, model.astype(ours.dtype))
 
 
-def test_like_with_a_shape_of_its_own() -> None:
+def test_like_with_another_shape() -> None:
     ours = hearth.empty_like_pinned(np.zeros((3, 4), np.int16), shape=(200, 300))
     assert ours.shape == (200, 300) and ours.dtype == np.int16
 

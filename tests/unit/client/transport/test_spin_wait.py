@@ -13,7 +13,7 @@ from hearth.transport.spin_wait import CORES, DOWN, LEAST_BYTES, LEAST_S, LOOK_S
 SIZES = st.integers(LEAST_BYTES, 1 << 32)
 
 
-def test_with_few_cores_nobody_looks() -> None:
+def test_no_thread_polls_with_few_cores() -> None:
     lookout = Lookout(CORES - 1)
     assert not lookout.most and not lookout.patience
     for way in (UP, DOWN):

@@ -69,6 +69,6 @@ def test_clusters() -> None:
 
 
 @given(st.integers(1, 1024), st.integers(1, 4096))
-def test_verdict_and_bound_agree(threads: int, blocks: int) -> None:
+def test_cooperative_check_and_thread_bound_agree(threads: int, blocks: int) -> None:
     fits = blocks <= thread_bound(LIMITS, threads)
     assert (check_cooperative(LIMITS, (blocks, 1, 1), (threads, 1, 1), None) == []) == fits

@@ -247,7 +247,7 @@ def test_the_front_hears_of_a_lane_that_ends_unused(rig: Laned) -> None:
     assert (told.id, told.channel, json.loads(told.payload)) == (0, 1, {"unused": True, "why": ""})
 
 
-def test_batches_that_nobody_has_looked_at_count_as_well(rig: Laned) -> None:
+def test_unread_batches_count_as_well(rig: Laned) -> None:
     rig.prepare()
     rig.send(Kind.TURN)  # others are on the device: launches wait
     client = rig.lane()

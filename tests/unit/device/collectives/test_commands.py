@@ -209,7 +209,7 @@ def test_the_fronts_refusal(rig: PeerRig) -> None:
     assert rig.reason(rig.sync()) == Reason.COMMUNICATOR_FAILED
 
 
-def test_frames_that_are_nobodys(rig: PeerRig) -> None:
+def test_invalid_collective_frames_are_ignored(rig: PeerRig) -> None:
     peer = rig.join()
     rig.batch(collective(1))
     presented = rig.hear("present")
@@ -375,7 +375,7 @@ def test_no_more_is_launched_than_the_driver_takes(rig: PeerRig) -> None:
     assert rig.reason(sync) == "" and len(peer.given) == 300
 
 
-def test_the_devices_own_groups_are_launched_in_the_order_in_which_they_are_told(rig: PeerRig) -> None:
+def test_groups_of_the_device_are_launched_in_the_order_of_the_messages(rig: PeerRig) -> None:
     """Whatever communicators they are of: they have one track, and their peers launch them in this order."""
     ours, others = rig.join("a-1"), rig.join("a-2")
     rig.batch(c.Command(create_stream=c.CreateStream(stream=5)))

@@ -101,7 +101,7 @@ def test_a_communicator_that_has_failed(rig: PeerRig) -> None:
     assert rig.reason(sync) == Reason.COMMUNICATOR_FAILED
 
 
-def test_nothing_is_answered_before_the_verdict(rig: PeerRig) -> None:
+def test_nothing_is_answered_before_the_outcome(rig: PeerRig) -> None:
     """The device has completed the work, and its outcome is not yet known."""
     two_streams(rig)
     peer = launched(rig)

@@ -90,7 +90,7 @@ def test_nothing_is_kept_for_long() -> None:
     assert desk.rows.sleep(None) is None
 
 
-def test_not_more_than_so_many_are_kept() -> None:
+def test_number_of_kept_messages_is_bounded() -> None:
     desk = started()
     desk.add(MOST_KEPT - 1)
     assert desk.settle() == []

@@ -39,7 +39,7 @@ def test_keys_differ_exactly_when_the_inputs_do(a: Source, b: Source, one: bytes
     assert (key(a, one) == key(b, two)) == ((a, one) == (b, two))
 
 
-def test_what_moves_from_one_field_to_the_next_makes_another_key() -> None:
+def test_bytes_in_another_field_make_another_key() -> None:
     """The same characters in the same order, divided otherwise among code, options, expressions and headers."""
     draw = random.Random(4096)
 
@@ -324,7 +324,7 @@ def test_one_owners_flood_does_not_keep_another_waiting(tmp_path: Path) -> None:
     service.close()
 
 
-def test_what_nobody_waits_for_is_taken_out_or_stopped(tmp_path: Path) -> None:
+def test_unawaited_compile_is_removed_or_stopped(tmp_path: Path) -> None:
     runner, post = CountingRunner(), Poster()
     service = CompileService(CachedImages(runner, CompileCache("", 0)), 1, post)
     done: list[str] = []

@@ -85,7 +85,7 @@ def test_headers_that_were_sent_are_looked_at_too(code: str) -> None:
     assert error.details["file"] == "mine.h"
 
 
-def test_the_place_and_the_name_are_told() -> None:
+def test_position_and_name_of_an_include_are_reported() -> None:
     error = refusal('int a;\\\nint b;\n\n  #include "/etc/passwd"\n')
     assert error.message.startswith('kernel.cu(4): #include "/etc/passwd"')
     assert (error.details["include"], error.details["line"]) == (SECRET, "4")
@@ -170,6 +170,6 @@ def test_time_is_linear(unit: str) -> None:
     st.sampled_from(["#", "%:"]),
 )
 @example("// ", " ", "#")
-def test_a_directive_on_a_line_of_its_own_is_found_whatever_stands_before(before: str, blank: str, sign: str) -> None:
+def test_directive_on_a_separate_line_is_found_behind_any_text(before: str, blank: str, sign: str) -> None:
     """Refused for one reason or another, also where what stands before makes it a comment: never let through."""
     refusal(f'{before}\n{sign}{blank}include{blank}"{SECRET}"\n')

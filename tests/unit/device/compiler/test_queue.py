@@ -25,7 +25,7 @@ def test_in_turn_among_those_who_ask() -> None:
     assert len(queue) == 0
 
 
-def test_whoever_has_none_running_need_not_wait_for_those_who_do() -> None:
+def test_tenant_without_a_running_compile_goes_first() -> None:
     queue: CompileQueue[str] = CompileQueue(2)
     for number in range(5):
         queue.put("flood", f"flood{number}")

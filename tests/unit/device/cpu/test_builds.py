@@ -59,7 +59,7 @@ def test_a_killed_process_takes_its_compiler_and_that_ones_children_along(tmp_pa
         os.close(child)
 
 
-def test_one_builds_and_others_wait_and_go_on_in_its_place(tmp_path: Path) -> None:
+def test_one_builds_while_others_wait_and_take_over(tmp_path: Path) -> None:
     with start(ONCE, str(tmp_path), "first") as first, start(ONCE, str(tmp_path), "second") as second:
         both = [first, second]
         ready = select.select([process.stdout for process in both], [], [], 20)[0]

@@ -101,7 +101,7 @@ def test_an_endless_kernel_hangs_and_holds_up_no_other_launch(image: Path) -> No
     process.communicate(timeout=60)
 
 
-def test_a_forked_child_has_workers_of_its_own(image: Path) -> None:
+def test_forked_child_has_separate_workers(image: Path) -> None:
     call = """
     import os
     f = module.function('wild')

@@ -486,7 +486,7 @@ def test_lines_of_headers_and_what_is_said(run: Checked) -> None:
     ]  # fmt: skip
 
 
-def test_images_of_both_kinds_are_told_apart_and_run_in_one_process(
+def test_images_of_both_kinds_are_distinguished_and_run_in_one_process(
     run: Checked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("HEARTH_CPU_RACECHECK", raising=False)

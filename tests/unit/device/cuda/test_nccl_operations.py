@@ -272,7 +272,7 @@ def test_what_can_be_reduced_where(version: int, capability: tuple[int, int], na
 
 
 @pytest.mark.parametrize("dtype", ["int16", "uint16", "bool", "complex64", "complex128", ""])
-def test_what_nccl_has_no_arithmetic_for_moves_all_the_same(dtype: str) -> None:
+def test_dtypes_without_nccl_arithmetic_are_moved(dtype: str) -> None:
     allowed = reducible(22803, (9, 0))
     for kind in ("all_reduce", "reduce", "reduce_scatter"):
         with pytest.raises(Refusal) as refused:

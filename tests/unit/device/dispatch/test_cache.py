@@ -126,7 +126,7 @@ def test_transfers_are_not_learned_for_they_have_another_number_each_time() -> N
     assert seen(known, [command, command]) == [False, False]
 
 
-def test_no_more_is_kept_than_so_many_nor_longer_ones_nor_the_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_is_bounded_and_keeps_no_long_commands_and_no_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "MOST", 4)
     known = KnownDispatches()
     commands = [sound(timeout_ns=number) for number in range(1, 40)]

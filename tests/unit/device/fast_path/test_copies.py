@@ -239,7 +239,7 @@ def test_bytes_go_there_and_back(rig: Sharing) -> None:
     assert rig.given == 198
 
 
-def test_one_that_takes_its_time_is_answered_with_who_waits_behind_it(rig: Sharing) -> None:
+def test_slow_copy_is_answered_together_with_the_wait_behind_it(rig: Sharing) -> None:
     client, _, memory = begin(rig)
     memory[:8] = b"12345678"
     for number in range(2, 20, 2):
@@ -297,7 +297,7 @@ def test_a_wait_for_more_than_a_copy_is_not_answered_with_it(rig: Sharing) -> No
     assert client.response().result.request == 3
 
 
-def test_a_session_that_ends_while_somebody_waits_for_its_copy(rig: Sharing) -> None:
+def test_session_ends_while_its_copy_is_awaited(rig: Sharing) -> None:
     client, _, _ = begin(rig)
     gate = shut(rig)
     client.batch(write(request=2, buffer=2))
@@ -314,7 +314,7 @@ def test_a_session_that_ends_while_somebody_waits_for_its_copy(rig: Sharing) -> 
     assert other.response().result.request == 1
 
 
-def test_a_failure_before_it_is_told_by_a_read(rig: Sharing) -> None:
+def test_failure_before_a_copy_is_raised_by_a_read(rig: Sharing) -> None:
     client, _, _ = begin(rig)
     client.batch(Command(write=c.Write(buffer=9, data=b"1")))
     client.batch(write(request=2, buffer=2))
@@ -418,7 +418,7 @@ def test_a_number_that_is_written_twice_counts_the_second_time(rig: Sharing) -> 
     assert rig.given == 2
 
 
-def test_no_more_is_known_than_so_many(rig: Sharing, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_known_copies_is_bounded(rig: Sharing, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(straight_copies, "MOST", 4)
     client, _, _ = begin(rig)
     known = rig.process.executor.inline_path.copies.resolved

@@ -220,7 +220,7 @@ def test_reads_of_several_sizes_bring_their_bytes(rig: Passing) -> None:
     assert staging.in_use == 0
 
 
-def test_what_failed_before_is_told_by_the_read(rig: Passing) -> None:
+def test_earlier_failure_is_raised_by_the_read(rig: Passing) -> None:
     client = rig.lane()
     client.batch(add(1, buffer=9), read(1))
     assert "buffer 9" in client.response().result.error.message
@@ -234,7 +234,7 @@ def test_what_failed_before_is_told_by_the_read(rig: Passing) -> None:
     assert value(client) == 5
 
 
-def test_what_another_stream_spoiled_is_told_by_the_read(rig: Passing) -> None:
+def test_buffer_spoiled_by_another_stream_fails_the_read(rig: Passing) -> None:
     client = rig.lane()
     client.batch(Command(create_stream=c.CreateStream(stream=5)), sync(1))
     client.response()

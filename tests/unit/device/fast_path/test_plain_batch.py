@@ -155,7 +155,7 @@ def test_a_sync_is_answered_under_its_number(request: int, every: bool) -> None:
 @given(
     st.binary(max_size=20_000), st.lists(st.sampled_from([c.Command(sync=c.Sync()), c.Command(stream=3)]), max_size=1)
 )
-def test_launches_alone_are_told_by_a_look(records: bytes, more: list[c.Command]) -> None:
+def test_batches_of_launches_alone_are_recognized(records: bytes, more: list[c.Command]) -> None:
     commands = [c.Command(launches=records), *more]
     data = device_pb2.ExecuteRequest(batch=c.Batch(seq=5, commands=commands)).SerializeToString()
     if len(data) < 1 << 14:

@@ -184,7 +184,7 @@ def test_whose_kernels_are_named(start: Start, tenant: str, closed: bool) -> Non
     assert ("another tenant's session" in told) is bool(tenant)
 
 
-def test_a_load_that_waits_is_seen_and_one_that_nobody_wants_any_more_is_not(start: Start) -> None:
+def test_waiting_load_is_listed_and_a_dropped_one_is_not(start: Start) -> None:
     rig = start(LONG)
     endless(rig)
     for number in (2, 3):
@@ -263,7 +263,7 @@ def test_a_first_launch_that_is_given_up_leaves_the_next_one_to_wait(start: Star
     assert value(2) == 1
 
 
-def test_who_waited_for_the_same_first_launch_goes_on_with_it(start: Start) -> None:
+def test_launches_behind_the_same_first_launch_continue_with_it(start: Start) -> None:
     rig = start(LONG)
     value = endless(rig)
     rig.server.choosy = True  # type: ignore[attr-defined]

@@ -64,7 +64,7 @@ def test_what_can_never_fit_does_not_wait() -> None:
     assert may_wait(NOT_NOW) and not may_wait(NEVER)
 
 
-def test_nothing_to_wait_for_is_told_at_once() -> None:
+def test_allocation_without_pending_frees_fails_at_once() -> None:
     memory = Memory()
     with pytest.raises(Refusal, match="no room"):
         memory.late().run()
@@ -91,7 +91,7 @@ def test_frees_behind_it_are_not_waited_for() -> None:
         late.run()
 
 
-def test_it_is_told_when_all_has_come_back_and_it_is_not_enough() -> None:
+def test_allocation_fails_when_all_is_freed_and_not_enough() -> None:
     memory = Memory()
     memory.on_its_way = True
     late = memory.late()

@@ -59,7 +59,7 @@ def test_few_go_back_at_once_and_many_in_pieces_in_their_order() -> None:
     assert many.over and bench.given == list(range(10 * FEW))
 
 
-def test_sessions_take_turns_and_each_is_told_of_its_own() -> None:
+def test_sessions_take_turns_and_each_is_notified_of_its_frees() -> None:
     bench = Bench()
     told: list[str] = []
     for session in "ab":
@@ -80,7 +80,7 @@ def test_sessions_take_turns_and_each_is_told_of_its_own() -> None:
     assert told[-1] == "at once"
 
 
-def test_what_a_track_has_no_room_for_waits_and_keeps_nobody_awake() -> None:
+def test_free_without_room_on_its_track_waits_and_keeps_no_loop_awake() -> None:
     bench = Bench()
     bench.track = SimpleNamespace(budget=0)
     clearing = bench.begin("a", list(range(2 * FEW)))
@@ -148,7 +148,7 @@ def test_others_are_served_while_a_session_frees_and_ends(rig: Rig[CpuServer]) -
     assert rig.server.memory_info().in_use == 0
 
 
-def test_the_end_of_a_session_is_told_when_all_is_free(rig: Rig[CpuServer]) -> None:
+def test_end_of_a_session_is_reported_when_all_is_free(rig: Rig[CpuServer]) -> None:
     fill_up(rig)
     rig.send(Kind.CLOSE, channel=1)
     rig.until(Kind.CLOSED)
@@ -189,7 +189,7 @@ def test_another_session_waits_for_what_is_being_freed_before_it_is_refused(rig:
     assert not answer.HasField("error"), answer.error.message
 
 
-def test_what_is_not_a_buffer_is_told_when_the_rest_is_free(rig: Rig[CpuServer]) -> None:
+def test_invalid_buffer_is_reported_when_the_rest_is_free(rig: Rig[CpuServer]) -> None:
     fill_up(rig)
     error = rig.call(free=c.Free(buffers=[*range(1, MANY + 1), MANY + 7])).error
     assert f"buffer {MANY + 7} is not live" in error.message

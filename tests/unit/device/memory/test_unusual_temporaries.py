@@ -171,7 +171,7 @@ def test_memory_is_not_reused_while_a_kernel_uses_it(rig: Ways) -> None:
     session.close()
 
 
-def test_what_the_driver_refuses_is_told_and_costs_nothing_else(rig: Ways) -> None:
+def test_refused_free_is_reported_and_costs_nothing_else(rig: Ways) -> None:
     session = Run(rig)
     session.step(*[Command(allocate=c.Allocate(buffer=handle, size=64 * handle)) for handle in (1, 2, 3)])
     rig.server.refused = {64, 128}
@@ -234,7 +234,7 @@ class Part:
 
 
 @pytest.mark.parametrize("whose", ["place", "durable"])
-def test_who_has_a_part_in_a_buffer_is_told_of_its_end(rig: Ways, whose: str) -> None:
+def test_shares_of_a_buffer_are_notified_of_its_end(rig: Ways, whose: str) -> None:
     session, part = Run(rig), Part()
     session.step(*[Command(allocate=c.Allocate(buffer=handle, size=64)) for handle in (1, 2)])
     mine = rig.session(session.channel).buffers.items[2]

@@ -128,7 +128,7 @@ def test_waits_for_a_long_kernel_make_no_copy_wait_for_a_sleep(rig: Rig[Polled])
         ok(rig.answer(wait))
 
 
-def test_who_keeps_the_loop_in_haste_holds_up_nothing(rig: Rig[Polled]) -> None:
+def test_busy_idle_policy_holds_up_nothing(rig: Rig[Polled]) -> None:
     """Each sync is awaited anew, and none completes; periodic work is polled all the
     same."""
     polls = 0

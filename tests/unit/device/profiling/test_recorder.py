@@ -244,7 +244,7 @@ def test_an_end_that_never_runs_gives_its_event_back() -> None:
     assert rig.leaked() == 0
 
 
-def test_a_failure_inside_voids_all_around_it_and_is_told_by_the_first() -> None:
+def test_failure_inside_voids_the_enclosing_profiles_and_is_raised_by_the_first() -> None:
     rig = Rig()
     rig.refused("launch before")
     rig.start(1)

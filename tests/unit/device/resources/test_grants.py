@@ -89,7 +89,7 @@ class Process:
         return caught.value
 
 
-def test_without_a_limit_nobody_is_asked() -> None:
+def test_without_a_limit_no_request_is_sent() -> None:
     process = Process(None)
     process.allocate(5000)
     assert not process.said and not process.server.trims and process.grants.limit is None
@@ -169,7 +169,7 @@ def test_a_request_is_answered_by_the_next_limit_and_others_wait_for_the_one_aft
     assert len(heard) == 3
 
 
-def test_a_plea_goes_on_while_more_is_granted_and_ends_with_a_denial() -> None:
+def test_memory_request_continues_while_more_is_granted_and_ends_with_a_denial() -> None:
     process = Process(0)
     woken: list[None] = []
     plea = MemoryRequest(process.grants, lambda: woken.append(None))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hearthd.device.resources.idle_queue import FIRST_S, LONGEST_S, PATIENCE_S, holding
 
 
-def test_at_first_nobody_is_held_back() -> None:
+def test_work_is_not_held_back_at_first() -> None:
     assert holding(0) == (False, PATIENCE_S)
     held, left = holding(PATIENCE_S + FIRST_S / 4)
     assert held

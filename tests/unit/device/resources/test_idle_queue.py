@@ -33,7 +33,7 @@ def test_the_patient_are_urgent_where_they_are_many() -> None:
     assert line.since == 1000.0
 
 
-def test_nobody_is_too_late_but_loads() -> None:
+def test_only_loads_are_overdue() -> None:
     line: IdleQueue[str] = IdleQueue()
     line.add("free", 0.0, urgent=True)
     load = line.add("load", 1.0, urgent=True, limited=True)
@@ -46,7 +46,7 @@ def test_nobody_is_too_late_but_loads() -> None:
     assert line.expired(1e9, 10.0) == [] and line.longest(15.0) == 0.0
 
 
-def test_each_is_told_of_once() -> None:
+def test_each_overdue_wait_is_reported_once() -> None:
     line: IdleQueue[str] = IdleQueue()
     first = line.add("first", 0.0, urgent=True, limited=True)
     second = line.add("second", 0.5, urgent=True, limited=True)

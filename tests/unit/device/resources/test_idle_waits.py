@@ -279,7 +279,7 @@ def refusals(rest: Rest, session: str = "b") -> list[Refusal]:
     return found
 
 
-def test_a_load_that_waits_for_too_long_is_told_for_what() -> None:
+def test_overdue_load_names_the_work_it_waits_for() -> None:
     rest = Rest()
     rest.launch(rest.two[0], "endless", "a")
     found = refusals(rest)
@@ -348,7 +348,7 @@ def test_many_kernels_are_not_all_named() -> None:
     assert found[0].details["kernels"] == "k0, k1, k2, k3, k4, k5, k6, k7, ..."
 
 
-def test_the_log_is_told_once_of_each_wait() -> None:
+def test_each_wait_is_logged_once() -> None:
     rest = Rest()
     rest.launch(rest.two[0], "endless", "c")
     refusals(rest, "a")

@@ -61,7 +61,7 @@ def test_a_device_that_is_never_idle_loads_all_the_same(rig: Rig[Strict]) -> Non
     assert value(1) == sent
 
 
-def test_an_unload_waits_and_holds_nobody_back(rig: Rig[Strict]) -> None:
+def test_unload_waits_and_holds_no_stream_back(rig: Rig[Strict]) -> None:
     value = prepare(rig)
     load(rig, 2, b"to go")
     assert not rig.answer(ready(rig, 2)).HasField("error")

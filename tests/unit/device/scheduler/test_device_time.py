@@ -130,7 +130,7 @@ def test_the_front_hears_of_work_that_was_over_when_it_was_noted() -> None:
     assert rig.meter.poll(None) is None
 
 
-def test_the_front_is_told_once_a_second_while_there_is_something_to_tell() -> None:
+def test_front_gets_device_time_once_a_second_while_there_is_some() -> None:
     rig = Rig()
     session = Session("a")
     assert rig.meter.poll(None) is None
@@ -153,7 +153,7 @@ def test_the_front_is_told_once_a_second_while_there_is_something_to_tell() -> N
     assert rig.told["a"] == pytest.approx(1.1e9, abs=2)
 
 
-def test_who_goes_is_told_of_at_once() -> None:
+def test_departed_session_is_reported_at_once() -> None:
     rig = Rig()
     session = Session("a")
     rig.meter.begin(session)

@@ -456,7 +456,7 @@ def test_the_commands_before_the_end_of_a_session_alone_run(crowd: Crowd) -> Non
     assert crowd.count(other) == 0
 
 
-def test_batches_that_are_no_batches_are_told_of_in_their_turn(crowd: Crowd) -> None:
+def test_invalid_batches_are_reported_in_their_turn(crowd: Crowd) -> None:
     member = crowd.join(tenant="a")
     flood = crowd.join(tenant="b", nanoseconds=500_000, launches=8, window=8)
     crowd.run(0.2, flood)

@@ -32,7 +32,7 @@ def test_looking_up_in_vain_is_given_up_for_a_while() -> None:
     assert not cache.worth_it()
 
 
-def test_what_is_found_earns_patience() -> None:
+def test_cache_with_hits_stays_in_use() -> None:
     cache: ReplayCache[int] = ReplayCache()
     for _ in range(1000):
         cache.report(2, 1)

@@ -54,7 +54,7 @@ def sync(rig: Rig[Counting]) -> None:
     assert not result.HasField("error"), result.error.message
 
 
-def test_who_waits_for_all_streams_asks_those_that_have_something_to_do(rig: Rig[Counting]) -> None:
+def test_wait_for_all_streams_polls_busy_streams_only(rig: Rig[Counting]) -> None:
     with_streams(rig)
     sync(rig)
     before = rig.server.recorded
@@ -65,7 +65,7 @@ def test_who_waits_for_all_streams_asks_those_that_have_something_to_do(rig: Rig
     assert 0 < rig.server.recorded - before <= 4
 
 
-def test_the_failure_of_one_stream_of_many_is_told_once(rig: Rig[Counting]) -> None:
+def test_failure_of_one_stream_of_many_is_raised_once(rig: Rig[Counting]) -> None:
     with_streams(rig)
     rig.batch(c.Command(stream=9, fill=c.Fill(buffer=1, offset=60, size=8, pattern=b"\2")))
     error = rig.call(sync=c.Sync(all_streams=True)).error

@@ -62,7 +62,7 @@ def test_poison_lasts_until_the_failure_itself_has_surfaced() -> None:
     assert poisoned(consequence) is None
 
 
-def test_what_a_merged_failure_spoiled_stays_spoiled_until_its_count_is_told() -> None:
+def test_buffers_spoiled_by_a_merged_failure_stay_so_until_its_report() -> None:
     errors = StreamErrors()
     failures = [failure(seq) for seq in range(3 * MAX_KEPT)]
     for each in failures:
@@ -72,7 +72,7 @@ def test_what_a_merged_failure_spoiled_stays_spoiled_until_its_count_is_told() -
     assert not any(poisoned(each) for each in failures)
 
 
-def test_what_is_not_reported_beside_its_cause_is_told_with_it() -> None:
+def test_consequence_is_reported_with_its_cause() -> None:
     errors = StreamErrors()
     cause = failure(0)
     errors.add(cause)
@@ -129,7 +129,7 @@ happenings = st.lists(
 
 
 @given(happenings)
-def test_every_failure_is_told_exactly_once(program: list[tuple[str, int]]) -> None:
+def test_every_failure_is_reported_exactly_once(program: list[tuple[str, int]]) -> None:
     """Streams fail, skip what depends on the latest failure, and are asked; at the end one is destroyed."""
     streams = [StreamErrors() for _ in range(STREAMS)]
     waiting: list[set[StreamFailure]] = [set() for _ in range(STREAMS)]

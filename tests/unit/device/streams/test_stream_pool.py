@@ -252,7 +252,7 @@ def test_streams_fold_when_there_are_no_more_tracks() -> None:
     assert len(tracks.all) == 2
 
 
-def test_a_priority_has_tracks_of_its_own_as_long_as_there_are_any() -> None:
+def test_priority_has_separate_tracks_while_there_are_any() -> None:
     tracks = StreamPool(FakeServer(), 3, lambda: None)  # type: ignore[arg-type]
     usual, urgent = tracks.acquire(), tracks.acquire(-5)
     assert (usual.stream.priority, urgent.stream.priority) == (0, -5)
@@ -296,7 +296,7 @@ def test_a_kernel_is_in_flight_until_it_is_done_wherever_the_marks_lie(rig: Rig)
     assert rig.tracks.in_flight() == []
 
 
-def test_a_wait_for_an_event_counts_for_whoever_is_fenced_behind(rig: Rig) -> None:
+def test_wait_for_an_event_counts_for_every_fenced_track(rig: Rig) -> None:
     source, middle, end = rig.track
     rig.use(source, [rig.allocate(source)])
     rig.use(end, [rig.allocate(middle)])  # `end` has seen all of `middle`
@@ -312,7 +312,7 @@ def test_a_wait_for_an_event_counts_for_whoever_is_fenced_behind(rig: Rig) -> No
     assert "late" in rig.server.ran
 
 
-def test_an_event_is_not_released_while_somebody_watches_it(rig: Rig) -> None:
+def test_event_is_not_released_while_it_is_watched(rig: Rig) -> None:
     track = rig.track[0]
     first, second = rig.server.record(track.stream), rig.server.record(track.stream)
     told: list[str] = []
@@ -359,7 +359,7 @@ def test_nothing_to_wait_for_is_done_at_once(rig: Rig) -> None:
     assert rig.tracks.sleep() is None
 
 
-def test_a_usage_of_nobody_needs_no_wait(rig: Rig) -> None:
+def test_unused_buffer_needs_no_wait(rig: Rig) -> None:
     rig.tracks.settle(rig.track[0], Usage())
     assert not rig.track[0].stream.queue
 
@@ -371,7 +371,7 @@ def test_the_priority_of_a_session_is_added_to_that_of_its_streams() -> None:
     assert other.streams.items[0].track.stream.priority == 0
 
 
-def test_a_barred_track_takes_nothing_and_remembers_who_asked() -> None:
+def test_barred_track_takes_nothing_and_remembers_its_waiters() -> None:
     rig = Rig(2)
     track = rig.track[0]
     rig.tracks.bar(track, True, 3)
@@ -422,7 +422,7 @@ def test_one_that_is_done_is_not_kept_back(rig: Rig) -> None:
     assert not rig.track[2].kept and rig.tracks.acquire() is rig.track[2]
 
 
-def test_folded_streams_that_go_one_by_one(rig: Rig) -> None:
+def test_folded_streams_end_one_by_one(rig: Rig) -> None:
     """One of them is gone, the other stays: a new stream gets neither its place nor theirs."""
     tracks = rig.tracks
     twice = tracks.acquire()

@@ -31,7 +31,7 @@ tracks = st.lists(
 
 
 @given(tracks, st.integers(-1, 0))
-def test_nobody_gets_one_that_is_kept_back(every: list[Track], priority: int) -> None:
+def test_no_stream_gets_a_withheld_track(every: list[Track], priority: int) -> None:
     free, shared = track_choice.free(every, priority), track_choice.shared(every, priority)
     assert free is None or (free.users, free.kept, free.priority) == (0, 0, priority)
     others = [track for track in every if not track.kept and not track.own]

@@ -56,7 +56,7 @@ def test_the_slot_that_was_used_last_is_used_next() -> None:
     assert slots.send() == first
 
 
-def test_what_nobody_has_cannot_be_given_back() -> None:
+def test_free_slot_cannot_be_given_back() -> None:
     slots = ChunkSlots(4)
     slot = slots.keep()
     assert slot is not None

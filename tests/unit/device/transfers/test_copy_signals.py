@@ -82,7 +82,7 @@ def test_it_comes_when_the_copy_is_done_and_before_the_answer(rig: Sharing) -> N
         assert memory[SIZE : SIZE + 8] == memory[:8]
 
 
-def test_who_waits_behind_a_copy_is_told_and_who_waits_for_a_launch_is_not(rig: Sharing) -> None:
+def test_copies_are_signalled_and_launches_are_not(rig: Sharing) -> None:
     ends = client, _, _ = begin(rig)
     found = told(rig, ends)
     gate = shut(rig)
@@ -120,7 +120,7 @@ def test_what_failed_is_not_told(rig: Sharing) -> None:
 
 
 @pytest.mark.parametrize("more", [{"signals": False}, {"signals": 1}, {"signals": "yes"}, {"signals": None}])
-def test_nobody_is_told_who_has_not_asked_for_it(rig: Sharing, more: dict[str, object]) -> None:
+def test_no_signal_without_a_request_for_it(rig: Sharing, more: dict[str, object]) -> None:
     ends = client, _, _ = begin(rig)
     found = told(rig, ends, **more)
     client.batch(write(request=2, buffer=2))

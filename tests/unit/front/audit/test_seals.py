@@ -193,7 +193,7 @@ def test_keys_that_cannot_be_used(place: Place, tmp_path: Path) -> None:
             AuditSettings(path=str(place.log), **{name: str(place.log.with_name("x"))})
 
 
-def test_a_key_of_its_own_that_cannot_be_made_costs_the_signature_alone(
+def test_separate_key_that_cannot_be_made_costs_the_signature_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "state").write_text("in the way")

@@ -69,7 +69,7 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     ServerCertificates(str(other), str(other_key))
 
 
-def test_an_encrypted_key_is_refused_and_asks_nobody(tmp_path: Path) -> None:
+def test_encrypted_key_is_refused_without_a_prompt(tmp_path: Path) -> None:
     from cryptography.hazmat.primitives import serialization
 
     certificate, key = issue(tmp_path, "good")

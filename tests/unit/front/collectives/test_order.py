@@ -171,7 +171,9 @@ operations = st.lists(st.tuples(st.sampled_from(GROUPS), st.integers(0, 1)), min
 
 
 @given(operations, st.randoms(use_true_random=False))
-def test_in_the_order_in_which_they_are_told_all_can_be_launched(program: list[tuple[Any, int]], random: Any) -> None:
+def test_all_operations_can_be_launched_in_the_order_of_the_messages(
+    program: list[tuple[Any, int]], random: Any
+) -> None:
     """Two streams of which every device has its own; it presents a row as far as it has been submitted there."""
     ranks = Ranks()
     rows = [(key(*members, sequence=number), stream) for number, (members, stream) in enumerate(program, 1)]

@@ -191,7 +191,7 @@ def test_groups_over_daemons_go_their_way() -> None:
     run(scenario())
 
 
-def test_a_row_is_told_to_go_as_one() -> None:
+def test_row_is_launched_by_one_message() -> None:
     """Where one rank stops, or the row of another is broken, there are several."""
 
     async def work() -> None:

@@ -85,7 +85,7 @@ def test_a_penalty_ends_two_half_lives_after_the_last_misbehaviour() -> None:
 
 
 @given(STRANGERS, st.floats(0, 120))
-def test_nobody_with_a_credential_is_closed_and_the_numbers_are_kept(
+def test_no_connection_with_a_credential_is_closed_and_the_limits_hold(
     strangers: list[UnauthenticatedConnection], now: float
 ) -> None:
     strangers = [each for each in strangers if each.since <= now]

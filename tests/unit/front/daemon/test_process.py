@@ -147,7 +147,7 @@ def test_taken_addresses_are_one_clear_line(start: Start) -> None:
     assert first.poll() is None
 
 
-def test_systemd_is_told(start: Start, sockets: Path) -> None:
+def test_systemd_is_notified(start: Start, sockets: Path) -> None:
     path = sockets / "notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(path))

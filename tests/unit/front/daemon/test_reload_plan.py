@@ -164,7 +164,7 @@ def test_what_cannot_be_used_without_what_needs_a_restart() -> None:
 # ---- identities ----
 
 
-def test_who_somebody_is_now() -> None:
+def test_callers_are_matched_with_the_new_tenants() -> None:
     one, two = Tenant("one"), Tenant("two")
     before = Directory(
         [one], {Credential(token_key("t"), "ci"): one}, certificates={"x": one}, users={5: one}, groups={7: one}
@@ -290,7 +290,7 @@ def test_a_reload_that_fails_is_over(error: Exception) -> None:
 # ---- in a front, with device processes that record the messages sent to them ----
 
 
-def test_what_device_processes_are_told(tmp_path: Path) -> None:
+def test_reload_messages_to_device_processes(tmp_path: Path) -> None:
     file = tmp_path / "hearth.toml"
     file.write_text(f'[[tenants]]\nname = "alice"\ntokens = ["{A}"]\n')
 

@@ -26,7 +26,7 @@ def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NotifyS
     heard.close()
 
 
-def test_nobody_is_told_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_message_without_a_service_manager(monkeypatch: pytest.MonkeyPatch) -> None:
     notifier = Notifier({})
     for word in (notifier.status, notifier.starting, notifier.ready, notifier.stopping, notifier.tell):
         word("x")

@@ -33,7 +33,7 @@ def test_an_answer_is_found_once_for_all_who_can_do_with_it() -> None:
     asyncio.run(scenario())
 
 
-def test_a_failure_is_kept_for_nobody() -> None:
+def test_failure_is_not_cached() -> None:
     async def scenario() -> None:
         outcomes = iter([OSError("no"), 7])
 

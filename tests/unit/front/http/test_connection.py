@@ -297,7 +297,7 @@ def test_a_failure_inside_tells_nothing_of_the_host(tmp_path: Path, monkeypatch:
     run(scenario())
 
 
-def test_a_slow_reader_of_a_trace_is_cut_and_keeps_nobody_waiting(tmp_path: Path) -> None:
+def test_slow_reader_of_a_trace_is_cut_and_delays_no_other(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path, listen__http="127.0.0.1:0", http__write_timeout="300ms") as f:
             await f.open("me")

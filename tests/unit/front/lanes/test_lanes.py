@@ -207,7 +207,7 @@ def test_a_ticket_that_is_worth_nothing(tmp_path: Path, why: str) -> None:
     run(scenario())
 
 
-def test_tickets_that_nobody_shows_are_forgotten() -> None:
+def test_unused_tickets_are_forgotten() -> None:
     now = [0.0]
     tickets = LaneTickets(lambda: now[0])
     attachment: Any = object()
@@ -330,7 +330,7 @@ def test_an_attachment_continues_after_its_lane(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_what_does_not_come_by_the_lane_is_told_after_it(tmp_path: Path) -> None:
+def test_responses_that_miss_the_lane_come_after_it(tmp_path: Path) -> None:
     """A result of an earlier batch, when the device process has not taken the connection over yet."""
 
     async def scenario() -> None:
@@ -539,7 +539,7 @@ def test_a_device_lost_while_a_lane_is_being_ended(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_draining_is_told_by_the_next_stream(tmp_path: Path) -> None:
+def test_draining_is_announced_on_the_next_stream(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path, launcher(), devices=1, drain_timeout="5s") as f:
             await f.open()

@@ -227,7 +227,7 @@ def resident() -> int:
     return found
 
 
-def test_it_takes_no_memory_of_a_front_that_nobody_uses() -> None:
+def test_chunk_memory_of_an_unused_front_takes_no_memory() -> None:
     async def scenario() -> None:
         async with linked() as end:
             assert resident() == 0

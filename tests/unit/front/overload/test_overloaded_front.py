@@ -101,7 +101,7 @@ def test_upload_is_refused_before_any_of_its_bytes_is_read(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("lanes", [True, False])
-def test_connect_comes_back_when_it_is_told_to(tmp_path: Path, lanes: bool) -> None:
+def test_connect_retries_after_the_time_in_the_refusal(tmp_path: Path, lanes: bool) -> None:
     """By frames and by gRPC; with a time that is too short it says why."""
 
     async def scenario() -> None:

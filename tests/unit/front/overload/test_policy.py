@@ -122,7 +122,7 @@ def manager_with(**readings: float) -> tuple[OverloadManager, dict[str, float], 
     return OverloadManager(settings, read=read, clock=clock), values, clock
 
 
-def test_overload_is_told_refused_and_over() -> None:
+def test_overload_is_reported_refused_and_over() -> None:
     manager, values, clock = manager_with()
     levels = []
     manager.listeners.append(lambda: levels.append(manager.level))

@@ -94,7 +94,7 @@ def test_a_rank_that_withdraws(odd: int) -> None:
     run(work())
 
 
-def test_what_stands_behind_another_is_told_to_go_after_it() -> None:
+def test_operation_behind_another_is_launched_after_it() -> None:
     async def work() -> None:
         async with pair() as both:
             for number, rows in enumerate((((1, []), (2, [[[], 1]])), ((2, []),))):
@@ -428,7 +428,7 @@ def test_who_leaves_ends_it_for_all(who: int, how: str) -> None:
     run(work())
 
 
-def test_a_session_has_so_many_groups() -> None:
+def test_number_of_groups_of_a_session_is_bounded() -> None:
     async def work() -> None:
         front = FakeFront("a")
         async with fronts(front):
@@ -444,7 +444,7 @@ def test_a_session_has_so_many_groups() -> None:
     run(work())
 
 
-def test_a_group_of_one_node_needs_nobody() -> None:
+def test_group_of_one_node_needs_no_peer() -> None:
     async def work() -> None:
         front = FakeFront("a")
         async with fronts(front):
@@ -457,7 +457,7 @@ def test_a_group_of_one_node_needs_nobody() -> None:
     run(work())
 
 
-def test_no_groups_where_nobody_listens() -> None:
+def test_no_groups_without_a_listener() -> None:
     async def work() -> None:
         front = FakeFront("a", listen="")
         async with fronts(front):
@@ -468,7 +468,7 @@ def test_no_groups_where_nobody_listens() -> None:
     run(work())
 
 
-def test_the_end_of_a_daemon_is_told() -> None:
+def test_peers_are_notified_of_the_end_of_a_daemon() -> None:
     async def work() -> None:
         async with pair() as both:
             await both.run(1)

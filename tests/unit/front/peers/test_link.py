@@ -139,7 +139,7 @@ def test_a_silent_peer_is_lost_and_a_beating_one_is_not(loop: str) -> None:
     run(work(), loop)
 
 
-def test_a_front_that_slept_does_not_blame_its_peers() -> None:
+def test_front_that_slept_does_not_cut_its_peers() -> None:
     async def work() -> None:
         async with echo(make=quick(0.05, 0.3)) as made:
             link = await greet(made, make=quick(0.05, 0.3))
@@ -413,7 +413,7 @@ def test_ports_that_cannot_be_opened() -> None:
     run(work())
 
 
-def test_nobody_there() -> None:
+def test_absent_peer() -> None:
     async def work() -> None:
         async with echo() as made:
             address = made.address

@@ -67,7 +67,7 @@ def test_ids_and_secrets_differ() -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_tickets_that_nobody_made(change: dict[str, Any], match: str) -> None:
+def test_invalid_group_tickets_are_refused(change: dict[str, Any], match: str) -> None:
     good = {"addresses": ["127.0.0.1:5", "[::1]:6", "gpu1:7"], "secret": SECRET, "certificate_sha256": b"c" * 32}
     assert [str(each) for each in tickets.addresses_of(node_pb2.GroupTicket(**good))] == good["addresses"]
     with pytest.raises(Refusal, match=match) as error:

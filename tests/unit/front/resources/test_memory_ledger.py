@@ -210,7 +210,7 @@ def test_what_is_unused_is_had_by_who_wants_it(used: list[int], data: st.DataObj
         assert process.used == before and process.denied == 1
 
 
-def test_who_is_alone_has_everything_and_is_told_nothing() -> None:
+def test_lone_process_has_all_memory_and_gets_no_message() -> None:
     world = World()
     only = world.start()
     assert world.processes[only].limit is None and not world.processes[only].told

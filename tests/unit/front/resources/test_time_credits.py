@@ -91,7 +91,7 @@ class Simulation:
         return {key: flood.used / total for key, flood in self.floods.items()}
 
 
-def test_who_is_alone_is_told_nothing() -> None:
+def test_lone_process_gets_no_message() -> None:
     turns: DeviceTurns[str] = DeviceTurns()
     assert turns.join("a", 0.0) == []
     assert turns.due is None
@@ -246,7 +246,7 @@ def test_the_more_urgent_tenant_goes_first_and_leaves_a_little() -> None:
     assert 0.03 < simulation.shares["other"] < 0.12
 
 
-def test_nobody_is_looked_at_without_need() -> None:
+def test_no_process_is_examined_without_need() -> None:
     simulation = Simulation()
     simulation.join("a", ProcessShare("a"))
     simulation.join("b", ProcessShare("b"))

@@ -333,7 +333,7 @@ def test_a_client_that_stays_away_for_its_lease(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_drain_is_told_to_who_was_away(tmp_path: Path) -> None:
+def test_resumed_stream_is_notified_of_a_drain(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path, drain_timeout="5s") as f:
             await f.open()

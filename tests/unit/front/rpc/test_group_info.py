@@ -42,7 +42,7 @@ async def describe(hearth: Front, token: str = "") -> list[Any]:
     return list(answer.groups)
 
 
-def test_the_recorder_is_told_to_its_session_only(tmp_path: Path) -> None:
+def test_flight_recorder_is_shown_to_its_session_only(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path) as hearth:
             other = await hearth.open()

@@ -35,7 +35,7 @@ class Ended:
         raise cygrpc.ExecuteBatchError("Failed grpc_call_start_batch: 8")
 
 
-def test_a_client_that_has_gone_is_not_told_and_nobody_else_either() -> None:
+def test_error_for_a_departed_client_reaches_no_client() -> None:
     """gRPC logs whatever else leaves a handler as a failure of the service."""
 
     async def behaviour(request: Any, context: Any) -> None:
@@ -61,7 +61,7 @@ def test_a_stream_that_its_client_closes_is_no_error(leaves: asyncio.CancelledEr
     assert observer.handled == [code] and not observer.reasons
 
 
-def test_a_stream_of_a_session_that_its_client_has_closed_is_told_so_and_no_error() -> None:
+def test_stream_of_a_closed_session_ends_with_that_reason_and_no_error() -> None:
     told: list[Any] = []
 
     class Context:

@@ -145,7 +145,7 @@ def test_a_stream_that_ends_early_or_brings_too_much(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_what_nobody_goes_on_with_ends(tmp_path: Path) -> None:
+def test_transfer_that_is_not_resumed_ends(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path, sessions__lease="0.3s") as f:
             await f.open()

@@ -57,7 +57,7 @@ def blamed(cause: ExitCause) -> str | None:
          ("wild", "endless"), None),
     ],
 )  # fmt: skip
-def test_what_is_said_and_who_is_blamed(
+def test_report_and_attribution_of_a_crash(
     last: CrashRecord, text: str, kernels: tuple[str, ...], whom: str | None
 ) -> None:
     cause = explain(SEGV, last)
@@ -68,13 +68,13 @@ def test_what_is_said_and_who_is_blamed(
     assert refusal.details.get("kernels", "") == ", ".join(kernels)
 
 
-def test_one_kernel_of_several_sessions_is_named_once_and_blames_nobody() -> None:
+def test_kernel_of_several_sessions_is_named_once_and_attributed_to_none() -> None:
     cause = explain(SEGV, CrashRecord((RunningKernel("k", "a"), RunningKernel("k", "b"))))
     assert cause.kernels == ("k",) and "kernel k was running" in cause.text and blamed(cause) is None
 
 
 @pytest.mark.parametrize("label", sorted(LABELS - {"signal"}))
-def test_other_ends_are_put_down_to_nobody(label: str) -> None:
+def test_other_exits_are_attributed_to_no_session(label: str) -> None:
     cause = ExitCause(label, "it ended")
     explained = explain(cause, CrashRecord((A,), Crash(signal.SIGSEGV, A)))
     own = label in ("fault", "abandoned", "restart")

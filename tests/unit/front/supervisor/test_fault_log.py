@@ -41,7 +41,7 @@ def test_a_rate_is_that_of_the_last_seconds() -> None:
     assert rates.per_second(38.0) == {"launches": 0.0, "bytes": 0.0}
 
 
-def test_however_often_somebody_looks_the_window_is_as_long() -> None:
+def test_window_does_not_depend_on_the_rate_of_sampling() -> None:
     rates = Rates()
     for step in range(3000):  # a hundred a second
         rates.sample(step / 100, {"n": step})

@@ -30,14 +30,14 @@ from hearthd.front.supervisor.fault_policy import FaultQuarantine, culprit
         ("exit", {"exit_code": "1"}, {"a"}, None),
     ],
 )
-def test_only_a_single_suspect_is_blamed(
+def test_fault_is_attributed_only_to_a_single_suspect(
     label: str, details: dict[str, str], working: set[str], blamed: str | None
 ) -> None:
     assert culprit(label, details, working) == blamed
 
 
 @given(st.lists(st.floats(0, 30), max_size=40), st.integers(0, 6))
-def test_barred_by_one_fault_too_many_within_the_window(gaps: list[float], most: int) -> None:
+def test_one_fault_too_many_within_the_window_quarantines(gaps: list[float], most: int) -> None:
     quarantine = FaultQuarantine(most, 60.0)
     now, times, barred = 0.0, [], False
     for gap in gaps:
@@ -50,7 +50,7 @@ def test_barred_by_one_fault_too_many_within_the_window(gaps: list[float], most:
         assert not quarantine.quarantined("t")
 
 
-def test_what_a_barred_session_is_told_and_how_it_ends() -> None:
+def test_refusal_and_end_of_a_quarantined_session() -> None:
     quarantine = FaultQuarantine(1, 60.0)
     assert not quarantine.record_fault("s", 0.0)
     assert quarantine.record_fault("s", 1.0)

@@ -54,7 +54,7 @@ def test_others_keep_it_and_the_last_of_them_does_not() -> None:
     assert sessions.end([1], 1e6 + 0.1), "at once"
 
 
-def test_what_only_gives_back_has_more_time_and_bars_nobody() -> None:
+def test_lingering_session_that_only_frees_has_more_time_and_quarantines_none() -> None:
     sessions = LingeringSessions()
     sessions.left(1, "a", "x", 0.0)
     sessions.ask(GRACE)
@@ -76,7 +76,7 @@ def test_a_process_that_does_not_say_is_taken_to_be_busy(answer: Any) -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["open", "leave", "gone"]), st.integers(1, 4), st.floats(0, 3)), max_size=40))
-def test_no_process_ends_under_somebody_who_uses_it(steps: list[tuple[str, int, float]]) -> None:
+def test_no_process_ends_under_a_session_that_uses_it(steps: list[tuple[str, int, float]]) -> None:
     sessions, channels, left, now = LingeringSessions(), set[int](), dict[int, float](), 0.0
     for what, channel, later in steps:
         now += later
@@ -113,7 +113,7 @@ def deaf() -> FakeLauncher:
 
 @pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize("dedicated", [False, True])
-def test_a_process_of_closed_sessions_is_ended_and_that_is_nobodys_fault(dedicated: bool) -> None:
+def test_process_of_closed_sessions_ends_without_attribution(dedicated: bool) -> None:
     async def scenario() -> None:
         strict = dataclasses.replace(PATIENT, max_restarts=0, max_faults=0)
         async with node(strict, deaf()) as n:

@@ -74,7 +74,7 @@ def test_a_lost_device_fails_what_waits_and_comes_back(tmp_path: Path, how: str)
     run(scenario())
 
 
-def test_the_first_single_call_after_a_loss_is_told(tmp_path: Path) -> None:
+def test_first_single_call_after_a_loss_reports_it(tmp_path: Path) -> None:
     """A launch that takes the device with it must not be followed by a Sync that succeeds on the next process."""
 
     async def scenario() -> None:

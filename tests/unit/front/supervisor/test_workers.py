@@ -41,7 +41,7 @@ def test_without_tenants_all_share_one_process_and_it_stays() -> None:
     run(scenario())
 
 
-def test_a_dedicated_session_has_a_process_of_its_own_which_ends_with_it() -> None:
+def test_dedicated_session_has_a_separate_process_which_ends_with_it() -> None:
     async def scenario() -> None:
         async with node() as n:
             shared, own, third = n.session(), n.session(dedicated=True), n.session(dedicated=True)
@@ -123,7 +123,7 @@ def test_a_process_that_holds_nothing_ends_and_comes_back() -> None:
     run(scenario())
 
 
-def test_a_first_process_that_nobody_takes_ends() -> None:
+def test_unused_first_process_ends() -> None:
     async def scenario() -> None:
         async with node(dataclasses.replace(BY_TENANT, idle_timeout=0.05)) as n:
             await until(lambda: not n.running)

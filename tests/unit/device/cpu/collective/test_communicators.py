@@ -66,7 +66,7 @@ def test_a_group_of_messages_and_a_collective(pair: tuple[Rank, Rank]) -> None:
     np.testing.assert_array_equal(results[1], sources[0])
 
 
-def test_an_abort_lets_the_stream_go_on(pair: tuple[Rank, Rank]) -> None:
+def test_abort_lets_the_stream_continue(pair: tuple[Rank, Rank]) -> None:
     waits = pair[0].enqueue(BARRIER)
     behind = pair[0].enqueue(BARRIER)
     aborting = threading.Thread(target=pair[0].communicator.abort)

@@ -106,7 +106,7 @@ def test_read_of_another_lanes_slot_is_found(body: str, read: str) -> None:
         " s[tid] += s[tid + 8]; __syncwarp();",
     ],
 )
-def test_source_with_barriers_or_slots_of_its_own_has_no_finding(body: str) -> None:
+def test_source_with_separate_barriers_or_slots_has_no_finding(body: str) -> None:
     assert in_kernel(body) == []
 
 
