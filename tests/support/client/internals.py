@@ -22,31 +22,28 @@ def connection_of(owner: Connected) -> Connection:
     return owner._connection
 
 
-def session_of(node: NodeContext | Any) -> NodeSession:
+def session_of(node: NodeContext) -> NodeSession:
     """The session that a node has opened."""
-    session: NodeSession = node._session
-    return session
+    return node._session
 
 
-def memory_of(array: ArrayLike | Any) -> Memory:
-    """The memory that an array is a view of."""
+def memory_of(array: Any) -> Memory:
+    """The memory that an array, or a tensor map, is a view of."""
     memory: Memory = array._memory
     return memory
 
 
-def offset_of(array: ArrayLike | Any) -> int:
+def offset_of(array: ArrayLike) -> int:
     """The first byte of the array in its memory."""
-    offset: int = array._offset
-    return offset
+    return array._offset
 
 
-def dtype_of(array: ArrayLike | Any) -> Dtype:
+def dtype_of(array: ArrayLike) -> Dtype:
     """The type of the array's elements, as the client keeps it: NumPy's, or its own where there is no NumPy."""
-    dtype: Dtype = array._dtype
-    return dtype
+    return array._dtype
 
 
-def handle_of(array: ArrayLike | Any) -> int:
+def handle_of(array: Any) -> int:
     """The number by which commands name the array's memory."""
     return memory_of(array).handle
 
