@@ -29,6 +29,20 @@ A_co = TypeVar("A_co", covariant=True)
 """The class of a device's arrays."""
 
 
+class Connected(Protocol):
+    """A device, or an object that was made on one: an array, a module, a stream, a dispatch."""
+
+    @property
+    def _connection(self) -> Connection: ...
+
+
+class Handled(Protocol):
+    """An object that commands name by a number: a module, a stream, an event, a profile."""
+
+    @property
+    def _handle(self) -> int: ...
+
+
 class NodeContext(Protocol):
     """A node, as its devices use it."""
 
@@ -40,11 +54,8 @@ class NodeContext(Protocol):
     def _describe(self) -> NodeInfo: ...
 
 
-class DeviceContext(Protocol[A_co]):
+class DeviceContext(Connected, Protocol[A_co]):
     """A device, as its arrays and modules use it."""
-
-    @property
-    def _connection(self) -> Connection: ...
 
     @property
     def _node(self) -> NodeContext: ...
@@ -68,7 +79,7 @@ class DeviceContext(Protocol[A_co]):
     def checkpoint(self, *arrays: Any, stream: BaseStream | None = ...) -> None: ...
 
 
-class ArrayLike(Protocol):
+class ArrayLike(Connected, Protocol):
     """An array on a device, as what views, converts, assigns and exports it uses it."""
 
     _dtype: Dtype
@@ -76,9 +87,6 @@ class ArrayLike(Protocol):
     _offset: int
     _rows: RowLayout | None
     _shape: tuple[int, ...]
-
-    @property
-    def _connection(self) -> Connection: ...
 
     @property
     def _device(self) -> DeviceContext[Any]: ...

@@ -34,10 +34,10 @@ def import_grpc(experiment: str) -> None:
 
 
 def _has_switch() -> bool:
-    return _SINCE <= _version() < _BEFORE
+    return _SINCE <= grpc_version() < _BEFORE
 
 
-def _version() -> tuple[int, int]:
+def grpc_version() -> tuple[int, int]:
     """Returns the version of the gRPC that would be imported; (0, 0) if it has none. A client's first result must come
     quickly: nothing is imported for this."""
     try:

@@ -63,7 +63,7 @@ def test_queries_name_what_is_there() -> None:
 def test_queries_and_legends_name_labels_that_are_there() -> None:
     known = scraped.labels(scraped.page())
     for family in scraped.gpu_families():
-        known[scraped.full_name(family)] = set(family._labelnames)
+        known[scraped.full_name(family)] = {label for sample in family.samples for label in sample.labels}
     everywhere = {"job", "instance"}
     for title, expression, legend in queries():
         there = everywhere.union(*(known[name] for name in promql.metrics(expression)))

@@ -8,6 +8,7 @@ import threading
 import numpy as np
 
 import hearth
+from tests.support.client.internals import session_of
 
 SOURCE = """
 // %(mark)s
@@ -40,7 +41,7 @@ class Canary:
     @property
     def secrets(self) -> list[bytes]:
         """Returns texts that must not occur in answers to other sessions."""
-        return [self.mark.encode(), self.node._session.token.encode(), self.node.session_id.encode()]
+        return [self.mark.encode(), session_of(self.node).token.encode(), self.node.session_id.encode()]
 
     def start(self) -> None:
         self._thread.start()

@@ -20,6 +20,7 @@ from tests.fuzz import targets
 from tests.fuzz.canary import Canary, new_mark
 from tests.fuzz.messages import Maker
 from tests.fuzz.session import Session
+from tests.support.client.internals import session_of
 from tests.support.daemon.harness import BACKEND, DaemonProcess
 from tests.support.daemon.held import State, state_of
 from tests.support.daemon.tenants import new_token, tenant, token_hash
@@ -152,7 +153,7 @@ class Fuzz:
         dice = self.rng.random()
         if dice < 0.82:
             return self.session.token
-        other = self.rng.choice((self.session.token, self.canaries[0].node._session.token, self.session.stale))
+        other = self.rng.choice((self.session.token, session_of(self.canaries[0].node).token, self.session.stale))
         if dice < 0.86:
             return self.session.stale
         if dice < 0.96:

@@ -194,7 +194,7 @@ def test_a_module_comes_with_its_kernels_loaded(server: CudaServer, pool: Compil
 
     code = "\n".join(f'extern "C" __global__ void k{n}(int* x) {{ x[{n}] = {n}; }}' for n in range(8))
     module = server.load(pool.run(Source(code)))
-    states = [driver.cuFuncIsLoaded(handle)[1] for handle in module._handles()]
+    states = [driver.cuFuncIsLoaded(handle)[1] for handle in module.handles()]
     assert len(states) == 8 and set(states) == {driver.CUfunctionLoadingState.CU_FUNCTION_LOADING_STATE_LOADED}
     server.unload(module)
 

@@ -11,6 +11,7 @@ import pytest
 
 import hearth
 from hearth.transfer.stripe_pool import Stripes
+from tests.support.client.internals import connection_of, session_of
 from tests.support.daemon.harness import BACKEND, DaemonProcess, wait_until
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(BACKEND != "cuda", reason="set HEARTH_TEST_BACKEND=cuda")]
@@ -36,7 +37,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
 @pytest.fixture
 def gpu(daemon: DaemonProcess) -> Iterator[hearth.Device]:
     with hearth.connect(daemon.grpc) as node:
-        node._session.transport.stripes = 8
+        session_of(node).transport.stripes = 8
         yield node.device(0)
 
 
@@ -51,7 +52,7 @@ def test_bit_for_bit(gpu: hearth.Device, daemon: DaemonProcess, size: int) -> No
     out = np.zeros_like(host)
     x.get(out=out)
     assert (out == host).all()
-    assert len(gpu._connection.part(Stripes)._live) > 0
+    assert connection_of(gpu).part(Stripes).inspect().live > 0
     wait_until(lambda: daemon.gauge("staging_bytes") == 0, "all staging memory given back")
 
 

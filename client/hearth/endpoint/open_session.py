@@ -87,7 +87,7 @@ def _by_frames(
     transport = FramedTransport(target.address)
     transport.metadata = bearer(credentials)
     try:
-        return transport, _answered(transport.ask("OpenSession", request, decode.Opened, timeout), meanwhile)
+        return transport, answered(transport.ask("OpenSession", request, decode.Opened, timeout), meanwhile)
     except HearthError as error:
         if error.broken:
             return None
@@ -116,7 +116,7 @@ def _by_grpc(
     for left in reversed(range(_OPEN_TRIES)):
         transport.metadata = opening(credentials, target)  # a ticket is good for one call
         try:
-            return transport, _answered(transport.ask("OpenSession", request, decode.Opened, timeout), meanwhile)
+            return transport, answered(transport.ask("OpenSession", request, decode.Opened, timeout), meanwhile)
         except HearthError as error:
             if error.broken and left:
                 continue  # a session that was opened without a received answer ends with its lease
@@ -131,8 +131,9 @@ def _explained(error: HearthError, transport: Transport, target: Target, credent
     return explain(error, target, credentials)
 
 
-def _answered(answer: Answer, meanwhile: Callable[[], object]) -> node_pb2.OpenSessionResponse:
-    """The daemon's answer; `meanwhile` is called while it is on its way. Raises `HearthError`."""
+def answered(answer: Answer, meanwhile: Callable[[], object]) -> node_pb2.OpenSessionResponse:
+    """Returns the daemon's answer; `meanwhile` is called while it is on its way. Raises `HearthError`. An exception
+    such as KeyboardInterrupt cancels the call."""
     try:
         meanwhile()
         import hearth.session.lease  # noqa: F401

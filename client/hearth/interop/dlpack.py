@@ -95,6 +95,11 @@ _kept: dict[int, tuple[Any, ...]] = {}
 """Objects that each exported tensor keeps alive, by its `context`."""
 
 
+def exported() -> int:
+    """Returns the number of exported tensors that their consumers, or capsules, have not released."""
+    return len(_kept)
+
+
 def _delete(managed: Any) -> None:
     """The deleter of an exported tensor; its consumer calls it once, from any thread."""
     _kept.pop(managed.contents.context or 0, None)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from hearth.session.memory import Kind, Space
     from hearth.session.reply import ReplyLike
     from hearth.session.send_queue import Limits
+    from hearth.session.views import AttachmentView
     from hearth.transport.copy_signals import Signals
     from hearth.transport.lane import Lane
 
@@ -94,13 +95,20 @@ class Attachment:
         """Wake-up channel of the stream's idle sender; each stream has a separate one."""
         self._sender_waits = False
         """True if the sender has to be woken when there is something to send; read with the lock held."""
-        self._channel: LaneChannel | None = None
+        self.channel: LaneChannel | None = None
+        """The live lane, over which the work goes; None: it goes over the Execute stream."""
         self._held_until = 0.0
         """Monotonic time before which nothing is sent, unless a lane comes to life; 0: nothing is held back."""
         self._freed: deque[tuple[Kind, int]] = deque()
         """Handles that were freed and have to be given back."""
         self._waiting_since = 0.0
         """Monotonic time of the first submission to the empty queue."""
+
+    def inspect(self) -> AttachmentView:
+        """Returns the state of the sending thread. Takes no lock."""
+        from hearth.session.views import AttachmentView
+
+        return AttachmentView(self._sender_waits, self._calls.qsize())
 
     # ---- life ----
 
@@ -114,8 +122,8 @@ class Attachment:
         # Called by the garbage collector, perhaps in a thread that holds the lock: it must not wait for it.
         if self._lock.acquire(blocking=False):
             try:
-                if self._channel is not None:
-                    self._channel.nudge()
+                if self.channel is not None:
+                    self.channel.nudge()
                 if self._sender_waits:
                     self._call_sender()
             finally:
@@ -170,7 +178,7 @@ class Attachment:
             ):
                 self._await_room()
             queue.launch(record)
-            channel = self._channel
+            channel = self.channel
             if channel is not None:
                 channel.push_work()
             elif self._sender_waits and session.sendable:
@@ -218,7 +226,7 @@ class Attachment:
                     or queue.queued_bytes >= send_queue.QUEUE_BYTES
                 ):  # fmt: skip
                     self._make_ready()
-                channel = self._channel
+                channel = self.channel
                 if channel is not None:
                     channel.push_request(command, request, reply, barrier)
                     return reply
@@ -251,8 +259,8 @@ class Attachment:
         with self._lock:
             if one_way:
                 self.queue.submitted += 1
-            if self._channel is not None and not (session.error is not None or self._freed or self.queue.full):
-                self._channel.push_request(data, request, reply, False)
+            if self.channel is not None and not (session.error is not None or self._freed or self.queue.full):
+                self.channel.push_request(data, request, reply, False)
                 return
         self._add(data, request, reply, False)
 
@@ -262,8 +270,8 @@ class Attachment:
             self._make_ready()
             first = not self.queue.queued
             session.add(data, request, reply, barrier=barrier, worth=worth)
-            if self._channel is not None and reply is not None:
-                self._channel.push_awaited()
+            if self.channel is not None and reply is not None:
+                self.channel.push_awaited()
                 return
             self._wake_sender(reply is not None)
             if first:
@@ -277,7 +285,7 @@ class Attachment:
         turns."""
         self.waiters.watch()
         try:
-            self._change.wait(_TURN_S if self._channel is None else _LANE_TURN_S)
+            self._change.wait(_TURN_S if self.channel is None else _LANE_TURN_S)
         finally:
             self.waiters.watchers -= 1
             self._waiting_since = time.monotonic()
@@ -301,8 +309,8 @@ class Attachment:
             self.waiters.watchers -= 1
 
     def _wake_sender(self, awaited: bool = True) -> None:
-        if self._channel is not None:
-            self._channel.push_awaited() if awaited else self._channel.push_work()
+        if self.channel is not None:
+            self.channel.push_awaited() if awaited else self.channel.push_work()
         elif self._sender_waits and (self.session.sendable or self.session.receipt_due):
             self._call_sender()
 
@@ -334,7 +342,7 @@ class Attachment:
                 if session.error is not None or stream != self._stream:
                     return None
                 self._sender_waits = away = False
-                if self._held_until or self._channel is not None:
+                if self._held_until or self.channel is not None:
                     if self._receipt_opens:
                         return session.receipts.request()
                     away = self._away
@@ -382,12 +390,12 @@ class Attachment:
             if not session.outstanding and session.acked == session.next_seq - 1:
                 return None
             sent = session.next_seq - 1 if not session.again else session.again[0][0] - 1
-            return ClientPosition(session.acked, sent, session.receipts.responses, self._channel is not None)
+            return ClientPosition(session.acked, sent, session.receipts.responses, self.channel is not None)
 
     def _take_up_again(self, why: str) -> None:
         """Drops lane and stream; another stream continues with the missing responses."""
         with self._lock:
-            channel = self._channel
+            channel = self.channel
             if channel is not None:
                 channel.give_up(broken(f"{why}."))
         if channel is None and self.execute is not None:
@@ -423,17 +431,17 @@ class Attachment:
             self._held_until = 0.0
             if lane is not None and self.session.error is None:
                 lane.lookout = self.lookout
-                self._channel = self.waiters.channel = LaneChannel(lane, self, self._lock, on_end)
-                self._channel.start(name)
+                self.channel = self.waiters.channel = LaneChannel(lane, self, self._lock, on_end)
+                self.channel.start(name)
             elif lane is not None:
                 lane.release()
             self._call_sender()
-            return self._channel
+            return self.channel
 
     def forked(self) -> None:
         """Releases the lane in the child of a fork; takes no lock."""
-        if self._channel is not None:
-            self._channel.forked()
+        if self.channel is not None:
+            self.channel.forked()
 
     @property
     def _held(self) -> bool:
@@ -442,12 +450,12 @@ class Attachment:
     @property
     def _receipt_opens(self) -> bool:
         """True if a lane that is being opened waits for a receipt of the stream's responses."""
-        return self._channel is None and self._held_until == math.inf and self.session.receipts.untold
+        return self.channel is None and self._held_until == math.inf and self.session.receipts.untold
 
     @property
     def _away(self) -> bool:
         """True if the work goes over a lane, or is held for one."""
-        return self._channel is not None or self._held
+        return self.channel is not None or self._held
 
     def _call_sender(self) -> None:
         """The stream's sender has to look; with the lock held."""
@@ -456,8 +464,8 @@ class Attachment:
 
     def _leave_lane(self) -> None:
         self._held_until = 0.0
-        channel = self._channel
-        self._channel = self.waiters.channel = None
+        channel = self.channel
+        self.channel = self.waiters.channel = None
         if channel is not None:
             channel.close()
 

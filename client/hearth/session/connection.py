@@ -123,6 +123,11 @@ class Connection(ABC):
         return attachment is not None and attachment.alive
 
     @property
+    def late_errors(self) -> int:
+        """Number of failures that no wait has raised yet."""
+        return len(self._deferred)
+
+    @property
     def outages(self) -> int:
         """Number of times that the Execute stream broke and was resumed, in this attachment."""
         attachment = self._attachment

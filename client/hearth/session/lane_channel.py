@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from hearth.session.protocol import Session
     from hearth.session.reply import Reply, ReplyLike
+    from hearth.session.views import LaneChannelView
     from hearth.session.waiters import Waiters
     from hearth.transport.copy_signals import Signals
     from hearth.transport.lane import Came, Lane
@@ -56,13 +57,15 @@ class LaneChannel:
     def __init__(self, lane: Lane, owner: Owner, lock: threading.Lock, on_end: Callable[[], None]) -> None:
         self.error: HearthError | None = None
         """Why the lane ended, where it ended by itself."""
-        self._lane = lane
+        self.lane = lane
+        """The frames over the socket."""
         self._owner = owner
         self._session = owner.session
         self._queue = owner.session.queue
         self._lock = lock
         self._waiters = owner.waiters
-        self._role = ReceiverRole(lock, owner.waiters.sleepers, self._needed, self._tick)
+        self.role = ReceiverRole(lock, owner.waiters.sleepers, self._needed, self._tick)
+        """The choice of the thread that receives."""
         self._left = threading.Condition(lock)  # the sender waits for what others leave behind
         self._sender_waits = False
         self._soon = False
@@ -74,7 +77,8 @@ class LaneChannel:
         """The last batch that the device has said it is done with: its ack is on its way."""
         self._ticked = 0
         """The next batch's number as of the last tick."""
-        self._over = False
+        self.over = False
+        """True once nothing is sent or received any more."""
         self.fruitful = False
         """True once anything was received."""
         self._on_end = on_end
@@ -91,17 +95,23 @@ class LaneChannel:
         for run, suffix in ((self._receive, "receive"), (self._send, "send")):
             threading.Thread(target=self._use, args=(run,), name=f"{name}-{suffix}", daemon=True).start()
 
+    def inspect(self) -> LaneChannelView:
+        """Returns the state of the channel. Takes no lock."""
+        from hearth.session.views import LaneChannelView
+
+        return LaneChannelView(self._sender_waits, self._soon, self._done)
+
     def forked(self) -> None:
         """Releases the lane in the child of a fork, without the lock."""
-        self._lane.release()
+        self.lane.release()
 
     # ---- out ----
 
     def close(self) -> None:
         """Ends the channel: nothing is sent or received any more."""
-        self._over = True
-        self._lane.close()
-        self._role.end()
+        self.over = True
+        self.lane.close()
+        self.role.end()
         self._left.notify_all()
 
     def push_work(self) -> None:
@@ -111,14 +121,14 @@ class LaneChannel:
         if under_way:
             if queue.queued + queue.extra >= GATHER << 2 * under_way:
                 self.push()
-            elif self._role.parked:  # it goes with an ack at the latest
-                self._role.summon()
+            elif self.role.parked:  # it goes with an ack at the latest
+                self.role.summon()
         elif queue.queued + queue.extra >= GATHER:
             self.push()
         elif not self._soon:
             self.push()
             self._pushed_alone = time.monotonic()
-        elif self._sender_waits and not self._role.tick_soon():
+        elif self._sender_waits and not self.role.tick_soon():
             self.nudge()
 
     def push_awaited(self) -> None:
@@ -134,10 +144,10 @@ class LaneChannel:
         This is most of the cost of a lone command, so that the usual case is handled apart: the whole queue fits one
         message.
         """
-        session, lane = self._session, self._lane
+        session, lane = self._session, self.lane
         try:
             numbered = None
-            if not (lane.blocked or self._over):
+            if not (lane.blocked or self.over):
                 numbered = session.next_with(command, request, reply, barrier)
             if numbered is not None:
                 lane.send(*numbered)
@@ -173,9 +183,9 @@ class LaneChannel:
 
     def push(self, idle: bool = False) -> None:
         """Sends as much as the window and the lane take. Never blocks."""
-        session, queue, lane = self._session, self._queue, self._lane
+        session, queue, lane = self._session, self._queue, self.lane
         try:
-            while not (self._over or lane.blocked):
+            while not (self.over or lane.blocked):
                 request = session.next_numbered(idle)
                 if request is None:
                     break
@@ -190,8 +200,8 @@ class LaneChannel:
             raise
         if lane.blocked and self._sender_waits:
             self.nudge()  # it waits until the lane takes more
-        if queue.queued and self._role.parked:
-            self._role.summon()  # the window has no room: acks make some
+        if queue.queued and self.role.parked:
+            self.role.summon()  # the window has no room: acks make some
 
     def nudge(self) -> None:
         """Wakes the sending thread."""
@@ -203,7 +213,7 @@ class LaneChannel:
         self._break(error)
 
     def _break(self, error: HearthError) -> None:
-        if not self._over:
+        if not self.over:
             self.error = error
             self.close()
 
@@ -226,9 +236,9 @@ class LaneChannel:
         """Makes a thread that waits for an answer the receiver, by `receive_for`; False if another is, or the lane is
         over.
         """
-        if self._over:
+        if self.over:
             return False
-        role = self._role
+        role = self.role
         if role.holder:
             if role.holder != thread:
                 return False
@@ -241,7 +251,7 @@ class LaneChannel:
     def receive_for(self, reply: Reply, deadline: float | None, thread: int) -> None:
         """Receives until `reply` is answered, `deadline` has come, or the lane is over. Without the lock, and with the
         role, which it leaves."""
-        lane, lock = self._lane, self._lock
+        lane, lock = self.lane, self._lock
         signals = self._owner.signals if reply.foretold is not None else None
         try:
             while True:
@@ -275,7 +285,7 @@ class LaneChannel:
 
     def _signalled(self, reply: Reply, began: float, thread: int) -> None:
         """Completes a reply by the signal of the device. Responses that it sent before have come."""
-        lane, now = self._lane, time.monotonic()
+        lane, now = self.lane, time.monotonic()
         lane.lookout.came(now - began)
         lane.lookout.signalled(now)
         came: list[Came] = []
@@ -292,36 +302,36 @@ class LaneChannel:
 
     def interrupted(self, thread: int) -> None:
         """The thread left `receive_for` by an exception such as KeyboardInterrupt, or never came to it."""
-        if self._role.holder == thread:
+        if self.role.holder == thread:
             if self._taking:
                 self._break(lane_broke("what came was interrupted"))  # it comes again over the next lane
             self._leave_role(thread)
-        self._role.summon()  # also where it came while the role was left: perhaps no thread was called
+        self.role.summon()  # also where it came while the role was left: perhaps no thread was called
 
     def pass_role(self) -> None:
         """Called when a thread has slept: perhaps it was woken to receive."""
-        if self._role.parked and not self._role.holder:
-            self._role.call()
+        if self.role.parked and not self.role.holder:
+            self.role.call()
 
     def expect(self) -> None:
         """Has the background receive: something depends on the next response, and no waiting thread receives."""
-        if self._role.parked:
-            self._role.summon()
+        if self.role.parked:
+            self.role.summon()
 
     def _leave_role(self, thread: int) -> None:
         self._taking = False
         if self._nested:  # what the handler's thread waits for may have come meanwhile, and nothing more would come
             self._nested = False
             self._break(lane_broke("a signal handler waited"))
-        self._role.leave(thread)
+        self.role.leave(thread)
         self._users -= 1
         if not self._users:
-            self._lane.release()
+            self.lane.release()
 
     def _leave(self) -> None:
         self._users -= 1
         if not self._users:
-            self._lane.release()
+            self.lane.release()
 
     # ---- threads of the lane, without the lock ----
 
@@ -334,7 +344,7 @@ class LaneChannel:
 
     def _receive(self) -> None:
         """Receives in the background; ends with the lane, and calls `on_end`."""
-        lane, lock, role, thread = self._lane, self._lock, self._role, threading.get_ident()
+        lane, lock, role, thread = self.lane, self._lock, self.role, threading.get_ident()
         try:
             while True:
                 role.await_turn()
@@ -344,7 +354,7 @@ class LaneChannel:
                 if role.holder != thread:
                     lane.readable()
                 with lock:
-                    if self._over:
+                    if self.over:
                         break
                     if role.holder not in (0, thread):
                         continue  # one that waits
@@ -363,7 +373,7 @@ class LaneChannel:
         """Takes the frames that have come, with the lock held; True if more are wanted."""
         session = self._session
         for kind, number, payload in came:
-            if self._over:
+            if self.over:
                 return False
             if kind == _RESPONSE:
                 if not session.receive_done(payload):
@@ -380,13 +390,13 @@ class LaneChannel:
             self._push_on()
         if self._waiters.watchers:
             self._owner.changed()
-        return not self._over
+        return not self.over
 
     def _send(self) -> None:
         idle = False
         while True:
             with self._lock:
-                if self._over:
+                if self.over:
                     return
                 self._flush()
                 if self._queue.queued:
@@ -394,18 +404,18 @@ class LaneChannel:
                 self._owner.queue_frees()
                 self.push(idle)
                 self._owner.changed()
-                blocked = self._lane.blocked
-                if not (blocked or self._over):
+                blocked = self.lane.blocked
+                if not (blocked or self.over):
                     self._sender_waits = True
                     idle = not self._left.wait(_IDLE_S)
                     self._sender_waits = False
             if blocked:
-                self._lane.writable()
+                self.lane.writable()
 
     def _flush(self) -> None:
         try:
-            if self._lane.blocked:
-                self._lane.flush()
+            if self.lane.blocked:
+                self.lane.flush()
         except OSError as error:
             self._break(lane_broke(error))
 

@@ -23,6 +23,7 @@ from hearth_proto.later import commands_pb2, device_pb2
 
 if TYPE_CHECKING:
     from hearth.session.reply import ReplyLike
+    from hearth.session.views import SessionView
 
 
 _LARGE = 32 << 10
@@ -68,6 +69,12 @@ class Session:
         self._owed: set[int] = set()  # requests that the daemon had when the stream broke
         self._had = 0
         self._broken_by: HearthError | None = None
+
+    def inspect(self) -> SessionView:
+        """Returns what is kept of batches and requests under way."""
+        from hearth.session.views import SessionView
+
+        return SessionView(len(self._unacked), self._unacked_bytes, len(self._barriers))
 
     # ---- in: commands ----
 

@@ -65,7 +65,7 @@ class ReceiverRole:
         return self.ticking
 
     @property
-    def _watching(self) -> bool:
+    def watching(self) -> bool:
         """True if the background thread no longer checks by itself: a thread has received for long, and wakes it on
         leaving."""
         return self.parked and self._pause < 0
@@ -80,7 +80,7 @@ class ReceiverRole:
         if self.parked:
             if self._needed():
                 self.summon()
-            elif self._watching:
+            elif self.watching:
                 self._unpark()
 
     def call(self) -> bool:

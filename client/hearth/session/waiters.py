@@ -47,7 +47,8 @@ class Waiters:
         """Number of threads that wait for any change."""
         self.listeners = 0
         """Number of answers that event loops expect, and no thread waits for."""
-        self._lock = lock
+        self.lock = lock
+        """The attachment's lock."""
 
     def watch(self) -> None:
         """Counts one more thread that waits for any change."""
@@ -65,7 +66,7 @@ class Waiters:
             if timeout is not None:
                 deadline = time.monotonic() + timeout
             while True:
-                with self._lock:
+                with self.lock:
                     if slept:
                         self._slept(reply)
                     if reply.answered or (left is not None and left <= 0):
@@ -94,7 +95,7 @@ class Waiters:
 
     def _give_back(self, reply: Reply, thread: int, channel: Receiver | None, over: list[bool]) -> None:
         """Returns the waiting thread's entry and role; appends to `over` when that is done."""
-        with self._lock:
+        with self.lock:
             if reply in self.sleepers:
                 self._slept(reply)
             if channel is not None:
@@ -108,13 +109,13 @@ class Waiters:
 
     def expect(self) -> None:
         """Notes that work depends on the responses without a wait for an answer."""
-        with self._lock:
+        with self.lock:
             if self.channel is not None:
                 self.channel.expect()
 
     def listen(self, more: int) -> None:
         """See `ReplyWaiters`."""
-        with self._lock:
+        with self.lock:
             self.listeners += more
             if more > 0 and self.channel is not None:
                 self.channel.expect()

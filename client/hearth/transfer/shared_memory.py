@@ -38,28 +38,29 @@ class Shared:
         self.transfers = transfers
         """True if transfers may be placed in segments: see `place`."""
         self.ring = Ring(self._slot)
-        self._connection = connection
+        self.connection = connection
+        """The connection on which the segments are registered."""
         self._tells = False
 
     @property
     def alive(self) -> bool:
         """True if more can be sent; polls the connection."""
-        return self._connection.alive
+        return self.connection.alive
 
     @property
     def alive_lately(self) -> bool:
         """Returns `alive`, without polling the connection each time."""
-        return self._connection.alive_lately
+        return self.connection.alive_lately
 
     @property
     def open(self) -> bool:
         """True if the connection was open when last polled."""
-        return not self._connection.closed
+        return not self.connection.closed
 
     @property
     def fruitful(self) -> bool:
         """True if anything was ever shared on it."""
-        return self._connection.fruitful
+        return self.connection.fruitful
 
     def lost(self, error: HearthError) -> bool:
         """Returns whether a command failed with `error` because its segment and the connection were gone when it came;
@@ -69,15 +70,15 @@ class Shared:
     def number(self, segment: Segment, *, signals: bool = False) -> int:
         """Returns the number by which commands name the segment, and registers it first if needed; 0 if it cannot be
         registered. `signals`: it is for these (`hearth.transport.copy_signals`)."""
-        number = self._connection.number(segment)
-        if number or segment.size > self._connection.most:
+        number = self.connection.number(segment)
+        if number or segment.size > self.connection.most:
             return number
         try:
-            number = self._connection.register(segment, signals=signals)
+            number = self.connection.register(segment, signals=signals)
             if number or not pool.cached:
                 return number
             pool.trim()  # what no array has any more need not be registered for ever
-            return self._connection.register(segment, signals=signals)
+            return self.connection.register(segment, signals=signals)
         except Lost:
             return 0
 
@@ -104,19 +105,19 @@ class Shared:
         if not self.transfers or not self.number(segment):
             return False
         try:
-            return self._connection.place(kind, transfer, segment, place.offset, size)
+            return self.connection.place(kind, transfer, segment, place.offset, size)
         except BaseException:  # the device process may use the memory, though no thread tracks it any more
             segment.spoiled = True
             raise
 
     def close(self) -> None:
         """Stops sharing; the device process ends what is under way."""
-        self._connection.release()
+        self.connection.release()
         self.ring.end()
 
     def forked(self) -> None:
         """Abandons the connection in the child of a fork: it is the parent's."""
-        self._connection.forked()
+        self.connection.forked()
         self.ring = Ring(lambda: None, 0)
 
     def _slot(self) -> Slot | None:
@@ -134,7 +135,8 @@ class SharedMemory:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._lock = threading.Lock()
-        self._shared: Shared | None = None
+        self.shared: Shared | None = None
+        """Memory that is shared for the attachment opened for last; None: there is none."""
         self._for: weakref.ref[Attachment] | None = None
         """The attachment that was opened for last, or was tried to be."""
         self._failed = 0
@@ -144,16 +146,16 @@ class SharedMemory:
 
     def for_attachment(self, attachment: Attachment) -> Shared | None:
         """Returns the shared memory of the attachment; None if there is none. Waits while it is opened."""
-        shared = self._shared
+        shared = self.shared
         if shared is not None and shared.attachment is attachment and shared.alive:
             return shared
         if self.hopeless(attachment):
             return None
         with self._lock:
-            shared = self._shared
+            shared = self.shared
             if shared is not None and shared.attachment is attachment and shared.alive:
                 return shared
-            self._shared = None
+            self.shared = None
             if shared is not None:
                 shared.close()
                 if shared.attachment is attachment:
@@ -163,12 +165,12 @@ class SharedMemory:
             if self._for is None or self._for() is not attachment:
                 self._for, self._failed = weakref.ref(attachment), 0
             try:
-                self._shared = self._open(attachment)
+                self.shared = self._open(attachment)
             except HearthError as error:
                 self._failed += _TRIES if error.reason == "UNSUPPORTED" else 1
             except OSError:
                 self._failed += 1
-            return self._shared
+            return self.shared
 
     def hopeless(self, attachment: Attachment) -> bool:
         """Returns whether it is known that nothing will be shared for that attachment. Does not wait."""
@@ -194,13 +196,13 @@ class SharedMemory:
         self._closed = True
         if self._pid == os.getpid():
             with self._lock:
-                shared, self._shared = self._shared, None
+                shared, self.shared = self.shared, None
             if shared is not None:
                 shared.close()
 
     def forked(self) -> None:
         """Ends sharing in the child of a fork; takes no lock."""
         self._closed = True
-        shared, self._shared = self._shared, None
+        shared, self.shared = self.shared, None
         if shared is not None:
             shared.forked()

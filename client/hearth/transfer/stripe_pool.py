@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hearth.errors import HearthError
 from hearth.transport.stripe import OPEN_S, Address, Stripe
@@ -20,16 +20,27 @@ if TYPE_CHECKING:
     from hearth.transport.stripe import Carried
 
 _REST_S = 0.25
-"""Seconds that the first stripe waits for the others before it is used."""
-_AGAIN_S = 30.0
+"""How long the first stripe waits for the others before it is used."""
+AGAIN_S = 30.0
+"""Seconds until stripes are asked for again where none came to life, or fewer than were wanted. Doubles with each time
+that none did, up to `_AGAIN_MOST_S`."""
 _AGAIN_MOST_S = 600.0
-"""Range in seconds of the pause before stripes are opened again, where none came to life, or fewer than were wanted."""
+
+
+class StripesView(NamedTuple):
+    """State of a connection's stripes, for tests and diagnostics."""
+
+    live: int
+    """Number of open stripes."""
+    refused: bool
+    """True if the daemon has none: they are not asked for again."""
 
 
 class Stripes:
     """Pool of the stripes of one connection. Safe from any thread."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, again: float = AGAIN_S) -> None:
+        """`again`: seconds until stripes are asked for again where none came to life."""
         self._connection = connection
         self._opening = threading.Lock()  # one thread opens, others wait for what it gets
         self._change = threading.Condition()
@@ -38,7 +49,7 @@ class Stripes:
         self._generation = 0
         self._turn = 0
         self._not_before = 0.0
-        self._again = _AGAIN_S
+        self._first_again = self._again = again
         self._refused = False
         self._closed = False
         self._carried: dict[int, Carried] = {}
@@ -51,7 +62,7 @@ class Stripes:
                     return []  # of a process that is gone
                 if generation > self._generation:
                     self._leave()
-                    self._generation, self._not_before, self._again = generation, 0.0, _AGAIN_S
+                    self._generation, self._not_before, self._again = generation, 0.0, self._first_again
                 missing = count - len(self._live)
                 may = not (self._refused or self._closed) and time.monotonic() >= self._not_before
             if missing > 0 and may:
@@ -75,7 +86,7 @@ class Stripes:
             self._refused = error.reason == "UNSUPPORTED"
             self._rest()
             return
-        host = answer.host or _host(self._connection.transport.target)
+        host = answer.host or host_of(self._connection.transport.target)
         address = Address(host, answer.port, answer.certificate, answer.max_chunk_bytes)
         deadline = time.monotonic() + OPEN_S
         with self._change:
@@ -88,13 +99,17 @@ class Stripes:
             if not self._live:
                 self._rest()
                 return
-            self._again = _AGAIN_S
+            self._again = self._first_again
             if len(self._live) < wanted:
-                self._not_before = time.monotonic() + _AGAIN_S
+                self._not_before = time.monotonic() + self._again
 
     def _rest(self) -> None:
         self._not_before = time.monotonic() + self._again
         self._again = min(2 * self._again, _AGAIN_MOST_S)
+
+    def inspect(self) -> StripesView:
+        """Returns the number of open stripes, and whether there will be others."""
+        return StripesView(len(self._live), self._refused)
 
     def carry(self, number: int, transfer: Carried, lines: Sequence[Stripe]) -> list[Stripe]:
         """Routes what comes for the transfer to it from now on; returns those of its stripes that have ended
@@ -153,6 +168,6 @@ class Stripes:
         return self._carried.get(transfer)
 
 
-def _host(target: str) -> str:
-    """Returns the host of gRPC's address of the daemon."""
+def host_of(target: str) -> str:
+    """Returns the host in gRPC's address of the daemon."""
     return target.rpartition(":")[0].strip("[]")

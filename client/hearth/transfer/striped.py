@@ -11,7 +11,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from google.protobuf.message import DecodeError
 
@@ -40,6 +40,17 @@ _LOOK_S = 0.25
 """Interval in seconds of the check for silence."""
 _ANSWER_S = 1.0
 """Seconds to wait for the command's answer, once the daemon says that a transfer is over."""
+
+
+class StripedView(NamedTuple):
+    """Progress of a transfer over stripes, for tests and diagnostics."""
+
+    done: int
+    """Number of chunks that have arrived."""
+    chunks: int
+    """Number of all chunks."""
+    size: int
+    """Bytes of all chunks."""
 
 
 class Striped(ABC):
@@ -78,6 +89,10 @@ class Striped(ABC):
         self._furthest, self._since = 0, time.monotonic()
         self._silent = False
         """True once the transfer's stripes were given up, and no others are opened."""
+
+    def inspect(self) -> StripedView:
+        """Returns the progress of the transfer. Takes no lock."""
+        return StripedView(len(self._done), self._cut.count, self._cut.size)
 
     def cancel(self) -> None:
         """Gives the transfer up, for good: the waiting thread gets an error, and the daemon is notified. Does not

@@ -126,6 +126,11 @@ class FramedTransport:
         """True if no process listens at the daemon's address."""
         return transport_errors.absent(self.target)
 
+    @property
+    def open_calls(self) -> int:
+        """Number of calls and streams that have not ended."""
+        return len(self._calls)
+
     def close(self) -> None:
         """Ends what is open."""
         with self._lock:

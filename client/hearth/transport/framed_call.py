@@ -87,7 +87,7 @@ class FramedExchange:
                         yield frame.payload
                     elif frame.kind == Kind.END:
                         if frame.payload:
-                            raise _refusal(frame.payload)
+                            raise refusal_of(frame.payload)
                         return
                     elif frame.kind == Kind.PING:
                         self._say(Kind.PONG)
@@ -180,7 +180,8 @@ def _connect(path: str, deadline: float | None) -> socket.socket:
     return connection
 
 
-def _refusal(payload: bytes) -> HearthError:
+def refusal_of(payload: bytes) -> HearthError:
+    """Returns the error that the end of a call carries. Raises `FrameError` for a payload that is no Status."""
     from google.protobuf.message import DecodeError
 
     from hearth_proto.v1 import status_pb2

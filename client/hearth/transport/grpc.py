@@ -69,14 +69,15 @@ class GrpcTransport:
         self.stripes: int | None = 0 if self.lanes else None
         self._credentials = credentials
         self._options = _OPTIONS + (_NO_PROXY if loopback else ())
-        self._line = ReopenedChannel(self._open, target)
+        self.line = ReopenedChannel(self._open, target)
+        """The gRPC channel of calls and Execute streams."""
         self._bulk = ReopenedChannel(self._open, target)
         self._giving_up = GivingUp(self.transfer_status)
 
     def call(self, method: str, request: Any, response_type: Any, timeout: float) -> Any:
         """A unary call of NodeService."""
         return self._unary(
-            self._line,
+            self.line,
             _NODE + method,
             request,
             response_type,
@@ -86,7 +87,7 @@ class GrpcTransport:
 
     def ask(self, method: str, request: Any, response_type: Any, timeout: float) -> _Answer:
         """Starts a call without waiting, unlike `call`; not repeated where the connection breaks."""
-        channel = self._line.channel()
+        channel = self.line.channel()
         stub: Any = channel.unary_unary(
             _NODE + method,
             request_serializer=type(request).SerializeToString,
@@ -96,12 +97,12 @@ class GrpcTransport:
             call = stub.future(request, timeout=timeout, wait_for_ready=False, metadata=self._shown())
         except ValueError:  # gRPC's answer to a closed channel
             raise self._closed_or_broken() from None
-        return _Answer(call, self.target, partial(self._line.broke, channel))
+        return _Answer(call, self.target, partial(self.line.broke, channel))
 
     def call_device(self, method: str, request: Any, response_type: Any, timeout: float) -> Any:
         """A unary call of DeviceService."""
         tries = transport_errors.TRIES if method in transport_errors.SAFE else 1
-        return self._unary(self._line, _DEVICE + method, request, response_type, timeout, tries)
+        return self._unary(self.line, _DEVICE + method, request, response_type, timeout, tries)
 
     def transfer_status(self, request: device_pb2.TransferStatusRequest) -> device_pb2.TransferStatusResponse:
         """Asks how much of an upload the daemon has. Raises `HearthError`; where no answer comes, the connection is
@@ -144,20 +145,20 @@ class GrpcTransport:
     def open_bulk(self, request: device_pb2.OpenBulkRequest) -> device_pb2.OpenBulkResponse:
         """Asks for connections for bulk data."""
         answer: device_pb2.OpenBulkResponse = self._unary(
-            self._line, _DEVICE + "OpenBulk", request, device_pb2.OpenBulkResponse, _OPEN_BULK_S, 1
+            self.line, _DEVICE + "OpenBulk", request, device_pb2.OpenBulkResponse, _OPEN_BULK_S, 1
         )
         return answer
 
     def execute(self, requests: Iterator[bytes], early: Early) -> _Stream[device_pb2.ExecuteResponse]:
         """Opens an Execute stream."""
-        channel = self._line.channel()
+        channel = self.line.channel()
         stub: Callable[..., Any] = channel.stream_stream(
             _DEVICE + "Execute",
             request_serializer=_identity,
             response_deserializer=partial(_read_early, early),
         )
         return _Stream(
-            self._start(stub, requests, metadata=self.metadata), self.target, partial(self._line.broke, channel)
+            self._start(stub, requests, metadata=self.metadata), self.target, partial(self.line.broke, channel)
         )
 
     def lane(self, offer: device_pb2.LaneOffer) -> Lane | None:
@@ -200,7 +201,7 @@ class GrpcTransport:
 
     def close(self) -> None:
         """Closes the channels; streams that are open end."""
-        self._line.close()
+        self.line.close()
         self._bulk.close()
 
     def _open(self) -> grpc.Channel:
@@ -221,7 +222,7 @@ class GrpcTransport:
     def _closed_or_broken(self) -> HearthError:
         return (
             transport_errors.closed(self.target)
-            if self._line.closed
+            if self.line.closed
             else transport_errors.unreached(self.target, "its channel was left")
         )
 

@@ -93,6 +93,10 @@ class Lane:
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
 
+    def fileno(self) -> int:
+        """Returns the socket's descriptor; -1 once it is released."""
+        return self._connection.fileno()
+
     def send(self, seq: int, request: bytes) -> None:
         """Sends an `ExecuteRequest`, `seq` its batch or 0, as far as the socket takes it. Not while `blocked`."""
         frame = HEADER.pack(len(request), _BATCH, 0, 0, seq) + request

@@ -125,6 +125,10 @@ class SegmentConnection:
         """True if the connection can be used, or could within the last `LOOKED_S` seconds."""
         return not self.closed and (time.monotonic() - self._looked < LOOKED_S or self.alive)
 
+    def fileno(self) -> int:
+        """Returns the socket's descriptor; -1 once it is released."""
+        return self._connection.fileno()
+
     def close(self) -> None:
         """Ends it for both sides."""
         self.closed = True

@@ -44,13 +44,15 @@ class Lookout:
     """Adaptive spin-wait of one attachment. Concurrent updates from several threads may be lost: it is only an
     estimate."""
 
-    __slots__ = ("_copies", "_due", "_early", "_ended", "_margin", "_pace", "_signalled", "most", "patience")
+    __slots__ = ("_early", "_ended", "_margin", "_pace", "_signalled", "copies", "ends_at", "most", "patience")
 
     def __init__(self, cores: int) -> None:
         self.most = self.patience = LOOK_S if cores >= CORES else 0.0
         """Seconds of polling at the most (0: never), and for the next wait."""
-        self._due = self._early = self._margin = 0.0
-        self._copies = 0
+        self.ends_at = 0.0
+        """Time at which the last copy that was asked for is due, or has ended."""
+        self._early = self._margin = 0.0
+        self.copies = 0
         """Number of copies under way; a failed copy is not reported."""
         self._ended = 0.0
         """Time at which the last copy ended."""
@@ -75,18 +77,18 @@ class Lookout:
         """A copy is asked for, behind those that are under way."""
         if size < LEAST_BYTES or not self.most:
             return
-        self._copies += 1
+        self.copies += 1
         pace = self._pace.get((way, size.bit_length()))
         if pace is not None:
             took = pace * size
-            self._due = max(now, self._due) + took
+            self.ends_at = max(now, self.ends_at) + took
             self._margin = min(_MOST_MARGIN_S, max(_LEAST_MARGIN_S, took / _MARGIN))
             self._early = took if took <= _SHORT_S else self._margin
 
     def signalled(self, now: float) -> None:
         """The device has said that what was asked for is done, before the answers have come that say it of each."""
-        self._signalled, self._copies = now, 0
-        self._due = min(self._due, now)
+        self._signalled, self.copies = now, 0
+        self.ends_at = min(self.ends_at, now)
 
     def end(self, way: int, size: int, begun: float, now: float) -> None:
         """Notes that a copy is done."""
@@ -95,10 +97,10 @@ class Lookout:
         if begun < self._signalled:  # by then, and it was counted off
             now = self._signalled
         else:
-            self._copies -= 1
+            self.copies -= 1
         took, self._ended = now - max(begun, self._ended), now
-        if self._copies <= 0:
-            self._due, self._copies = min(self._due, now), 0  # sooner than it was due
+        if self.copies <= 0:
+            self.ends_at, self.copies = min(self.ends_at, now), 0  # sooner than it was due
         if took <= 0:  # with another, by one signal
             return
         key, pace = (way, size.bit_length()), took / size
@@ -107,5 +109,5 @@ class Lookout:
 
     def due(self, now: float) -> tuple[float, float] | None:
         """Returns the interval in which to poll for the end of the last copy; None: it is not polled for."""
-        begins, ends = self._due - self._early, self._due + 2 * self._margin
+        begins, ends = self.ends_at - self._early, self.ends_at + 2 * self._margin
         return (begins, ends) if now < ends and begins - now < _LONGEST_S else None

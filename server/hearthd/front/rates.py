@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 WINDOW_S = 10.0
 """Seconds over which a rate is taken; less while less is known, more where no sample came in between."""
@@ -15,11 +16,25 @@ LATE_S = 3.0
 Number = int | float
 
 
+@dataclass(frozen=True)
+class RatesView:
+    """What a `Rates` keeps, for tests and diagnostics."""
+
+    samples: int
+    seconds: float
+    """From the oldest sample to the newest."""
+
+
 class Rates:
     """Rates of counters that never go down."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, Mapping[str, Number]]] = deque()
+
+    def inspect(self) -> RatesView:
+        """Returns the number of samples that are kept, and the time that they span."""
+        samples = self._samples
+        return RatesView(len(samples), samples[-1][0] - samples[0][0] if samples else 0.0)
 
     def sample(self, now: float, counts: Mapping[str, Number]) -> None:
         """The counters at one time, no earlier than the last."""

@@ -14,6 +14,7 @@ from tests.bench.context import Context, Side
 from tests.bench.rows.transfers import MIB, _rates
 from tests.bench.socket_peer import REQUEST, receive
 from tests.bench.stats import Row, Samples, Summary
+from tests.support.client.internals import session_of
 
 
 def measure(context: Context) -> list[Row]:
@@ -44,7 +45,7 @@ def hearth(target: str, count: int, sizes: list[int], repeats: int) -> Samples:
 
     measured: Samples = {}
     with hearth.connect(target) as node:
-        node._session.transport.stripes = count
+        session_of(node).transport.stripes = count
         gpu = node.device(0)
         for mib in sizes:
             host = np.random.default_rng(1).integers(0, 255, mib * MIB, np.uint8)

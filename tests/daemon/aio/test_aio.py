@@ -16,6 +16,7 @@ import hearth
 from hearth import aio
 from hearth.aio import connection
 from hearth.errors import HearthError
+from tests.support.client.internals import connection_of
 from tests.support.daemon.aio_ways import LARGE, WAYS, connect
 from tests.support.daemon.harness import DaemonProcess, wait_until
 from tests.support.daemon.kernels import COMMON
@@ -363,8 +364,8 @@ def test_waits_that_the_end_of_the_loop_cancels(daemon: DaemonProcess) -> None:
 
     keep: list[Any] = []
     asyncio.run(main())
-    node = keep[0]._side._connection  # the loop is over: late answers find no waiter, and nothing breaks
-    keep[0]._gate.set(np.ones(1, np.int32), stream=keep[0]._side)
+    node = connection_of(keep[0].side)  # the loop is over: late answers find no waiter, and nothing breaks
+    keep[0].gate.set(np.ones(1, np.int32), stream=keep[0].side)
     assert node.attachment().alive
     keep.clear()
 
@@ -397,6 +398,25 @@ def test_a_group(daemon: DaemonProcess, operation: str) -> None:
     run(main)
 
 
+def test_ranks_of_a_larger_group_are_paired_before_they_send(daemon: DaemonProcess) -> None:
+    async def main() -> None:
+        async with connect(daemon) as node, connect(daemon) as other, connect(daemon) as third:
+            if len(node.devices) < 2:
+                pytest.skip("needs two devices")
+            devices = [node.device(0), other.device(1), third.device(0)]
+            arrays = [device.full(8, rank, np.float32) for rank, device in enumerate(devices)]
+            async with aio.Group(devices) as group:
+                with pytest.raises(hearth.ArgumentError, match="pair"):
+                    group.send(arrays[0], 1)
+                await group.pair(0, 1)
+                arrays[0].fill(5)
+                group.send(arrays[0], 1)
+                group.recv(arrays[1], 0)
+                assert (await arrays[1].get() == 5).all()
+
+    run(main)
+
+
 def test_a_group_over_sessions(daemon: DaemonProcess) -> None:
     """The group is formed, and that is awaited, as over daemons."""
 
@@ -412,10 +432,6 @@ def test_a_group_over_sessions(daemon: DaemonProcess) -> None:
             async with unformed as group:
                 group.all_reduce(arrays)
                 assert (await arrays[0].get() == 3).all() and (await arrays[1].get() == 3).all()
-                group._orders.clear()  # as with a third rank: all there are would be no pair
-                with pytest.raises(hearth.ArgumentError, match="pair"):
-                    group.send(arrays[0], 1)
-                await group.pair(0, 1)
                 arrays[0].fill(5)
                 group.send(arrays[0], 1)
                 group.recv(arrays[1], 0)

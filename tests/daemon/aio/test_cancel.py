@@ -11,6 +11,7 @@ import pytest
 
 import hearth
 from hearth import aio
+from tests.support.client.internals import connection_of
 from tests.support.daemon.aio_ways import LARGE, WAYS, connect
 from tests.support.daemon.harness import DaemonProcess, wait_until
 from tests.support.daemon.kernels import COMMON
@@ -104,7 +105,7 @@ def test_cancelled_anywhere(daemon: DaemonProcess, way: str, loop: str) -> None:
             await asyncio.gather(*(worker.work(40) for worker in workers))
             assert sum(worker.cancelled for worker in workers) > 20
             assert sum(worker.answered for worker in workers) > 20
-            assert not node.device(0)._connection._deferred
+            assert not connection_of(node.device(0)).late_errors
 
     run(main, loop)
 

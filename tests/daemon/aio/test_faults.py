@@ -19,6 +19,7 @@ import hearth
 from hearth import aio
 from hearth.transfer import registered, router
 from hearth.transfer.grpc_stream import give_up
+from tests.support.client.internals import connection_of
 from tests.support.daemon.aio_ways import LARGE
 from tests.support.daemon.cutter import Cutter
 from tests.support.daemon.harness import DaemonProcess, StartDaemon, environment, wait_until
@@ -79,10 +80,10 @@ def test_a_read_behind_an_upload_that_fails(daemon: DaemonProcess, monkeypatch: 
             monkeypatch.setattr(router, "carry_upload", lambda *_: over.wait(60))
             x.set(np.ones(LARGE))
             reading = asyncio.ensure_future(x[:10].get())
-            session = gpu._connection._attachment.session  # type: ignore[union-attr]
+            session = connection_of(gpu).attachment().session
             while session.outstanding < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
-            give_up(gpu._connection, begun[0])
+            give_up(connection_of(gpu), begun[0])
             with pytest.raises(hearth.TransferError):
                 await reading
             over.set()
@@ -98,7 +99,7 @@ def test_durable_arrays_come_back(lossy: DaemonProcess) -> None:
             x = gpu.durable(gpu.full(4, 7, np.int32))
             await gpu.synchronize()
             os.kill(lossy.device_pid(), signal.SIGKILL)
-            while gpu._connection._attachment.alive:  # type: ignore[union-attr]  # noqa: ASYNC110
+            while connection_of(gpu).attached:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
             with pytest.raises(hearth.UnavailableError, match="ready"):
                 gpu.zeros(4)

@@ -20,6 +20,7 @@ from hearth import aio
 from hearth.transfer import registered
 from hearth.transport import memory_segments
 from hearth.transport.segment_pool import pool
+from tests.support.client.internals import connection_of
 from tests.support.daemon.harness import DaemonProcess, StartDaemon, wait_until
 from tests.support.daemon.kernels import COMMON
 from tests.support.daemon.loops import LOOPS, Gate, run
@@ -270,8 +271,8 @@ def test_what_is_pinned_is_neither_taken_nor_let_go_of_before_it_is_read(daemon:
             await gate.open()
             same(await x.get(), values)
             out = hearth.zeros_pinned(size, np.uint8)
-            gate._gate.set(np.zeros(1, np.int32), stream=gate._side)
-            await gate._side.synchronize()
+            gate.gate.set(np.zeros(1, np.int32), stream=gate.side)
+            await gate.side.synchronize()
             gate.hold()
             assert await x.get(out, blocking=False) is out and not out.any()
             await gate.open()
@@ -359,7 +360,7 @@ def test_no_memory_is_left_behind(daemon: DaemonProcess) -> None:
                 same(await x.get(), values)
                 await gpu.dispatch(invert(gpu), *inverting(values, values.size))
             await asyncio.sleep(0)
-            assert gpu._connection.uploading == 0
+            assert connection_of(gpu).uploading == 0
             assert daemon.gauge("segment_bytes") <= 6 * pool_bytes(values.size)
             gc.collect()  # what an earlier test left in a circle has segments as well
             pool.trim()

@@ -16,6 +16,7 @@ import pytest
 
 import hearth
 from hearth.collectives.rendezvous import describe
+from tests.support.client.internals import session_of
 from tests.support.collectives.group_nodes import LentNodes
 from tests.support.daemon.harness import DaemonProcess, on_cpu, wait_until
 from tests.support.timing import LATE
@@ -131,7 +132,7 @@ def test_the_recorder_and_a_rank_that_never_comes(group: hearth.Group) -> None:
 
 def test_a_dropped_group_is_left_on_all_daemons(connected: list[hearth.Node]) -> None:
     def known() -> list[int]:
-        return [sum(bool(info.group) for info in describe(node._session)) for node in connected]
+        return [sum(bool(info.group) for info in describe(session_of(node))) for node in connected]
 
     before = known()
     group = hearth.Group([node.device(0) for node in connected])

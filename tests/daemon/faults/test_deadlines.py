@@ -150,9 +150,7 @@ def test_a_client_that_stops_waiting_drops_nothing(daemon: DaemonProcess) -> Non
         assert counter.get()[0] == 3
 
 
-def test_excess_calls_get_a_retry_time_and_deadlines_make_room(
-    counted: Counted, daemon: DaemonProcess
-) -> None:
+def test_excess_calls_get_a_retry_time_and_deadlines_make_room(counted: Counted, daemon: DaemonProcess) -> None:
     before = dropped(daemon)
     counted.hold()
     calls = [counted.launch(future=True, timeout=2.0) for _ in range(MAX_CALLS)]

@@ -39,7 +39,7 @@ class Bystander:
     def __init__(self, gpu: hearth.Device) -> None:
         self.rounds = 0
         self.errors: list[str] = []
-        self._gpu = gpu
+        self.gpu = gpu
         self._step = gpu.RawModule(code=SOURCE).get_function("step")
         self._held = gpu.asarray(np.arange(10_000, dtype=np.uint32))
         self._work()
@@ -58,7 +58,7 @@ class Bystander:
 
     def _work(self) -> None:
         host = np.random.default_rng(self.rounds).integers(0, 2**32, 3000, np.uint32)
-        x = self._gpu.asarray(host)
+        x = self.gpu.asarray(host)
         for k in range(5):
             self._step((12,), (256,), (x, np.uint32(k), np.int32(3000)))
             host = host * np.uint32(3) + np.uint32(k)
@@ -155,7 +155,7 @@ def test_a_storm_costs_one_session_only(start_daemon: StartDaemon, capsys: pytes
             far.end()
             near.end()
         assert not far.errors and not near.errors
-        assert victim.gpu.generation > len(losses) and far._gpu.generation == 1
+        assert victim.gpu.generation > len(losses) and far.gpu.generation == 1
         assert alive(apart[0])
     seconds = [each for _, each in took]  # `make bench --only faults` judges them
     with capsys.disabled():

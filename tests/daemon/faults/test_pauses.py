@@ -24,6 +24,7 @@ import hearth
 from hearth.session import execute_stream
 from hearth.transport import framed
 from hearth.transport.lane import Lane
+from tests.support.client.internals import connection_of
 from tests.support.daemon.harness import DaemonProcess, command_of, marked, needs_devices, wait_until
 from tests.support.daemon.kernels import common, saxpy_works
 from tests.support.daemon.paused import Walker
@@ -151,7 +152,7 @@ def test_a_client_that_gave_its_lane_up_is_answered(
         assert x.get().tolist() == [3] * 4
         assert len(threads) == 1, "one stream, and nothing had to be taken up again"
         threads[0].join()
-        assert gpu._connection.outages == 0 and gpu._connection.attachment()._channel is None
+        assert connection_of(gpu).outages == 0 and connection_of(gpu).attachment().channel is None
     with paused.connect() as other:
         saxpy_works(other.device(0))
 

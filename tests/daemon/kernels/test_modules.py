@@ -20,7 +20,7 @@ import hearth
 from hearth_proto.reasons import Reason, from_status
 from hearth_proto.v1 import commands_pb2 as c
 from tests.support.daemon.harness import BACKEND, DaemonProcess, StartDaemon, on_cpu, on_gpu
-from tests.support.daemon.kernels import COMMON, saxpy_works
+from tests.support.daemon.kernels import COMMON, described, saxpy_works
 from tests.support.daemon.raw import Execute, Raw
 from tests.support.folders import ROOT
 
@@ -186,7 +186,7 @@ def test_one_source_of_many_clients_is_compiled_once(daemon: DaemonProcess) -> N
             module = gpu.RawModule(code=code)
             x = gpu.zeros(1, np.int32)
             module.get_function("f")((1,), (1,), (x,))
-            return x.item(), module._describe().cached
+            return x.item(), described(module).cached
 
     with ThreadPoolExecutor(6) as pool:
         results = list(pool.map(use, range(6)))
@@ -198,15 +198,15 @@ def test_one_source_of_many_clients_is_compiled_once(daemon: DaemonProcess) -> N
 def test_another_device_takes_it_from_the_cache(pair: list[hearth.Device]) -> None:
     code = fresh('extern "C" __global__ void f() {}')
     first = pair[0].RawModule(code=code)
-    assert not first._describe().cached and first._describe().compile_ns > 0
+    assert not described(first).cached and described(first).compile_ns > 0
     second = pair[1].RawModule(code=code)
-    assert second._describe().cached and second._describe().compile_ns == 0
+    assert described(second).cached and described(second).compile_ns == 0
 
 
 def test_two_devices_at_once_compile_once(pair: list[hearth.Device]) -> None:
     code = fresh('extern "C" __global__ void f() {}')
     modules = [device.RawModule(code=code) for device in pair]
-    assert [module._describe().cached for module in modules].count(False) == 1
+    assert [described(module).cached for module in modules].count(False) == 1
 
 
 def test_the_cache_survives_the_daemon_and_damage(
@@ -227,7 +227,7 @@ def test_the_cache_survives_the_daemon_and_damage(
             module, x = gpu.RawModule(code=code), gpu.zeros(1, np.int32)
             module.get_function("f")((1,), (1,), (x,))
             assert x.item() == 7
-            cached = module._describe().cached
+            cached = described(module).cached
         assert daemon.stop() == 0
         return cached
 
@@ -331,7 +331,7 @@ def test_ptx_is_compiled_like_source(gpu: hearth.Device, daemon: DaemonProcess) 
         module.get_function("put")((1,), (1,), (x,))
     assert x.item() == 42
     assert daemon.counter("compile_cache_misses") - before in (0, 1)
-    cached = [module._describe().cached for module in modules]
+    cached = [described(module).cached for module in modules]
     assert cached in ([False, True, True], [False, False, False])
 
 
@@ -410,7 +410,7 @@ def test_warnings_of_a_compile_that_succeeds_arrive(gpu: hearth.Device, daemon: 
         for device in (gpu, gpu, *node.devices[:2]):
             module, log = device.RawModule(code=code, options=("--split-compile=2",)), io.StringIO()
             module.compile(log_stream=log)
-            assert module._describe().cached == bool(logs)
+            assert described(module).cached == bool(logs)
             logs.append(log.getvalue())
     assert len(set(logs)) == 1
     lines = logs[0].splitlines()

@@ -21,7 +21,7 @@ from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2
 from tests.support.client.internals import connection_of
 from tests.support.daemon.client_process import run_python
-from tests.support.daemon.dispatches import KERNELS, SPIN, B, binding, blocks, value
+from tests.support.daemon.dispatches import KERNELS, SPIN, B, binding, blocks, carried_jobs, value
 from tests.support.daemon.harness import DaemonProcess, wait_until
 from tests.support.daemon.kernels import gated
 from tests.support.daemon.raw import TIMEOUT, Raw, refusal_of
@@ -281,7 +281,7 @@ def test_a_session_that_is_closed_in_the_middle(daemon: DaemonProcess) -> None:
 
 CLIENT = f"""
 import sys, hearth, numpy as np
-from hearth.transfer import plan, registered
+from hearth.transfer import plan
 KERNELS, SPIN = {KERNELS!r}, {SPIN!r}
 gpu = hearth.connect(sys.argv[1], lanes=lanes).device(0)
 identity = gpu.RawModule(code=KERNELS).get_function("identity")
@@ -293,12 +293,13 @@ def stop(*_):
 """
 
 SHARING = """
-place = registered._place
+from hearth.transfer.shared_memory import Shared
+place = Shared.place
 def half(*given):
     taken = place(*given)
     stop()
     return taken
-registered._place = half
+Shared.place = half
 gpu.dispatch(identity, 1, 1, args)
 """
 
@@ -310,7 +311,8 @@ gpu.dispatch(identity, 1, 1, args)
 """
 
 DOWNLOADING = """
-gpu._connection.arrived = stop
+from hearth.session.connection import Connection
+Connection.arrived = stop
 gpu.dispatch(identity, 1, 1, args)
 """
 
@@ -387,17 +389,19 @@ def test_kernels_that_fault_or_do_not_end(lossy: DaemonProcess) -> None:
 
 
 @pytest.mark.parametrize("lanes", [True, False], ids=["lanes", "gRPC"])
-def test_one_that_is_given_up_at_once_holds_nothing_up(daemon: DaemonProcess, lanes: bool) -> None:
+def test_one_that_is_given_up_at_once_holds_nothing_up(
+    daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch, lanes: bool
+) -> None:
     """It holds nothing up also where its upload had come, and the download that it names had not begun."""
+    jobs = carried_jobs(monkeypatch)
     with daemon.connect(lanes=lanes) as node:
         gpu = node.device(0)
         identity = gpu.RawModule(code=KERNELS).get_function("identity")
         x = numbers(300_000)
-        for _ in range(10):
+        for number in range(10):
             outs: list[Any] = [((x.size,), np.int32)]
-            pending = gpu.dispatch_async(
-                identity, blocks(x.size, 256), 256, ins=[x], outs=outs, scalars=[np.int32(x.size)]
-            )
-            pending._job.give_up()
+            gpu.dispatch_async(identity, blocks(x.size, 256), 256, ins=[x], outs=outs, scalars=[np.int32(x.size)])
+            wait_until(lambda number=number: len(jobs) > number, "its thread")
+            jobs[number].give_up()
             gpu.synchronize(timeout=30)
         assert gpu.memory_usage().bytes_in_use == 0

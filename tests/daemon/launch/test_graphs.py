@@ -12,8 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import hearth
+from hearth_proto.v1 import commands_pb2
+from tests.support.client.internals import connection_of, number_of
 from tests.support.daemon.harness import DaemonProcess, StartDaemon, wait_until
-from tests.support.daemon.kernels import COMMON, GATE, common, gated, saxpy_works
+from tests.support.daemon.kernels import COMMON, GATE, common, gated, saxpy_works, unload
 
 N = 64
 SIZE = np.int32(N)
@@ -340,7 +342,8 @@ def test_an_update_that_cannot_be_changes_nothing(
     with gpu.graph() as graph:
         saxpy((1,), (N,), (np.float32(2), x, y, SIZE))
         x.fill(1)
-    target = hearth.GraphNode(graph, index, "kernel", "saxpy", graph.nodes[0]._call)
+    target = graph.nodes[0]
+    target.index = index
     target.set_args((np.float32(2), x, y, SIZE)[:arguments], grid=grid)
     with pytest.raises(hearth.HearthError, match=what):
         gpu.synchronize()
@@ -348,7 +351,7 @@ def test_an_update_that_cannot_be_changes_nothing(
     assert (y.get() == 4).all()
 
 
-def test_an_update_keeps_the_function(gpu: hearth.Device) -> None:
+def test_an_update_keeps_the_function(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     module = gpu.RawModule(code=COMMON)
     saxpy, mix = module.get_function("saxpy"), module.get_function("mix")
     x, y = gpu.zeros(N, np.uint32), gpu.zeros(N, np.uint32)
@@ -357,9 +360,18 @@ def test_an_update_keeps_the_function(gpu: hearth.Device) -> None:
         y.fill(1)
     with pytest.raises(hearth.LaunchError, match="no launch whose arguments"):
         graph.nodes[1].set_args(())
-    assert graph.nodes[0]._call is not None
-    foreign = hearth.GraphNode(graph, 0, "kernel", "saxpy", graph.nodes[0]._call._replace(function=saxpy))
-    foreign.set_args((np.float32(1), x, y, SIZE))
+    with gpu.graph() as other:
+        saxpy((1,), (N,), (np.float32(1), x, y, SIZE))
+    attachment = connection_of(gpu).attachment()
+    submit = attachment.submit
+
+    def to_the_first(command: commands_pb2.Command) -> None:
+        command.update_graph.graph = number_of(graph)
+        submit(command)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(attachment, "submit", to_the_first)
+        other.nodes[0].set_args((np.float32(1), x, y, SIZE))
     with pytest.raises(hearth.ArgumentError, match="launches mix, not saxpy"):
         gpu.synchronize()
 
@@ -560,9 +572,8 @@ def test_unloaded_modules_live_as_long_as_the_graph(gpu: hearth.Device, daemon: 
     graph.launch()
     assert (x.get() == 3).all()
     before = daemon.gauge("modules")
-    graph._nodes = ()  # the client's graph knows the kernel, for updates
-    del module, kernel, step
-    gc.collect()
+    del step
+    unload(module)  # the client's graph keeps the kernel, for updates
     gpu.synchronize()
     assert daemon.gauge("modules") == before - 1
     graph.launch(2)

@@ -14,7 +14,7 @@ from hearth_proto.launches import Record, pack
 from hearth_proto.reasons import Reason, from_status
 from hearth_proto.v1 import commands_pb2 as c
 from tests.support.daemon.harness import DaemonProcess, wait_until
-from tests.support.daemon.kernels import COMMON, GATE, common, gated, saxpy_works
+from tests.support.daemon.kernels import COMMON, GATE, common, gated, saxpy_works, unload
 from tests.support.daemon.raw import KEEP, Execute, Raw, refused
 
 N = 64
@@ -87,10 +87,10 @@ def test_arguments_that_only_the_list_holds(gpu: hearth.Device) -> None:
 def test_a_module_that_only_the_list_holds(gpu: hearth.Device, daemon: DaemonProcess) -> None:
     x = gpu.zeros(4, np.int32)
     code = 'extern "C" __global__ void seven(int* x) { x[threadIdx.x] += 7; }'
-    prepared = gpu.prepare([(gpu.RawKernel(code, "seven"), 1, 4, (x,))])
+    module = gpu.RawModule(code=code)
+    prepared = gpu.prepare([(module.get_function("seven"), 1, 4, (x,))])
     before = daemon.gauge("modules")
-    prepared._calls = ()  # the client's list knows its kernels
-    gc.collect()
+    unload(module)  # the client's list keeps its kernels
     gpu.synchronize()
     assert daemon.gauge("modules") == before - 1
     prepared.launch(3)

@@ -8,23 +8,49 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
 import hearth
 from hearth import In, InOut, Out
+from hearth.kernels.base_pending_dispatch import Job
 from hearth.transfer import registered
+from hearth.transfer.shared_memory import Shared
 from hearth.transport import memory_segments
 from hearth.transport.segment_pool import pool, size_class
+from hearth_proto.frames import Frame, Kind
 from tests.support.client.internals import connection_of
-from tests.support.daemon.dispatches import KERNELS, blocks
+from tests.support.daemon.dispatches import KERNELS, blocks, carried_jobs
 from tests.support.daemon.harness import DaemonProcess, StartDaemon, wait_until
 from tests.support.daemon.kernels import gated, saxpy_works
 from tests.support.daemon.pinned_arrays import INLINE, noise, pinned, same, shared
 from tests.support.daemon.shared_dispatches import MAKES, Make, invert, inverting, little, old, refused, ways, went
 
 pytestmark = pytest.mark.skipif(not memory_segments.possible(), reason="needs memfd")
+
+
+@pytest.fixture
+def placed(monkeypatch: pytest.MonkeyPatch) -> list[Kind]:
+    """The directions of the transfers that the daemon has agreed to make from or to shared memory."""
+    found: list[Kind] = []
+    place = Shared.place
+
+    def placing(shared: Shared, kind: Kind, *more: Any) -> bool:
+        agreed = place(shared, kind, *more)
+        if agreed:
+            found.append(kind)
+        return agreed
+
+    monkeypatch.setattr(Shared, "place", placing)
+    return found
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+    """The dispatches whose bytes are carried by a thread, in the order in which it begins."""
+    return carried_jobs(monkeypatch)
 
 
 @MAKES
@@ -125,14 +151,17 @@ def test_what_it_refuses_leaves_nothing_behind(gpu: hearth.Device) -> None:
     same(gpu.dispatch(invert(gpu), *inverting(x, x.size), out=[out])[0], ~x)
 
 
-def test_one_that_is_given_up_keeps_its_memory_until_it_is_answered(gpu: hearth.Device) -> None:
+def test_one_that_is_given_up_keeps_its_memory_until_it_is_answered(
+    gpu: hearth.Device, placed: list[Kind], jobs: list[Job]
+) -> None:
     kernel, x = invert(gpu), noise(5 * INLINE)
     gpu.dispatch(kernel, *inverting(x, x.size))
+    placed.clear()
     with gated(gpu) as gate:
         gate.hold()
-        pending = gpu.dispatch_async(kernel, *inverting(x, x.size))
-        wait_until(lambda: len(pending._job._bytes._written) == 1, "its place")
-        pending._job.give_up()
+        gpu.dispatch_async(kernel, *inverting(x, x.size))
+        wait_until(lambda: Kind.DOWNLOAD in placed and jobs, "its place")
+        jobs[-1].give_up()
         others = [hearth.zeros_pinned(x.size, np.uint8) for _ in range(6)]
         gate.open()
     gpu.synchronize()
@@ -159,16 +188,17 @@ def test_ctrl_c_in_the_middle(gpu: hearth.Device) -> None:
     assert gpu.memory_usage().bytes_in_use == 0
 
 
-def test_a_lost_connection_costs_nothing_that_was_placed(gpu: hearth.Device) -> None:
+def test_a_lost_connection_costs_nothing_that_was_placed(gpu: hearth.Device, placed: list[Kind]) -> None:
     kernel, x = invert(gpu), noise(5 * INLINE)
     gpu.dispatch(kernel, *inverting(x, x.size))
+    placed.clear()
     live = shared(gpu)
     assert live is not None
     with gated(gpu) as gate:
         gate.hold()
         pending = gpu.dispatch_async(kernel, *inverting(x, x.size))
-        wait_until(lambda: len(pending._job._bytes._written) == 1, "its place")
-        live._connection.close()
+        wait_until(lambda: Kind.DOWNLOAD in placed, "its place")
+        live.connection.close()
         gate.open()
         same(pending.result(30)[0], ~x)
     same(gpu.dispatch(kernel, *inverting(x, x.size))[0], ~x)
@@ -184,14 +214,20 @@ def test_a_connection_that_is_lost_before_its_word(
     gpu.dispatch(kernel, *inverting(x, x.size))
     live = shared(gpu)
     assert live is not None
-    put = live._connection._put
+    connection, asked = live.connection, list[int]()
+    place, receive = connection.place, connection.receive
 
-    def cut(frame: bytes, descriptors: list[int], deadline: float) -> None:
-        put(frame, descriptors, deadline)
-        if frame[4] == kind:
-            live._connection.close()
+    def placing(what: Kind, *more: Any) -> bool:
+        asked[:] = [what]
+        return place(what, *more)
 
-    monkeypatch.setattr(live._connection, "_put", cut)
+    def cut(deadline: float) -> list[Frame]:
+        if asked == [kind]:  # it is sent, and the answer has not been received
+            connection.close()
+        return receive(deadline)
+
+    monkeypatch.setattr(connection, "place", placing)
+    monkeypatch.setattr(connection, "receive", cut)
     with gated(gpu) as gate:
         gate.hold()
         pending = gpu.dispatch_async(kernel, *inverting(x, x.size))
@@ -202,16 +238,17 @@ def test_a_connection_that_is_lost_before_its_word(
 
 
 @MAKES
-def test_a_device_that_is_lost_in_the_middle(lossy: DaemonProcess, make: Make) -> None:
+def test_a_device_that_is_lost_in_the_middle(lossy: DaemonProcess, placed: list[Kind], make: Make) -> None:
     first = lossy.generation()
     with lossy.connect() as node:
         gpu = node.device(0)
         x, out = make(noise(20 * INLINE)), make(np.zeros(20 * INLINE, np.uint8))
         gpu.dispatch(invert(gpu), *inverting(x, x.size), out=[out])
+        placed.clear()
         with gated(gpu) as gate:
             gate.hold()
             pending = gpu.dispatch_async(invert(gpu), *inverting(x, x.size), out=[out])
-            wait_until(lambda: pending._job._bytes._written, "its place")
+            wait_until(lambda: Kind.DOWNLOAD in placed, "its place")
             os.kill(lossy.device_pid(), signal.SIGKILL)
             with pytest.raises(hearth.DeviceLostError):
                 pending.result(60)

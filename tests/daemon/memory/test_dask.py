@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.client.internals import session_of
 from tests.support.daemon.harness import DaemonProcess, StartDaemon, environment
 
 distributed = pytest.importorskip("distributed")
@@ -26,7 +27,7 @@ def where_and_what(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> tuple[st
     )
     out = gpu.zeros(1, np.float32)
     dot((1,), (1,), (gpu.asarray(a), gpu.asarray(b), out, np.int32(a.size)))
-    return node.session_id, node._session.transport.target, float(out.get()[0])
+    return node.session_id, session_of(node).transport.target, float(out.get()[0])
 
 
 @pytest.fixture

@@ -45,10 +45,10 @@ class Exporter:
 @pytest.fixture
 def nothing_stays(daemon: DaemonProcess) -> Iterator[None]:
     """All exports and all tensors end with what was made of them."""
-    before = len(dlpack._kept)
+    before = dlpack.exported()
     yield
     gc.collect()
-    assert len(dlpack._kept) == before
+    assert dlpack.exported() == before
     wait_until(lambda: daemon.gauge("buffers_exported") == 0, "the end of the exports")
 
 

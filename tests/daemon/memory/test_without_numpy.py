@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import hearth
 from hearth import aio, dtypes, lazy_numpy
+from tests.support.client.internals import dtype_of
 from tests.support.daemon.harness import DaemonProcess, environment
 from tests.support.daemon.loops import run
 
@@ -206,7 +207,7 @@ def test_an_array_made_without_numpy_is_no_other(
         without.setattr(lazy_numpy, "here", lambda: False)
         plain, plain_other = (gpu.asarray(each) for each in buffers)
     ours, other = (gpu.asarray(np.asarray(each)) for each in buffers)
-    assert isinstance(plain._dtype, dtypes.Element) and isinstance(ours._dtype, np.dtype)
+    assert isinstance(dtype_of(plain), dtypes.Element) and isinstance(dtype_of(ours), np.dtype)
     for said, step in data.draw(st.lists(STEPS, max_size=8)):
         absent = data.draw(st.booleans())
         with monkeypatch.context() as without:
@@ -227,7 +228,7 @@ def test_asyncs_arrays_are_read_into_buffers(daemon: DaemonProcess, monkeypatch:
                 for count in (6, 400_000):
                     host = array("i", range(count))
                     x = gpu.asarray(host)
-                    assert isinstance(x._dtype, dtypes.Element)
+                    assert isinstance(dtype_of(x), dtypes.Element)
                     back = array("i", bytes(4 * count))
                     assert await x.readinto(back) == 4 * count and back == host
                     assert await x.tobytes() == host.tobytes()

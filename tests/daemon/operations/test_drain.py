@@ -278,7 +278,9 @@ def _listen(end: socket.socket, told: list[str]) -> None:
             told.append(end.recv(4096).decode())
 
 
-def test_messages_to_systemd_during_a_drain(start_daemon: StartDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_to_systemd_during_a_drain(
+    start_daemon: StartDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """READY; then STOPPING, with more time asked for again and again as long as it drains."""
     told: list[str] = []
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:

@@ -15,7 +15,7 @@ from hearth_proto.reasons import Reason, from_status, stream_failures
 from hearth_proto.v1 import commands_pb2 as c
 from tests.support.client.internals import connection_of, number_of
 from tests.support.daemon.harness import DaemonProcess, wait_until
-from tests.support.daemon.kernels import common, gated
+from tests.support.daemon.kernels import common, described, gated
 from tests.support.daemon.raw import Raw, refused
 
 HELD = 0.05
@@ -91,7 +91,7 @@ def test_a_compile_is_not_counted(gpu: hearth.Device) -> None:
     with gpu.profile() as profile:
         module = gpu.RawModule(code=code)
         module.get_function("f")((1,), (8,), (x,))
-    compiled = module._describe().compile_ns
+    compiled = described(module).compile_ns
     assert compiled > 20e6, "a compile from scratch"
     assert profile.device_ns < compiled / 2 and profile.wall_ns > compiled / 2
 

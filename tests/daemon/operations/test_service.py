@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import hearth
 from hearth_proto.v1 import commands_pb2 as c
+from tests.support.client.internals import session_of
 from tests.support.daemon.harness import BACKEND, DaemonProcess, StartDaemon, wait_until
 from tests.support.daemon.kernels import common, gated, saxpy_works
 from tests.support.daemon.raw import TIMEOUT, Raw
@@ -105,7 +106,7 @@ def test_probes_and_status(daemon: DaemonProcess, node: hearth.Node) -> None:
     assert device["pid"] > 0 and device["memory"]["total_bytes"] > 0 and device["counters"]["commands"] > 0
     (session,) = [entry for entry in status["sessions"] if entry["id"] == node.session_id]
     assert session["connected"] and session["devices"] == [0]
-    assert node._session.token not in daemon.get("/status").body
+    assert session_of(node).token not in daemon.get("/status").body
     told = node.status()
     assert told.keys() == status.keys() and told["devices"][0].keys() == device.keys(), "over gRPC the same"
     assert told["started_unix"] == status["started_unix"]

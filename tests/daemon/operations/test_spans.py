@@ -24,6 +24,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 import hearth
 from hearth.transport.framed import FramedTransport
 from hearth.transport.grpc import GrpcTransport
+from tests.support.client.internals import session_of
 from tests.support.daemon.collector import Collector, Span
 from tests.support.daemon.harness import DaemonProcess, StartDaemon, environment
 from tests.support.daemon.kernels import COMMON, saxpy_works
@@ -206,7 +207,7 @@ def test_one_trace_goes_through_client_and_daemon(
         application.start_as_current_span("request") as request,
         hearth.connect(target, lanes=way != "grpc") as node,
     ):
-        assert isinstance(node._session.transport, FramedTransport if way == "frames" else GrpcTransport)
+        assert isinstance(session_of(node).transport, FramedTransport if way == "frames" else GrpcTransport)
         node.status()
         session = node.session_id
     trace_id, request_id = f"{request.get_span_context().trace_id:032x}", f"{request.get_span_context().span_id:016x}"
@@ -335,9 +336,7 @@ def test_a_collector_that_is_not_there(start_daemon: StartDaemon, monkeypatch: p
     assert daemon.stop() == 0
 
 
-def test_invalid_environment_is_only_reported(
-    start_daemon: StartDaemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_environment_is_only_reported(start_daemon: StartDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "zipkin")
     daemon = start_daemon()
     assert "no exporter 'zipkin'" in daemon.log() and "otlp_proto_http" in daemon.log()

@@ -20,7 +20,7 @@ from hearth.transport.grpc import GrpcTransport
 from hearth_proto import calls, frames
 from hearth_proto.frames import Kind
 from hearth_proto.v1 import device_pb2, node_pb2, status_pb2
-from tests.support.client.internals import connection_of
+from tests.support.client.internals import connection_of, session_of
 from tests.support.daemon.framed import call_path, connected, method, reason, received
 from tests.support.daemon.harness import DaemonProcess, StartDaemon
 from tests.support.daemon.kernels import saxpy_works
@@ -31,7 +31,7 @@ EXECUTE = method("/hearth.v1.DeviceService/Execute")
 
 
 def transport(node: hearth.Node) -> object:
-    return node._session.transport
+    return session_of(node).transport
 
 
 # ---- which way a client goes ----
@@ -42,7 +42,7 @@ def test_a_client_on_the_unix_socket_takes_them(daemon: DaemonProcess) -> None:
         assert isinstance(transport(node), FramedTransport)
         assert node.describe().devices and node.sessions()
         saxpy_works(node.device(0))
-        assert not node._session.transport._calls or len(node._session.transport._calls) == 1  # type: ignore[attr-defined]
+        assert session_of(node).transport.open_calls <= 1  # type: ignore[attr-defined]
 
 
 def test_who_wants_no_lanes_and_who_comes_by_another_path_has_grpc(daemon: DaemonProcess, tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_a_daemon_that_stands_still_is_noticed(start_daemon: StartDaemon, monkey
         os.kill(daemon.process.pid, signal.SIGSTOP)
         try:
             with pytest.raises(hearth.TimeoutError):
-                node._session.call("Describe", node_pb2.DescribeRequest(), node_pb2.DescribeResponse, 0.15)
+                session_of(node).call("Describe", node_pb2.DescribeRequest(), node_pb2.DescribeResponse, 0.15)
             call = FramedExchange(daemon.unix, call_path(daemon), None)
             call.start("/hearth.v1.NodeService/Describe", (), b"")
             with pytest.raises(hearth.ConnectError, match="says nothing"):
@@ -212,6 +212,6 @@ def test_a_call_that_is_refused_before_it_was_sent_whole_says_why(daemon: Daemon
 
 def test_what_ends_a_call_and_is_no_status() -> None:
     with pytest.raises(frames.FrameError):
-        raise framed_call._refusal(b"\xff")
+        raise framed_call.refusal_of(b"\xff")
     status = status_pb2.Status(code=5, message="no")
-    assert "no" in str(framed_call._refusal(status.SerializeToString()))
+    assert "no" in str(framed_call.refusal_of(status.SerializeToString()))

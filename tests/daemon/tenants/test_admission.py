@@ -18,6 +18,7 @@ from hearth_proto.frames import Kind
 from hearth_proto.v1 import commands_pb2, device_pb2, device_pb2_grpc, node_pb2, node_pb2_grpc
 from tests.attacks.raw_http2 import Http2, message, status
 from tests.attacks.target import Until
+from tests.support.client.internals import session_of
 from tests.support.daemon.framed import connected, method, reason
 from tests.support.daemon.harness import DaemonProcess, wait_until
 from tests.support.daemon.kernels import saxpy_works
@@ -207,7 +208,7 @@ def test_framed_message_that_does_not_come_has_a_deadline(lent: TenantDaemon, da
 
 def test_framed_stream_whose_message_stands_still_is_ended(lent: TenantDaemon, daemon: DaemonProcess) -> None:
     with daemon.connect(token=lent.token) as node, connected(daemon) as slow:
-        token = dict(node._session.transport.metadata)["hearth-session"]
+        token = dict(session_of(node).transport.metadata)["hearth-session"]
         attach = device_pb2.ExecuteRequest(attach=device_pb2.Attach(session_token=token))
         begin = method("/hearth.v1.DeviceService/Execute", shown(lent))
         slow.sendall(begin + frames.encode(Kind.MESSAGE, attach.SerializeToString()))

@@ -17,6 +17,7 @@ from hearth_proto.reasons import Reason
 from hearth_proto.v1 import node_pb2, node_pb2_grpc
 from hearthd.front.tenancy import revocations
 from hearthd.front.tenancy.revocations import RevocationError, Revocations
+from tests.support.client.internals import session_of
 from tests.support.daemon.harness import StartDaemon, wait_until
 from tests.support.daemon.raw import Raw, refused
 from tests.support.daemon.tenants import tenant, tenants
@@ -162,7 +163,7 @@ def test_a_session_beside_another_certificate(
     with hearth.connect(f"https://{daemon.grpc}", ca=authority.pem, certificate=certificate, key=key) as node:
         assert node.device(0).ones(2).get().tolist() == [1, 1]
 
-        stolen = node._session.token
+        stolen = session_of(node).token
         with grpc.secure_channel(daemon.grpc, thief) as channel:
             stub = node_pb2_grpc.NodeServiceStub(channel)
             request = node_pb2.RenewSessionRequest(session_token=stolen)

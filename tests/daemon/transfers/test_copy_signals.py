@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import hearth
-from hearth.session import attachment, lane_channel
+from hearth.session import attachment
 from hearth.transport import memory_segments, spin_wait
 from hearth_proto.v1 import commands_pb2
 from tests.support.client.internals import connection_of
@@ -29,13 +29,13 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     monkeypatch.setattr(attachment, "cores", lambda: 64)
     monkeypatch.setattr(spin_wait, "LOOK_S", 20.0)
     calls: list[int] = []
-    real = lane_channel.LaneChannel._signalled
+    real = spin_wait.Lookout.signalled
 
-    def counted(self: lane_channel.LaneChannel, *what: object) -> None:
+    def counted(lookout: spin_wait.Lookout, now: float) -> None:
         calls.append(0)
-        real(self, *what)  # type: ignore[arg-type]
+        real(lookout, now)
 
-    monkeypatch.setattr(lane_channel.LaneChannel, "_signalled", counted)
+    monkeypatch.setattr(spin_wait.Lookout, "signalled", counted)
     return lambda: len(calls)
 
 
@@ -52,7 +52,7 @@ def test_what_was_copied_is_there(told: Told, gpu: hearth.Device) -> None:
         x.set(host, blocking=True)
         gpu.current_stream.synchronize()
     assert told() > 50
-    assert not gpu._connection._deferred
+    assert not connection_of(gpu).late_errors
 
 
 def test_none_comes_before_the_copy_has_had_its_turn(told: Told, gpu: hearth.Device) -> None:

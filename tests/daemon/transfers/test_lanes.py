@@ -35,7 +35,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="lanes are Unix 
 
 def channel(gpu: hearth.Device) -> bool:
     """True if the device is reached over a lane now."""
-    return gpu._connection.attachment()._channel is not None
+    return connection_of(gpu).attachment().channel is not None
 
 
 class LaneCutter:
@@ -103,8 +103,8 @@ def test_a_client_on_the_unix_socket_has_one(daemon: DaemonProcess) -> None:
         for gpu in node.devices:
             saxpy_works(gpu)
             assert channel(gpu)
-        carried = [gpu._connection.attachment()._channel for gpu in node.devices]
-    wait_until(lambda: all(each is not None and each._over for each in carried), "the lanes' end")
+        carried = [connection_of(gpu).attachment().channel for gpu in node.devices]
+    wait_until(lambda: all(each is not None and each.over for each in carried), "the lanes' end")
 
 
 def test_who_comes_over_tcp_or_wants_none_has_none(daemon: DaemonProcess) -> None:

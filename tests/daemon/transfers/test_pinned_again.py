@@ -16,7 +16,7 @@ from hearth import telemetry
 from hearth.arrays import host_copy
 from hearth.transfer import shared as shared_copies
 from hearth.transport import memory_segments, segments
-from tests.support.client.internals import memory_of
+from tests.support.client.internals import connection_of, memory_of
 from tests.support.daemon.harness import DaemonProcess, wait_until
 from tests.support.daemon.kernels import gated
 from tests.support.daemon.pinned_arrays import INLINE, KIB64, noise, pinned, same, shared, told
@@ -61,7 +61,7 @@ def test_it_is_found_out_once(gpu: hearth.Device, found: Found, size: int) -> No
             same(out, host)
     turns = 4 * 3 if size > INLINE else 0  # of ordinary arrays, each of which is another one
     assert found() == 3 + 1 + turns + (4 * 3 if not turns else 0)
-    assert not gpu._connection._deferred
+    assert not connection_of(gpu).late_errors
 
 
 def test_an_array_that_has_changed(gpu: hearth.Device, found: Found) -> None:
@@ -172,7 +172,7 @@ def test_memory_that_is_shared_anew(gpu: hearth.Device, found: Found) -> None:
         gpu.synchronize()
         live = shared(gpu)
         assert live is not None
-        live._connection.close()
+        live.connection.close()
         if turn % 2:
             x.get(out=host)
         else:
@@ -201,7 +201,8 @@ def test_a_connection_that_ended_unseen(
         gpu.synchronize()
         live, before = shared(gpu), daemon.gauge("segments")
         assert live is not None
-        live._connection._connection.shutdown(socket.SHUT_RDWR)
+        with socket.socket(fileno=os.dup(live.connection.fileno())) as beside:
+            beside.shutdown(socket.SHUT_RDWR)  # which the client has not seen
         wait_until(lambda before=before: daemon.gauge("segments") < before, "the end of what was shared")
         if name != "get":
             host[turn] ^= 255

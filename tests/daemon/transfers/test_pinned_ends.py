@@ -91,7 +91,7 @@ def test_a_lost_connection_is_made_again_and_what_it_shared_is_shared_again(gpu:
         gpu.synchronize()
         live = shared(gpu)
         assert live is not None and live.alive
-        live._connection.close()
+        live.connection.close()
         x.set(host[::-1].copy())
         same(x.get(), host[::-1])
         same(y.get(), values)
@@ -114,7 +114,7 @@ def test_a_connection_that_is_lost_in_the_middle(gpu: hearth.Device, make: Calla
             gate.hold(order)
             moving = threads.submit(x.get, make(values)) if way == "down" else threads.submit(x.set, host)
             under_way(gpu, moving)
-            live._connection.close()
+            live.connection.close()
             for step in (gate.open, lambda moving=moving: moving.result(60), gpu.synchronize, gpu.synchronize):
                 try:
                     step()
@@ -151,7 +151,7 @@ def test_a_read_behind_a_copy_that_was_lost(gpu: hearth.Device, monkeypatch: pyt
     assert live is not None
     with ThreadPoolExecutor(1) as threads:
         reply, number = router.begin_upload(connection, attachment, host_copy.part_of(y, attachment, None), y.nbytes)
-        live._connection.close()  # and the daemon knows it before the client does
+        live.connection.close()  # and the daemon knows it before the client does
         with monkeypatch.context() as patched:
             patched.setattr(Shared, "alive", True)
             x.set(values[::-1])  # in its turn: behind the upload whose bytes do not come
@@ -179,13 +179,13 @@ def test_lost_copy_is_reported_where_it_was_requested(
     assert live is not None
     with ThreadPoolExecutor(1) as threads:
         reply, number = router.begin_upload(connection, attachment, host_copy.part_of(z, attachment, mine), z.nbytes)
-        live._connection.close()
+        live.connection.close()
         with monkeypatch.context() as patched:
             patched.setattr(Shared, "alive", True)
             threads.submit(x.set, values[::-1], mine).result(60)  # behind the upload whose bytes do not come
         give_up(connection, number)
         reply.abandon()
-        wait_until(lambda: connection._deferred, "the loss")
+        wait_until(lambda: connection.late_errors, "the loss")
         same(y.get(stream=theirs), values)
         theirs.synchronize()
         gpu.flush(theirs)

@@ -25,7 +25,7 @@ from hearth.transfer.striped_upload import StripedUpload
 from hearth.transport import grpc as transport
 from hearth.transport.stripe import Stripe
 from hearth_proto.v1 import device_pb2
-from tests.support.client.internals import connection_of
+from tests.support.client.internals import connection_of, session_of
 from tests.support.daemon.cutter import Budget, Cutter, random_cuts
 from tests.support.daemon.harness import DaemonProcess, StartDaemon, environment, wait_until
 from tests.support.daemon.kernels import saxpy_works
@@ -47,13 +47,20 @@ def stripes_of(gpu: hearth.Device) -> Stripes:
 
 
 def live(gpu: hearth.Device) -> int:
-    return len(stripes_of(gpu)._live)
+    return stripes_of(gpu).inspect().live
+
+
+def retrying(gpu: hearth.Device) -> None:
+    """Has the device's connection ask for stripes at each large transfer, however few came to life the last time."""
+    connection = connection_of(gpu)
+    assert Stripes not in connection.parts
+    connection.parts[Stripes] = Stripes(connection, again=0.0)
 
 
 def connect(target: str, count: int | None = STRIPES, **options: Any) -> hearth.Node:
     """A client that uses `count` stripes, however few cores there are."""
     node = hearth.connect(target, **options)
-    node._session.transport.stripes = count
+    session_of(node).transport.stripes = count
     return node
 
 
@@ -92,7 +99,7 @@ def by_way_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[hearth.Node, Cutter]
     """Has a client's stripes, and nothing else of it, go through a cutter."""
 
     def divert(node: hearth.Node, cutter: Cutter) -> None:
-        transport: Any = node._session.transport
+        transport: Any = session_of(node).transport
         ask = transport.open_bulk
 
         def open_bulk(request: device_pb2.OpenBulkRequest) -> device_pb2.OpenBulkResponse:
@@ -278,7 +285,7 @@ def test_a_daemon_without_them(start_daemon: StartDaemon) -> None:
     with connect(daemon.grpc) as node:
         for _ in range(2):
             there_and_back(node.device(0), 9 * MIB)
-        assert stripes_of(node.device(0))._refused and live(node.device(0)) == 0
+        assert stripes_of(node.device(0)).inspect().refused and live(node.device(0)) == 0
 
 
 def test_a_download_in_time_or_not_at_all(lossy: DaemonProcess, by_way_of: Any) -> None:
@@ -369,17 +376,17 @@ def test_they_fall_silent_with_all_the_rest(
         place, taken, placed = StripedDownload.place, StripedUpload.taken, StripedDownload.placed
 
         def placing(download: StripedDownload, *arguments: Any) -> Any:
-            if len(download._done) == 3:
+            if download.inspect().done == 3:
                 silence()
             return place(download, *arguments)
 
         def taking(upload: StripedUpload, *arguments: Any) -> None:
-            if len(upload._done) == 3:
+            if upload.inspect().done == 3:
                 silence()
             taken(upload, *arguments)
 
         def at_the_end(download: StripedDownload, *arguments: Any) -> None:
-            if len(download._done) == download._cut.count - 1:
+            if download.inspect().done == download.inspect().chunks - 1:
                 silence()
             placed(download, *arguments)
 
@@ -399,9 +406,8 @@ def test_cut_at_any_byte(lossy: DaemonProcess, by_way_of: Any, seed: int) -> Non
     with connect(lossy.grpc) as node, Cutter(lossy.lanes, random_cuts(seed, 12 * MIB)) as cutter:
         by_way_of(node, cutter)
         gpu = node.device(0)
+        retrying(gpu)
         for turn in range(3):
-            if Stripes in connection_of(gpu).parts:
-                stripes_of(gpu)._not_before = 0.0
             there_and_back(gpu, 10 * MIB + seed, seed + turn)
         assert cutter.cuts > 0
     settled(lossy)
@@ -429,9 +435,8 @@ def test_all_of_them_break_under_a_dispatch(lossy: DaemonProcess, by_way_of: Any
     with connect(lossy.grpc) as node, Cutter(lossy.lanes, plan) as cutter:
         by_way_of(node, cutter)
         gpu = node.device(0)
+        retrying(gpu)
         for seed in range(4):
-            if Stripes in connection_of(gpu).parts:
-                stripes_of(gpu)._not_before = 0.0
             dispatched(gpu, 20 * MIB + seed, seed)
         assert cutter.cuts > 0
     settled(lossy)
@@ -446,7 +451,8 @@ def test_the_last_word_is_lost(
     hear, deaf = StripedUpload.taken, list[Stripe]()
 
     def taken(upload: StripedUpload, stripe: Stripe, offset: int) -> None:
-        last = len(upload._done) == upload._cut.count - 1 or offset == upload._cut.size
+        state = upload.inspect()
+        last = state.done == state.chunks - 1 or offset == state.size
         if last and not deaf:
             deaf.append(stripe)
             stripe.close()
@@ -484,9 +490,9 @@ def test_none_can_be_had_any_more(lossy: DaemonProcess, by_way_of: Any) -> None:
     with connect(lossy.grpc) as node, Cutter(lossy.lanes) as cutter:
         by_way_of(node, cutter)
         gpu = node.device(0)
+        retrying(gpu)
         there_and_back(gpu, 9 * MIB)
         for way in ("up", "down"):
-            stripes_of(gpu)._not_before = 0.0
             cutter.refuse(False)
             there_and_back(gpu, 9 * MIB)
             begin = getattr(cutter, way)
@@ -548,8 +554,9 @@ def test_the_device_process_is_killed(lossy: DaemonProcess, by_way_of: Any) -> N
 
 CLIENT = """
 import sys, threading, numpy as np, hearth
+from hearth.transfer import striping
+striping.cores = lambda: 4
 node = hearth.connect(sys.argv[1])
-node._session.transport.stripes = 4
 gpu = node.device(0)
 host = np.ones(32 << 20, np.uint8)
 x = gpu.asarray(host)
@@ -642,7 +649,7 @@ def test_another_certificate_is_not_trusted(secured_daemon: SecuredDaemon) -> No
     from hearthd.front.lanes.certificates import make
 
     with connect(f"https://{daemon.grpc}", token=secured_daemon.token, ca=secured_daemon.authority.pem) as node:
-        transport: Any = node._session.transport
+        transport: Any = session_of(node).transport
         ask = transport.open_bulk
 
         def open_bulk(request: device_pb2.OpenBulkRequest) -> device_pb2.OpenBulkResponse:

@@ -159,7 +159,7 @@ class FakeDaemon(node_pb2_grpc.NodeServiceServicer, device_pb2_grpc.DeviceServic
         refusal = self.fail_next.pop(kind, None)
         if refusal is None:
             try:
-                self._do(kind, command, result)
+                self.do(kind, command, result)
             except reasons.Refusal as error:
                 refusal = error
         if refusal is not None:
@@ -180,25 +180,25 @@ class FakeDaemon(node_pb2_grpc.NodeServiceServicer, device_pb2_grpc.DeviceServic
             first = reasons.from_status(failures[0].status)
             raise _Listed(first, failures)
 
-    def _do(self, kind: str, command: Any, result: Any) -> None:
+    def do(self, kind: str, command: Any, result: Any) -> None:
         part = getattr(command, kind)
-        handler = getattr(self, f"_do_{kind}", None)
+        handler = getattr(self, f"do_{kind}", None)
         if handler is not None:
             handler(command, part, result)
 
-    def _do_launches(self, command: Any, part: bytes, result: Any) -> None:
+    def do_launches(self, command: Any, part: bytes, result: Any) -> None:
         with self.lock:
             self.records.extend(launches.unpack(part))
 
-    def _do_allocate(self, command: Any, part: Any, result: Any) -> None:
+    def do_allocate(self, command: Any, part: Any, result: Any) -> None:
         for each in part.parts or [part]:
             self.buffers[each.buffer] = bytearray(each.size)
 
-    def _do_free(self, command: Any, part: Any, result: Any) -> None:
+    def do_free(self, command: Any, part: Any, result: Any) -> None:
         for buffer in part.buffers:
             del self.buffers[buffer]
 
-    def _do_write(self, command: Any, part: Any, result: Any) -> None:
+    def do_write(self, command: Any, part: Any, result: Any) -> None:
         data = part.data
         if part.transfer:
             done, arrived = self.uploads[part.transfer]
@@ -209,7 +209,7 @@ class FakeDaemon(node_pb2_grpc.NodeServiceServicer, device_pb2_grpc.DeviceServic
         assert len(data) == rows.width * rows.rows
         _scatter(self.buffers[part.buffer], part.offset, rows.pitch, rows.width, data)
 
-    def _do_read(self, command: Any, part: Any, result: Any) -> None:
+    def do_read(self, command: Any, part: Any, result: Any) -> None:
         self._raise_errors(command.stream)
         rows = part.rows if part.HasField("rows") else commands_pb2.Rows(width=part.size, rows=1)
         assert part.size == rows.width * rows.rows
@@ -222,45 +222,45 @@ class FakeDaemon(node_pb2_grpc.NodeServiceServicer, device_pb2_grpc.DeviceServic
         else:
             result.read.data = data
 
-    def _do_copy(self, command: Any, part: Any, result: Any) -> None:
+    def do_copy(self, command: Any, part: Any, result: Any) -> None:
         source = self.buffers[part.source]
         data = _gather(source, part.source_offset, part.source_pitch, part.size, max(part.rows, 1))
         destination = self.buffers[part.destination]
         _scatter(destination, part.destination_offset, part.destination_pitch, part.size, data)
 
-    def _do_fill(self, command: Any, part: Any, result: Any) -> None:
+    def do_fill(self, command: Any, part: Any, result: Any) -> None:
         data = part.pattern * (part.size // len(part.pattern))
         self.buffers[part.buffer][part.offset : part.offset + part.size] = data
 
-    def _do_sync(self, command: Any, part: Any, result: Any) -> None:
+    def do_sync(self, command: Any, part: Any, result: Any) -> None:
         self._raise_errors(None if part.all_streams else command.stream)
 
-    def _do_flush(self, command: Any, part: Any, result: Any) -> None:
+    def do_flush(self, command: Any, part: Any, result: Any) -> None:
         self._raise_errors(command.stream)
 
-    def _do_end_profile(self, command: Any, part: Any, result: Any) -> None:
+    def do_end_profile(self, command: Any, part: Any, result: Any) -> None:
         self._raise_errors(command.stream)
         result.profile.device_ns, result.profile.wall_ns = 5, 7
 
-    def _do_query_event(self, command: Any, part: Any, result: Any) -> None:
+    def do_query_event(self, command: Any, part: Any, result: Any) -> None:
         result.event.done = command.query_event.wait or self.not_done <= 0
         self.not_done -= 1
 
-    def _do_elapsed_time(self, command: Any, part: Any, result: Any) -> None:
+    def do_elapsed_time(self, command: Any, part: Any, result: Any) -> None:
         result.event.elapsed_ns = 1_500_000
 
-    def _do_describe_module(self, command: Any, part: Any, result: Any) -> None:
+    def do_describe_module(self, command: Any, part: Any, result: Any) -> None:
         result.module.functions.append("f")
         result.module.log = "a warning"
 
-    def _do_describe_function(self, command: Any, part: Any, result: Any) -> None:
+    def do_describe_function(self, command: Any, part: Any, result: Any) -> None:
         result.function.registers = 12
 
-    def _do_get_global(self, command: Any, part: Any, result: Any) -> None:
+    def do_get_global(self, command: Any, part: Any, result: Any) -> None:
         self.buffers[part.buffer] = bytearray(16)
         getattr(result, "global").size = 16
 
-    def _do_memory_usage(self, command: Any, part: Any, result: Any) -> None:
+    def do_memory_usage(self, command: Any, part: Any, result: Any) -> None:
         result.memory_usage.allocations = len(self.buffers)
 
     def Upload(self, requests: Iterator[Any], context: Any) -> device_pb2.UploadResponse:

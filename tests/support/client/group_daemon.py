@@ -23,7 +23,7 @@ class GroupDaemon(FakeDaemon):
         self.groups: set[bytes] = set()
         self.described: list[node_pb2.GroupInfo] = []
 
-    def _do(self, kind: str, command: Any, result: Any) -> None:
+    def do(self, kind: str, command: Any, result: Any) -> None:
         if kind not in (
             "allocate",
             "free",
@@ -31,7 +31,7 @@ class GroupDaemon(FakeDaemon):
             "copy",
             "write",
         ):  # handles of several devices: memory is not played
-            super()._do(kind, command, result)
+            super().do(kind, command, result)
 
     @property
     def collectives(self) -> list[tuple[int, commands_pb2.Collective]]:

@@ -39,7 +39,7 @@ class Collector:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
-                collector._take(ExportTraceServiceRequest.FromString(body))
+                collector.take(ExportTraceServiceRequest.FromString(body))
                 self.send_response(200)
                 self.send_header("Content-Length", "0")
                 self.end_headers()
@@ -73,7 +73,7 @@ class Collector:
         self._server.server_close()
         self._thread.join()
 
-    def _take(self, request: ExportTraceServiceRequest) -> None:
+    def take(self, request: ExportTraceServiceRequest) -> None:
         with self._came:
             for each in request.resource_spans:
                 resource = _attributes(each.resource.attributes)

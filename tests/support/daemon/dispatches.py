@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from hearth.kernels.base_pending_dispatch import Job
 from hearth_proto.v1 import commands_pb2 as c
 
 KERNELS = r"""
@@ -51,3 +54,16 @@ def binding(role: Any, **fields: Any) -> c.Binding:
 
 def value(**fields: Any) -> c.Binding:
     return c.Binding(role=B.ROLE_VALUE, value=c.Argument(**fields))
+
+
+def carried_jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+    """Returns a list to which each dispatch is added whose bytes a thread begins to carry."""
+    jobs: list[Job] = []
+    carry = Job.carry
+
+    def carrying(job: Job) -> None:
+        jobs.append(job)
+        carry(job)
+
+    monkeypatch.setattr(Job, "carry", carrying)
+    return jobs

@@ -45,4 +45,4 @@ def reason(connection: socket.socket) -> str:
     """The reason of the refusal that ends the answer."""
     end = received(connection)[-1]
     assert end.kind == Kind.END and end.payload
-    return str(call_module._refusal(end.payload).reason)
+    return str(call_module.refusal_of(end.payload).reason)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 import hearth
+from hearth_proto.v1 import commands_pb2
+from tests.support.client.internals import connection_of, number_of
 
 COMMON = r"""
 extern "C" __global__ void saxpy(float a, const float* x, float* y, int n) {
@@ -33,6 +36,20 @@ GATE = r"""
 __device__ volatile int gate;
 extern "C" __global__ void hold(int* after) { while (!gate) {} if (after) *after += 1; }
 """
+
+
+def described(module: Any) -> commands_pb2.ModuleResult:
+    """The daemon's description of a module: whether it came from the cache, how long its compile took, its log."""
+    command = commands_pb2.Command()
+    command.describe_module.module = number_of(module)
+    return connection_of(module).call(command).module
+
+
+def unload(module: Any) -> None:
+    """Has the daemon unload a module that the client still refers to."""
+    command = commands_pb2.Command()
+    command.unload_module.module = number_of(module)
+    connection_of(module).submit(command)
 
 
 class Gate:

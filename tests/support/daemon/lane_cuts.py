@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hearth
+from tests.support.client.internals import connection_of
 
 
 def cut(gpu: hearth.Device) -> None:
     """Breaks the device's lane, if it has one just now."""
-    carried = gpu._connection.attachment()._channel
-    if carried is not None:
-        carried._lane.close()
+    channel = connection_of(gpu).attachment().channel
+    if channel is not None:
+        channel.lane.close()

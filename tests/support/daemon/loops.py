@@ -62,15 +62,15 @@ class Gate:
     """`kernels.Gate` for asyncio."""
 
     def __init__(self, gpu: aio.Device) -> None:
-        self._side = gpu.stream()
+        self.side = gpu.stream()
         self._module = gpu.RawModule(code=GATE)
         self._kernel = self._module.get_function("hold")
 
     async def made(self) -> Gate:
         """Makes, before a kernel runs, everything that the first use makes."""
-        self._gate = await self._module.get_global("gate", np.int32)
-        self._gate.set(np.zeros(1, np.int32), stream=self._side)
-        await self._side.synchronize()
+        self.gate = await self._module.get_global("gate", np.int32)
+        self.gate.set(np.zeros(1, np.int32), stream=self.side)
+        await self.side.synchronize()
         return self
 
     def hold(self, after: hearth.DeviceArray | None = None, stream: hearth.Stream | None = None) -> None:
@@ -78,5 +78,5 @@ class Gate:
         self._kernel((1,), (1,), (np.uint64(0) if after is None else after,), stream=stream, timeout=60)
 
     async def open(self) -> None:
-        self._gate.set(np.ones(1, np.int32), stream=self._side)
-        await self._side.synchronize()
+        self.gate.set(np.ones(1, np.int32), stream=self.side)
+        await self.side.synchronize()

@@ -38,7 +38,7 @@ def pinned(values: np.ndarray, order: Any = "C") -> np.ndarray:
 
 def shared(gpu: hearth.Device) -> shared_memory.Shared | None:
     """Returns the memory that is shared with the device now."""
-    return connection_of(gpu).part(shared_memory.SharedMemory)._shared
+    return connection_of(gpu).part(shared_memory.SharedMemory).shared
 
 
 def ring_of(gpu: hearth.Device) -> ring_buffer.Ring:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 import signal
@@ -20,6 +21,7 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 import hearth
+from hearthd.front.gpu.reading import RECOVERY, GpuReading
 from hearthd.front.metrics import gpu
 from tests.support.daemon.harness import BACKEND, DaemonProcess, wait_until
 from tests.support.daemon.kernels import COMMON
@@ -91,8 +93,13 @@ def full_name(family: Metric) -> str:
 
 
 def gpu_families() -> list[Metric]:
-    """Returns the families that no daemon without a GPU reports."""
-    return list(gpu.every_family())
+    """The families that a daemon without a GPU does not have, each with a sample."""
+    absent = [field.name for field in dataclasses.fields(GpuReading) if field.default is None]
+    values: dict[str, Any] = {**dict.fromkeys(absent, 1), "recovery": RECOVERY[0]}
+    reading = GpuReading(**values, throttling={"sw_power_cap": True}, xids={13: 1})
+    found = list(gpu.every_family({0: reading}))
+    assert all(family.samples for family in found)
+    return found
 
 
 def names(text: str) -> set[str]:

@@ -55,8 +55,8 @@ class Sharing(Passing):
 
     server: Any
 
-    def _started(self) -> None:
-        super()._started()
+    def started(self) -> None:
+        super().started()
         self.given = self.signalled = 0
         self.connections: list[segment_client.Client] = []
         self.memories: list[mmap.mmap] = []

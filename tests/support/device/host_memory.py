@@ -45,7 +45,7 @@ class LockingServer(CpuServer):
         """Copies that the driver refuses from now on."""
 
     def stream(self, number: int) -> CpuStream:
-        return self._streams[number]
+        return self.streams[number]
 
     def allocate_host(self, size: int) -> Any:
         return self.pool.take(size)

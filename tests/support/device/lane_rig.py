@@ -86,7 +86,7 @@ class Laned(Rig[CpuServer]):
     source = SOURCE
 
     def __init__(self, server: type[CpuServer] = CpuServer) -> None:
-        self.files, self._their_files = descriptors.pair()
+        self.files, self.their_files = descriptors.pair()
         self.clients: list[Client] = []
         self._lane_ids = itertools.count(1000)
         spec = DeviceSpec(0, "cpu", 0, memory_limit=64 << 20, cpu_threads=1, cache_dir=compiled())
@@ -94,11 +94,11 @@ class Laned(Rig[CpuServer]):
 
     def _main(self) -> None:
         self.server = self._make(self._spec)
-        self.process = DeviceProcess(self._theirs, self._spec, self.server, None, self._their_files)
-        self._started()
+        self.process = DeviceProcess(self._theirs, self._spec, self.server, None, self.their_files)
+        self.started()
         self.process.run()
 
-    def _started(self) -> None:
+    def started(self) -> None:
         """Called on the device-handle thread, before the process takes anything."""
 
     def hand_over(self, channel: int = 1, **limits: int) -> Client:
@@ -156,7 +156,7 @@ class Laned(Rig[CpuServer]):
         for client in self.clients:
             client.end.close()
         self.files.close()
-        self._their_files.close()
+        self.their_files.close()
 
 
 def batch(seq: int, *commands: c.Command, claimed: int | None = None) -> bytes:

@@ -33,7 +33,7 @@ class Passing(Laned):
         self.barrier()
         return self._taken
 
-    def _started(self) -> None:
+    def started(self) -> None:
         inline_path = self.process.executor.inline_path
         inline_path.take = self._counting(inline_path.take)  # type: ignore[method-assign]
         inline_path.take_linked = self._counting(inline_path.take_linked)  # type: ignore[method-assign]

@@ -44,7 +44,7 @@ class Rig(Generic[S]):
         self._make = make
         self._reader = FrameReader()
         self._frames: list[Frame] = []
-        self._ids = itertools.count(1)
+        self.ids = itertools.count(1)
         self._seq = itertools.count(1)
         self.thread = threading.Thread(target=self._main, name="device-handle")
         self.thread.start()
@@ -80,7 +80,7 @@ class Rig(Generic[S]):
 
     def start(self, stream: int = 0, **kind: Any) -> int:
         """Sends one command as a single call; the number under which `answer` finds its result."""
-        ident = next(self._ids)
+        ident = next(self.ids)
         command = Command(request=1, stream=stream, **kind)
         self.send(Kind.CALL, command.SerializeToString(), channel=1, id=ident)
         return ident

@@ -25,12 +25,14 @@ COUNTED = ("allocations", "allocated_bytes", "frees", "freed_bytes", "persistent
 
 
 class Watched(CpuServer):
-    """Memory comes zeroed; notes which streams were made to wait. `refused`: sizes that cannot be freed, or filled."""
+    """Memory comes zeroed; notes which streams were made to wait. `refused`: sizes that cannot be freed, or filled.
+    `freed`: sizes of the memory that its stream has come to give back."""
 
     def __init__(self, spec: Any) -> None:
         super().__init__(spec)
         self.waits: list[CpuStream] = []
         self.refused: set[int] = set()
+        self.freed: list[int] = []
 
     def allocate(self, size: int, stream: CpuStream) -> CpuMemory:
         memory = super().allocate(size, stream)
@@ -40,6 +42,7 @@ class Watched(CpuServer):
 
     def free(self, memory: CpuMemory, stream: CpuStream) -> None:
         super().free(memory, stream)
+        stream.submit(lambda: self.freed.append(memory.size))
         if memory.size in self.refused:
             raise Refusal(Reason.INTERNAL, f"{memory.size} bytes were not freed")
 
@@ -64,7 +67,7 @@ class Ways(Laned):
         self.channels = itertools.count(2)
         super().__init__(Watched)
 
-    def _started(self) -> None:
+    def started(self) -> None:
         handlers = self.process.executor.registry.at_once
         for kind, (handler, work) in tuple(handlers.items()):
             handlers[kind] = self._counting(kind, handler), work
@@ -105,7 +108,7 @@ class Run:
         self.channel = next(rig.channels)
         info = f'{{"session": "s{self.channel}", "tenant": "t{self.channel}", "device_bytes": {quota}}}'
         rig.send(Kind.OPEN, info.encode(), channel=self.channel)
-        self._seq = itertools.count(1)
+        self.seq = itertools.count(1)
         self._request = itertools.count(1)
         self.answers: list[bytes] = []
         self._before = rig.inside(self._counts)
@@ -119,7 +122,7 @@ class Run:
 
     def step(self, *commands: c.Command) -> list[c.Result]:
         """Sends one batch, with a Sync of all streams last; returns the results of its requests."""
-        batch = c.Batch(seq=next(self._seq))
+        batch = c.Batch(seq=next(self.seq))
         asked = 0
         for each in (*commands, Command(request=1, sync=c.Sync(all_streams=True))):
             command = batch.commands.add()

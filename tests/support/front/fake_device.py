@@ -55,7 +55,7 @@ class FakeDevice:
         self.got_batch = threading.Condition()
         self._held: list[bytes] = []
         self._writes: dict[int, tuple[int, int, int]] = {}
-        self._downloads: dict[tuple[int, int], dict[str, Any]] = {}
+        self.downloads: dict[tuple[int, int], dict[str, Any]] = {}
         self._loop = asyncio.get_running_loop()
         self._exit: asyncio.Future[int | None] = self._loop.create_future()
         self._thread = threading.Thread(target=self._run, name=f"fake-device-{spec.ordinal}", daemon=True)
@@ -107,7 +107,7 @@ class FakeDevice:
                     if frame.kind == Kind.SHUTDOWN:
                         self.exit_code = 0
                         return
-                    self._on_frame(frame)
+                    self.on_frame(frame)
         except OSError:
             pass
         finally:
@@ -126,7 +126,7 @@ class FakeDevice:
         else:
             self.collectives.append(body)
 
-    def _on_frame(self, frame: Frame) -> None:
+    def on_frame(self, frame: Frame) -> None:
         channel = frame.channel
         if frame.kind == Kind.PING and not self.launcher.mute:
             self.send(Kind.PONG, id=frame.id)
@@ -146,7 +146,7 @@ class FakeDevice:
         elif frame.kind == Kind.UPLOAD:
             self._on_upload(frame)
         elif frame.kind in (Kind.DOWNLOAD, Kind.CREDIT):
-            flow = self._downloads.setdefault((channel, frame.id), {"credits": 0, "offset": 0, "data": None})
+            flow = self.downloads.setdefault((channel, frame.id), {"credits": 0, "offset": 0, "data": None})
             flow["credits"] += frame.flags
             self._pump(channel, frame.id)
         elif frame.kind == Kind.ABORT:
@@ -205,7 +205,7 @@ class FakeDevice:
             self._writes[command.write.transfer] = (frame.id, command.write.buffer, command.write.size)
             return
         elif kind == "read" and command.read.transfer:
-            flow = self._downloads.setdefault(
+            flow = self.downloads.setdefault(
                 (frame.channel, command.read.transfer), {"credits": 0, "offset": 0, "data": None}
             )
             flow["data"] = self.memory.get(command.read.buffer, b"")[: command.read.size]
@@ -236,12 +236,12 @@ class FakeDevice:
 
     def provide(self, channel: int, transfer: int, data: bytes) -> None:
         """Bytes for a Download of a transfer that some Read in a batch would have named."""
-        flow = self._downloads.setdefault((channel, transfer), {"credits": 0, "offset": 0, "data": None})
+        flow = self.downloads.setdefault((channel, transfer), {"credits": 0, "offset": 0, "data": None})
         flow["data"] = data
         self._pump(channel, transfer)
 
     def _pump(self, channel: int, transfer: int) -> None:
-        flow = self._downloads[channel, transfer]
+        flow = self.downloads[channel, transfer]
         data = flow["data"]
         while data is not None and flow["credits"] and flow["offset"] <= len(data):
             chunk = data[flow["offset"] : flow["offset"] + self.launcher.chunk]

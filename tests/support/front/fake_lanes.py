@@ -31,7 +31,7 @@ class LaneDevice(FakeDevice):
         self.asked: list[int] = []
         """Channels whose lanes were to end."""
         self.last: dict[int, int] = {}
-        self._said = threading.RLock()
+        self.said = threading.RLock()
         self._later: list[tuple[int, int, bytes, int]] = []
         super().__init__(spec, launcher)
         self.descriptors, self._files = descriptors.pair()
@@ -50,12 +50,12 @@ class LaneDevice(FakeDevice):
                 lane.shutdown(socket.SHUT_RDWR)
 
     def send(self, kind: int, payload: bytes = b"", **fields: int) -> None:
-        with self._said:
+        with self.said:
             super().send(kind, payload, **fields)
 
     def say(self, kind: int, payload: bytes = b"", channel: int = 1, id: int = 0, copied: bool = True) -> None:
         """A response or ack. Not `copied`: the front's copy is lost with the process."""
-        with self._said:
+        with self.said:
             lane = self.lanes.get(channel)
             if lane is not None:
                 with contextlib.suppress(OSError):
@@ -93,7 +93,7 @@ class LaneDevice(FakeDevice):
 
     def adopt(self, connection: socket.socket, channel: int = 1) -> None:
         connection.setblocking(True)
-        with self._said:
+        with self.said:
             self.lanes[channel] = connection
             connection.sendall(frames.encode(Kind.LIVE))
         threading.Thread(target=self._read_lane, args=(connection, channel), daemon=True).start()
@@ -103,7 +103,7 @@ class LaneDevice(FakeDevice):
         with contextlib.suppress(OSError):
             while data := lane.recv(1 << 16):
                 for frame in reader.feed(data):
-                    with self._said:
+                    with self.said:
                         if self.lanes.get(channel) is not lane:
                             return
                         if frame.id:
@@ -113,9 +113,9 @@ class LaneDevice(FakeDevice):
         if self.lanes.get(channel) is lane:
             self.drop(channel)
 
-    def _on_frame(self, frame: Frame) -> None:
+    def on_frame(self, frame: Frame) -> None:
         if frame.kind == Kind.LANE_END:
-            with self._said:
+            with self.said:
                 self.asked.append(frame.channel)
                 self.drop(frame.channel)
                 last = json.dumps({"last": self.last.get(frame.channel, 0)}).encode()
@@ -123,7 +123,7 @@ class LaneDevice(FakeDevice):
         else:
             if frame.kind == Kind.CLOSE:
                 self.drop(frame.channel)
-            super()._on_frame(frame)
+            super().on_frame(frame)
 
     def _on_batch(self, frame: Frame) -> None:
         batch = device_pb2.ExecuteRequest.FromString(frame.payload).batch

@@ -102,7 +102,8 @@ class FakeChannel(SimpleNamespace):
 
 
 class FakeFront:
-    """The collectives of one daemon: its router, its groups and its port."""
+    """The collectives of one daemon: its router, its groups and its port. `make` builds the links that it opens,
+    `accept` those of daemons that connect to it."""
 
     def __init__(self, name: str, devices: int = 2, listen: str = "127.0.0.1:0", **port: Any) -> None:
         self.router = CollectiveRouter(range(devices), 5.0)
@@ -112,11 +113,12 @@ class FakeFront:
         self.refused: list[str] = []
         self.groups.on_refused = lambda session, addresses: self.refused.extend(map(str, addresses))
         self.router.relay, self.router.remote = self.groups, self.groups.send
+        port["make"] = port.pop("accept", PeerLink)
         self.groups.port = PeerPort(listen, port.pop("advertise", ()), "localhost", self.groups.admit, **port)
         self.name = name
         self.links = [FakeLink(self, ordinal) for ordinal in range(devices)]
         for link in self.links:
-            link.on_open = self.groups._opened
+            link.on_open = self.groups.on_open
         self._sessions = 0
 
     def session(self, *devices: int) -> Any:
@@ -138,7 +140,7 @@ class FakeFront:
         for channel in old.channels.values():
             channel.alive = False
         self.links[ordinal] = FakeLink(self, ordinal, old.generation + 1)
-        self.links[ordinal].on_open = self.groups._opened
+        self.links[ordinal].on_open = self.groups.on_open
         return self.links[ordinal]
 
     async def stop(self) -> None:

@@ -70,5 +70,5 @@ def kept(f: Front) -> ResumeBuffer:
 
 def window(f: Front, **fields: int) -> None:
     """Sets bounds of the streams that attach from now on."""
-    limits = f.daemon.device_service._limits
-    f.daemon.device_service._limits = dataclasses.replace(limits, window=dataclasses.replace(limits.window, **fields))
+    limits = f.daemon.device_service.limits
+    f.daemon.device_service.limits = dataclasses.replace(limits, window=dataclasses.replace(limits.window, **fields))

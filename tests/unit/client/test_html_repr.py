@@ -47,6 +47,17 @@ def texts(shown: Any) -> list[str]:
     return found.texts
 
 
+def answers(daemon: FakeDaemon, **results: Any) -> None:
+    """Has the daemon answer a kind of command with this result."""
+    for kind, answer in results.items():
+
+        def do(command: Any, part: Any, result: commands_pb2.Result, answer: Any = answer) -> None:
+            field = next(each for each in result.DESCRIPTOR.fields if each.message_type is answer.DESCRIPTOR)
+            getattr(result, field.name).CopyFrom(answer)
+
+        setattr(daemon, f"do_{kind}", do)
+
+
 def test_an_array(gpu: hearth.Device, daemon: FakeDaemon) -> None:
     x = gpu.asarray(np.zeros((3, 1 << 20), np.float32))
     gpu.synchronize()
@@ -81,25 +92,28 @@ def test_a_kernel_does_not_wait_for_its_compile(gpu: hearth.Device, daemon: Fake
     kernel = gpu.RawKernel("code", "saxpy")
     daemon.never_answer.add("describe_function")
     assert any("not asked for yet" in each for each in texts(kernel))
-    kernel._described = commands_pb2.FunctionResult(
-        registers=24, static_shared_bytes=2048, parameters=[{"offset": 0, "size": 8}, {"offset": 8, "size": 4}]
+    daemon.never_answer.clear()
+    answers(
+        daemon,
+        describe_function=commands_pb2.FunctionResult(
+            registers=24, static_shared_bytes=2048, parameters=[{"offset": 0, "size": 8}, {"offset": 8, "size": 4}]
+        ),
     )
+    assert kernel.num_regs == 24
     assert {"24", "2 KiB", "2, 12 bytes"} <= set(texts(kernel))
 
 
-def test_a_profile(gpu: hearth.Device) -> None:
-    profile = gpu.profile()
-    assert texts(profile)[-1] == "running" and repr(profile) == "<hearth.Profile: running>"
-    profile._result = commands_pb2.ProfileResult(device_ns=1_500, wall_ns=2_000_000_000)
+def test_a_profile(gpu: hearth.Device, daemon: FakeDaemon) -> None:
+    answers(daemon, end_profile=commands_pb2.ProfileResult(device_ns=1_500, wall_ns=2_000_000_000))
+    with gpu.profile() as profile:
+        assert texts(profile)[-1] == "running" and repr(profile) == "<hearth.Profile: running>"
     assert texts(profile) == ["hearth.Profile", "device", "1.5 µs", "wall", "2.000 s"]
     assert repr(profile) == "<hearth.Profile: 1500 ns on the device, 2000000000 ns in all>"
 
 
-def test_a_trace_is_summed_up(gpu: hearth.Device) -> None:
-    trace = gpu.trace()
-    assert texts(trace)[-1] == "running"
+def test_a_trace_is_summed_up(gpu: hearth.Device, daemon: FakeDaemon) -> None:
     event = commands_pb2.TraceEvent
-    trace._result = commands_pb2.TraceResult(
+    result = commands_pb2.TraceResult(
         dropped=7,
         events=[
             event(name="write", started_ns=0, ended_ns=100, bytes=4096),
@@ -108,6 +122,9 @@ def test_a_trace_is_summed_up(gpu: hearth.Device) -> None:
             *[event(name="launch", kernel=f"k{i}", started_ns=0, ended_ns=10) for i in range(30)],
         ],
     )
+    answers(daemon, end_trace=result)
+    with gpu.trace() as trace:
+        assert texts(trace)[-1] == "running"
     found = texts(trace)
     assert found[0].endswith("33 commands, 7 more dropped")
     head = found.index("failed")

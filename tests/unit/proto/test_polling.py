@@ -35,7 +35,7 @@ _IN_RANGE = "polling._SINCE, polling._BEFORE = (1, 0), (99, 0)"
 
 
 def test_its_version_is_found() -> None:
-    assert polling._version() == tuple(map(int, grpc.__version__.split(".")[:2]))
+    assert polling.grpc_version() == tuple(map(int, grpc.__version__.split(".")[:2]))
 
 
 def test_only_grpc_sees_the_experiment() -> None:

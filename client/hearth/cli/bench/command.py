@@ -93,7 +93,7 @@ def _of_device(
     version = node.describe().server_version
     effort = rounds.QUICK if arguments.quick else rounds.FULL
     probes, floors = Probes(device, connect), Floors(process)
-    figures = rounds.planned(probes, floors, _sizes(arguments), effort)
+    figures = rounds.planned(probes, floors, sizes(arguments), effort)
     progress = _Progress()
     try:
         rounds.run(figures, effort, probes.settle, progress)
@@ -143,7 +143,7 @@ def _complain_of(figures: Sequence[Figure]) -> int:
     return 1 if lost else 0
 
 
-def _sizes(arguments: argparse.Namespace) -> list[int]:
+def sizes(arguments: argparse.Namespace) -> list[int]:
     """1 MiB, 64 MiB, and the largest that was asked for."""
     largest = arguments.max_size or (_QUICK_MAX if arguments.quick else _FULL_MAX)
     return sorted({size for size in (MIB, _FULL_MAX) if size <= largest} | {largest})

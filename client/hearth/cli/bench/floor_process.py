@@ -42,7 +42,7 @@ class FloorProcess:
             self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
             # In a separate session: a terminal's Ctrl-C is for the command, which then ends this. -P: what lies in the
             # present folder is not imported.
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, "-P", floor_server.__file__, kind],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, start_new_session=True,
             )  # fmt: skip
@@ -57,16 +57,16 @@ class FloorProcess:
         return self._addresses
 
     def _announced(self) -> Addresses:
-        overdue = threading.Timer(_START_S, self._process.kill)
+        overdue = threading.Timer(_START_S, self.process.kill)
         overdue.start()
         try:
-            assert self._process.stdout is not None
-            words = self._process.stdout.readline().split()
+            assert self.process.stdout is not None
+            words = self.process.stdout.readline().split()
         finally:
             overdue.cancel()
         if len(words) != len(Addresses._fields):
-            self._process.kill()
-            self._process.wait()
+            self.process.kill()
+            self.process.wait()
             self._log.seek(0)
             said = self._log.read().decode(errors="replace").strip().rpartition("\n")[2]
             raise _not_started(said or "it said nothing")
@@ -74,9 +74,9 @@ class FloorProcess:
 
     def close(self) -> None:
         """Ends it and waits for that."""
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout, self._log):
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout, self._log):
             if pipe is not None:
                 pipe.close()
 

@@ -38,9 +38,10 @@ class Measurement:
     def samples(self, seconds: float, at_least: int = 1) -> list[float]:
         """Takes as many samples as there is time for, in `unit`."""
         with self.opened() as once:
-            return [self._value(each) for each in _times(once, seconds, at_least)]
+            return [self.value(each) for each in _times(once, seconds, at_least)]
 
-    def _value(self, seconds: float) -> float:
+    def value(self, seconds: float) -> float:
+        """Returns the measured value, in `unit`, of one time that took `seconds`."""
         if self.unit == "us":
             return seconds * 1e6
         if self.unit == "ms":

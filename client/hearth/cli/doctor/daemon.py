@@ -236,7 +236,7 @@ def lanes(device: Device) -> list[Check]:
         fix = "open the port of [listen] lanes, 7423, to this host; see [lanes] in the daemon's configuration"
         return [Check("stripes", "warning", f"large arrays go through gRPC: {_refusal(device)}", fix)]
     checks = []
-    if attachment._channel is not None:
+    if attachment.channel is not None:
         checks.append(Check("lane", "ok", "commands go straight to the device process"))
     else:
         why = "the daemon offers no lane: [lanes] enabled = false, or a quota on this tenant's queue"

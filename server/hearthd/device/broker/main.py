@@ -114,7 +114,7 @@ class _Keeper:
 
     def _broker(self, link: socket.socket, files: socket.socket) -> bool:
         """Runs the broker, in a process that is nothing else."""
-        return _Main(self._spec, link, files).run()
+        return BrokerRequests(self._spec, link, files).run()
 
     @staticmethod
     def _wait(child: int) -> int:
@@ -138,7 +138,7 @@ def _die_with(parent: int) -> None:
         os._exit(0)
 
 
-class _Main:
+class BrokerRequests:
     """The loop over requests; each that may block has a separate thread."""
 
     def __init__(self, spec: DeviceSpec, link: socket.socket, files: socket.socket) -> None:
@@ -204,7 +204,7 @@ class _Main:
         answer: dict[str, Any]
         made: Sequence[bytes] = ()
         try:
-            answer, made = self._answer(head, parts, number)
+            answer, made = self.answer(head, parts, number)
         except Refusal as refusal:
             answer = protocol.pack_refusal(refusal)
         except Exception as error:
@@ -216,7 +216,7 @@ class _Main:
         with contextlib.suppress(protocol.WorkerConnectionClosed), self._sending:
             protocol.send(self._link, {**answer, "id": number}, made)
 
-    def _answer(self, head: dict[str, Any], parts: list[bytes], number: int) -> tuple[dict[str, Any], Sequence[bytes]]:
+    def answer(self, head: dict[str, Any], parts: list[bytes], number: int) -> tuple[dict[str, Any], Sequence[bytes]]:
         self._known.wait()
         match head.get("ask"):
             case "ready":

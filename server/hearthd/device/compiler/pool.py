@@ -45,7 +45,8 @@ class CompileWorkers:
         can; without `unconfined`, a worker that it cannot confine gets no job."""
         self._main = main
         self._unconfined = unconfined
-        self._limits = limits
+        self.limits = limits
+        """Limits of one compile; another value applies from the next compile on."""
         self._confine = confine
         self._compiler: Compiler | None = None
         self._lock = threading.Lock()
@@ -170,7 +171,7 @@ class CompileWorkers:
     def _asked(
         self, worker: CompileWorker, head: dict[str, Any], parts: list[bytes]
     ) -> tuple[dict[str, Any], list[bytes]]:
-        limits = self._limits
+        limits = self.limits
         deadline = time.monotonic() + limits.seconds
         try:
             answer = worker.ask(head, parts, deadline, limits.file_bytes + protocol.MAX_HEAD)
@@ -194,10 +195,10 @@ class CompileWorkers:
             return disk.temporary()
         said = died.said.lower()
         grown = died.resident - worker.greeted()["resident"]  # what it was forked with is not the compile's
-        if grown > _NEAR * self._limits.memory or any(words in said for words in _OUT_OF_MEMORY):
-            return self._limits.out_of_memory()
+        if grown > _NEAR * self.limits.memory or any(words in said for words in _OUT_OF_MEMORY):
+            return self.limits.out_of_memory()
         if died.status < 0:
-            return self._limits.ended(-died.status, died.said)
+            return self.limits.ended(-died.status, died.said)
         return Refusal(
             Reason.COMPILE_FAILED,
             f"The compiler ended with status {died.status} and no answer; nothing else is affected.",
@@ -210,7 +211,7 @@ class CompileWorkers:
         if answer.get("reason") in (Reason.COMPILE_LIMIT, Reason.INTERNAL):
             return True
         began = worker.greeted()["address_space"]
-        return bool(answer.get("address_space", 0) - began > self._limits.memory // _GROWTH)
+        return bool(answer.get("address_space", 0) - began > self.limits.memory // _GROWTH)
 
     @contextlib.contextmanager
     def _worker(self, job: Job | None) -> Iterator[CompileWorker]:
@@ -301,9 +302,9 @@ class CompileWorkers:
             "recipe": recipe,
             "scratch": str(worker.scratch),
             "confine": self._confine,
-            "seconds": self._limits.seconds,
-            "memory": self._limits.memory,
-            "file_bytes": self._limits.file_bytes,
+            "seconds": self.limits.seconds,
+            "memory": self.limits.memory,
+            "file_bytes": self.limits.file_bytes,
         }
 
 

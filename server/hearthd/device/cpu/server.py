@@ -48,7 +48,8 @@ class CpuServer:
         """`libraries` makes the backend's own; None: this process's toolchain."""
         self._spec = spec
         self._wake: Callable[[], None] = lambda: None
-        self._streams: list[CpuStream] = []
+        self.streams: list[CpuStream] = []
+        """Every stream that was created, in the order of creation."""
         self._host = CpuHostPool(spec.staging_bytes)
         self._heap = Heap(spec.memory_limit or _host_memory() // 4)
         self._properties = _properties(spec, self._heap.limit)
@@ -71,7 +72,7 @@ class CpuServer:
         return self._communicators
 
     def close(self) -> None:
-        for stream in self._streams:
+        for stream in self.streams:
             stream.close()
 
     def on_progress(self, wake: Callable[[], None] | None) -> bool:
@@ -200,8 +201,8 @@ class CpuServer:
     # ---- streams and events ----
 
     def create_stream(self, priority: int = 0) -> CpuStream:
-        stream = CpuStream(f"stream-{len(self._streams)}", self._progress)
-        self._streams.append(stream)
+        stream = CpuStream(f"stream-{len(self.streams)}", self._progress)
+        self.streams.append(stream)
         return stream
 
     def destroy_stream(self, stream: CpuStream) -> None:
@@ -217,7 +218,7 @@ class CpuServer:
             stream.submit(event.wait)
 
     def done(self, event: CpuEvent) -> bool:
-        for stream in self._streams:
+        for stream in self.streams:
             if stream.failure is not None:
                 failure, stream.failure = stream.failure, None
                 raise DeviceFault(f"{type(failure).__name__}: {failure}")

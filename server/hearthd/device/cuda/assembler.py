@@ -49,7 +49,7 @@ class PtxAssembler:
 
     def identity(self) -> bytes:
         """Raises Refusal(NO_COMPILER)."""
-        tool = self._found()
+        tool = self._found
         return f"{tool.name} {tool.version[0]}.{tool.version[1]}\n{self._target}".encode()
 
     @staticmethod
@@ -60,7 +60,7 @@ class PtxAssembler:
 
     def assemble(self, assembly: Assembly) -> Image:
         """Raises Refusal(MODULE_INVALID) with the log, Refusal(NO_COMPILER)."""
-        tool = self._found()
+        tool = self._found
         fatbin = assembly.code.startswith(image_headers.FATBIN_MAGIC)
         if fatbin and not tool.fatbins:
             raise _unavailable(f"{tool.name} takes no fatbin")
@@ -72,11 +72,16 @@ class PtxAssembler:
             raise _unavailable(f"{tool.name} finds no code in the fatbin")
         return Image(code=code)
 
+    @property
     def _found(self) -> _Tool:
-        tool = _tool()
-        if tool is None:
+        """The tool to use. Raises Refusal(NO_COMPILER)."""
+        if self._tool is None:
             raise _unavailable("neither nvJitLink nor ptxas is installed")
-        return tool
+        return self._tool
+
+    @functools.cached_property
+    def _tool(self) -> _Tool | None:
+        return _tool()
 
     def _explained(self, tool: _Tool, log: str) -> Refusal:
         if _EXHAUSTED.search(log):
@@ -98,7 +103,6 @@ class PtxAssembler:
         )
 
 
-@functools.cache
 def _tool() -> _Tool | None:
     """Returns the tool to use: nvJitLink first, because it needs no file for a job."""
     try:

@@ -119,7 +119,7 @@ class CudaModule:
         if self._listed is None:
             expressions = {lowered: expression for expression, lowered in self._names.items()}
             try:
-                names = [checked(driver.cuFuncGetName(handle))[0] for handle in self._handles()]
+                names = [checked(driver.cuFuncGetName(handle))[0] for handle in self.handles()]
             except CudaError as error:
                 raise translate(error, "listing a module's functions") from error
             decoded = (name.decode() for name in names)  # type: ignore[attr-defined]
@@ -128,10 +128,11 @@ class CudaModule:
 
     def load_functions(self) -> None:
         """Loads the kernels' code to the device now. Raises CudaError."""
-        for handle in self._handles()[:_LOADED_AT_ONCE]:
+        for handle in self.handles()[:_LOADED_AT_ONCE]:
             checked(driver.cuFuncLoad(handle))
 
-    def _handles(self) -> Sequence[object]:
+    def handles(self) -> Sequence[object]:
+        """Returns the driver's handles of all kernels of the module. Raises CudaError."""
         (count,) = checked(driver.cuModuleGetFunctionCount(self.pointer))
         if not count:
             return []

@@ -83,7 +83,7 @@ def read_bindings(
     transients: list[TransientBuffer] = []
     pointed: list[PointerTarget] = []
     for index, (binding, data) in enumerate(zip(command.bindings, inputs, strict=True)):
-        wrong = [] if _plain(binding, data) else _check(index, binding, data)
+        wrong = [] if is_plain(binding, data) else check_binding(index, binding, data)
         failures += wrong
         if binding.role == Binding.ROLE_VALUE:
             value = binding.value
@@ -135,7 +135,7 @@ def refuse(kernel: str, failures: Sequence[BindingFailure], details: dict[str, o
     )
 
 
-def _plain(binding: Binding, data: bytes) -> bool:
+def is_plain(binding: Binding, data: bytes) -> bool:
     """True if a quick check finds no fault in the binding, which is by far the most frequent case."""
     role, ranged = binding.role, binding.range_offset or binding.HasField("range_size")
     if role == Binding.ROLE_VALUE:
@@ -150,7 +150,8 @@ def _plain(binding: Binding, data: bytes) -> bool:
     return not data if binding.upload else len(data) == binding.size
 
 
-def _check(index: int, binding: Binding, data: bytes) -> list[BindingFailure]:
+def check_binding(index: int, binding: Binding, data: bytes) -> list[BindingFailure]:
+    """Returns every fault of the binding, in words that name its index."""
     try:
         role = Binding.Role.Name(binding.role)
     except ValueError:

@@ -100,7 +100,7 @@ class Loop:
                     self.on_turn(time.perf_counter_ns() - self._began)
                     self._began = 0
                     self.linger()
-                self._turn(0.0 if self._tasks else sleep)
+                self.turn(0.0 if self._tasks else sleep)
         finally:
             self._thread = None
 
@@ -114,7 +114,9 @@ class Loop:
         self._epoll.close()
         os.close(self._wake_fd)
 
-    def _turn(self, sleep: float | None) -> None:
+    def turn(self, sleep: float | None) -> None:
+        """Sleeps up to `sleep` seconds (None: without a limit) until a socket is ready or a task is posted, and serves
+        what is there. `run` calls it in a loop. Loop's thread only."""
         if self.lingering is not None and (sleep is None or sleep >= SHORT_S):
             ready = self._look(self.lingering, sleep)
         elif sleep is None:

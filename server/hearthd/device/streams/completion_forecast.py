@@ -60,7 +60,7 @@ class CompletionForecast:
             return None
         alone = all(other.way != way for other in self.under_way)
         start = given if alone else max(given, self._free_at.get(way, given))
-        took = size * self._pace_of(way, size)  # infinite: nothing is known
+        took = size * self.pace(way, size)  # infinite: nothing is known
         if took != math.inf:
             self._free_at[way] = start + took
         margin = min(_MOST_MARGIN_S, max(_LEAST_MARGIN_S, took / _MARGIN))
@@ -97,8 +97,9 @@ class CompletionForecast:
         """Returns the seconds until the end of a copy is likely; infinite: there is no forecast."""
         return min((each.begins - now for each in self.under_way if each.begins > now), default=math.inf)
 
-    def _pace_of(self, way: int, size: int) -> float:
-        """Returns the pace of copies of that magnitude, else of the fastest."""
+    def pace(self, way: int, size: int) -> float:
+        """Returns the seconds per byte that copies of this direction and magnitude take; without any of this magnitude,
+        those of the fastest in this direction. Infinite: no copy of this direction has been measured."""
         known = self._pace.get((way, size.bit_length()))
         if known is not None:
             return known

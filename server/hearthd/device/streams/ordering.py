@@ -11,6 +11,7 @@ at most one read per track.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -43,12 +44,25 @@ class Usage:
             del self.reads[track]
 
 
+@dataclass(frozen=True)
+class OrderingView:
+    """Size of the state of an `Ordering`, for tests and diagnostics."""
+
+    tracks: int
+    fenced_pairs: int
+    """Ordered pairs of tracks of which one has waited for the other."""
+
+
 class Ordering:
     """Positions of all tracks, and the waits that have been made."""
 
     def __init__(self) -> None:
         self._positions: list[int] = []
         self._synced: dict[tuple[int, int], int] = {}
+
+    def inspect(self) -> OrderingView:
+        """Returns the size of the state."""
+        return OrderingView(len(self._positions), len(self._synced))
 
     def add_track(self) -> int:
         """Adds a track and returns its number."""

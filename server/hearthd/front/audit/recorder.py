@@ -139,14 +139,14 @@ class Audit:
 
     async def reopen(self) -> None:
         """Continues in a new file, after this one was moved away: its first line is chained to the old one's last."""
-        await self._settle()
+        await self.settle()
         if self._file is not None:
             await asyncio.to_thread(self._file.reopen)
             await asyncio.to_thread(self._file.anchor)
 
     async def close(self) -> None:
         """Writes what is pending."""
-        await self._settle()
+        await self.settle()
         if self._anchoring is not None:
             self._anchoring.cancel()
             self._anchoring = None
@@ -155,7 +155,8 @@ class Audit:
             await asyncio.to_thread(self._file.close)
             self._file = None
 
-    async def _settle(self) -> None:
+    async def settle(self) -> None:
+        """Waits until the events that were recorded so far are written, or counted as lost."""
         if self._writer is not None:
             await asyncio.gather(self._writer, return_exceptions=True)
 

@@ -52,6 +52,10 @@ class AuthFailures:
         self._window = window
         self._peers: OrderedDict[str, tuple[float, int]] = OrderedDict()
 
+    def __len__(self) -> int:
+        """Number of peers whose failures are remembered."""
+        return len(self._peers)
+
     def add(self, peer: str, now: float) -> int:
         """Adds a failure; returns their number now."""
         begin, count = self._peers.pop(peer, (now, 0))

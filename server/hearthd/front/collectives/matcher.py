@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from operator import is_
 from typing import Any, NamedTuple
 
@@ -54,6 +55,18 @@ def lies_in(place: RankLocation, where: RankLocation | int) -> bool:
     return place == where if isinstance(where, RankLocation) else place.node == where
 
 
+@dataclass(frozen=True)
+class MatcherView:
+    """State of a `Matcher`, for tests and diagnostics."""
+
+    pending: frozenset[MatchKey]
+    """Operations that wait for ranks, and complete ones that are held behind others."""
+    failures: Mapping[str, int]
+    """Number of failed operations that are remembered, by owner."""
+    open: int
+    """Operations in the order that have neither gone nor failed."""
+
+
 class Matcher:
     """The operations that wait for ranks. `failed` counts those that failed here, by reason."""
 
@@ -76,6 +89,11 @@ class Matcher:
 
     def __len__(self) -> int:
         return len(self._pending)
+
+    def inspect(self) -> MatcherView:
+        """Returns what waits, and what is remembered of failed operations."""
+        failures = {owner: len(failed) for owner, failed in self._failures.items()}
+        return MatcherView(frozenset(self._pending), failures, len(self._order))
 
     @property
     def deadline(self) -> float | None:

@@ -28,7 +28,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from hearthd.front.connections.peers import group_of
@@ -96,6 +97,18 @@ class ConnectionSlot:
             self._timer = None
 
 
+@dataclass(frozen=True)
+class LimiterView:
+    """State of a `ConnectionLimiter`, for tests and diagnostics."""
+
+    slots: frozenset[ConnectionSlot]
+    """Slots of the open connections."""
+    by_peer: Mapping[str, int]
+    """Number of open connections, by peer."""
+    strangers_by_peer: Mapping[str, int]
+    """Number of strangers, by peer."""
+
+
 class ConnectionLimiter:
     """The connections of one listener."""
 
@@ -142,6 +155,11 @@ class ConnectionLimiter:
     @property
     def strangers(self) -> int:
         return self._count
+
+    def inspect(self) -> LimiterView:
+        """Returns the open connections, and the counts that the limits apply to."""
+        strangers = {peer: len(slots) for peer, slots in self._strangers.items()}
+        return LimiterView(frozenset(self._slots), dict(self._of), strangers)
 
     def admit(self, peer: str, drop: Callable[[], None]) -> ConnectionSlot | None:
         """A slot for a new connection; None where it is to be closed at once. May drop another stranger in its favour.

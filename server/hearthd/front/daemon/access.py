@@ -65,7 +65,8 @@ class Access:
         self.auth.redeem = self._tickets.redeem
         self._revocations_seen = 0
         self._identity: IdentitySocket | None = None
-        self._http: HttpServer | None = None
+        self.http_server: HttpServer | None = None
+        """The HTTP server that `http` made last; changes of the configuration apply to it."""
         self._refusals: Refusals | None = None
         self._http_address = Address("", 0)
 
@@ -75,10 +76,10 @@ class Access:
         self.auth.bound.on = config.sessions.bind
         self._tickets.lifetime = config.auth.ticket_lifetime
         self.auth.change(config.auth.max_failures, config.auth.failure_delay)
-        if self._http is not None:
-            self._http.guarded = not self.auth.directory.open
-            self._http.open_metrics = self._opens_metrics(self._http_address)
-            self._http.hosts = config.http.hosts
+        if self.http_server is not None:
+            self.http_server.guarded = not self.auth.directory.open
+            self.http_server.open_metrics = self._opens_metrics(self._http_address)
+            self.http_server.hosts = config.http.hosts
 
     def open(self) -> None:
         """Raises `ListenError` where a file that the configuration names cannot be used."""
@@ -146,12 +147,12 @@ class Access:
             self._refusals = Refusals()
             metrics.registry.register(self._refusals)
         address = self._http_address = address or self._http_address
-        self._http = HttpServer(
+        self.http_server = HttpServer(
             supervisor, sessions, metrics, self.auth, status, limiter, guarded=not self.auth.directory.open,
             open_metrics=self._opens_metrics(address), certificates=None if address.loopback else self.certificates,
             settings=self._config.http, refusals=self._refusals,
         )  # fmt: skip
-        return self._http
+        return self.http_server
 
     def _opens_metrics(self, address: Address) -> bool:
         """Returns True if /metrics needs no token at this address."""

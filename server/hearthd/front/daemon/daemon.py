@@ -92,7 +92,7 @@ class Daemon:
             asyncio.create_task(self._reap(), name="leases"),
             asyncio.create_task(self.parts.overload.run(), name="overload"),
             asyncio.create_task(GpuWatch(self.supervisor, self.status.readings).run(), name="gpus"),
-            asyncio.create_task(self._notifier.watchdog(self._healthy), name="watchdog"),
+            asyncio.create_task(self._notifier.watchdog(self.healthy), name="watchdog"),
         ]
         self._warn_of_exposure()
         log.info("listening", **{name: value for name, value in vars(self.addresses).items() if value})
@@ -116,7 +116,7 @@ class Daemon:
 
     # ---- life ----
 
-    def _healthy(self) -> bool:
+    def healthy(self) -> bool:
         """Returns True if the watchdog may be notified: no serving device has been silent for too long."""
         most = 2 * (self.parts.policy.ping_timeout + self.parts.policy.ping_interval)
         now = time.monotonic()
@@ -148,9 +148,10 @@ class Daemon:
 
     def _tell_status(self) -> None:
         if self._running:
-            self._notifier.status(self._summary())
+            self._notifier.status(self.status_line())
 
-    def _summary(self) -> str:
+    def status_line(self) -> str:
+        """Returns the line that the service manager shows: devices and sessions served, overload, a refused reload."""
         refused = f". The last reload was refused: {self.reloader.refused}" if self.reloader.refused else ""
         overload = self.parts.overload.why
         loaded = f". Overloaded: {overload}" if overload else ""
@@ -189,7 +190,7 @@ class Daemon:
         self._running = True
         self.supervisor.watch(self._tell_status)
         self.parts.overload.listeners.append(self._tell_status)
-        self._notifier.ready(self._summary())
+        self._notifier.ready(self.status_line())
         self.reloader.open()
         gc.collect()
         give_back()  # what only the start needed

@@ -42,7 +42,8 @@ class Acceptor:
         self._refusals = refusals
         self._make = make
         self._context = context
-        self._limits = HttpTimeouts(settings.header_timeout, settings.idle_timeout, settings.write_timeout)
+        self.limits = HttpTimeouts(settings.header_timeout, settings.idle_timeout, settings.write_timeout)
+        """Timeouts of the connections that are accepted from now on."""
         self._limiter = limiter
         self._of: dict[Handler, Connection] = {}
         self._accepting = AcceptLoop("http", self._accepted, self._short)
@@ -106,7 +107,7 @@ class Acceptor:
         if slot is None:
             accepted.close()
             return
-        connection = Connection(self._make(), self, peer, slot, accepted, self._limits, user)
+        connection = Connection(self._make(), self, peer, slot, accepted, self.limits, user)
         self._of[connection.handler] = connection
         self._accepting.keep(self._start(connection, accepted))
 
@@ -114,7 +115,7 @@ class Acceptor:
         loop = asyncio.get_running_loop()
         secured: dict[str, Any] = {}
         if self._context is not None and connection.user is None:
-            secured = {"ssl": self._context, "ssl_handshake_timeout": self._limits.header, "ssl_shutdown_timeout": 1.0}
+            secured = {"ssl": self._context, "ssl_handshake_timeout": self.limits.header, "ssl_shutdown_timeout": 1.0}
         try:
             await loop.connect_accepted_socket(lambda: connection, accepted, **secured)
         except BaseException as error:

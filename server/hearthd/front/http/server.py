@@ -85,7 +85,8 @@ class HttpServer:
         self._limiter = limiter
         self.guarded = guarded
         self.open_metrics = open_metrics
-        self._certificates = certificates
+        self.certificates = certificates
+        """The certificate of the TCP listener; None: it is without TLS."""
         self._supervisor = supervisor
         self._sessions = sessions
         self._metrics = metrics
@@ -95,7 +96,8 @@ class HttpServer:
         """Names that requests may be for, beside this host's own."""
         self._refusals = refusals or Refusals()
         self._runner: web.AppRunner | None = None
-        self._acceptor: Acceptor | None = None
+        self.acceptor: Acceptor | None = None
+        """The open connections; None before `start`."""
         self._unix: UnixSocket | None = None
         self._listens = ""
         self._hosts = Hosts()
@@ -104,7 +106,7 @@ class HttpServer:
         self._page = Page()
         self._documents: dict[Tenant, CachedResponse[bytes]] = {}
         self._pages = MetricsPages(metrics, self._families, self._settings.metrics_max_age)
-        self._downloads = TraceDownload()
+        self.downloads = TraceDownload()
 
     def application(self) -> web.Application:
         @web.middleware
@@ -141,26 +143,26 @@ class HttpServer:
         )  # fmt: skip
         await self._runner.setup()
         assert self._runner.server is not None
-        context = self._certificates.http() if self._certificates is not None else None
-        self._acceptor = Acceptor(self._settings, self._limiter, self._refusals, self._runner.server, context)
+        context = self.certificates.http() if self.certificates is not None else None
+        self.acceptor = Acceptor(self._settings, self._limiter, self._refusals, self._runner.server, context)
         if unix is not None:
             unix.claim()
             self._unix = unix
-            self._acceptor.open_unix(unix.listen(BACKLOG))
+            self.acceptor.open_unix(unix.listen(BACKLOG))
         if address is None:
             return None
         try:
-            return await self._acceptor.open(address)
+            return await self.acceptor.open(address)
         except OSError as error:
             raise listen_error(address, "http", error) from None
 
     async def stop(self) -> None:
-        if self._acceptor is not None:
-            await self._acceptor.stop()
+        if self.acceptor is not None:
+            await self.acceptor.stop()
         if self._runner is not None:
             await self._runner.cleanup()
-        if self._acceptor is not None:
-            self._acceptor.close()
+        if self.acceptor is not None:
+            self.acceptor.close()
         if self._unix is not None:
             self._unix.release()
         for answer in self._documents.values():
@@ -169,8 +171,8 @@ class HttpServer:
 
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Answers one request, whatever comes of it, and sends the answer."""
-        assert self._acceptor is not None
-        connection = self._acceptor.of(request.protocol)
+        assert self.acceptor is not None
+        connection = self.acceptor.of(request.protocol)
         if connection is None:
             return _cut()
         try:
@@ -186,8 +188,8 @@ class HttpServer:
 
     async def _admit(self, request: web.Request, handler: Handler, connection: Connection) -> web.StreamResponse:
         """Checks a request's path, origin and caller, and has it handled."""
-        if self._certificates is not None:
-            self._certificates.look()
+        if self.certificates is not None:
+            self.certificates.look()
         path, peer = request.path, connection.peer
         if path in PROBES:
             return await handler(request)
@@ -217,7 +219,7 @@ class HttpServer:
     def _for_us(self, host: str) -> bool:
         """Returns True if a Host header is a name of this daemon: of `http.hosts`, of its certificate, of this host, or
         of the address listened on."""
-        certificate = self._certificates.names if self._certificates is not None else ()
+        certificate = self.certificates.names if self.certificates is not None else ()
         names = (*self.hosts, *certificate)
         if names != self._names:
             own = socket.gethostname()
@@ -225,8 +227,8 @@ class HttpServer:
         return self._hosts.accept(host)
 
     async def _page_file(self, request: web.Request) -> web.Response:
-        assert self._acceptor is not None
-        connection = self._acceptor.of(request.protocol)
+        assert self.acceptor is not None
+        connection = self.acceptor.of(request.protocol)
         by_user = connection is not None and connection.user is not None
         return self._page.answer(request, guarded=self.guarded and not by_user)
 
@@ -273,17 +275,17 @@ class HttpServer:
         return await answer.get(max_age)
 
     async def _trace(self, request: web.Request) -> web.StreamResponse:
-        assert self._acceptor is not None
+        assert self.acceptor is not None
         viewer = _VIEWER.get()
         trace = self._status.traces.find(request.match_info["id"], viewer)
         if trace is None:
             fix = "Look at `traces` in /status: the last ones are kept, for an hour."
             return _refused(404, "There is no such trace.", fix)
         device = self._supervisor.find(trace.device)
-        title, connection = f"device {trace.device}: {device.properties.name}", self._acceptor.of(request.protocol)
+        title, connection = f"device {trace.device}: {device.properties.name}", self.acceptor.of(request.protocol)
         if connection is None:
             return _cut()
-        return await self._downloads.answer(request, trace, title, connection, viewer)
+        return await self.downloads.answer(request, trace, title, connection, viewer)
 
 
 def _cut() -> web.Response:

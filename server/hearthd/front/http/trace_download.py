@@ -38,22 +38,23 @@ class TraceDownload:
 
     def __init__(self) -> None:
         self._places = asyncio.Semaphore(CONVERSIONS)
-        self._under_way: Counter[str] = Counter()
+        self.under_way: Counter[str] = Counter()
+        """Number of downloads under way, by tenant."""
 
     async def answer(
         self, request: web.Request, trace: RecentTrace, title: str, connection: Connection, viewer: Tenant
     ) -> web.StreamResponse:
         """The whole file, or why there is none. Raises `ConnectionError` where the client does not take it."""
-        if self._under_way[viewer.name] >= OF_TENANT:
+        if self.under_way[viewer.name] >= OF_TENANT:
             body = {"error": f"{OF_TENANT} downloads of this tenant are under way.", "fix": "Wait until one is done."}
             return web.json_response(body, status=429, headers={"Retry-After": "5"})
-        self._under_way[viewer.name] += 1
+        self.under_way[viewer.name] += 1
         try:
             return await self._answer(request, trace, title, connection)
         finally:
-            self._under_way[viewer.name] -= 1
-            if not self._under_way[viewer.name]:
-                del self._under_way[viewer.name]
+            self.under_way[viewer.name] -= 1
+            if not self.under_way[viewer.name]:
+                del self.under_way[viewer.name]
 
     async def _answer(
         self, request: web.Request, trace: RecentTrace, title: str, connection: Connection

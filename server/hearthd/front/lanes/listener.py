@@ -42,7 +42,7 @@ class LanePort(TicketPort):
     def withdraw(self, offer: device_pb2.LaneOffer | None) -> None:
         """The attachment is over."""
         if offer is not None:
-            self._tickets.redeem(offer.ticket)
+            self.tickets.redeem(offer.ticket)
 
     # ---- the socket ----
 

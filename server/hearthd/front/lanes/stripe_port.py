@@ -48,32 +48,38 @@ class StripePort(TicketPort):
         go to.
 
         Raises `UNSUPPORTED` where there is no port, or none that the client reaches."""
-        address = self._address
-        if address is None:
+        if self._address is None:
             raise Refusal(
                 Reason.UNSUPPORTED,
                 "This daemon takes no connections for bulk data over TCP.",
                 fix='Use Upload and Download, or have the daemon\'s operator set listen.lanes, e.g. "127.0.0.1:7423".',
             )
-        here = _on_this_host(peer)
-        if address.loopback and not here:
-            raise Refusal(
-                Reason.UNSUPPORTED,
-                "This daemon takes connections for bulk data over TCP from its own host only.",
-                fix="Use Upload and Download, or have the daemon's operator set listen.lanes to an address that other "
-                "hosts reach.",
-                details={"listen.lanes": str(address)},
-            )
-        if peer.startswith("unix:"):
-            local = "::1" if ":" in address.host else "127.0.0.1"
-            return Address(local if address.wildcard else address.host, address.port)
-        # What clients call this host (a name, a tunnel's end) they know better, where calls and lanes come alike.
-        alike = address.wildcard or address.host == self._beside
-        return Address("" if alike else address.host, address.port)
+        return reached_by(peer, self._address, self._beside)
 
     async def close(self) -> None:
         await super().close()
         self._address = None
+
+
+def reached_by(peer: str, listening: Address, beside: str) -> Address:
+    """Returns the address to which a client connects; an empty host: the one that its calls go to.
+
+    `peer`: gRPC's name of the client; `listening`: the port's own address; `beside`: the host that gRPC listens on.
+    Raises `UNSUPPORTED` for a client of another host where the port listens on loopback."""
+    if listening.loopback and not _on_this_host(peer):
+        raise Refusal(
+            Reason.UNSUPPORTED,
+            "This daemon takes connections for bulk data over TCP from its own host only.",
+            fix="Use Upload and Download, or have the daemon's operator set listen.lanes to an address that other "
+            "hosts reach.",
+            details={"listen.lanes": str(listening)},
+        )
+    if peer.startswith("unix:"):
+        local = "::1" if ":" in listening.host else "127.0.0.1"
+        return Address(local if listening.wildcard else listening.host, listening.port)
+    # What clients call this host (a name, a tunnel's end) they know better, where calls and lanes come alike.
+    alike = listening.wildcard or listening.host == beside
+    return Address("" if alike else listening.host, listening.port)
 
 
 def _on_this_host(peer: str) -> bool:

@@ -51,14 +51,15 @@ class TicketPort:
         """`limiter`: of connections that have shown no ticket; those with one are the device processes'."""
         self._observer = observer
         self._limiter = limiter
-        self._tickets = LaneTickets()
+        self.tickets = LaneTickets()
+        """The tickets that were issued here and have not been shown."""
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._waiting: set[asyncio.Task[None]] = set()
 
     def issue(self, attachment: TicketHolder, size: int = TICKET_BYTES) -> bytes:
         """A ticket that is good here, once and for `LIFETIME` seconds."""
-        return self._tickets.issue(attachment, size)
+        return self.tickets.issue(attachment, size)
 
     def _listen(self, listener: socket.socket) -> None:
         """Takes connections from now on; owns the socket."""
@@ -107,7 +108,7 @@ class TicketPort:
         """Passes a connection on, or hangs up."""
         with contextlib.closing(connection):
             try:
-                attachment = self._tickets.redeem(await self._ticket(connection))
+                attachment = self.tickets.redeem(await self._ticket(connection))
                 if attachment is None:
                     raise ConnectionRejected("ticket")
                 await self._hand_over(connection, attachment)

@@ -50,7 +50,8 @@ class LaneTickets:
     passed in."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+        self.clock = clock
+        """Returns the time that the life of tickets is measured by, in seconds."""
         self._issued: dict[bytes, tuple[float, TicketHolder]] = {}
 
     def __len__(self) -> int:
@@ -59,16 +60,16 @@ class LaneTickets:
     def issue(self, attachment: TicketHolder, size: int = TICKET_BYTES) -> bytes:
         self._forget()
         ticket = secrets.token_bytes(size)
-        self._issued[_key(ticket)] = (self._clock() + LIFETIME, attachment)
+        self._issued[_key(ticket)] = (self.clock() + LIFETIME, attachment)
         return ticket
 
     def redeem(self, ticket: bytes) -> TicketHolder | None:
         """Redeems a ticket, once, and returns its holder; None for one that is unknown, used or too old."""
         until, attachment = self._issued.pop(_key(ticket), (0.0, None))
-        return attachment if until > self._clock() else None
+        return attachment if until > self.clock() else None
 
     def _forget(self) -> None:
-        now = self._clock()
+        now = self.clock()
         while self._issued:
             oldest = next(iter(self._issued))
             if self._issued[oldest][0] > now and len(self._issued) < _MOST:

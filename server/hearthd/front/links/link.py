@@ -134,6 +134,11 @@ class DeviceLink(FrameSocket):
         finally:
             self._calls.pop(ident, None)
 
+    @property
+    def pending_calls(self) -> int:
+        """Number of calls whose answer has not come and whose caller still waits."""
+        return len(self._calls)
+
     async def ping(self) -> None:
         """Returns when the device process has answered."""
         await self._ask(Kind.PING)

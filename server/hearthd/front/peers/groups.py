@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -39,6 +40,22 @@ MAX_GROUPS = 64
 """The most groups of one session, those that are over included until they are left."""
 
 
+@dataclass(frozen=True)
+class GroupsView:
+    """State of a `PeerGroups`, for tests and diagnostics. Groups are named by their ids, as hexadecimal text."""
+
+    leaders: frozenset[str]
+    """Groups created here that may still be joined or notified."""
+    followers: frozenset[str]
+    """Groups of other daemons that were joined from here."""
+    sessions: frozenset[str]
+    """Sessions that take part in a group."""
+    joining: frozenset[tuple[str, str]]
+    """Session and group of each join under way."""
+    links: tuple[PeerLink, ...]
+    """Links to other daemons, those that have ended included until they are collected."""
+
+
 class PeerGroups:
     """Belongs to the event loop. Groups are known to their session by id; `port` is where those of this daemon are
     joined."""
@@ -59,6 +76,16 @@ class PeerGroups:
 
     def __iter__(self) -> Iterator[GroupMembership]:
         return iter([part for parts in self._parts.values() for part in parts.values()])
+
+    def inspect(self) -> GroupsView:
+        """Returns the groups, the sessions in them and the links."""
+        return GroupsView(
+            frozenset(self._leaders),
+            frozenset(follower.id for follower in self._followers.values()),
+            frozenset(self._parts),
+            frozenset(self._joining),
+            tuple(self._links),
+        )
 
     def of(self, session: Session) -> list[GroupMembership]:
         """A session's groups."""
@@ -184,9 +211,10 @@ class PeerGroups:
 
     async def watch(self, link: DeviceLink) -> None:
         """Announces to a device process, which is about to serve, the groups of each session that comes to it."""
-        link.on_open = self._opened
+        link.on_open = self.on_open
 
-    def _opened(self, link: DeviceLink, channel: int, session: str) -> None:
+    def on_open(self, link: DeviceLink, channel: int, session: str) -> None:
+        """A channel to a device process was opened: the session's groups are entered there."""
         for part in self._parts.get(session, {}).values():
             part.enter(link, channel)
 

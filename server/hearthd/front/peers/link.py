@@ -52,6 +52,8 @@ class PeerLink(asyncio.Protocol):
         """Done once the connection is closed."""
         self.over = ""
         """Why it has ended; empty while it has not."""
+        self.pauses = 0
+        """Pauses in reading that the peer was given because it said too much."""
         self._loop = loop
         self._beat, self._silence = beat, silence
         self._transport: asyncio.Transport | None = None
@@ -102,6 +104,7 @@ class PeerLink(asyncio.Protocol):
             self._resume = self._loop.call_at(self._slice + SLICE, self._read_on)
 
     def _read_on(self) -> None:
+        self.pauses += 1
         if self._transport is not None and not self.over:
             self._transport.resume_reading()
 

@@ -7,7 +7,8 @@ import hashlib
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -31,6 +32,14 @@ _LOG_S = 1.0
 
 Admit = Callable[[Body, PeerLink], None]
 """Takes the first message of a connection and answers it. Raises `ValueError` where it means nothing."""
+
+
+@dataclass(frozen=True)
+class PeerPortView:
+    """State of a `PeerPort`, for tests and diagnostics."""
+
+    strangers: Mapping[str, int]
+    """Number of connections that have not shown who they are, by address."""
 
 
 class PeerPort:
@@ -94,6 +103,10 @@ class PeerPort:
             own = Address(self._host if address.wildcard else address.host, port)
             self.addresses = self._advertised or (str(own),)
             log.info("listening", peers=str(Address(address.host, port)), advertised=self.addresses)
+
+    def inspect(self) -> PeerPortView:
+        """Returns the connections that have not shown who they are."""
+        return PeerPortView(dict(self._from))
 
     async def close(self) -> None:
         """Admits no peer any more; those that were let in keep their links."""

@@ -27,6 +27,16 @@ class InFlightOperations:
     operations: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=OPERATIONS))
 
 
+@dataclass(frozen=True)
+class PeerRecordView:
+    """State of a `PeerRecord`, for tests and diagnostics."""
+
+    in_flight: Mapping[tuple[str, Where], int]
+    """Number of operations that have not finished, by communicator and process."""
+    unfinished: int
+    """Operations that some of the ranks here have finished and others have not."""
+
+
 class PeerRecord:
     """The record of one group. `own`: the number of its ranks here."""
 
@@ -41,6 +51,11 @@ class PeerRecord:
     def ring(self) -> GroupHistory | None:
         """The history of the group; None while nothing was presented."""
         return self._recorder.ring(self._owner, self._members)
+
+    def inspect(self) -> PeerRecordView:
+        """Returns how much is remembered of operations that have not finished on all ranks here."""
+        in_flight = {place: len(flying.operations) for place, flying in self._flying.items()}
+        return PeerRecordView(in_flight, len(self._finished))
 
     def presented(self, rank: int, body: Mapping[str, Any]) -> None:
         self._recorder.presented(self._key(int(body["sequence"])), rank, body["signature"])

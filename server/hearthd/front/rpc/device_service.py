@@ -84,7 +84,8 @@ class DeviceService:
         self._gate = gate
         self._sessions = sessions
         self._supervisor = supervisor
-        self._limits = limits
+        self.limits = limits
+        """Limits of the calls and streams that begin from now on."""
         self._traffic = traffic
         self._lanes = lanes
         self._bulk = bulk
@@ -177,8 +178,8 @@ class DeviceService:
     def _check_code(self, handle: Any) -> Any:
         async def checked(request: device_pb2.LoadModuleRequest, context: Context) -> Any:
             size = len(request.command.code)
-            if size > self._limits.max_code_bytes:
-                raise errors.too_large("LoadModule.code", size, self._limits.max_code_bytes, "max_code_bytes")
+            if size > self.limits.max_code_bytes:
+                raise errors.too_large("LoadModule.code", size, self.limits.max_code_bytes, "max_code_bytes")
             return await handle(request, context)
 
         return checked
@@ -200,8 +201,8 @@ class DeviceService:
                     raise device.quarantine_refusal(session) or gone from None
             else:
                 channel = await device.channel(session, attaching=True)
-                await attach.begin(session, device.ordinal, channel, request.resumable, self._limits.window)
-            window = self._limits.window
+                await attach.begin(session, device.ordinal, channel, request.resumable, self.limits.window)
+            window = self.limits.window
             attachment = execute.ExecuteAttachment(
                 context, session, channel, window, self._traffic.execute_traffic, self._unused.add
             )
@@ -273,7 +274,7 @@ class DeviceService:
 
         async def work(channel: Channel) -> device_pb2.UploadResponse:
             return await transfer_streams.upload(
-                first, head, messages, channel, self._patience(head), self._limits.max_chunk_bytes,
+                first, head, messages, channel, self._patience(head), self.limits.max_chunk_bytes,
                 self._traffic.transfer_traffic,
             )  # fmt: skip
 
@@ -317,7 +318,7 @@ class DeviceService:
         _check_carried("Write", first.command)
 
         async def work(channel: Channel) -> Any:
-            limits = self._limits
+            limits = self.limits
             return await transfer_streams.write(
                 first, messages, channel, limits.max_inline_bytes, limits.max_chunk_bytes,
                 self._traffic.transfer_traffic,

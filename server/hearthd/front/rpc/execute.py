@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
@@ -28,6 +29,20 @@ _ACK_DELAY = 0.005
 wake-up, and what the client waits for is the result behind the ack."""
 _LAST_WORDS = 5.0
 """Seconds that a client has to read queued responses when its stream has to end."""
+
+
+@dataclass(frozen=True)
+class ExecuteView:
+    """State of an `ExecuteAttachment`, for tests and diagnostics."""
+
+    held: int
+    """Batches that are held back before the device process."""
+    queued: int
+    """Responses that wait to be written to the stream."""
+    unread: int
+    """Bytes of responses that the client has not read."""
+    end: Refusal | None
+    """The reason for which the stream ends; None while it does not."""
 
 
 class ExecuteAttachment:
@@ -68,6 +83,10 @@ class ExecuteAttachment:
         """A batch has come by this stream: its client waits for no lane any more."""
         self.void_ticket: Callable[[], None] = lambda: None
         """Makes the ticket of the lane that was offered worthless."""
+
+    def inspect(self) -> ExecuteView:
+        """Returns how much is held back and waits to be read, and why the stream ends."""
+        return ExecuteView(len(self._intake.held), len(self._out), self._intake.unread, self._end)
 
     @property
     def kind(self) -> str:

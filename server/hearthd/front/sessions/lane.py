@@ -35,7 +35,8 @@ class LaneMirror:
         self._replies = replies
         self._first = batches.last
         self._said = 0
-        self._ending = False
+        self.ending = False
+        """True once the device process has been asked to close the lane."""
         self._heard = replies.number  # of the last response that went out on the Execute stream
 
     def on_response(self, payload: bytes, copied: bool) -> None:
@@ -76,14 +77,14 @@ class LaneMirror:
 
     def end(self) -> None:
         """Has the device process close it, and does not wait for that."""
-        if not self._ending:
-            self._ending = True
+        if not self.ending:
+            self.ending = True
             self._link.send(Kind.LANE_END, b"{}", channel=self._number)
 
     async def ended(self) -> bool:
         """Returns when it is closed and all copies have come, or the device process is lost; whether a batch has come
         over it."""
-        self._ending = True
+        self.ending = True
         try:
             last = await self._link.end_lane(self._number)
         except Refusal:

@@ -60,6 +60,10 @@ class RecentTraces:
         self._clock = clock
         self._traces: OrderedDict[str, RecentTrace] = OrderedDict()  # oldest first
 
+    def __len__(self) -> int:
+        """Number of traces that are kept."""
+        return len(self._traces)
+
     async def watch(self, link: Link) -> None:
         """Takes what a device process hands over."""
         link.listen(Kind.TRACED, partial(self._traced, link))

@@ -11,7 +11,7 @@ from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import status_pb2
 from hearthd.front.sessions.link_interface import Link
-from hearthd.front.sessions.transfers import Download, Transfer, Upload
+from hearthd.front.sessions.transfers import Download, Transfer, TransferView, Upload
 
 _T = TypeVar("_T")
 _REMEMBERED = 1024
@@ -29,6 +29,10 @@ class TransferTable:
         self._flows: dict[int, Transfer] = {}
         self._aborted: OrderedDict[int, Refusal] = OrderedDict()
         self._complete: OrderedDict[int, int] = OrderedDict()  # bytes
+
+    def inspect(self) -> dict[int, TransferView]:
+        """Returns the state of the transfers under way, by their numbers."""
+        return {transfer: flow.inspect() for transfer, flow in self._flows.items()}
 
     # ---- for the streams ----
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from hearth_proto.chunks import download_response
@@ -40,6 +41,18 @@ class TransferChannel(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class TransferView:
+    """State of a transfer, for tests and diagnostics."""
+
+    parked: bool
+    """True while it waits for another stream."""
+    handed_out: bool = False
+    """True if the streams of a download have been given a chunk."""
+    kept_from: int | None = None
+    """First byte of a resumable download that is kept because it may not have come to the client; None: nothing is."""
+
+
 class Transfer:
     """The common part of uploads and downloads: one waiter, one stream at a time, one end."""
 
@@ -64,6 +77,10 @@ class Transfer:
     def parked(self) -> bool:
         """True while it waits for another stream."""
         return self._parked is not None
+
+    def inspect(self) -> TransferView:
+        """Returns the state of the transfer."""
+        return TransferView(self.parked)
 
     async def _wait(self) -> None:
         self._waiter = waiter = asyncio.get_running_loop().create_future()
@@ -228,6 +245,9 @@ class Download(Transfer):
         self._granted = DOWNLOAD_CREDITS
         self._current: _Chunk | None = None
         self._end = 0  # of the last byte that was handed out
+
+    def inspect(self) -> TransferView:
+        return TransferView(self.parked, self._current is not None, self._kept[0].start if self._kept else None)
 
     def begin(self) -> None:
         self._channel.link.send(Kind.DOWNLOAD, channel=self._channel.number, id=self._transfer, flags=self._granted)

@@ -104,7 +104,7 @@ def test_what_comes_after_is_not_timed() -> None:
 
 def test_units() -> None:
     def value(unit: Unit, amount: float = 1) -> float:
-        return Measurement("", "", unit, lambda: contextlib.nullcontext(lambda: None), amount)._value(0.002)
+        return Measurement("", "", unit, lambda: contextlib.nullcontext(lambda: None), amount).value(0.002)
 
     assert (value("us"), value("ms"), value("1/s", 100), value("GB/s", 4e6)) == (2000, 2, 50_000, 2)
 
@@ -119,9 +119,9 @@ def test_the_floors_of_this_machine(kind: Kind) -> None:
         ):  # fmt: skip
             found = floor.samples(0.001, 3)
             assert len(found) >= 3 and min(found) > 0, floor.name
-        assert process._process.poll() is None
-        process._process.kill()
-        process._process.wait()
+        assert process.process.poll() is None
+        process.process.kill()
+        process.process.wait()
         gone = Figure(Series(measurement("one", [])), (Series(floors.upload(4096)),))
         with pytest.raises(FloorError):
             rounds.run([gone], QUICK, lambda: None, silent)

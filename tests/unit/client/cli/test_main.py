@@ -72,7 +72,7 @@ def test_the_version(capsys: Any) -> None:
 
 def test_sizes_grow_to_the_largest() -> None:
     def sizes(*arguments: str) -> list[int]:
-        return command._sizes(main.build_parser().parse_args(["bench", *arguments]))
+        return command.sizes(main.build_parser().parse_args(["bench", *arguments]))
 
     mib = 1 << 20
     assert sizes() == [mib, 64 * mib] and sizes("--quick") == [mib, 16 * mib]

@@ -16,6 +16,7 @@ from hearth_proto import reasons
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import node_pb2
 from tests.support.client.group_daemon import GroupDaemon
+from tests.support.client.internals import session_of
 from tests.support.timing import LATE
 
 
@@ -100,9 +101,7 @@ def test_one_that_refuses_leaves_nothing_behind(
     hearth.Group([node.device(0) for node in nodes]).close()
 
 
-def test_member_that_joins_after_a_refusal_leaves(
-    daemons: list[GroupDaemon], nodes: list[hearth.Node]
-) -> None:
+def test_member_that_joins_after_a_refusal_leaves(daemons: list[GroupDaemon], nodes: list[hearth.Node]) -> None:
     daemons[1].refusals["JoinGroup"] = reasons.Refusal(reasons.Reason.DEVICE_NOT_FOUND, "None such.")
     slow = daemons[2].gates["JoinGroup"] = threading.Event()
     with pytest.raises(hearth.InvalidHandleError):
@@ -217,7 +216,7 @@ def test_a_group_that_is_dropped_is_left(daemons: list[GroupDaemon], nodes: list
     gc.collect()
     wait_until(lambda: not daemons[0].groups and not daemons[1].groups)
     done = threading.Event()
-    nodes[0]._session.later(done.set)  # the keeper, which did it, lives on
+    session_of(nodes[0]).later(done.set)  # the keeper, which did it, lives on
     assert done.wait(5)
 
 

@@ -13,7 +13,7 @@ import hearth
 from hearth.collectives.overlap import check
 from hearth.collectives.part import RankPart
 from hearth_proto.v1 import commands_pb2 as c
-from tests.support.client.internals import handle_of
+from tests.support.client.internals import handle_of, offset_of
 
 
 def array(buffer: int, start: int, size: int) -> Any:
@@ -26,7 +26,7 @@ ALL_TO_ALL, ALL_REDUCE = c.COLLECTIVE_KIND_ALL_TO_ALL, c.COLLECTIVE_KIND_ALL_RED
 
 
 def bytes_of(array: Any) -> set[tuple[int, int]]:
-    return {(handle_of(array), at) for at in range(array._offset, array._offset + array.nbytes)}
+    return {(handle_of(array), at) for at in range(offset_of(array), offset_of(array) + array.nbytes)}
 
 
 @given(st.lists(st.tuples(st.booleans(), arrays), max_size=6))

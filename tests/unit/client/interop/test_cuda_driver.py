@@ -119,8 +119,9 @@ def test_a_process_that_ends_unmaps_nothing() -> None:
     mapping = device(library).map(5, 4096)
     library.fails, library.status = "cuCtxPushCurrent_v2", 4
     mapping.close()
-    other = device(Library()).map(5, 4096)
-    other._device._driver._functions["cuCtxSynchronize"] = lambda: 700
+    library = Library()
+    other = device(library).map(5, 4096)
+    library.fails, library.status = "cuCtxSynchronize", 700
     with pytest.raises(DriverError):
         other.close()
 

@@ -45,18 +45,18 @@ def test_taken_by_numpy(dtype: str, shape: list[int], cut: int) -> None:
 def test_it_keeps_its_owner_while_anybody_has_it() -> None:
     owner = Owner(np.arange(10))
     kept = weakref.ref(owner)
-    before = len(dlpack._kept)
+    before = dlpack.exported()
     taken = np.from_dlpack(owner)
     unused = owner.__dlpack__()
     del owner
     gc.collect()
-    assert kept() is not None and len(dlpack._kept) == before + 2
+    assert kept() is not None and dlpack.exported() == before + 2
     del unused  # it was not taken
-    assert len(dlpack._kept) == before + 1
+    assert dlpack.exported() == before + 1
     np.testing.assert_array_equal(taken, np.arange(10))
     del taken
     gc.collect()
-    assert kept() is None and len(dlpack._kept) == before
+    assert kept() is None and dlpack.exported() == before
 
 
 def test_what_dlpack_does_not_have() -> None:

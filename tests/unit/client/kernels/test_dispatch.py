@@ -29,7 +29,7 @@ class DispatchDaemon(FakeDaemon):
         self.cut = 0
         """Bytes that downloads are short of."""
 
-    def _do_dispatch(self, command: Any, part: Any, result: Any) -> None:
+    def do_dispatch(self, command: Any, part: Any, result: Any) -> None:
         self.arrived = []
         for binding in part.bindings:
             if binding.role == B.ROLE_VALUE:
@@ -87,7 +87,8 @@ def test_the_message(gpu: hearth.Device, daemon: DispatchDaemon, f: hearth.Funct
     command = daemon.dispatched
     dispatch = command.dispatch
     assert command.stream == number_of(stream) and command.request
-    assert (dispatch.function, dispatch.shared_mem, dispatch.iterations) == (f._bound.handle, 128, 5)
+    (function,) = {each.get_function.function for each in daemon.commands if each.HasField("get_function")}
+    assert (dispatch.function, dispatch.shared_mem, dispatch.iterations) == (function, 128, 5)
     assert (dispatch.grid.x, dispatch.grid.y, dispatch.grid.z, dispatch.block.x) == (2, 3, 1, 64)
     assert dispatch.timeout_ns == 1_500_000_000 and not dispatch.timed
     listed, array, output, both, view, only_read, *values = dispatch.bindings

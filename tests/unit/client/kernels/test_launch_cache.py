@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import hearth
+from hearth.kernels import arguments
 from hearth_proto import launches
 from hearth_proto.launches import LaunchFlag
 from tests.support.client.fake_daemon import FakeDaemon
@@ -24,10 +25,19 @@ def launched(gpu: hearth.Device, daemon: FakeDaemon) -> list[launches.Record]:
 
 
 def again(f: Any, *call: Any, **keywords: Any) -> None:
-    """Repeats a call until its kind is cached."""
-    for _ in range(4):
-        f(*call, **keywords)
-    assert f._recent[2] is call[0]
+    """Repeats a call until its packing is cached and used."""
+    packed: list[int] = []
+    typed = arguments.typed
+
+    def counted(*about: Any) -> Any:
+        pack = typed(*about)
+        return pack and (lambda *given: (packed.append(1), pack(*given))[1])
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(arguments, "typed", counted)
+        for _ in range(4):
+            f(*call, **keywords)
+    assert packed
 
 
 def test_each_difference_counts(gpu: hearth.Device, daemon: FakeDaemon, f: hearth.Function) -> None:

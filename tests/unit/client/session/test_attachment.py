@@ -63,7 +63,7 @@ def end(work: Attachment, *senders: Sender) -> None:
 
 def test_each_kind_of_work_calls_it(work: Attachment) -> None:
     sender = Sender(work)
-    assert wait_for(lambda: work._sender_waits)
+    assert wait_for(lambda: work.inspect().sender_waits)
     attach(work)
     for number, submit in enumerate(
         (
@@ -74,7 +74,7 @@ def test_each_kind_of_work_calls_it(work: Attachment) -> None:
         ),
         1,
     ):
-        assert wait_for(lambda: work._sender_waits)
+        assert wait_for(lambda: work.inspect().sender_waits)
         submit()
         assert wait_for(lambda number=number: len(sender.sent) == number)
         work.deliver(device_pb2.ExecuteResponse(ack=device_pb2.Ack(seq=number)))
@@ -86,7 +86,7 @@ def test_it_is_called_once_while_it_does_not_look(work: Attachment) -> None:
     attach(work)
     for _ in range(100):
         work.submit(note())
-    assert work._calls.empty(), "no sender waits"
+    assert not work.inspect().calls, "no sender waits"
     sender = Sender(work)
     assert wait_for(lambda: sum(len(request.batch.commands) for request in sender.sent) == 100)
     end(work, sender)
@@ -95,12 +95,12 @@ def test_it_is_called_once_while_it_does_not_look(work: Attachment) -> None:
 def test_a_stream_that_was_left_sends_nothing_more(work: Attachment) -> None:
     first = Sender(work)
     attach(work)
-    assert wait_for(lambda: work._sender_waits)
+    assert wait_for(lambda: work.inspect().sender_waits)
     second = Sender(work)
     first.join(10)
     assert not first.is_alive(), "it was called, though there was nothing to send"
     for number in range(1, 20):
-        assert wait_for(lambda: work._sender_waits)
+        assert wait_for(lambda: work.inspect().sender_waits)
         work.submit(note())
         assert wait_for(lambda number=number: len(second.sent) == number), "no call went to the first one"
         work.deliver(device_pb2.ExecuteResponse(ack=device_pb2.Ack(seq=number)))
@@ -111,13 +111,13 @@ def test_a_stream_that_was_left_sends_nothing_more(work: Attachment) -> None:
 def test_what_was_not_sent_before_a_break_is_sent_after_it(work: Attachment) -> None:
     first = Sender(work)
     attach(work)
-    assert wait_for(lambda: work._sender_waits)
+    assert wait_for(lambda: work.inspect().sender_waits)
     work.submit(note())
     assert wait_for(lambda: len(first.sent) == 1)
     work.suspend(ClosedError("broke.", reason="CANCELLED"))
     reply = work.request(note())
     second = Sender(work)
-    assert wait_for(lambda: work._sender_waits) and not second.sent
+    assert wait_for(lambda: work.inspect().sender_waits) and not second.sent
     attach(work, last_seq=0, resumed=True)
     assert wait_for(lambda: len(second.sent) == 2)
     assert [request.batch.seq for request in second.sent] == [1, 2]
@@ -127,7 +127,7 @@ def test_what_was_not_sent_before_a_break_is_sent_after_it(work: Attachment) -> 
 
 def test_work_that_waits_for_a_lane_goes_when_none_comes(work: Attachment) -> None:
     sender = Sender(work)
-    assert wait_for(lambda: work._sender_waits)
+    assert wait_for(lambda: work.inspect().sender_waits)
     work.hold()
     attach(work)
     work.submit(note())
@@ -142,11 +142,11 @@ def test_what_is_freed_calls_it(work: Attachment) -> None:
     sender, deferred_frees = Sender(work), DeferredFrees()
     attach(work)
     work.adopt(cast(Any, SimpleNamespace(deferred_frees=deferred_frees)))
-    assert wait_for(lambda: work._sender_waits)
+    assert wait_for(lambda: work.inspect().sender_waits)
     deferred_frees.add("buffer", 7)
     assert wait_for(lambda: len(sender.sent) == 1)
-    assert wait_for(lambda: work._sender_waits)
-    with work._lock:
+    assert wait_for(lambda: work.inspect().sender_waits)
+    with work.waiters.lock:
         deferred_frees.add("buffer", 8)  # as by the garbage collector, in a thread that has the lock
     deferred_frees.add("buffer", 9)
     assert wait_for(lambda: len(sender.sent) == 2)

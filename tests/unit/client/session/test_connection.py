@@ -18,6 +18,7 @@ from hearth.session import send_queue
 from hearth.session.connection import Connection
 from hearth_proto import reasons
 from tests.support.client.fake_daemon import FakeDaemon
+from tests.support.client.internals import connection_of
 from tests.support.timing import LATE
 
 ONE = ((1,), (1,))
@@ -58,7 +59,7 @@ def test_who_submits_without_a_pause_lets_the_sender_have_its_turn(gpu: hearth.D
     something: that it arrives needs the turns of gRPC's and the daemon's threads, which are in this process here."""
     x = gpu.zeros(4, np.int32)
     gpu.synchronize()
-    session, interval = gpu._connection.attachment().session, sys.getswitchinterval()
+    session, interval = connection_of(gpu).attachment().session, sys.getswitchinterval()
     turns = submitted = queued = 0
     sys.setswitchinterval(60.0)
     try:
@@ -190,7 +191,7 @@ def test_unawaited_loss_is_reported_once(gpu: hearth.Device, daemon: FakeDaemon)
     gpu.synchronize()
     daemon.lose_on = "launches"
     f(*ONE, ())
-    assert wait_for(lambda: not gpu._connection.attached)
+    assert wait_for(lambda: not connection_of(gpu).attached)
     f(*ONE, ())  # the next use attaches again, and does not hide what was lost
     with pytest.raises(hearth.DeviceLostError):
         gpu.synchronize()
@@ -218,8 +219,8 @@ def test_every_waiting_thread_gets_a_loss(gpu: hearth.Device, daemon: FakeDaemon
     threads = [threading.Thread(target=wait, args=(call,)) for call in calls]
     for thread in threads:
         thread.start()
-    attachment = gpu._connection._attachment
-    assert attachment is not None and wait_for(lambda: attachment.session.outstanding == 4)
+    attachment = connection_of(gpu).attachment()
+    assert wait_for(lambda: attachment.session.outstanding == 4)
     daemon.gate.set()
     for thread in threads:
         thread.join(10)
@@ -294,7 +295,7 @@ def test_an_error_that_came_after_the_timeout_is_not_lost(gpu: hearth.Device, da
     with pytest.raises(hearth.TimeoutError):
         gpu.synchronize(timeout=0.05)
     daemon.gate.set()
-    assert wait_for(lambda: gpu._connection._deferred)
+    assert wait_for(lambda: connection_of(gpu).late_errors)
     with pytest.raises(hearth.HearthError, match="late news"):
         gpu.synchronize()
     gpu.synchronize()
@@ -443,7 +444,7 @@ class Another(Part):
 
 def test_a_part_is_made_once_and_ends_with_its_connection(daemon: FakeDaemon) -> None:
     with hearth.connect(daemon.target) as node:
-        connection = node.device(0)._connection
+        connection = connection_of(node.device(0))
         part = connection.part(Part)
         assert connection.part(Part) is part and part.connection is connection and not part.heard
     assert part.heard == ["close"]
@@ -455,7 +456,7 @@ def test_a_part_is_made_once_and_ends_with_its_connection(daemon: FakeDaemon) ->
 
 def test_a_part_is_forked_with_its_connection(daemon: FakeDaemon) -> None:
     with hearth.connect(daemon.target) as node:
-        connection = node.device(0)._connection
+        connection = connection_of(node.device(0))
         part = connection.part(Part)
         connection.forked()
         assert part.heard == ["forked"]

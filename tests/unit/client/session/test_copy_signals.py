@@ -20,6 +20,7 @@ from hearth.transport.spin_wait import CORES, LEAST_BYTES, UP, Lookout
 from hearth_proto import reasons
 from hearth_proto.v1 import commands_pb2
 from tests.support.client.fake_daemon import Response
+from tests.support.client.internals import connection_of
 from tests.support.client.lane_daemon import LaneDaemon, serving
 from tests.support.client.waits import wait_for
 
@@ -35,7 +36,7 @@ def work(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> Attachment:
     """An attachment with many cores, where the device may signal; a waiting thread polls for as long as it takes."""
     monkeypatch.setattr(attachments, "cores", lambda: 64)
     gpu.synchronize()
-    attachment = gpu._connection.attachment()
+    attachment = connection_of(gpu).attachment()
     attachment.lookout.most = attachment.lookout.patience = 20.0
     attachment.signals = Signals(Segment(4096))
     return attachment
@@ -49,9 +50,9 @@ def ask(daemon: LaneDaemon, work: Attachment) -> Reply:
     reply = work.request(commands_pb2.Command(memory_usage=commands_pb2.MemoryUsage()), reports=True)
     reply.foretold = DONE
     assert wait_for(lambda: daemon.count("memory_usage") > count)
-    channel, session = work._channel, work.session
+    channel, session = work.channel, work.session
     assert channel is not None
-    assert wait_for(lambda: session.acked == session.next_seq - 1 and not channel._role.holder)
+    assert wait_for(lambda: session.acked == session.next_seq - 1 and not channel.role.holder)
     return reply
 
 
@@ -85,9 +86,7 @@ def wait(reply: Reply) -> tuple[threading.Thread, list[object]]:
     return thread, found
 
 
-def test_signalled_wait_returns_before_the_answer(daemon: LaneDaemon, work: Attachment) -> None:
-    late: list[hearth.HearthError] = []
-    work._on_late_error = late.append
+def test_signalled_wait_returns_before_the_answer(daemon: LaneDaemon, gpu: hearth.Device, work: Attachment) -> None:
     for _ in range(20):
         reply = ask(daemon, work)
         thread, found = wait(reply)
@@ -97,7 +96,7 @@ def test_signalled_wait_returns_before_the_answer(daemon: LaneDaemon, work: Atta
         answer(daemon, reply)
         daemon.never_answer.clear()
         work.request(commands_pb2.Command(memory_usage=commands_pb2.MemoryUsage())).wait(20)
-        assert wait_for(lambda: work.session.idle) and not late
+        assert wait_for(lambda: work.session.idle) and not connection_of(gpu).late_errors
     assert work.session.error is None
 
 
@@ -164,12 +163,12 @@ def test_a_lane_that_breaks_behind_it(daemon: LaneDaemon, work: Attachment) -> N
 
 def test_what_follows_one_does_not_wait_for_its_ack(daemon: LaneDaemon, work: Attachment) -> None:
     """A launch behind a copy that is done goes as it would behind its answer."""
-    channel = work._channel
+    channel = work.channel
     assert channel is not None
     reply = ask(daemon, work)
     signal(work, reply)
     assert reply.wait(20) is DONE
-    assert channel._done == work.session.next_seq - 1
+    assert channel.inspect().done == work.session.next_seq - 1
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(1e-4, 1e-2)), max_size=60))
@@ -189,5 +188,5 @@ def test_copies_are_due_no_later_for_signals(program: list[tuple[int, float]]) -
             untold.append(begun)
         else:
             lookout.end(UP, size, begun, now)
-        assert lookout._copies == 0 and lookout._due <= now
+        assert lookout.copies == 0 and lookout.ends_at <= now
         now += 1e-4

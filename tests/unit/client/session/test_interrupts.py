@@ -73,7 +73,7 @@ def sending(step: int) -> bool:
     seqs, launches, streams = carried(sent)
     assert seqs == list(range(1, len(sent) + 1))
     assert launches == b"".join(records) + b"x" * 40 and streams == [4, 9]
-    assert core.queue.queued_bytes == 0 and not core._unacked_bytes and not core.sendable
+    assert core.queue.queued_bytes == 0 and not core.inspect().unacked_bytes and not core.sendable
     return hit
 
 
@@ -102,7 +102,7 @@ def asking(step: int) -> bool:
         core.receive(device_pb2.ExecuteResponse(attached=device_pb2.Attached(generation=1, resumed=True)))
         sent.clear()
     asked = bool(core.outstanding)
-    assert asked == bool(core._barriers)
+    assert asked == bool(core.inspect().barriers)
     while (numbered := core.next_numbered()) is not None:
         sent.append(numbered)
     seqs, launches, _ = carried(sent)
@@ -113,7 +113,7 @@ def asking(step: int) -> bool:
         core.receive_serialized(bytes.fromhex("1a0408071a00"))
     core.acknowledge(1)
     assert core.fail_later is None and reply.answered is asked and core.unreported is not asked
-    assert core.idle and not core.queue.queued_bytes and not core._unacked_bytes and not core.queue.run_bytes
+    assert core.idle and not core.queue.queued_bytes and not core.inspect().unacked_bytes and not core.queue.run_bytes
     return hit
 
 
@@ -131,7 +131,7 @@ def readying(step: int) -> bool:
 
     hit = interrupting(lambda: core.add_ready(b"\x08\x07", 7, reply, True), step)
     asked = bool(core.outstanding)
-    assert asked == bool(core._barriers)
+    assert asked == bool(core.inspect().barriers)
     core.queue.launch(b"x" * 40)
     sent: list[tuple[int, bytes]] = []
     while (numbered := core.next_numbered()) is not None:
@@ -144,7 +144,7 @@ def readying(step: int) -> bool:
         core.receive_serialized(bytes.fromhex("1a0408071a00"))
     core.acknowledge(len(sent))
     assert core.fail_later is None and reply.answered is asked
-    assert core.idle and not core.queue.queued_bytes and not core._unacked_bytes and not core.queue.run_bytes
+    assert core.idle and not core.queue.queued_bytes and not core.inspect().unacked_bytes and not core.queue.run_bytes
     return hit
 
 

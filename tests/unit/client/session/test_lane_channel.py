@@ -32,6 +32,7 @@ from hearth_proto import reasons
 from hearth_proto.v1 import commands_pb2, device_pb2
 from tests.support.client import waits
 from tests.support.client.fake_daemon import FakeDaemon, Response
+from tests.support.client.internals import connection_of, handle_of
 from tests.support.client.lane_daemon import LaneDaemon, serving
 from tests.support.timing import LATE
 
@@ -45,7 +46,7 @@ def daemon() -> Iterator[LaneDaemon]:
 
 
 def attachment(gpu: hearth.Device) -> Attachment:
-    return gpu._connection.attachment()
+    return connection_of(gpu).attachment()
 
 
 def note(number: int) -> commands_pb2.Command:
@@ -122,7 +123,9 @@ def test_what_takes_long_goes_in_several_batches_at_once(
     base, sent = work.session.next_seq, [1]
     work.submit(note(1), WORTH)
     assert wait_for(lambda: work.session.next_seq > base), "lone work goes, at the latest when nothing follows it"
-    assert wait_for(lambda: work._channel and work._channel._sender_waits), "its thread takes what there is at first"
+    assert wait_for(lambda: work.channel and work.channel.inspect().sender_waits), (
+        "its thread takes what there is at first"
+    )
     for number in range(2, 42):
         work.submit(note(number), WORTH)
         if work.session.next_seq - base > len(sent):
@@ -139,16 +142,18 @@ def test_who_submits_is_not_held_up_for_a_thread_that_sends(
 ) -> None:
     gpu.synchronize()
     work = attachment(gpu)
-    waited: list[float | None] = []
+    assert attachments._LANE_TURN_S < 1e-3
     monkeypatch.setattr(attachments, "_TURN_S", -1.0)  # every command has lain there for too long
-    monkeypatch.setattr(work._change, "wait", lambda timeout=None: waited.append(timeout))
+    monkeypatch.setattr(attachments, "_LANE_TURN_S", 0.05)
     daemon.gate.clear()
+    began = time.monotonic()
     for number in range(1, 11):
         work.submit(note(number))
+    waited = time.monotonic() - began
     monkeypatch.undo()
     daemon.gate.set()
     gpu.synchronize()
-    assert waited and set(waited) == {attachments._LANE_TURN_S}
+    assert 0.05 <= waited < LATE, "it waits for the receiving thread's turn, and not until a batch is sent"
 
 
 @pytest.mark.parametrize("flaw", ["silent", "no_path", "no_ticket", "no_listener"])
@@ -224,7 +229,7 @@ def test_lanes_can_be_declined(daemon: LaneDaemon) -> None:
 
 
 def test_a_lane_that_ends_is_resumed_from(daemon: LaneDaemon, gpu: hearth.Device) -> None:
-    channel = gpu._connection.transport._line.channel()  # type: ignore[attr-defined]
+    channel = connection_of(gpu).transport.line.channel()  # type: ignore[attr-defined]
     for number in range(1, 6):
         gpu.synchronize()
         lane = daemon.lane
@@ -236,7 +241,7 @@ def test_a_lane_that_ends_is_resumed_from(daemon: LaneDaemon, gpu: hearth.Device
     assert execute is not None and len(execute.outages) == 5
     assert wait_for(lambda: daemon.lane is not None), "another lane after each break"
     assert not daemon.over_grpc
-    assert gpu._connection.transport._line.channel() is channel, "other devices' streams are on it"  # type: ignore[attr-defined]
+    assert connection_of(gpu).transport.line.channel() is channel, "other devices' streams are on it"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("beside", ["message", "end"])
@@ -297,7 +302,7 @@ def test_unawaited_responses_are_received(daemon: LaneDaemon, gpu: hearth.Device
     assert wait_for(lambda: reply.done)
     daemon.fail_next["memory_usage"] = reasons.Refusal(reasons.Reason.OUT_OF_MEMORY, "full")
     attachment(gpu).request(ask(), reports=True).abandon()
-    assert wait_for(lambda: gpu._connection._deferred)
+    assert wait_for(lambda: connection_of(gpu).late_errors)
     with pytest.raises(hearth.HearthError, match="full"):
         gpu.synchronize()
 
@@ -320,7 +325,7 @@ def test_who_submits_never_waits_for_a_device_that_does_not_read(daemon: LaneDae
     started = time.monotonic()
     replies = []
     for _ in range(10):
-        work.submit(commands_pb2.Command(write=commands_pb2.Write(buffer=x._memory.handle, data=data)))
+        work.submit(commands_pb2.Command(write=commands_pb2.Write(buffer=handle_of(x), data=data)))
         replies.append(work.request(ask()))
     assert time.monotonic() - started < LATE
     with pytest.raises(hearth.TimeoutError):
@@ -411,8 +416,8 @@ def test_nothing_is_left_of_a_closed_node(daemon: LaneDaemon) -> None:
 
 def test_descriptors_are_given_back(daemon: LaneDaemon, gpu: hearth.Device) -> None:
     def open_lanes() -> int:
-        channel = attachment(gpu)._channel
-        return 0 if channel is None else channel._lane._connection.fileno()
+        channel = attachment(gpu).channel
+        return 0 if channel is None else channel.lane.fileno()
 
     gpu.synchronize()
     first = open_lanes()
@@ -429,11 +434,12 @@ def test_descriptors_are_given_back(daemon: LaneDaemon, gpu: hearth.Device) -> N
 def test_a_fork_leaves_the_lane_to_the_parent(daemon: LaneDaemon) -> None:
     code = f"""
 import os, hearth
+from tests.support.client.internals import connection_of
 node = hearth.connect({daemon.target!r})
 gpu = node.device(0)
 x = gpu.zeros(3)
 x.get()
-channel = gpu._connection.attachment()._channel
+channel = connection_of(gpu).attachment().channel
 assert channel is not None
 child = os.fork()
 if child == 0:
@@ -441,11 +447,11 @@ if child == 0:
     try:
         gpu.synchronize()
     except hearth.ClosedError:
-        refused = 5 if channel._lane._connection.fileno() == -1 else 6
+        refused = 5 if channel.lane.fileno() == -1 else 6
     node.close()
     os._exit(refused)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
-assert x.get().sum() == 0 and gpu._connection.attachment()._channel is channel
+assert x.get().sum() == 0 and connection_of(gpu).attachment().channel is channel
 """
     _run(code)
     assert daemon.attaches == 1 and daemon.closed_tokens == ["t"]

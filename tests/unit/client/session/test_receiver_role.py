@@ -9,22 +9,24 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hearth
-from hearth.session import attachment, execute_stream, receiver_role
+from hearth.session import attachment, execute_stream, lane_channel, receiver_role
 from hearth.session.attachment import Attachment
 from hearth.session.receiver_role import ReceiverRole
 from hearth.session.reply import Reply
+from hearth.transport import lane
 from hearth.transport.spin_wait import UP
 from hearth_proto import reasons
 from hearth_proto.v1 import commands_pb2, device_pb2
 from tests.support.client.fake_daemon import Response
+from tests.support.client.internals import connection_of
 from tests.support.client.interrupts import interrupting
 from tests.support.client.lane_daemon import LaneDaemon, serving
 from tests.support.client.waits import wait_for
@@ -46,7 +48,7 @@ def cores(request: pytest.FixtureRequest) -> int:
 def work(daemon: LaneDaemon, gpu: hearth.Device, cores: int, monkeypatch: pytest.MonkeyPatch) -> Attachment:
     monkeypatch.setattr(attachment, "cores", lambda: cores)
     gpu.synchronize()
-    return gpu._connection.attachment()
+    return connection_of(gpu).attachment()
 
 
 def ask() -> commands_pb2.Command:
@@ -62,8 +64,8 @@ def notes(daemon: LaneDaemon) -> list[int]:
 
 
 def role(work: Attachment) -> ReceiverRole:
-    assert work._channel is not None
-    return work._channel._role
+    assert work.channel is not None
+    return work.channel.role
 
 
 def answer(daemon: LaneDaemon, index: int = -1) -> None:
@@ -77,15 +79,15 @@ def answer(daemon: LaneDaemon, index: int = -1) -> None:
 
 @pytest.mark.parametrize("cores", [1, 64], indirect=True)
 def test_waiting_thread_receives(work: Attachment, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    lane, by = work._channel, []
-    assert lane is not None and bool(work.lookout.most) == (cores > 2)
-    receive = lane._lane.receive
+    channel, by = work.channel, []
+    assert channel is not None and bool(work.lookout.most) == (cores > 2)
+    receive = channel.lane.receive
 
     def counted() -> None:
         receive()
         by.append(threading.get_ident())
 
-    monkeypatch.setattr(lane._lane, "receive", counted)
+    monkeypatch.setattr(channel.lane, "receive", counted)
     for _ in range(200):
         work.request(ask()).wait(10)
     assert by.count(threading.get_ident()) > 100
@@ -104,12 +106,20 @@ Background: TypeAlias = tuple[ReceiverRole, threading.Lock, threading.Thread]
 
 
 @pytest.fixture
-def background(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Background]:
+def passed() -> list[bool]:
+    """The ticks of the background, True for each that passed in full."""
+    return []
+
+
+@pytest.fixture
+def background(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, passed: list[bool]
+) -> Iterator[Background]:
     """A background thread that has found thread 1 receiving in its place for more than a tick; the slow ticks last as
     long as the parameter says."""
     monkeypatch.setattr(receiver_role, "SLOW_TICK_S", request.param)
     lock = threading.Lock()
-    role = ReceiverRole(lock, [], lambda: False, lambda _passed: None)
+    role = ReceiverRole(lock, [], lambda: False, passed.append)
     role.holder, role.taken = 1, 1
     thread = threading.Thread(target=role.await_turn)
     thread.start()
@@ -123,7 +133,7 @@ def background(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("background", [1e-3], indirect=True)
 def test_who_leaves_after_long_wakes_a_background_that_sleeps_for_good(background: Background) -> None:
     role, lock, thread = background
-    assert wait_for(lambda: role._watching)
+    assert wait_for(lambda: role.watching)
     with lock:
         role.leave(1)
         assert not role.parked
@@ -148,12 +158,11 @@ def test_thread_that_leaves_and_returns_wakes_no_other(background: Background) -
 
 @pytest.mark.parametrize("background", [60.0], indirect=True)
 def test_a_background_that_looks_seldom_looks_soon_where_work_is_left_behind(
-    background: Background, monkeypatch: pytest.MonkeyPatch
+    background: Background, passed: list[bool]
 ) -> None:
     role, lock, thread = background
-    passed: list[bool] = []
-    monkeypatch.setattr(role, "_tick", passed.append)
     with lock:
+        passed.clear()
         role.leave(1)
         assert role.tick_soon()
     thread.join(20)
@@ -199,13 +208,21 @@ def test_many_threads_wait_at_once(daemon: LaneDaemon, work: Attachment) -> None
 
 
 @pytest.mark.parametrize("cores", [64], indirect=True)
-def test_who_looks_for_an_answer_finds_it_whenever_it_comes(daemon: LaneDaemon, work: Attachment) -> None:
+def test_spinning_thread_finds_an_answer_whenever_it_comes(
+    daemon: LaneDaemon, work: Attachment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The answer comes at once, when a copy is due, behind that, and when no thread polls any more."""
-    lookout, size, lane = work.lookout, 64 << 20, work._channel
-    assert lane is not None
+    lookout, size, channel = work.lookout, 64 << 20, work.channel
+    assert channel is not None
     asleep: list[float] = []
-    sleep = lane._lane._sleep
-    lane._lane._sleep = lambda until: (asleep.append(until), sleep(until))[1]  # type: ignore[method-assign]
+    select, descriptor = lane.select.select, channel.lane.fileno()
+
+    def sleep(read: Sequence[Any], write: Sequence[Any], failed: Sequence[Any], seconds: float | None = None) -> Any:
+        if seconds is not None and [each.fileno() for each in read] == [descriptor]:
+            asleep.append(seconds)
+        return select(read, write, failed, seconds)
+
+    monkeypatch.setattr(lane.select, "select", sleep)
     for late in (0.0, 0.005, 0.02, 0.05):
         for _ in range(3):
             work.request(ask()).wait(20)  # so that the background stays away
@@ -288,19 +305,22 @@ def test_responses_without_a_waiting_thread(daemon: LaneDaemon, work: Attachment
         assert wait_for(lambda reply=reply: reply.done)
     daemon.fail_next["memory_usage"] = reasons.Refusal(reasons.Reason.OUT_OF_MEMORY, "full")
     work.request(ask(), reports=True).abandon()
-    assert wait_for(lambda: gpu._connection._deferred)
+    assert wait_for(lambda: connection_of(gpu).late_errors)
     with pytest.raises(hearth.HearthError, match="full"):
         gpu.synchronize()
 
 
 def test_lone_work_goes_though_a_wait_was_expected(daemon: LaneDaemon, work: Attachment) -> None:
-    for number in range(1, 30):
-        work.submit(note(number))
+    channel, last = work.channel, 0
+    assert channel is not None
+    while last < 30 or not channel.inspect().expects_request:
+        last += 1
+        assert last < 1000, "no wait is expected, though each work is followed by one"
+        work.submit(note(last))
         work.request(ask()).wait(10)
-    assert work._channel is not None and work._channel._soon
-    work.submit(note(30))
-    assert wait_for(lambda: notes(daemon)[-1:] == [30])
-    assert notes(daemon) == list(range(1, 31))
+    work.submit(note(last + 1))
+    assert wait_for(lambda: notes(daemon)[-1:] == [last + 1])
+    assert notes(daemon) == list(range(1, last + 2))
 
 
 def test_a_launch_and_a_wait_are_one_message(daemon: LaneDaemon, work: Attachment) -> None:
@@ -322,10 +342,9 @@ def test_acks_that_open_the_window_come_without_a_waiting_thread(
     """Work that is left for an ack continues right after a wait, whichever thread had the role, and not only at the
     next tick."""
     monkeypatch.setattr(receiver_role, "TICK_S", 60.0)
-    assert work._channel is not None
+    monkeypatch.setattr(lane_channel, "_SOON_S", -1.0)  # no work is left for a request, which goes with a tick
     for start in range(1, 1001, 10):
         work.request(ask()).wait(10)
-        work._channel._soon = False  # what is left for a wait goes with a tick
         for number in range(start, start + 10):
             work.submit(note(number))
         assert wait_for(lambda last=start + 9: notes(daemon)[-1:] == [last])
@@ -422,12 +441,12 @@ def test_ctrl_c_at_any_line_of_a_wait_loses_nothing(
         nonlocal asked
         work.request(ask()).wait(20)
         asked += 1
-        return work._channel is not None and not work._channel._over
+        return work.channel is not None and not work.channel.over
 
     def submit() -> None:
         """While it receives: it sends what is left for an ack."""
         nonlocal last
-        assert wait_for(lambda: work._channel is not None and (role(work).holder == me or work.waiters.sleepers))
+        assert wait_for(lambda: work.channel is not None and (role(work).holder == me or work.waiters.sleepers))
         for _ in range(100):
             last += 1
             work.submit(note(last))
@@ -485,13 +504,13 @@ def test_ctrl_c_leaves_another_thread_to_receive(daemon: LaneDaemon, work: Attac
             """The first is answered once it is received for by a thread that has done so for long."""
 
             def received(long: bool) -> bool:
-                channel = work._channel
+                channel = work.channel
                 if left.is_set() or channel is None:
                     return left.is_set()
-                behind = channel._role.parked and not channel._role.ticking
+                behind = channel.role.parked and not channel.role.ticking
                 if not long:
-                    return channel._role.holder == me or bool(work.waiters.sleepers)
-                return channel._role.holder == me and behind and work.waiters.sleepers == [other]
+                    return channel.role.holder == me or bool(work.waiters.sleepers)
+                return channel.role.holder == me and behind and work.waiters.sleepers == [other]
 
             assert wait_for(lambda: received(False))
             waiting.start()
@@ -609,7 +628,7 @@ def test_each_thread_gets_its_answer_from_any_receiver(threads: list[list[str]],
         daemon.cuts = list(cuts)
         failures: list[BaseException] = []
         with hearth.connect(daemon.target) as node:
-            work, numbers, asked = node.device(0)._connection.attachment(), iter(range(1, 10**6)), []
+            work, numbers, asked = connection_of(node.device(0)).attachment(), iter(range(1, 10**6)), []
 
             def run(steps: list[str]) -> None:
                 try:

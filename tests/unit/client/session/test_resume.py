@@ -18,6 +18,7 @@ from hearth.session import acks
 from hearth.session.acks import BYTES, DOWNLOADED_BYTES, RESPONSES
 from hearth.session.protocol import Session
 from hearth.session.send_queue import Limits
+from hearth.session.views import SessionView
 from hearth_proto import reasons
 from hearth_proto.v1 import commands_pb2, device_pb2
 from hearthd.front.sessions.in_flight import InFlightBatches
@@ -215,7 +216,7 @@ class ResumeMachine(RuleBasedStateMachine):
         assert self.daemon.executed == self.submitted
         assert all(len(recorder.outcomes) == 1 for recorder in self.recorders)
         assert len(self.printed) == self.prints
-        assert not self.session._unacked and not self.session._unacked_bytes and not len(self.daemon.batches)
+        assert self.session.inspect() == SessionView(0, 0, 0) and not len(self.daemon.batches)
 
 
 TestResume = ResumeMachine.TestCase

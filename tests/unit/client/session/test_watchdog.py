@@ -16,6 +16,7 @@ from hearth.session import watchdog
 from hearth.session.watchdog import AGAIN_S, ASK_S, MOST_S, ClientPosition, Watchdog, missing
 from hearth_proto.v1 import commands_pb2, device_pb2
 from tests.support.client.fake_daemon import Response
+from tests.support.client.internals import connection_of
 from tests.support.client.lane_daemon import LaneDaemon
 
 HERE = ClientPosition(acked=3, sent=5, responses=7, lane=False)
@@ -176,10 +177,10 @@ def forgetful(monkeypatch: pytest.MonkeyPatch) -> Iterator[Forgetful]:
 def test_an_answer_that_was_lost_comes_again(forgetful: Forgetful, lanes: bool) -> None:
     forgetful.offers = lanes
     with hearth.connect(forgetful.target) as node:
-        connection = node.device(0)._connection
+        connection = connection_of(node.device(0))
         ask = commands_pb2.Command(memory_usage=commands_pb2.MemoryUsage())
         connection.call(ask)
-        assert (connection.attachment()._channel is not None) is lanes
+        assert (connection.attachment().channel is not None) is lanes
         forgetful.silent_from = 2
         connection.call(ask, timeout=20)
         assert connection.outages == 1
@@ -189,7 +190,7 @@ def test_an_answer_that_was_lost_comes_again(forgetful: Forgetful, lanes: bool) 
 
 def test_long_work_is_waited_for_on_the_same_stream(forgetful: Forgetful) -> None:
     with hearth.connect(forgetful.target) as node:
-        connection = node.device(0)._connection
+        connection = connection_of(node.device(0))
         asked: list[int] = []
         forgetful.gate.clear()
         reply = connection.attachment().request(commands_pb2.Command(memory_usage=commands_pb2.MemoryUsage()))

@@ -35,13 +35,13 @@ class Daemon(LaneDaemon):
 
     short = 0
 
-    def _do_write(self, command: Any, part: Any, result: Any) -> None:
+    def do_write(self, command: Any, part: Any, result: Any) -> None:
         if not part.HasField("shared"):
-            super()._do_write(command, part, result)
+            super().do_write(command, part, result)
 
-    def _do_read(self, command: Any, part: Any, result: Any) -> None:
+    def do_read(self, command: Any, part: Any, result: Any) -> None:
         if not part.HasField("shared"):
-            return super()._do_read(command, part, result)
+            return super().do_read(command, part, result)
         self._raise_errors(command.stream)
         result.read.size = part.size - self.short
 
@@ -79,7 +79,7 @@ def segment() -> Segment:
 
 
 def copies(gpu: hearth.Device, segment: Segment, way: int, handle: int = 0) -> PinnedCopy:
-    part, place = BufferPart(0, handle or gpu.zeros(SIZE, "u1")._memory.handle, 0), Place(segment, 0)
+    part, place = BufferPart(0, handle or handle_of(gpu.zeros(SIZE, "u1")), 0), Place(segment, 0)
     return PinnedCopy(way, connection_of(gpu), Shared(gpu), part, place, 7, SIZE)  # type: ignore[arg-type]
 
 

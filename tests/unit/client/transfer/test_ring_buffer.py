@@ -17,7 +17,7 @@ from tests.support.timing import LATE
 STALL = 0.05
 
 
-def ring_of(count: int, most: int | None = None) -> Ring:
+def ring_of(count: int, most: int | None = None, stall: float = STALL) -> Ring:
     """A ring of up to `count` slots, of which there can be only `most`."""
     made: list[Slot] = []
 
@@ -27,7 +27,7 @@ def ring_of(count: int, most: int | None = None) -> Ring:
         made.append(Slot(None, len(made) + 1))  # type: ignore[arg-type]
         return made[-1]
 
-    return Ring(make, count, STALL)
+    return Ring(make, count, stall)
 
 
 # ---- pieces ----
@@ -193,7 +193,7 @@ def in_threads(count: int, work: Callable[[int], None]) -> None:
 
 
 def test_many_threads_on_few_slots() -> None:
-    ring = Ring(ring_of(3)._make, 3, stall=30.0)
+    ring = ring_of(3, stall=30.0)
     users: dict[int, int] = {}
 
     def work(number: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -76,8 +77,9 @@ class Door:
             each.close()
 
 
-def opened(door: Any) -> stripe_pool.Stripes:
-    return stripe_pool.Stripes(SimpleNamespace(transport=door, token="token", ordinal=0))  # type: ignore[arg-type]
+def opened(door: Any, again: float = stripe_pool.AGAIN_S) -> stripe_pool.Stripes:
+    connection: Any = SimpleNamespace(transport=door, token="token", ordinal=0)
+    return stripe_pool.Stripes(connection, again)
 
 
 def test_unsupported_is_for_good() -> None:
@@ -92,9 +94,10 @@ def test_unsupported_is_for_good() -> None:
 def test_none_come_to_life() -> None:
     """They are asked for again, but not at once."""
     door = Door()
-    of = opened(door)
+    of = opened(door, again=0.5)
     assert of.open(1, 3) == of.open(1, 3) == [] and door.asked == [3]
-    of._not_before, door.lively = 0.0, 3
+    door.lively = 3
+    time.sleep(0.6)
     assert len(of.open(1, 3)) == 3 and door.asked == [3, 3]
     of.close()
     door.close()
@@ -128,4 +131,4 @@ def test_what_is_closed_opens_nothing() -> None:
 
 @pytest.mark.parametrize(("target", "host"), [("box:7421", "box"), ("[::1]:7421", "::1"), ("10.0.0.1:1", "10.0.0.1")])
 def test_the_host_of_the_calls(target: str, host: str) -> None:
-    assert stripe_pool._host(target) == host
+    assert stripe_pool.host_of(target) == host

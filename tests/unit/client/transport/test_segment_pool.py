@@ -171,8 +171,10 @@ def test_what_waits_to_be_used_again_is_bounded_and_can_be_given_up() -> None:
 def test_spoiled_memory_is_never_used_again() -> None:
     pool = SegmentPool()
     lease = pool.lease(4 << 20)
-    lease._block.segment.spoiled = True
-    del lease
+    place = memory_segments.known.find(lease.__array_interface__["data"][0], 4 << 20)
+    assert place is not None
+    place.segment.spoiled = True
+    del lease, place
     assert pool.cached == 0
 
 

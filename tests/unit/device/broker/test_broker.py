@@ -135,13 +135,13 @@ def test_request_is_made_to_a_second_broker_and_to_no_third(tmp_path: Path) -> N
         REPLACED
         + f"""
 from hearthd.device.broker import main as module
-class Stuck(module._Main):
-    def _answer(self, head, parts, number):
+class Stuck(module.BrokerRequests):
+    def answer(self, head, parts, number):
         if head.get("ask") == "image" and not os.path.exists(sys.argv[1] + "/free"):
             open(sys.argv[1] + f"/asked-{{os.getpid()}}", "w").close()
             time.sleep(600)
-        return super()._answer(head, parts, number)
-module._Main = Stuck
+        return super().answer(head, parts, number)
+module.BrokerRequests = Stuck
 broker.close()
 broker = start_broker(spec)
 def kill():

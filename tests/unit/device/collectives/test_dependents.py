@@ -16,7 +16,7 @@ from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import status_pb2
 from hearthd.device.process.device_process import DeviceProcess
-from tests.support.device.peers import WRITTEN, FakeCommunicator, PeerRig, collective, operation
+from tests.support.device.peers import WRITTEN, FakeCommunicator, PeerRig, PeerServer, collective, operation
 from tests.support.device.segment_client import hand_over
 
 SOURCE = b'extern "C" __global__ void take(const int* a, int* b) { b[threadIdx.x] = a[threadIdx.x]; }'
@@ -34,17 +34,29 @@ def take(source: int, destination: int, stream: int = 0, **more: Any) -> c.Comma
     return c.Command(launch=launch, stream=stream)
 
 
+class Locking(PeerServer):
+    """`lockable` False: the driver refuses to lock host memory."""
+
+    lockable = True
+
+    def register_host(self, address: int, size: int) -> None:
+        if not self.lockable:
+            raise MemoryError(f"cannot lock {size} bytes")
+        super().register_host(address, size)
+
+
 class Filed(PeerRig):
     """A rig with the front's files, for copies of durable buffers; and `take` as function 1, stream 5 beside the
     default."""
 
+    server: Locking
     peer: FakeCommunicator
     comm: str
 
     def __init__(self) -> None:
-        self.files, self._their_files = descriptors.pair()
+        self.files, self.their_files = descriptors.pair()
         self.file = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        super().__init__()
+        super().__init__(Locking)
         descriptors.send(self.files, {"kind": "snapshot", "channel": 1}, [self.file])
         self.batch(
             c.Command(load_module=c.LoadModule(module=1, kind=c.CODE_KIND_CUDA_CPP, code=SOURCE)),
@@ -57,7 +69,7 @@ class Filed(PeerRig):
 
     def _main(self) -> None:
         self.server = self._make(self._spec)
-        self.process = DeviceProcess(self._theirs, self._spec, self.server, None, self._their_files)
+        self.process = DeviceProcess(self._theirs, self._spec, self.server, None, self.their_files)
         self.process.run()
 
 
@@ -163,14 +175,12 @@ def test_a_publication(rig: Filed) -> None:
 
 @pytest.mark.parametrize("well", [True, False])
 @pytest.mark.parametrize("locked", [True, False])
-def test_a_read_into_shared_memory(rig: Filed, well: bool, locked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_into_shared_memory(rig: Filed, well: bool, locked: bool) -> None:
     """The data read is worth as much as the collective: no answer is sent before the outcome is known."""
-    if not locked:
-        monkeypatch.setattr(rig.process.executor.segments._mapper, "_register", None)  # raises
+    rig.server.lockable = locked
     client = hand_over(rig.files)
     assert client.next().kind == Kind.LIVE
     memory = client.share(1, 64)
-    monkeypatch.undo()
     command = c.Read(buffer=2, size=64, shared=c.Shared(segment=1))
     read = rig.start(stream=5, read=command)
     assert rig.reason(rig.start(stream=0, flush=c.Flush())) == ""

@@ -25,7 +25,7 @@ from hearthd.device.platform.sandbox import landlock_version
 if importlib.util.find_spec("cuda") is None:
     pytest.skip("the package cuda-bindings is not installed (extras cuda12, cuda13)", allow_module_level=True)
 
-from hearthd.device.cuda import assembler as assembling
+from hearthd.device.cuda.assembler import PtxAssembler
 from hearthd.device.cuda.compiler import CudaCompiler
 
 HOPPER = (9, 0)
@@ -246,20 +246,16 @@ def test_a_fatbin_of_ptx(pool: CompileWorkers, assembler: bytes) -> None:
 
 
 def test_ptxas_serves_where_there_is_no_nvjitlink(monkeypatch: pytest.MonkeyPatch) -> None:
-    if assembling._ptxas() is None:
+    if not PtxAssembler.files():
         pytest.skip("there is no ptxas")
     monkeypatch.setitem(sys.modules, "cuda.bindings.nvjitlink", None)
-    assembling._tool.cache_clear()
-    try:
-        made = assembling.PtxAssembler(HOPPER, (12, 4))
-        assert made.identity().startswith(b"ptxas ")
-        assert b".text.f" in made.assemble(Assembly(PTX)).code
-        with pytest.raises(Refusal) as caught:
-            made.assemble(Assembly(PTX.replace(b"st.global", b"st.gloobal")))
-        assert caught.value.reason is Reason.MODULE_INVALID and "gloobal" in caught.value.details["log"]
-        assert "/tmp" not in caught.value.details["log"]
-        with pytest.raises(Refusal) as caught:
-            made.assemble(Assembly(image_headers.FATBIN_MAGIC + bytes(60)))
-        assert caught.value.reason is Reason.NO_COMPILER
-    finally:
-        assembling._tool.cache_clear()
+    made = PtxAssembler(HOPPER, (12, 4))
+    assert made.identity().startswith(b"ptxas ")
+    assert b".text.f" in made.assemble(Assembly(PTX)).code
+    with pytest.raises(Refusal) as caught:
+        made.assemble(Assembly(PTX.replace(b"st.global", b"st.gloobal")))
+    assert caught.value.reason is Reason.MODULE_INVALID and "gloobal" in caught.value.details["log"]
+    assert "/tmp" not in caught.value.details["log"]
+    with pytest.raises(Refusal) as caught:
+        made.assemble(Assembly(image_headers.FATBIN_MAGIC + bytes(60)))
+    assert caught.value.reason is Reason.NO_COMPILER

@@ -7,8 +7,15 @@ from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason
 from hearth_proto.v1 import commands_pb2 as c
-from hearthd.device.dispatch import plan as dispatch_plan
-from hearthd.device.dispatch.plan import BindingFailure, DispatchPlan, named_transfers, read_bindings, refuse
+from hearthd.device.dispatch.plan import (
+    BindingFailure,
+    DispatchPlan,
+    check_binding,
+    is_plain,
+    named_transfers,
+    read_bindings,
+    refuse,
+)
 
 B = c.Binding
 INLINE = 1000
@@ -97,7 +104,7 @@ def test_nothing_gets_past(bindings: list[c.Binding], iterations: int | None) ->
 
 @given(st.one_of(ANY, SOUND))
 def test_what_is_plain_at_a_glance_stands_up_to_every_check(binding: c.Binding) -> None:
-    assert not (dispatch_plan._plain(binding, binding.data) and dispatch_plan._check(0, binding, binding.data))
+    assert not (is_plain(binding, binding.data) and check_binding(0, binding, binding.data))
 
 
 def test_an_inline_output_may_be_exactly_as_large_as_is_allowed() -> None:

@@ -456,7 +456,7 @@ def test_what_is_still_under_way_beside_is_in_the_books(
     client = rig.lane()
     backlog = executor.sharing.backlogs[1]
     gate = threading.Event()
-    rig.server._streams[-1].submit(gate.wait)
+    rig.server.streams[-1].submit(gate.wait)
     records = b"".join(add(1, stream=stream, buffer=1 + bool(stream)).launches for stream in launches)
     client.batch(Command(launches=records), Command(request=1, sync=c.Sync()))
     assert client.response().result.request == 1
@@ -484,7 +484,7 @@ def test_a_step_behind_one_that_took_its_time_comes_first_too(
     within = 0
     for number in range(1, 20):
         gate = threading.Event()
-        rig.server._streams[0].submit(gate.wait)
+        rig.server.streams[0].submit(gate.wait)
         client.batch(add(1), sync(number))
         while not tracks.live or rig.process.idle_policy.expected_until:
             time.sleep(1e-4)

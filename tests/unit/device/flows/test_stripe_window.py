@@ -197,6 +197,6 @@ def test_a_slow_stripe_has_one_chunk_at_a_time() -> None:
         while (free := upload.next_stripe()) is not None:
             upload.grant(free, lender.lend())
         while stripe.granted:
-            index = len(upload._got)
+            index = len(upload.landed)
             upload.arrived(stripe, *upload.cut.span(index), stripe.granted.popleft(), seconds)
         assert upload.windows[stripe].room == room

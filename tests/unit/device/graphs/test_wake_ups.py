@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -31,9 +31,12 @@ class Gated(CpuServer):
     gate: threading.Event | None = None
     launched = 0
 
-    def _progress(self) -> None:
-        if self.gate is None:
-            super()._progress()
+    def on_progress(self, wake: Callable[[], None] | None) -> bool:
+        def unless_shut() -> None:
+            if self.gate is None and wake is not None:
+                wake()
+
+        return super().on_progress(unless_shut)
 
     def launch(self, *arguments: Any, **more: Any) -> None:
         self.launched += 1
@@ -42,13 +45,13 @@ class Gated(CpuServer):
     def shut(self) -> None:
         """Holds back work submitted from now on."""
         self.gate = threading.Event()
-        self._streams[0].submit(self.gate.wait)
+        self.streams[0].submit(self.gate.wait)
 
     def let_through(self) -> None:
         """Runs the work submitted so far, and no more, before it returns."""
         given, before = CpuEvent(), self.gate
         assert before is not None
-        self._streams[0].record(given)
+        self.streams[0].record(given)
         self.shut()
         before.set()
         given.wait()

@@ -31,7 +31,7 @@ class Watched(CpuServer):
         """Bytes in use at each trim of the pool."""
 
     def stream(self, number: int) -> CpuStream:
-        return self._streams[number]
+        return self.streams[number]
 
     def wait(self, stream: CpuStream, event: CpuEvent) -> None:
         self.waits.append(stream)

@@ -106,7 +106,7 @@ def test_what_stands_behind_what_waits_waits(rig: Ways) -> None:
     session = Run(rig)
     session.step(allocate(1, 64), allocate(2, 64))
     del rig.taken[:]
-    batch = c.Batch(seq=next(session._seq), commands=[
+    batch = c.Batch(seq=next(session.seq), commands=[
         Command(write=c.Write(buffer=1, size=8, transfer=7)),
         fill(1, 4),
         allocate(3, 64),
@@ -154,22 +154,20 @@ def test_memory_is_not_reused_while_a_kernel_uses_it(rig: Ways) -> None:
     gate = threading.Event()
     fifth = rig.session(session.channel).streams.items[5].track.stream
     rig.inside(lambda: fifth.submit(gate.wait))
-    batch = c.Batch(seq=next(session._seq), commands=[
+    batch = c.Batch(seq=next(session.seq), commands=[
         Command(allocate=c.Allocate(buffer=1, size=64)),
         add(1, buffer=1, stream=5),
         Command(free=c.Free(buffers=[1])),
         Command(allocate=c.Allocate(buffer=2, size=64)),
     ])  # fmt: skip
-    freed = []
-    heap = rig.server._heap
-    real, heap.free = heap.free, lambda memory: (freed.append(memory.size), real(memory))[1]  # type: ignore[method-assign]
+    del rig.server.freed[:]
     message = device_pb2.ExecuteRequest(batch=batch).SerializeToString()
     rig.send(Kind.BATCH, message, channel=session.channel)
     rig.until(Kind.ACK, 2)
-    assert not freed and rig.inside(lambda: rig.session(session.channel).allocations) == 1
+    assert not rig.server.freed and rig.inside(lambda: rig.session(session.channel).allocations) == 1
     gate.set()
     session.step()
-    assert freed == [64]
+    assert rig.server.freed == [64]
     session.close()
 
 

@@ -42,7 +42,7 @@ class Polled(CpuServer):
     def shut(self) -> threading.Event:
         """Makes work submitted from now on wait for the gate that is returned."""
         gate = threading.Event()
-        self._streams[0].submit(gate.wait)
+        self.streams[0].submit(gate.wait)
         return gate
 
 
@@ -184,7 +184,8 @@ def test_who_is_answered_in_a_nap_need_not_wait_for_the_next_turn() -> None:
     """The loop here goes round only on request."""
     link, theirs = socket.socketpair()
     link.settimeout(30)
-    process = DeviceProcess(theirs, DeviceSpec(0, "cpu", 0, cpu_threads=1), Polled(DeviceSpec(0, "cpu", 0)))
+    server = Polled(DeviceSpec(0, "cpu", 0))
+    process = DeviceProcess(theirs, DeviceSpec(0, "cpu", 0, cpu_threads=1), server)
     loop, tracks = process.loop, process.device.tracks
     reader = FrameReader()
     frames: list[Frame] = []
@@ -197,13 +198,13 @@ def test_who_is_answered_in_a_nap_need_not_wait_for_the_next_turn() -> None:
         link.sendall(encode(Kind.OPEN, b"{}", channel=1))
         loop.on_idle()
         hear(Kind.READY)
-        loop._turn(None)
-        gate = process._server.shut()  # type: ignore[attr-defined]
+        loop.turn(None)
+        gate = server.shut()
         flag = c.Command(request=1, record_event=c.RecordEvent(event=1))
         sync = c.Command(request=1, sync=c.Sync())
         for call, command in enumerate((flag, sync), 1):
             link.sendall(encode(Kind.CALL, command.SerializeToString(), channel=1, id=call))
-            loop._turn(None)
+            loop.turn(None)
             loop.on_poll()
             loop.on_idle()
         hear(Kind.RESULT)
@@ -215,6 +216,6 @@ def test_who_is_answered_in_a_nap_need_not_wait_for_the_next_turn() -> None:
         hear(Kind.RESULT)
         assert [frame.id for frame in frames] == [2]
         assert tracks.poll(), "it is progress all the same"
-        process._server.close()
+        server.close()
         process.device.compiler.close()
         loop.close()

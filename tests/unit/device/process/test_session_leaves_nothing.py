@@ -63,7 +63,7 @@ class Leaving(Rig[PeerServer]):
 
     def begin(self, stream: int = 0, **kind: Any) -> int:
         """A single call of the session's."""
-        ident = next(self._ids)
+        ident = next(self.ids)
         command = c.Command(request=1, stream=stream, **kind)
         self.send(Kind.CALL, command.SerializeToString(), channel=CHANNEL, id=ident)
         return ident

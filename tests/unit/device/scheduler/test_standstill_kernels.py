@@ -217,7 +217,7 @@ def test_any_program_ends_as_if_there_were_room(
     """Two streams, each with a separate buffer; `many` floods its stream."""
     patience(wait)
     rig, dice = open_rig, random.Random(seed)
-    number = next(rig._ids) + 10  # a channel that was never used
+    number = next(rig.ids) + 10  # a channel that was never used
     rig.send(Kind.OPEN, b'{"session": "me", "tenant": "t"}', channel=number)
     client = rig.lane(number)
     client.batch(

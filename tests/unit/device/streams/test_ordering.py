@@ -240,7 +240,8 @@ def test_what_is_kept_is_bounded_by_the_tracks() -> None:
     for turn in range(20_000):
         usage, other = usages[turn % 8], usages[(turn * 5 + 1) % 8]
         ordering.plan(tracks[turn * 7 % 16], [usage] if turn % 11 == 0 else [], [other])
-    assert len(ordering._synced) <= 16 * 15
+    view = ordering.inspect()
+    assert view.tracks == 16 and 0 < view.fenced_pairs <= 16 * 15
     assert all(len(usage.reads or ()) <= 16 for usage in usages)
 
 

@@ -45,7 +45,7 @@ class Fronted(Rig[Server]):
     """A device process that shares memory for chunks with the test."""
 
     def __init__(self, locks: bool = True, lockable: int = 64 << 20, layout: Layout = SLOTS) -> None:
-        self.files, self._their_files = descriptors.pair()
+        self.files, self.their_files = descriptors.pair()
         self.layout = layout
         spec = DeviceSpec(0, "cpu", 0, cpu_threads=1, chunk_bytes=CHUNK)
 
@@ -63,7 +63,7 @@ class Fronted(Rig[Server]):
 
     def _main(self) -> None:
         self.server = self._make(self._spec)
-        self.process = DeviceProcess(self._theirs, self._spec, self.server, None, self._their_files)
+        self.process = DeviceProcess(self._theirs, self._spec, self.server, None, self.their_files)
         self.process.run()
 
     def hand_over(self, body: dict[str, Any] | None = None) -> None:
@@ -148,7 +148,7 @@ def start() -> Iterator[Start]:
         rig.close()
         rig.memory.close()
         rig.files.close()
-        rig._their_files.close()
+        rig.their_files.close()
 
 
 def test_the_memory_is_not_mapped_before_it_is_used(start: Start) -> None:

@@ -142,7 +142,7 @@ def test_files_that_were_moved_away(place: Place, tmp_path: Path) -> None:
         audit = Audit(place.settings)
         audit.open()
         audit.record("a")
-        await audit._settle()
+        await audit.settle()
         place.log.rename(older)
         await audit.reopen()
         audit.record("b")

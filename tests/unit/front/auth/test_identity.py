@@ -37,7 +37,7 @@ def test_failures_are_bounded_in_number(peers: list[tuple[int, float]]) -> None:
     for peer, later in peers:
         now += later
         assert failures.add(str(peer), now) >= 1
-    assert len(failures._peers) <= 1024
+    assert len(failures) <= 1024
 
 
 def test_peers_are_known_without_their_port() -> None:

@@ -7,8 +7,10 @@ import contextlib
 import datetime
 import ssl
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -82,28 +84,48 @@ def test_encrypted_key_is_refused_without_a_prompt(tmp_path: Path) -> None:
     assert "encrypted" in refused(certificate, key)
 
 
+class GrpcCertificates:
+    """The credentials of a gRPC server: the certificates that it begins with, and those that it asks for before each
+    handshake. `shown` are the pairs of key and certificate that clients see now."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, certificates: ServerCertificates) -> None:
+        monkeypatch.setattr(tls.grpc, "ssl_server_certificate_configuration", lambda pairs, authority: list(pairs))
+        monkeypatch.setattr(tls.grpc, "dynamic_ssl_server_credentials", self._create)
+        certificates.grpc()
+
+    def _create(self, initial: Any, renewed: Callable[[], Any], **_: Any) -> None:
+        self.shown, self.renewed = initial, renewed
+
+    def handshake(self) -> bool:
+        """True if gRPC is given other certificates for the next handshake."""
+        given = self.renewed()
+        if given is not None:
+            self.shown = given
+        return given is not None
+
+
 def test_files_that_change_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr(tls.time, "monotonic", lambda: now[0])
     certificate, key = issue(tmp_path, "good")
     certificates = ServerCertificates(str(certificate), str(key))
-    assert certificates._renewed() is None
-    before = certificates._configuration
+    server = GrpcCertificates(monkeypatch, certificates)
+    assert not server.handshake()
     issue(tmp_path, "good")
-    assert certificates._renewed() is None, "not looked at again yet"
+    assert not server.handshake(), "not looked at again yet"
     now[0] += 6
-    assert certificates._renewed() is certificates._configuration is not before
+    assert server.handshake() and server.shown == [(key.read_bytes(), certificate.read_bytes())]
     now[0] += 6
-    assert certificates._renewed() is None, "the same files"
+    assert not server.handshake(), "the same files"
     # What cannot be used is not used; the daemon continues with what it has.
-    kept = certificates._configuration
+    kept = certificates.fingerprint()
     for spoil in (lambda: certificate.write_text("half"), certificate.unlink):
         spoil()
         now[0] += 6
-        assert certificates._renewed() is None and certificates._configuration is kept
+        assert not server.handshake() and certificates.fingerprint() == kept
     issue(tmp_path, "good")
     now[0] += 6
-    assert certificates._renewed() is not None
+    assert server.handshake() and server.shown == [(key.read_bytes(), certificate.read_bytes())]
 
 
 def test_who_looks_first_does_not_keep_a_new_certificate_from_grpc(
@@ -113,13 +135,14 @@ def test_who_looks_first_does_not_keep_a_new_certificate_from_grpc(
     monkeypatch.setattr(tls.time, "monotonic", lambda: now[0])
     certificate, key = issue(tmp_path, "good", days=30)
     certificates = ServerCertificates(str(certificate), str(key))
+    server = GrpcCertificates(monkeypatch, certificates)
     assert certificates.expires == pytest.approx(time.time() + 30 * 86400, abs=86400)
     issue(tmp_path, "good", days=60)
     now[0] += 6
     assert certificates.look(), "a scrape, or a page"
     assert certificates.expires == pytest.approx(time.time() + 60 * 86400, abs=86400)
-    assert certificates._renewed() is certificates._configuration
-    assert certificates._renewed() is None
+    assert server.handshake() and server.shown == [(key.read_bytes(), certificate.read_bytes())]
+    assert not server.handshake()
 
 
 # ---- HTTP ----
@@ -232,7 +255,7 @@ def test_tenants_are_asked_for_a_token_on_loopback_too(tmp_path: Path) -> None:
             for address in (near, far):
                 server = access.http(address, *parts)
                 assert server.guarded and not server.open_metrics
-                assert server._certificates is (access.certificates if address is far else None)
+                assert server.certificates is (access.certificates if address is far else None)
             access.change(Config(http=HttpSettings(metrics_on_loopback=True)))
             assert access.http(near, *parts).open_metrics and not access.http(far, *parts).open_metrics
 

@@ -239,8 +239,9 @@ class Ranks(RuleBasedStateMachine):
 
     def nothing_left(self, owner: str) -> None:
         coordinator = self.coordinator
-        assert not [key for key in coordinator.matcher._pending if key.owner == owner]
-        assert owner not in coordinator.matcher._failures and not list(coordinator.recorder.rings(owner))
+        matcher = coordinator.matcher.inspect()
+        assert not [key for key in matcher.pending if key.owner == owner]
+        assert owner not in matcher.failures and not list(coordinator.recorder.rings(owner))
         for comm in coordinator.communicators:
             assert comm.key.scope != owner
             assert owner not in {user for user, _ in comm.users} | {key.owner for _, key in comm.flying}

@@ -216,7 +216,7 @@ def test_an_owner_that_gives_up_is_forgotten() -> None:
     sends = matcher.give_up("s", Refusal(Reason.SESSION_EXPIRED, "over"))
     assert [(send.place.device, send.body["sequence"]) for send in sends] == [(0, 2)]
     assert refusal_in(sends[0]).reason == Reason.SESSION_EXPIRED
-    assert len(matcher) == 1 and not matcher._failures
+    assert len(matcher) == 1 and not matcher.inspect().failures
 
 
 def test_failures_are_bounded() -> None:
@@ -224,7 +224,7 @@ def test_failures_are_bounded() -> None:
     for sequence in range(MAX_FAILURES + 50):
         present(matcher, key(0, 1, sequence=sequence), 0, part(timeout=1))
         matcher.expire(2.0)
-    assert len(matcher._failures["s"]) == MAX_FAILURES
+    assert matcher.inspect().failures == {"s": MAX_FAILURES}
 
 
 def test_old_devices_present_a_single_signature() -> None:

@@ -171,7 +171,9 @@ operations = st.lists(st.tuples(st.sampled_from(GROUPS), st.integers(0, 1)), min
 
 
 @given(operations, st.randoms(use_true_random=False))
-def test_all_operations_can_be_launched_in_the_order_of_the_messages(program: list[tuple[Any, int]], random: Any) -> None:
+def test_all_operations_can_be_launched_in_the_order_of_the_messages(
+    program: list[tuple[Any, int]], random: Any
+) -> None:
     """Two streams of which every device has its own; it presents a row as far as it has been submitted there."""
     ranks = Ranks()
     rows = [(key(*members, sequence=number), stream) for number, (members, stream) in enumerate(program, 1)]
@@ -200,7 +202,7 @@ def test_all_operations_can_be_launched_in_the_order_of_the_messages(program: li
             assert first is None or (where, first) in gone, "it could not start there"
             gone.add((where, told))
     assert len(gone) == sum(len(operation.members) for operation, _ in rows), "none is left"
-    assert len(ranks.coordinator.matcher) == 0 and not ranks.coordinator.matcher._order._open
+    assert len(ranks.coordinator.matcher) == 0 and not ranks.coordinator.matcher.inspect().open
 
 
 @given(st.lists(st.tuples(st.integers(0, 7), st.sets(st.integers(0, 7), max_size=3)), max_size=30))
@@ -213,4 +215,4 @@ def test_order_keeps_nothing_of_what_is_closed(steps: list[tuple[int, set[int]]]
                 order.close(each)
     for name in range(8):
         order.close(name)
-    assert len(order) == 0 and not order._held
+    assert len(order) == 0 and not any(map(order.held, range(8)))

@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 
 from hearthd.front.connections import socket_filter
 from hearthd.front.connections.holding import AcceptFilter
-from hearthd.front.connections.limiter import ConnectionLimiter, ConnectionSlot
+from hearthd.front.connections.limiter import ConnectionLimiter, ConnectionSlot, LimiterView
 from hearthd.front.connections.open_sockets import OpenSockets
 from hearthd.front.connections.strangers import UnauthenticatedConnection
 
@@ -76,7 +76,7 @@ def test_limits_hold_after_every_step(steps: list[tuple[str, int]]) -> None:
         if step == "wait":  # of HTTP, whose limits are the same for strangers
             continue
         take(limits, slots, step, number)
-        strangers = [each for each in limits._slots if each.stranger]
+        strangers = [each for each in limits.inspect().slots if each.stranger]
         assert len(limits) <= 8 and limits.strangers == len(strangers) <= 4
         assert max(Counter(each.peer for each in strangers).values(), default=0) <= 2
         assert observer.open == len(limits)
@@ -89,13 +89,15 @@ def test_limits_of_http_hold_after_every_step_and_the_reserve_is_for_probes(step
     slots: list[ConnectionSlot] = []
     for step, number in steps:
         take(limits, slots, step, number)
-        by_peer = Counter(each.peer for each in limits._slots)
+        view = limits.inspect()
+        by_peer = Counter(each.peer for each in view.slots)
         assert len(limits) <= 7 and max(by_peer.values(), default=0) <= 4
-        assert limits.strangers == sum(each.stranger for each in limits._slots)
-        assert observer.open == len(limits) and limits._of == by_peer
+        assert limits.strangers == sum(each.stranger for each in view.slots) == sum(view.strangers_by_peer.values())
+        assert observer.open == len(limits) and view.by_peer == by_peer
     for slot in slots:
         slot.release()
-    assert not len(limits) and not limits.strangers and not limits._of and not limits._strangers and not observer.open
+    assert not len(limits) and not limits.strangers and not observer.open
+    assert limits.inspect() == LimiterView(frozenset(), {}, {})
 
 
 def test_the_connection_that_waits_longest_makes_room_and_one_at_work_does_not() -> None:

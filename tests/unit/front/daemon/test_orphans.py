@@ -18,7 +18,7 @@ def _zombie(pid: int) -> bool:
         return False
 
 
-def _in_a_process(first: bool) -> tuple[bool, bool]:
+def in_a_process(first: bool) -> tuple[bool, bool]:
     """Returns whether a process that was adopted, and then one that was started here, is a zombie a while after its
     end."""
     stray = os.posix_spawn("/bin/true", ["true"], {})
@@ -40,6 +40,6 @@ def _in_a_process(first: bool) -> tuple[bool, bool]:
 def test_orphans_are_waited_for_and_nothing_else() -> None:
     # In processes of their own: this one has children that are pytest's.
     for first, expected in ((True, "(False, True)"), (False, "(True, True)")):
-        code = f"from tests.unit.front.daemon import test_orphans as t; print(t._in_a_process({first}))"
+        code = f"from tests.unit.front.daemon import test_orphans as t; print(t.in_a_process({first}))"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
         assert done.stdout.strip() == expected, done.stderr

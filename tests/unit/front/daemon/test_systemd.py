@@ -100,17 +100,17 @@ def test_a_device_that_is_silent_for_too_long_is_no_progress(manager: NotifySock
     async def scenario() -> None:
         async with front(tmp_path, devices__ping_timeout="300ms") as served:
             await asyncio.sleep(0.1)
-            assert beats(manager) >= 2 and served.daemon._healthy()
+            assert beats(manager) >= 2 and served.daemon.healthy()
             device = served.daemon.supervisor.devices[1]
             process = device.workers.running[0].process
             assert process is not None
             process.last_pong -= 10
             await asyncio.sleep(0.03)
             beats(manager)
-            assert not served.daemon._healthy()
+            assert not served.daemon.healthy()
             await asyncio.sleep(0)
             process.last_pong += 10
-            assert served.daemon._healthy()
+            assert served.daemon.healthy()
 
     run(scenario())
 
@@ -121,13 +121,13 @@ def test_the_status_says_what_it_serves(manager: NotifySocket, tmp_path: Path) -
             said = manager.listen(0)
             assert said[0]["STATUS"] == "Starting" and "EXTEND_TIMEOUT_USEC" in said[0]
             daemon = served.daemon
-            assert daemon._summary() == "Serving 2 devices, 0 sessions"
+            assert daemon.status_line() == "Serving 2 devices, 0 sessions"
             await served.node.OpenSession(node_pb2.OpenSessionRequest())
             daemon.supervisor.devices[1].fenced = "too hot"
             for worker in daemon.supervisor.devices[1].workers:
                 worker.fence("too hot")
-            assert daemon._summary() == "Serving 2 devices (device 1 fenced: too hot), 1 session"
+            assert daemon.status_line() == "Serving 2 devices (device 1 fenced: too hot), 1 session"
             daemon.reloader.refused = "no TOML"
-            assert daemon._summary().endswith("1 session. The last reload was refused: no TOML")
+            assert daemon.status_line().endswith("1 session. The last reload was refused: no TOML")
 
     run(scenario())

@@ -19,6 +19,7 @@ from prometheus_client.core import Metric
 from hearth_proto.frames import Kind
 from hearth_proto.v1 import commands_pb2
 from hearthd.front.http.connection import HttpTimeouts
+from hearthd.front.tenancy.tenants import EVERYONE
 from tests.support.front.fixture import Front, front, run, until
 
 ADDRESS = tuple[str, int]
@@ -309,22 +310,25 @@ def test_slow_reader_of_a_trace_is_cut_and_delays_no_other(tmp_path: Path) -> No
             channel = next(iter(f.device(0).opened))
             packed = zlib.compress(result.SerializeToString())
             await asyncio.to_thread(f.device(0).send, Kind.TRACED, head + packed, channel=channel)
-            await until(lambda: len(f.daemon.status.traces._traces) == 1)
-            ident = next(iter(f.daemon.status.traces._traces)).encode()
-            downloads = f.daemon.access._http._downloads  # type: ignore[union-attr]
+            await until(lambda: len(f.daemon.status.traces) == 1)
+            [trace] = f.daemon.status.traces.seen_by(EVERYONE)
+            ident = trace["id"].encode()
+            server = f.daemon.access.http_server
+            assert server is not None and server.acceptor is not None
+            under_way = server.downloads.under_way
             with contextlib.ExitStack() as stack:
                 for _ in range(2):
                     slow = stack.enter_context(socket.socket())
                     slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
                     slow.connect(address(f))
                     slow.sendall(HEAD % (b"/traces/%s.json" % ident))
-                await until(lambda: downloads._under_way.total() == 2 or refusals(f, "write_timeout"), 60)
-                if downloads._under_way.total() == 2:
+                await until(lambda: under_way.total() == 2 or refusals(f, "write_timeout"), 60)
+                if under_way.total() == 2:
                     status, fields, _ = await asked(f, HEAD % (b"/traces/%s.json" % ident))
                     assert (status, fields["retry-after"]) == (429, "5") or refusals(f, "write_timeout")
                 await until(lambda: refusals(f, "write_timeout") == 2, 60)
-            await until(lambda: not downloads._under_way and connections(f) == 0)
-            f.daemon.access._http._acceptor._limits = HttpTimeouts(write=60.0)  # type: ignore[union-attr]
+            await until(lambda: not under_way and connections(f) == 0)
+            server.acceptor.limits = HttpTimeouts(write=60.0)
             async with (
                 aiohttp.ClientSession() as client,
                 client.get(f"http://{f.daemon.addresses.http}/traces/{ident.decode()}.json") as whole,

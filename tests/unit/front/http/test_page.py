@@ -142,7 +142,7 @@ def test_a_trace_is_downloaded_or_said_to_be_broken(tmp_path: Path) -> None:
             head = json.dumps({"events": 1, "epoch_ns": 10**18, "lasted_ns": 99}).encode() + b"\n"
             for packed in (zlib.compress(result.SerializeToString()), b"junk"):
                 f.device(0).send(Kind.TRACED, head + packed, channel=channel)
-            await until(lambda: len(f.daemon.status.traces._traces) == 2)
+            await until(lambda: len(f.daemon.status.traces) == 2)
             async with client.get("/status") as answer:
                 broken, good = (await answer.json())["traces"]
             assert good["session"] == f.session and good["events"] == 1 and good["started_unix"] == 10**9

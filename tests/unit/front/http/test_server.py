@@ -247,7 +247,7 @@ def test_a_stale_socket_is_replaced_and_other_files_are_not(tmp_path: Path) -> N
     with pytest.raises(ListenError, match="no socket"):
         UnixSocket(str(path)).claim()
     assert path.read_text() == "precious"
-    claimed._lock = -1
+    claimed.release()
 
 
 def test_a_live_socket_without_a_lock_is_respected(tmp_path: Path) -> None:

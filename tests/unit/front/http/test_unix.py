@@ -52,7 +52,7 @@ def test_user_of_the_socket_is_the_tenant_and_a_token_counts_instead(tmp_path: P
             path = f.daemon.addresses.http_unix
             assert path == str(tmp_path / "h-http.sock") and not f.daemon.addresses.http
             assert await seen(f) == [], "without tenants no credential is asked for"
-            auth, server = f.daemon.access.auth, f.daemon.access._http
+            auth, server = f.daemon.access.auth, f.daemon.access.http_server
             assert server is not None
             auth.directory, server.guarded = directory(MINE, BY_TOKEN), True
             for tenant in auth.directory.tenants.values():
@@ -74,7 +74,7 @@ def test_user_of_the_socket_is_the_tenant_and_a_token_counts_instead(tmp_path: P
 def test_user_that_is_no_tenants_gets_what_anybody_gets(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path, listen__http_unix=str(tmp_path / "x.sock")) as f:
-            auth, server = f.daemon.access.auth, f.daemon.access._http
+            auth, server = f.daemon.access.auth, f.daemon.access.http_server
             assert server is not None
             auth.directory, server.guarded = directory({"name": "other", "users": [ME + 1]}), True
             for page in ("/status", "/metrics", "/traces/x.json"):

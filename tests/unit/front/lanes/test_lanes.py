@@ -190,9 +190,10 @@ def test_a_ticket_that_is_worth_nothing(tmp_path: Path, why: str) -> None:
         async with front(tmp_path, launcher(), devices=1) as f:
             await f.open()
             stream, attached = await attach(f)
-            now = f.daemon.parts.lanes._tickets._clock()
+            tickets = f.daemon.parts.lanes.tickets
+            now = tickets.clock()
             if why == "too late":
-                f.daemon.parts.lanes._tickets._clock = lambda: now + 5.1
+                tickets.clock = lambda: now + 5.1
             elif why == "displaced":
                 await resume(f, 0)
                 await over(stream)
@@ -527,9 +528,9 @@ def test_a_device_lost_while_a_lane_is_being_ended(tmp_path: Path) -> None:
             assert await client.take(1, acked=1) == [1]
             await until(lambda: kept(f).number == 1)
             first = device(f)
-            with first._said:  # it takes nothing any more
+            with first.said:  # it takes nothing any more
                 resumed = asyncio.ensure_future(resume(f, received=1, acked=1))
-                await until(lambda: channel(f).lane is not None and channel(f).lane._ending)
+                await until(lambda: channel(f).lane is not None and channel(f).lane.ending)
                 first.die()
                 stream, attached = await resumed
             assert attached.resumed and attached.last_seq == 1
@@ -604,7 +605,7 @@ def test_a_stream_that_is_not_at_rest_gets_no_lane(tmp_path: Path, monkeypatch: 
             for _ in range(64):  # which its client does not read
                 await asyncio.to_thread(device(f).send, Kind.RESPONSE, big.SerializeToString(), channel=1)
             [attachment] = f.daemon.device_service.attachments
-            await until(lambda: len(attachment._out) > 30)
+            await until(lambda: attachment.inspect().queued > 30)
             await (await LaneClient.connect(attached.lane)).over()
             assert refusals(f, "busy") == 1 and not device(f).given
             for _ in range(64):
@@ -644,7 +645,7 @@ def test_a_batch_that_comes_during_the_hand_over_ends_it(tmp_path: Path, monkeyp
             device(f).send(Kind.RESPONSE, result(5), channel=1)
             assert await take(stream, 1) == [5]
             client = await LaneClient.connect(attached.lane)  # which waits until the client has said that it has 5
-            await until(lambda: not len(f.daemon.parts.lanes._tickets))
+            await until(lambda: not len(f.daemon.parts.lanes.tickets))
             f.launcher.hold_acks = True
             await stream.write(batch(1, requests=1))
             await until(lambda: device(f).batches)

@@ -190,7 +190,7 @@ def test_a_late_result_of_a_call_that_was_given_up() -> None:
             await receive(peer, 1)
             peer.send(frames.encode(Kind.RESULT, b"", id=1) + frames.encode(Kind.PONG, id=2))
             await ping
-            assert not link._calls
+            assert not link.pending_calls
 
     run(scenario())
 

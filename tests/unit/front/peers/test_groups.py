@@ -171,9 +171,10 @@ def test_a_daemon_that_is_lost_is_noticed_at_once(dead: int, loop: str) -> None:
             if dead == 0:
                 await settled(both)
             begin = asyncio.get_running_loop().time()
-            for link in list((both.first, both.second)[dead].groups._links):
-                assert link._transport is not None
-                link._transport.abort()  # as the kernel does for a process that was killed
+            links = (both.first, both.second)[dead].groups.inspect().links
+            assert links
+            for link in links:
+                link.cut("the process was killed")
             over_refusal = refusal_in(await survivor.hears("fail", sequence=2))
             assert over_refusal.reason == Reason.COMMUNICATOR_FAILED and f"node {dead}" in over_refusal.message.lower()
             aborted = refusal_in(await survivor.hears("abort"))
@@ -192,9 +193,7 @@ def test_a_daemon_that_is_lost_is_noticed_at_once(dead: int, loop: str) -> None:
 
 def test_a_daemon_that_hangs_is_noticed_by_its_silence() -> None:
     async def work() -> None:
-        first, second = FakeFront("a"), FakeFront("b", make=quick(beat=100, silence=100))
-        assert first.groups.port is not None
-        first.groups.port._make = quick()
+        first, second = FakeFront("a", accept=quick()), FakeFront("b", make=quick(beat=100, silence=100))
         async with fronts(first, second):
             both = Pair(first, second)
             await both.form()
@@ -314,7 +313,7 @@ def test_a_coordinator_that_never_answers() -> None:
             await asyncio.sleep(0)
             joining.cancel()
             await asyncio.gather(joining, return_exceptions=True)
-            assert not list(second.groups) and not second.groups._joining
+            assert not list(second.groups) and not second.groups.inspect().joining
         silent.close()
 
     run(work())
@@ -420,10 +419,11 @@ def test_who_leaves_ends_it_for_all(who: int, how: str) -> None:
             over(await stays.hears("fail", sequence=3), f"node {who} has left it")
             goes.present(session, both.group, 2)
             assert refusal_in(await goes.hears("fail", sequence=2)).reason == Reason.INVALID_HANDLE
-            assert front.groups.of(session) == [] and not both.first.groups._leaders
+            assert front.groups.of(session) == [] and not both.first.groups.inspect().leaders
             (both.first, both.second)[1 - who].groups.leave(both.sessions[1 - who], both.group)
             assert not list(both.first.groups) and not list(both.second.groups)
-            assert not both.second.groups._followers and not both.second.groups._parts
+            left = both.second.groups.inspect()
+            assert not left.followers and not left.sessions
 
     run(work())
 

@@ -50,6 +50,7 @@ class World:
         self.entering: list[int] = []
         self.now = 0.0
         self.next = 0
+        self.tenants: dict[int, str] = {}
 
     def step(self) -> None:
         limits = self.ledger.step(self.now)
@@ -79,6 +80,7 @@ class World:
     def start(self, tenant: str = "", quota: int = 0, uses: bool = True) -> int:
         self.next += 1
         self.entering.append(self.next)
+        self.tenants[self.next] = tenant
         self.ledger.enter(self.next, OVERHEAD, tenant, quota, uses=uses)
         self.step()
         return self.next
@@ -175,7 +177,7 @@ def test_never_more_than_there_is_whatever_happens(sequence: list[tuple[str, int
             world.deliver(number)
         else:
             world.end(number)
-        of_x = [each for each in world.processes if world.ledger._holders[each].tenant == "x"]
+        of_x = [each for each in world.processes if world.tenants[each] == "x"]
         assert sum(world.ledger.granted(each) for each in of_x) <= quotas["x"]
     world.settle()
     assert not any(each.wanting for each in world.processes.values()), "a request was never answered"

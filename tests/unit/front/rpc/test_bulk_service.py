@@ -16,10 +16,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.rights import Right
 from hearth_proto.v1 import device_pb2
 from hearthd.front.addresses import Address
-from hearthd.front.config.front_limits import ConnectionSettings
-from hearthd.front.connections.limits import ConnectionLimits
-from hearthd.front.lanes.stripe_port import StripePort
-from hearthd.front.metrics.collector import Metrics
+from hearthd.front.lanes.stripe_port import reached_by
 from hearthd.front.rpc.bulk_service import MAX_STRIPES
 from hearthd.front.sockets import ListenError
 from hearthd.front.tenancy.tenants import Quotas, Tenant
@@ -243,11 +240,10 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
     ],
 )
 def test_where_a_client_is_sent(listens: str, beside: str, peer: str, told: str | None) -> None:
-    port = StripePort(Metrics(), ConnectionLimits(ConnectionSettings()).limiter("stripes"))
-    port._address, port._beside = Address(listens, 7423), beside
+    listening = Address(listens, 7423)
     if told is None:
         with pytest.raises(Refusal, match="own host") as refusal:
-            port.reached_by(peer)
+            reached_by(peer, listening, beside)
         assert refusal.value.reason == Reason.UNSUPPORTED
     else:
-        assert port.reached_by(peer) == Address(told, 7423)
+        assert reached_by(peer, listening, beside) == Address(told, 7423)

@@ -112,6 +112,7 @@ class Client:
 
     def __init__(self) -> None:
         self.writes: list[bytes] = []
+        self.batches = InFlightBatches()
         self.let: asyncio.Queue[Exception | None] = asyncio.Queue()
         self.more: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
@@ -131,7 +132,7 @@ def _with_client(
     async def run() -> None:
         client, sent = Client(), list[int]()
         channel: Any = SimpleNamespace(
-            batches=InFlightBatches(), replies=None, lane=None, sink=None, link=SimpleNamespace(paused=False)
+            batches=client.batches, replies=None, lane=None, sink=None, link=SimpleNamespace(paused=False)
         )
         session: Any = SimpleNamespace(id="s", queue=SimpleNamespace(full=False))
         attachment = ExecuteAttachment(
@@ -156,11 +157,11 @@ def test_a_response_goes_at_once_and_those_behind_it_in_order() -> None:
         attachment.on_response(b"22")
         attachment.on_response(b"333")
         await asyncio.sleep(0.01)
-        assert client.writes == [b"1"] and attachment._intake.unread == 6 and not sent
+        assert client.writes == [b"1"] and attachment.inspect().unread == 6 and not sent
         for number, unread in enumerate((5, 3, 0), 1):
             client.let.put_nowait(None)
             await asyncio.sleep(0.01)
-            assert attachment._intake.unread == unread and sent == [1, 2, 3][:number]
+            assert attachment.inspect().unread == unread and sent == [1, 2, 3][:number]
         assert client.writes == [b"1", b"22", b"333"]
         attachment.on_response(b"4444")
         assert client.writes[-1] == b"4444"
@@ -170,12 +171,11 @@ def test_a_response_goes_at_once_and_those_behind_it_in_order() -> None:
 
 def test_an_ack_waits_for_the_response_before_it() -> None:
     async def scenario(client: Client, attachment: ExecuteAttachment, running: Any, sent: list[int]) -> None:
-        batches = attachment._channel.batches
-        batches.give(1)
+        client.batches.give(1)
         attachment.on_response(b"1")
-        batches.acknowledge(1)
-        attachment._make_ack_due()
-        await asyncio.sleep(0.01)
+        client.batches.acknowledge(1)
+        attachment.on_ack(1)
+        await asyncio.sleep(0.05)  # the ack is due by now
         assert client.writes == [b"1"]
         client.let.put_nowait(None)
         await asyncio.sleep(0.01)

@@ -16,6 +16,7 @@ from hearth_proto.v1 import commands_pb2, device_pb2
 from tests.support.front.execute_batches import batch, device_settles, read_until
 from tests.support.front.fake_device import FakeLauncher
 from tests.support.front.fixture import ended, front, run, until
+from tests.support.front.resumed_streams import window
 
 
 def test_batches_pass_through_and_are_acknowledged(tmp_path: Path) -> None:
@@ -251,7 +252,7 @@ def test_drain_is_announced(tmp_path: Path) -> None:
             draining = asyncio.create_task(f.daemon.drain())
             event = (await stream.read()).event
             assert 4_000_000_000 < event.draining.deadline_ns <= 5_000_000_000
-            f.daemon._drain.hurry()
+            f.daemon.parts.drain.hurry()
             await draining
             await f.daemon.stop(at_once=True)
             assert (await ended(stream)).reason == Reason.SESSION_EXPIRED
@@ -265,9 +266,9 @@ def test_a_client_that_does_not_read_is_not_served_without_bound(tmp_path: Path)
     async def scenario() -> None:
         async with front(tmp_path, limits__max_batches_in_flight=10_000) as f:
             await f.open()
+            window(f, max_batches=100_000, max_queued_hard=1 << 20)
             stream = await f.attach()
             [attachment] = f.daemon.device_service.attachments
-            attachment._window = attachment._window.__class__(max_batches=100_000, max_queued_hard=1 << 20)
             big = device_pb2.ExecuteResponse(
                 result=commands_pb2.Result(read=commands_pb2.ReadResult(data=bytes(400_000)))
             )
@@ -278,9 +279,9 @@ def test_a_client_that_does_not_read_is_not_served_without_bound(tmp_path: Path)
                     f.device().send(Kind.RESPONSE, payload, channel=1)
 
             await asyncio.to_thread(flood)
-            await until(lambda: attachment._end is not None)
-            assert attachment._end is not None
-            assert attachment._end.reason == Reason.QUEUE_FULL
+            await until(lambda: attachment.inspect().end is not None)
+            end = attachment.inspect().end
+            assert end is not None and end.reason == Reason.QUEUE_FULL
             with pytest.raises(grpc.aio.AioRpcError):
                 while True:
                     await stream.read()

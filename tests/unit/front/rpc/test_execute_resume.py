@@ -113,7 +113,7 @@ def test_full_of_replies_pushes_back_and_forgets_nothing(tmp_path: Path, full: s
             for seq in range(3, 9):
                 await stream.write(batch(seq, requests=2))
             [attachment] = f.daemon.device_service.attachments
-            await until(lambda: len(attachment._intake.held) == 6)
+            await until(lambda: attachment.inspect().held == 6)
             await device_settles(f)
             assert len(f.device().batches) == 2 and kept(f).full, "the others wait"
             seen, taken = 4, [1, 1, 2, 2]
@@ -141,7 +141,7 @@ def test_held_batches_are_sent_again_by_the_client(tmp_path: Path) -> None:
             for seq in range(2, 6):
                 await stream.write(batch(seq, requests=2))
             [attachment] = f.daemon.device_service.attachments
-            await until(lambda: len(attachment._intake.held) == 4)
+            await until(lambda: attachment.inspect().held == 4)
             stream.cancel()
             await gone(f)
             await device_settles(f)
@@ -191,7 +191,7 @@ def test_late_messages_of_an_old_stream_are_not_taken(tmp_path: Path) -> None:
                 await old.write(batch(seq))
             await until(lambda: len(f.device().batches) == 2)
             [attachment] = f.daemon.device_service.attachments
-            await until(lambda: attachment._intake.held)
+            await until(lambda: attachment.inspect().held)
             new, attached = await resume(f, received=0)
             assert attached.last_seq == 2
             f.device().release_acks()

@@ -41,7 +41,7 @@ async def half_way(f: Front) -> None:
     await until(lambda: len(f.device().uploads.get(5, b"")) == 4000)
     call.cancel()
     [session] = f.daemon.sessions
-    await until(lambda: session.channels[0].transfers._flows[5].parked)
+    await until(lambda: session.channels[0].transfers.inspect()[5].parked)
 
 
 @pytest.mark.parametrize("offset", [4000, 3500, 0])
@@ -81,7 +81,7 @@ def test_an_upload_whose_stream_breaks_behind_its_last_byte(tmp_path: Path) -> N
             await call.write(chunk(f, DATA[4000:], 4000))
             await until(lambda: 5 in f.device().finished)
             call.cancel()
-            await until(lambda: 5 not in session.channels[0].transfers._flows)
+            await until(lambda: 5 not in session.channels[0].transfers.inspect())
             link.drain = drain
             assert await status(f) == (True, len(DATA), True)
             assert (await f.devices.Upload(iter([chunk(f, DATA)]))).received == len(DATA)
@@ -234,9 +234,9 @@ def test_a_download_continues(tmp_path: Path, offset: int) -> None:
             again = await rest(download(f, offset), offset)
             assert taken[:offset] + again == data
             [session] = f.daemon.sessions
-            assert session.channels[0].transfers._flows, "kept until the client says that all has come"
+            assert session.channels[0].transfers.inspect(), "kept until the client says that all has come"
             await stream.write(received(0, t5=len(data)))
-            await until(lambda: not session.channels[0].transfers._flows)
+            await until(lambda: not session.channels[0].transfers.inspect())
             assert not f.device().aborted
 
     run(scenario())
@@ -258,7 +258,8 @@ def test_a_download_that_is_displaced_in_its_first_write(tmp_path: Path) -> None
             async with grpc.aio.insecure_channel(f"unix:{f.daemon.config.unix_path}", narrow) as channel:
                 old = download(f, by=device_pb2_grpc.DeviceServiceStub(channel))
                 [session] = f.daemon.sessions
-                await until(lambda: (flow := session.channels[0].transfers._flows.get(5)) and flow._current)
+                transfers = session.channels[0].transfers
+                await until(lambda: (flow := transfers.inspect().get(5)) and flow.handed_out)
                 assert await rest(download(f), 0) == data
                 async with asyncio.timeout(20):
                     with pytest.raises(grpc.aio.AioRpcError) as displaced:
@@ -282,8 +283,7 @@ def test_what_is_gone_cannot_be_had_again(tmp_path: Path) -> None:
                 await call.read()
             await stream.write(received(0, t5=4000))
             [session] = f.daemon.sessions
-            flow: Any = session.channels[0].transfers._flows[5]
-            await until(lambda: flow._kept and flow._kept[0].start == 4000)
+            await until(lambda: session.channels[0].transfers.inspect()[5].kept_from == 4000)
             refusal = await ended(download(f, 3000))
             assert refusal.reason == Reason.INVALID_ARGUMENT and refusal.details["allowed"].startswith("4000 to ")
             assert len(await rest(download(f, 4500), 4500)) == 16_000
@@ -342,7 +342,7 @@ def test_transfers_of_a_session_that_ends_go_with_it(tmp_path: Path) -> None:
             [session] = f.daemon.sessions
             channel = session.channels[0]
             await until(lambda: not len(f.daemon.sessions))
-            await until(lambda: not channel.transfers._flows)
+            await until(lambda: not channel.transfers.inspect())
             assert (await refused(f.devices.TransferStatus(device_pb2.TransferStatusRequest(
                 session_token=f.token, transfer=5)))).reason == Reason.SESSION_EXPIRED  # fmt: skip
             assert not [task for task in asyncio.all_tasks() if "execute" in task.get_name()]

@@ -203,7 +203,7 @@ def test_a_device_ends_a_download(tmp_path: Path) -> None:
             await until(lambda: f.device().opened)
             call = f.devices.Download(device_pb2.DownloadRequest(session_token=f.token, transfer=5))
             reading = asyncio.ensure_future(call.read())
-            await until(lambda: (1, 5) in f.device()._downloads)
+            await until(lambda: (1, 5) in f.device().downloads)
             status = Refusal(Reason.BUFFER_LOST, "gone").to_status().SerializeToString()
             f.device().send(Kind.ABORT, status, channel=1, id=5)
             await asyncio.gather(reading, return_exceptions=True)
@@ -282,7 +282,7 @@ def test_transfers_end_with_their_device(tmp_path: Path) -> None:
             await until(lambda: 5 in f.device().uploads)
             download = f.devices.Download(device_pb2.DownloadRequest(session_token=f.token, transfer=6))
             reading = asyncio.ensure_future(download.read())
-            await until(lambda: (1, 6) in f.device()._downloads)
+            await until(lambda: (1, 6) in f.device().downloads)
             f.device().die()
             assert (await refused(call)).reason == Reason.DEVICE_LOST
             await asyncio.gather(reading, return_exceptions=True)

@@ -107,7 +107,7 @@ def test_a_call_that_its_client_gives_up_leaves_nothing(tmp_path: Path) -> None:
             assert error.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             link = f.daemon.supervisor.find(0).link
             assert link is not None
-            await until(lambda: not link._calls)
+            await until(lambda: not link.pending_calls)
             [session] = list(f.daemon.sessions)
             await until(lambda: session.connections == 0)
 

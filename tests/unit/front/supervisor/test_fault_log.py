@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,8 +46,8 @@ def test_window_does_not_depend_on_the_rate_of_sampling() -> None:
     for step in range(3000):  # a hundred a second
         rates.sample(step / 100, {"n": step})
     assert rates.per_second(29.99)["n"] == pytest.approx(100)
-    assert len(rates._samples) < 40
-    assert rates._samples[-1][0] - rates._samples[0][0] == pytest.approx(WINDOW_S, abs=1)
+    kept = rates.inspect()
+    assert kept.samples < 40 and kept.seconds == pytest.approx(WINDOW_S, abs=1)
 
 
 def test_a_device_that_says_nothing_any_more_slows_down() -> None:
@@ -179,11 +181,14 @@ def frame(body: bytes, channel: int = 7) -> Frame:
 
 def test_whose_a_trace_is_the_front_knows_and_not_the_device_process() -> None:
     session: Any = SimpleNamespace(id="s1", tenant=ALICE)
-    link: Any = SimpleNamespace(ordinal=1, channels={7: SimpleNamespace(session_id="s1")})
+    listeners: dict[int, Callable[[Frame], None]] = {}
+    link: Any = SimpleNamespace(ordinal=1, channels={7: SimpleNamespace(session_id="s1")}, listen=listeners.__setitem__)
     traces = RecentTraces({"s1": session}.get)
+    asyncio.run(traces.watch(link))
+    traced = listeners[Kind.TRACED]
     good = {"events": 3, "epoch_ns": 10**18, "lasted_ns": 5 * 10**8, "tenant": "bob"}
-    traces._traced(link, frame(json.dumps(good).encode() + b"\npacked\nbytes"))
-    traces._traced(link, frame(json.dumps(good).encode() + b"\nx", channel=8))
+    traced(frame(json.dumps(good).encode() + b"\npacked\nbytes"))
+    traced(frame(json.dumps(good).encode() + b"\nx", channel=8))
     [entry] = traces.seen_by(OPERATOR)
     kept = traces.find(entry["id"], ALICE)
     assert kept is not None and kept.packed == b"packed\nbytes" and len(kept.id) >= 20
@@ -192,5 +197,5 @@ def test_whose_a_trace_is_the_front_knows_and_not_the_device_process() -> None:
                 b'{"events": 1, "epoch_ns": NaN, "lasted_ns": 1}\n',
                 b'{"events": -1, "epoch_ns": 1, "lasted_ns": 1}\n'):  # fmt: skip
         with pytest.raises(ValueError):
-            traces._traced(link, frame(bad))
+            traced(frame(bad))
     assert len(traces.seen_by(OPERATOR)) == 1

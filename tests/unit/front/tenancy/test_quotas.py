@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from hearth_proto.frames import Frame, Kind
+from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2, node_pb2
@@ -95,11 +94,8 @@ def test_used_up_time_ends_streams_and_refuses_work(tmp_path: Path) -> None:
             account.tenant = Tenant("default", quotas=Quotas(gpu_seconds=1.0))
             await stream.write(device_pb2.ExecuteRequest(batch=c.Batch(seq=1)))
             assert (await stream.read()).ack.seq == 1
-            link = f.daemon.supervisor.find(0).link
-            assert link is not None
             for nanoseconds in (4 * 10**8, 7 * 10**8):
-                payload = f'{{"{session.id}": {nanoseconds}}}'.encode()
-                link._dispatch(Frame(Kind.METER, 0, 0, 0, payload))
+                f.device(0).send(Kind.METER, f'{{"{session.id}": {nanoseconds}}}'.encode())
             refusal = await ended(stream)
             assert refusal.reason == Reason.QUOTA_EXCEEDED
             assert refusal.details == {"quota": "gpu_seconds", "used": "1.100", "allowed": "1"}
@@ -123,15 +119,15 @@ def test_accounts_listen_to_every_process(tmp_path: Path) -> None:
         async with front(tmp_path, devices__max_restarts=3) as f:
             await f.open()
             (session,) = f.daemon.sessions
-            await meter(f, session.id)
+            meter(f, session.id)
+            await until(lambda: session.device_ns == 5)
             f.device(0).die()
             await until(lambda: f.daemon.supervisor.find(0).generation == 2 and f.daemon.supervisor.find(0).link)
-            await meter(f, session.id)
-            assert session.device_ns == 10
+            meter(f, session.id)
+            await until(lambda: session.device_ns == 10)
 
-    async def meter(f: Front, session: str) -> None:
-        link: Any = f.daemon.supervisor.find(0).link
-        link._dispatch(Frame(Kind.METER, 0, 0, 0, f'{{"{session}": 5}}'.encode()))
+    def meter(f: Front, session: str) -> None:
+        f.device(0).send(Kind.METER, f'{{"{session}": 5}}'.encode())
 
     run(scenario())
 
