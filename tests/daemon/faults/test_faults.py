@@ -53,10 +53,10 @@ class Faulty:
 
 def test_a_wild_pointer_costs_its_device_only(lossy: DaemonProcess) -> None:
     faulty = Faulty(lossy)
-    pid, first, second = lossy.device_pid(), lossy.generation(), lossy.generation(-1)
+    pid, first = lossy.device_pid(), lossy.generation()
     bystander, stop, rounds = None, threading.Event(), []
     if len(faulty.node.devices) > 1:
-        other = faulty.node.device(1)
+        other, second = faulty.node.device(1), lossy.generation(1)
 
         def work() -> None:
             while not stop.is_set():

@@ -115,20 +115,25 @@ def test_addresses(target: str, expected: dict[str, Any]) -> None:
     assert telemetry.of(connection) == {**expected, "hearth.session": "s", "hearth.device": 3}
 
 
-def test_call_without_spans_costs_next_to_nothing() -> None:
-    """Less than a microsecond; the least of many rounds, since others use this machine."""
+def test_call_without_spans_costs_one_further_call() -> None:
+    """Counted: on a busy machine the time of a call says little; it is half a microsecond on a quiet one."""
     program = """
-import timeit
+import sys
 from hearth import telemetry
 
 class Some:
     def plain(self, stream=None, *, timeout=None): pass
     traced = telemetry.traced("x")(plain)
 
-some, n = Some(), 20_000
-def least(call):
-    return min(timeit.repeat(call, number=n, repeat=25)) / n
-print(1e9 * (least(lambda: some.traced(timeout=1)) - least(lambda: some.plain(timeout=1))))
+some = Some()
+def calls(call):
+    call()
+    found = []
+    sys.setprofile(lambda frame, event, about: found.append(event) if "call" in event else None)
+    call()
+    sys.setprofile(None)
+    return len(found)
+print(calls(lambda: some.traced(timeout=1)) - calls(lambda: some.plain(timeout=1)))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert float(done.stdout) < 1000, f"{done.stdout} ns"
+    assert int(done.stdout) == 1, done.stdout
