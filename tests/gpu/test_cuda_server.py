@@ -134,10 +134,11 @@ def test_allocate_free_reuse(server: CudaServer, stream: Stream) -> None:
     second = server.allocate(1000, stream)
     assert abs(second.address - first.address) >= 1000
     server.free(second, stream)
+    server.free(server.allocate(100_000, stream), stream)
     reserved = server.memory_info().reserved
     for _ in range(10_000):
         server.free(server.allocate(100_000, stream), stream)
-    assert server.memory_info().reserved <= reserved + (64 << 20), "freed memory serves the next request"
+    assert server.memory_info().reserved == reserved, "freed memory serves the next request"
     for memory in (first, second):
         server.free(memory, stream)
         server.free(memory, stream)  # a second time does nothing
@@ -174,9 +175,7 @@ def test_memory_info_and_trim(server: CudaServer, stream: Stream) -> None:
     finish(server, stream)
     assert server.memory_info().reserved >= 256 << 20, "kept for the next request"
     server.trim()
-    after = server.memory_info()
-    assert after.reserved < 256 << 20
-    assert after.free > info.free
+    assert server.memory_info().reserved < 256 << 20  # what is free on the device depends on other processes
 
 
 def test_out_of_memory_says_what_there_is_and_harms_nothing(server: CudaServer, stream: Stream) -> None:
