@@ -95,7 +95,7 @@ def refuse(
         reason,
         f"launch of {kernel} with grid {grid}, block {block}, {shared_mem} bytes of dynamic shared memory: "
         + "; ".join(wrong),
-        fix="change what is named; node.device(i).properties and the function's attributes hold the limits",
+        fix="launch within these limits; node.device(i).properties and the function's attributes hold them",
         details={
             "kernel": kernel,
             "grid": grid,

@@ -173,7 +173,7 @@ def refuse(spec: TensorMapSpec, wrong: Sequence[str], what: str, **more: object)
     return Refusal(
         Reason.TENSOR_MAP_INVALID,
         f"{what}, {spec.dtype} of shape {spec.shape} (innermost first): " + "; ".join(wrong),
-        fix="change what is named; see cuTensorMapEncodeTiled and cuTensorMapEncodeIm2col in the CUDA driver's manual",
+        fix="correct these arguments; the CUDA driver's manual has the rules: cuTensorMapEncodeTiled, ...Im2col",
         details=details,
     )
 

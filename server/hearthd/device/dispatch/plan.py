@@ -130,7 +130,7 @@ def refuse(kernel: str, failures: Sequence[BindingFailure], details: dict[str, o
     return Refusal(
         failures[0].reason,
         f"dispatch of {kernel}: " + "; ".join(failure.text for failure in failures),
-        fix="change what is named; nothing was allocated or run",
+        fix="correct these arguments and dispatch again; nothing was allocated or run",
         details={"kernel": kernel, "failures": len(failures), **(details or {})},
     )
 
