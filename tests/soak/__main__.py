@@ -24,9 +24,9 @@ from typing import Any
 from tests.attacks import rows
 from tests.attacks.trial import target_of
 from tests.soak.pauses import Pauses
-from tests.soak.sample import cpu
+from tests.soak.sample import cpu, sample
 from tests.soak.trouble import KILLED, KINDS
-from tests.soak.watch import Watch
+from tests.soak.watch import DESCRIPTORS, Watch
 from tests.support.daemon.harness import BACKEND, DaemonProcess, environment, shared_memory
 from tests.support.daemon.tenants import tenant, tenants
 
@@ -215,7 +215,8 @@ def main() -> int:
 
 def soak(daemon: DaemonProcess, chosen: argparse.Namespace, tokens: list[str]) -> dict[str, Any]:
     """`tokens`: one for each client, empty where the daemon has no tenants."""
-    watch = Watch(daemon)
+    watch = Watch(daemon, attacked=bool(chosen.strangers))
+    idle = descriptors(daemon)
     kinds = list(KINDS)
     children = [
         Child(kinds[n % len(kinds)], n, chosen.seed * 1000 + n, daemon.unix, token) for n, token in enumerate(tokens)
@@ -248,7 +249,8 @@ def soak(daemon: DaemonProcess, chosen: argparse.Namespace, tokens: list[str]) -
     if ended is not None:
         problems.append(f"the daemon ended by itself with {ended}")
     else:
-        problems += at_rest(daemon)
+        tenants = chosen.clients if chosen.strangers else 1
+        problems += at_rest(daemon, idle + DESCRIPTORS + OF_A_PROCESS * tenants * chosen.devices)
     summaries, grown = watch.verdict(chosen.seconds)
     totals: collections.Counter[str] = collections.Counter()
     for child in children:
@@ -277,8 +279,22 @@ def soak(daemon: DaemonProcess, chosen: argparse.Namespace, tokens: list[str]) -
     }
 
 
-def at_rest(daemon: DaemonProcess) -> list[str]:
-    """Returns what is still held when all clients have gone and the leases of the killed ones are over."""
+OF_A_PROCESS = 3
+"""Descriptors that a device process costs the front. Those of a tenant stay when its sessions have ended."""
+
+
+def descriptors(daemon: DaemonProcess) -> int:
+    """Returns the number of the front's open descriptors."""
+    taken = sample(daemon.process.pid)
+    return taken.fds if taken is not None else 0
+
+
+def at_rest(daemon: DaemonProcess, most: int) -> list[str]:
+    """Returns what is still held when all clients have gone and the leases of the killed ones are over.
+
+    Args:
+        most: descriptors that the front may have.
+    """
     deadline = time.monotonic() + 20.0
     names = ("sessions", "buffers", "modules", "memory_in_use_bytes")
     held: list[str] = []
@@ -290,10 +306,14 @@ def at_rest(daemon: DaemonProcess) -> list[str]:
             for name in names
             if device["gauges"].get(name)
         ]
-        if not held and not status["sessions"]:
+        if status["sessions"]:
+            held.append(f"{len(status['sessions'])} sessions are left")
+        if (found := descriptors(daemon)) > most:
+            held.append(f"the front holds {found} descriptors; allowed are {most}")
+        if not held:
             return []
         time.sleep(0.2)
-    return held + ([f"{len(status['sessions'])} sessions live on"] if status["sessions"] else [])
+    return held
 
 
 if __name__ == "__main__":
