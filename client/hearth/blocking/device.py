@@ -86,9 +86,8 @@ class Device(BaseDevice[DeviceArray, Stream]):
             DtypeError: `code` or `options` has a wrong type.
             UnsupportedError: A keyword of CuPy's asks for something that Hearth does not do.
         """
-        from hearth.blocking.module import (
-            RawModule,  # when the device has been attached to: its lane is opened meanwhile
-        )
+        # Imported when the device has been attached to: its lane is opened meanwhile.
+        from hearth.blocking.module import RawModule
 
         return RawModule(
             self,

@@ -18,7 +18,7 @@ Number = int | float
 
 @dataclass(frozen=True)
 class RatesView:
-    """What a `Rates` keeps, for tests and diagnostics."""
+    """State of a `Rates`, for tests and diagnostics."""
 
     samples: int
     seconds: float

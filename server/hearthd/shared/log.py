@@ -59,6 +59,27 @@ def configure(level: str = "info", format: str = "auto") -> None:
     root.setLevel(max(_threshold, logging.WARNING))
 
 
+class WithoutErrors(logging.Filter):
+    """Drops a library's records of exceptions of one class, which strangers cause: they could fill the log with them.
+
+    Args:
+        logger: name of the library's logger.
+        errors: the class; records of subclasses are dropped as well.
+    """
+
+    def __init__(self, logger: str, errors: type[BaseException]) -> None:
+        super().__init__()
+        self._logger = logging.getLogger(logger)
+        self._errors = errors
+
+    def install(self) -> None:
+        """Adds the filter to the logger; once, however often it is called."""
+        self._logger.addFilter(self)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (record.exc_info and isinstance(record.exc_info[1], self._errors))
+
+
 def _from_level_up(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     if _LEVELS.get(method, logging.CRITICAL) < _threshold:
         raise structlog.DropEvent

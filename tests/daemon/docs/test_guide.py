@@ -31,9 +31,9 @@ def section(title: str, page: str = GUIDE) -> str:
     return page.split(f"\n## {title}\n")[1].split("\n## ", maxsplit=1)[0]
 
 
-def program_of(title: str, place: int = 0) -> str:
-    """Returns a program of a section of the guide."""
-    return [fence.text for fence in fences(section(title)) if fence.language == "python"][place]
+def program_of(title: str, place: int = 0, page: str = GUIDE) -> str:
+    """Returns a program of a section of a page."""
+    return [fence.text for fence in fences(section(title, page)) if fence.language == "python"][place]
 
 
 def run(code: str, daemon: DaemonProcess) -> list[str]:
@@ -50,8 +50,11 @@ def run(code: str, daemon: DaemonProcess) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_a_first_program(daemon: DaemonProcess) -> None:
-    first, profile, mean = run(program_of("A first program"), daemon)
+@pytest.mark.parametrize(
+    "code", [program_of("Sixty seconds", page=README), program_of("A first program")], ids=["README", "guide"]
+)
+def test_a_first_program(daemon: DaemonProcess, code: str) -> None:
+    first, profile, mean = run(code, daemon)
     assert first == "[ 0.  4.  8. 12.]"
     assert re.fullmatch(r"[1-9]\d* ns on the device", profile)
     assert mean == ("[1.5 1.5 1.5 1.5]" if BACKEND == "cpu" else mean)
@@ -121,7 +124,7 @@ def shell(title: str) -> list[str]:
 
 
 def test_from_the_shell(daemon: DaemonProcess, tmp_path: Path) -> None:
-    (source,) = re.findall(r'source = r"""\n(.*?)"""', README, re.DOTALL)
+    (source,) = re.findall(r'source = r"""\n(.*?)"""', program_of("Sixty seconds", page=README), re.DOTALL)
     (tmp_path / "saxpy.cu").write_text(source)
     (tmp_path / "my_program.py").write_text("import hearth\nhearth.connect().device(0).zeros(3).get()\n")
     here = {  # what stands for a machine of the reader's, or would not end

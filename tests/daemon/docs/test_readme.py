@@ -7,28 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.daemon.harness import BACKEND, DaemonProcess, environment, on_cpu
-from tests.support.daemon.pages import fences
+from tests.support.daemon.harness import environment, on_cpu
 from tests.support.folders import ROOT
 
 README = (ROOT / "README.md").read_text()
-
-
-def test_the_quick_start(daemon: DaemonProcess) -> None:
-    (code,) = [fence.text for fence in fences(README) if fence.language == "python"]
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment(HEARTH_TARGET=daemon.unix),
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    first, profile, mean = done.stdout.splitlines()
-    assert first == "[ 0.  4.  8. 12.]"
-    assert re.fullmatch(r"[1-9]\d* ns on the device", profile)
-    assert mean == ("[1.5 1.5 1.5 1.5]" if BACKEND == "cpu" else mean)
 
 
 def test_the_readme_is_short() -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -27,23 +26,15 @@ from hearthd.front.admission.account import UnauthenticatedBytes
 from hearthd.front.admission.gate import GatedService
 from hearthd.front.admission.limits import MAX_STRANGER_BYTES
 from hearthd.front.errors import Context, abort
+from hearthd.shared.log import WithoutErrors
 
 log = structlog.get_logger("hearthd.admission")
 
 _aio: Any = grpc.aio
 _core: Any = cygrpc
 Options = Sequence[tuple[str, int]]
-
-
-class _Decodable(logging.Filter):
-    """Drops gRPC's log records of metadata that is no UTF-8: any stranger could fill the log with them. The call is
-    answered like any other without a credential, and counted."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not (record.exc_info and isinstance(record.exc_info[1], UnicodeDecodeError))
-
-
-_DECODABLE = _Decodable()
+_UNDECODABLE = WithoutErrors(cygrpc.__name__, UnicodeDecodeError)
+"""Metadata that is no UTF-8: the call is answered like any other without a credential, and counted."""
 
 
 def options(largest: int) -> Options:
@@ -68,7 +59,7 @@ def make(
 ) -> grpc.aio.Server:
     """A server of these services that has not begun. `admits`: whether a call of a peer, by gRPC's name, is looked at;
     one that is not is dropped before Python has made objects of its metadata."""
-    logging.getLogger(_core.__name__).addFilter(_DECODABLE)
+    _UNDECODABLE.install()
     names = ("_request_call", "_request_registered_call", "_make_request_call_future", "add_registered_method_handlers")
     core = _core.AioServer
     known = all(hasattr(core, name) for name in names) and all(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import math
 import socket
 from collections.abc import Awaitable, Callable, Mapping
@@ -37,6 +36,7 @@ from hearthd.front.sockets import UnixSocket, listen_error
 from hearthd.front.supervisor import gauges
 from hearthd.front.supervisor.supervisor import Supervisor
 from hearthd.front.tenancy.tenants import EVERYONE, Tenant
+from hearthd.shared.log import WithoutErrors
 
 log = structlog.get_logger("hearthd.http")
 
@@ -50,12 +50,8 @@ _NEVER = 3600.0
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class _InternalErrors(logging.Filter):
-    """Passes aiohttp's log records with a traceback, except those of bytes that are no request: their sender gets an
-    answer, and could fill the log with them."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+_NO_REQUESTS = WithoutErrors("aiohttp.server", HttpProcessingError)
+"""Bytes that are no request: their sender gets an answer."""
 
 
 class HttpServer:
@@ -134,7 +130,7 @@ class HttpServer:
 
     async def start(self, address: Address | None, unix: UnixSocket | None = None) -> Address | None:
         """Listens on TCP, on a Unix socket, or on both; returns the address with its port. Raises `ListenError`."""
-        logging.getLogger("aiohttp.server").addFilter(_InternalErrors())
+        _NO_REQUESTS.install()
         self._listens = address.host if address is not None else ""
         self._runner = web.AppRunner(
             self.application(), access_log=None, handle_signals=False, shutdown_timeout=1.0, handler_cancellation=True,
