@@ -1,5 +1,8 @@
-"""Receipts: counts the daemon's responses, and decides when to acknowledge them. The daemon keeps a response until
-then, for a stream that breaks."""
+"""Receipts: counts the daemon's responses and decides when to acknowledge them.
+
+The daemon keeps each response until the client acknowledges it, so that it can send the response again after a broken
+stream.
+"""
 
 from __future__ import annotations
 
@@ -13,40 +16,41 @@ BYTES = 1 << 20
 DOWNLOADED_BYTES = 4 << 20
 """Number of bytes of downloads after which a receipt is due."""
 _DOWNLOADS = 256
-"""Number of downloads that are reported again after a break; older ones ended long ago."""
+"""Maximum number of downloads that are reported again after a break; older downloads have ended long before."""
 
 
 class Receipts:
-    """Receipts of one attachment."""
+    """Counts of received responses and downloaded bytes of one attachment, and the receipts sent for them."""
 
     def __init__(self) -> None:
         self.responses = 0
-        """Results and events that have come."""
+        """Number of results and events received."""
         self.responses_due = RESPONSES
         """Number of responses at which a receipt is due."""
         self._bytes = 0
         self._told = 0
         self._told_bytes = 0
-        self._arrived: OrderedDict[int, int] = OrderedDict()  # transfer -> bytes of a download that have come
+        # transfer -> number of bytes of the download received so far
+        self._arrived: OrderedDict[int, int] = OrderedDict()
         self._untold: dict[int, int] = {}
         self._untold_bytes = 0
         self.due = False
         """True if a receipt should be sent now."""
 
     def response(self) -> None:
-        """A result or an event has come."""
+        """Counts one received result or event."""
         self.responses = count = self.responses + 1
         if count >= self.responses_due:
             self.due = True
 
     def size(self, size: int) -> None:
-        """Counts the bytes of the response that has just come."""
+        """Adds the size, in bytes, of the response received last."""
         self._bytes += size
         if self._bytes - self._told_bytes >= BYTES:
             self.due = True
 
     def arrived(self, transfer: int, size: int) -> None:
-        """The first `size` bytes of a download have come."""
+        """Records that the first `size` bytes of the download `transfer` have been received."""
         self._untold_bytes += size - self._arrived.get(transfer, 0)
         self._arrived[transfer] = self._untold[transfer] = size
         self._arrived.move_to_end(transfer)
@@ -57,16 +61,17 @@ class Receipts:
 
     @property
     def untold(self) -> bool:
-        """True if the daemon has not been sent a receipt of all responses."""
+        """True if some received responses are not covered by a receipt yet."""
         return self.responses != self._told
 
     @property
     def small(self) -> bool:
-        """True if there is a receipt to send that can wait until nothing else is to be sent."""
+        """True if downloads have to be reported in a receipt that is not urgent: it may wait until the sender is
+        idle."""
         return bool(self._untold)
 
     def request(self) -> bytes:
-        """Returns the receipt message, which counts as sent now."""
+        """Returns the serialized receipt and counts it as sent."""
         message = encode.received(self.responses, self._untold)
         self._untold.clear()
         self._untold_bytes = 0
@@ -74,8 +79,8 @@ class Receipts:
         return message
 
     def attached(self) -> None:
-        """Notes that an Attach has reported the responses; reports about downloads may have been lost with the stream
-        before."""
+        """Notes that an Attach has reported the responses. Downloads are reported again, because receipts for them may
+        have been lost with the previous stream."""
         self._note()
         self._untold = dict(self._arrived)
         self._untold_bytes = DOWNLOADED_BYTES if self._untold else 0

@@ -1,8 +1,8 @@
 """The attachment to a device, driven by threads: those that submit, one that sends, one that receives.
 
-A lone command goes at once; while a batch is on its way further commands gather, so that batches form by themselves
-under load. The receiving thread never waits; a thread that submits faster than the daemon executes does. The work goes
-over a lane (`hearth.session.lane_channel`), waits for one, or goes over the Execute stream.
+A lone command is sent at once. While a batch is in flight, further commands gather, so that batches form by themselves
+under load. The receiving thread never blocks on the daemon; a thread that submits faster than the daemon executes does.
+The work goes over a lane (`hearth.session.lane_channel`), is held back for a lane, or goes over the Execute stream.
 """
 
 from __future__ import annotations
@@ -41,21 +41,22 @@ if TYPE_CHECKING:
     from hearth.transport.lane import Lane
 
 HELD_S = 0.25
-"""Seconds that work waits for a lane, while the daemon finishes the commands it received before a break."""
+"""Maximum seconds for which work is held back for a lane, while the daemon finishes the commands that it received
+before."""
 _IDLE_S = 1.0
-"""Longest delay in seconds of a buffer's free after the one race that `nudge` loses: it takes no lock."""
+"""Maximum delay, in seconds, of a buffer's free if `_nudge` did not get the lock, and so did not wake the sender."""
 _AWAY_S = 1.0
-"""Seconds that `close` waits for a broken connection."""
+"""Seconds for which `settle` waits for a broken connection to be resumed."""
 _TURN_S = 0.5e-3
-"""Seconds for which sendable commands may lie in the queue before the submitting thread yields to others."""
+"""Seconds for which sendable commands may stay in the queue before the submitting thread yields to other threads."""
 _LANE_TURN_S = 50e-6
-"""Seconds of the yield over a lane, where the submitting thread sends worthwhile batches itself: only the receiving
-thread needs a turn, to report completions."""
+"""Duration, in seconds, of that yield over a lane. There the submitting thread itself sends sufficiently large batches,
+and only the receiving thread needs the interpreter, to report completions."""
 
 
 class Attachment:
-    """Abstract attachment: a session's work on one device, from one attach to the loss of the device or the close of
-    the session. Where the connection breaks, it continues over the next. A subclass opens it."""
+    """Abstract attachment: a session's work on one device, from the first attach to the loss of the device or the close
+    of the session. If the connection breaks, the attachment continues over the next one. A subclass opens it."""
 
     def __init__(
         self,
@@ -65,11 +66,16 @@ class Attachment:
         kernel_output: KernelOutput | None = None,
         requests: Iterator[int] | None = None,
     ) -> None:
-        """`requests`: mints their numbers, where others number theirs alike."""
+        """Stores the callbacks.
+
+        `requests` yields the request numbers, so that consecutive attachments of a connection share one numbering;
+        None: the numbers begin with 1. `on_end` is called with the attachment, its final error and True if that error
+        has to be reported.
+        """
         self._requests_minted = requests if requests is not None else itertools.count(1)
         self.session = Session(limits, next(self._requests_minted))
         self.queue = self.session.queue
-        """Commands on their way out: the session's."""
+        """Queue of outgoing commands: the queue of `session`."""
         self._before: Callable[[], None] | None = None
         """Called by a waiting thread before its wait for an answer returns."""
         if kernel_output is not None:
@@ -83,24 +89,24 @@ class Attachment:
         self.lookout = Lookout(cores())
         """Adaptive spin-wait of threads at a lane."""
         self.signals: Signals | None = None
-        """Completion signals of copies, written by the device; None: there are none."""
+        """Completion signals of copies, which the device writes; None: there are none."""
         self._on_end = on_end
         self._on_late_error = on_late_error
         self._stream = 0
         self._watchdog: Watchdog | None = None
         self._lock = threading.Lock()
         self.waiters = Waiters(self._lock)
-        self._change = threading.Condition(self._lock)  # for room, for the attach, for quiet
+        self._change = threading.Condition(self._lock)  # notified of room in the queue, of an attach, and of idleness
         self._calls: SimpleQueue[None] = SimpleQueue()
-        """Wake-up channel of the stream's idle sender; each stream has a separate one."""
+        """Queue that wakes the stream's idle sender; each stream has a separate one."""
         self._sender_waits = False
-        """True if the sender has to be woken when there is something to send; read with the lock held."""
+        """True if the sender has to be woken when there is something to send. Accessed with the lock held."""
         self.channel: LaneChannel | None = None
-        """The live lane, over which the work goes; None: it goes over the Execute stream."""
+        """The live lane that carries the work; None: the Execute stream carries it."""
         self._held_until = 0.0
-        """Monotonic time before which nothing is sent, unless a lane comes to life; 0: nothing is held back."""
+        """Monotonic time before which nothing is sent unless a lane goes live; 0: nothing is held back."""
         self._freed: deque[tuple[Kind, int]] = deque()
-        """Handles that were freed and have to be given back."""
+        """Handles that were freed and have to be given back to the daemon."""
         self._waiting_since = 0.0
         """Monotonic time of the first submission to the empty queue."""
 
@@ -110,16 +116,16 @@ class Attachment:
 
         return AttachmentView(self._sender_waits, self._calls.qsize())
 
-    # ---- life ----
+    # ---- lifecycle ----
 
     def adopt(self, space: Space) -> None:
-        """Works for `space` from now on, and gives back what is freed in it."""
+        """Makes `space` the attachment's space, whose freed handles it gives back from now on."""
         self.space = space
         self._freed = space.deferred_frees.handles
         space.deferred_frees.nudge = self._nudge
 
     def _nudge(self) -> None:
-        # Called by the garbage collector, perhaps in a thread that holds the lock: it must not wait for it.
+        # Called by the garbage collector, perhaps in a thread that holds the lock: it must not block on the lock.
         if self._lock.acquire(blocking=False):
             try:
                 if self.channel is not None:
@@ -130,7 +136,7 @@ class Attachment:
                 self._lock.release()
 
     def end(self, error: HearthError) -> None:
-        """Fails all that is outstanding with `error` and drops the stream."""
+        """Ends the attachment: fails everything outstanding with `error` and drops the stream."""
         with self._lock:
             was_alive = self.session.error is None
             self.alive = False
@@ -145,8 +151,8 @@ class Attachment:
             self._on_end(self, error, report)
 
     def settle(self, timeout: float) -> None:
-        """Waits until everything queued was sent and acknowledged, `timeout` seconds at most, and not long for a
-        connection that broke."""
+        """Waits until everything queued was sent and acknowledged, at most `timeout` seconds, and at most `_AWAY_S` for
+        a broken connection."""
         session, deadline = self.session, time.monotonic() + timeout
         with self._lock:
             self.queue_frees()
@@ -160,7 +166,7 @@ class Attachment:
                         return
 
     def arrived(self, transfer: int, size: int) -> None:
-        """Notes for the receipts that the first `size` bytes of a download have come."""
+        """Records for the receipts that the first `size` bytes of a download have arrived."""
         with self._lock:
             self.session.receipts.arrived(transfer, size)
             self._wake_sender()
@@ -168,11 +174,11 @@ class Attachment:
     # ---- threads that submit ----
 
     def launch(self, record: bytes) -> None:
-        """Queues one packed launch; waits while the queue is full."""
+        """Queues one packed launch. Blocks while the queue is full."""
         queue, session = self.queue, self.session
         with self._lock:
             if (
-                queue.queued >= send_queue.QUEUE_COMMANDS  # `queue.full`, spelled out
+                queue.queued >= send_queue.QUEUE_COMMANDS  # `queue.full`, inlined
                 or queue.queued_bytes >= send_queue.QUEUE_BYTES
                 or session.error is not None
             ):
@@ -185,18 +191,18 @@ class Attachment:
                 self._call_sender()
 
     def submit(self, command: commands_pb2.Command | Plain, worth: int = 1) -> None:
-        """Queues a command that answers nothing; it is as good a reason to send a batch as `worth` others."""
+        """Queues a one-way command of relative cost `worth`; see `SendQueue.put`."""
         self._add(command.SerializeToString(), 0, None, False, worth)
 
     def count_up(self, key: object, n: int, command: Callable[[int], bytes]) -> None:
-        """Queues a command that answers nothing and does something `n` times; see `SendQueue.count_up`."""
+        """Queues a one-way command that does something `n` times; see `SendQueue.count_up`."""
         with self._lock:
             self._make_ready()
             self.queue.count_up(key, n, command)
             self._wake_sender(False)
 
     def request(self, command: commands_pb2.Command | Plain, *, reports: bool = False, barrier: bool = False) -> Reply:
-        """Queues a command that answers; see `Session.add` for `barrier` and `Reply` for `reports`."""
+        """Queues a command and returns its reply; see `Session.add` for `barrier` and `Reply` for `reports`."""
         return self.ask(command.SerializeToString(), reports=reports, barrier=barrier)
 
     def ask(
@@ -207,7 +213,7 @@ class Attachment:
         barrier: bool = False,
         on_error: Callable[[], None] | None = None,
     ) -> Reply:
-        """Queues a serialized command without a request number, like `request`; `on_error` is the reply's."""
+        """Queues a serialized command without a request number, like `request`. `on_error` becomes the reply's."""
         request = next(self._requests_minted)
         reply = Reply(reports=reports, waiting=self.waiters)
         reply.before = self._before
@@ -222,7 +228,7 @@ class Attachment:
                 queue, session = self.queue, self.session
                 if (
                     session.error is not None or self._freed
-                    or queue.queued >= send_queue.QUEUE_COMMANDS  # `queue.full`, spelled out
+                    or queue.queued >= send_queue.QUEUE_COMMANDS  # `queue.full`, inlined
                     or queue.queued_bytes >= send_queue.QUEUE_BYTES
                 ):  # fmt: skip
                     self._make_ready()
@@ -235,13 +241,13 @@ class Attachment:
                     return reply
             self._add(command, request, reply, barrier)
             return reply
-        except BaseException:  # KeyboardInterrupt: it may have gone out, and the answer is not taken
+        except BaseException:  # KeyboardInterrupt: the request may have been sent, and no thread takes its answer
             reply.abandon()
             raise
 
     def _make_ready(self) -> None:
-        """Waits for room in the queue, and puts there first what was freed: it is there again for what is allocated
-        now."""
+        """Waits for room in the queue, and first queues the frees of released handles, so that their memory is
+        available to new allocations."""
         if self.queue.full or self.session.error is not None:
             self._await_room()
         if self._freed:
@@ -280,9 +286,8 @@ class Attachment:
                 self._give_way()
 
     def _give_way(self) -> None:
-        """Waits until the sending thread has had its turn, but not for long: a thread that submits without a pause
-        keeps the interpreter to itself for 5 ms at a time (`sys.getswitchinterval`), and to send takes several
-        turns."""
+        """Waits briefly until the sending thread has run. A thread that submits without a pause keeps the interpreter
+        lock for 5 ms at a time (`sys.getswitchinterval`), and sending needs it several times."""
         self.waiters.watch()
         try:
             self._change.wait(_TURN_S if self.channel is None else _LANE_TURN_S)
@@ -296,7 +301,7 @@ class Attachment:
             raise self.session.error.again()
 
     def _await(self, ready: Callable[[], bool], timeout: float | None) -> None:
-        """Waits, with the lock held, for a change after which `ready` holds."""
+        """Waits, with the lock held, until `ready` returns True, at most `timeout` seconds (None: without a limit)."""
         deadline = None if timeout is None else time.monotonic() + timeout
         self.waiters.watch()
         try:
@@ -315,14 +320,14 @@ class Attachment:
             self._call_sender()
 
     def queue_frees(self) -> None:
-        """Queues what was freed; with the lock held."""
+        """Queues commands that free the released handles. Called with the lock held."""
         if self.session.error is not None:
             return
         for command in free_commands(self._freed):
             self.session.add(command.SerializeToString())
 
     def changed(self) -> None:
-        """Something came over the lane; with the lock held."""
+        """Notifies waiting threads that something arrived over the lane. Called with the lock held."""
         if self.waiters.watchers:
             self._change.notify_all()
 
@@ -331,7 +336,7 @@ class Attachment:
     def begin(self) -> int:
         with self._lock:
             self._stream += 1
-            self._call_sender()  # of the stream before, which ends
+            self._call_sender()  # wakes the sender of the previous stream, which ends
             self._calls = SimpleQueue()
             return self._stream
 
@@ -393,7 +398,8 @@ class Attachment:
             return ClientPosition(session.acked, sent, session.receipts.responses, self.channel is not None)
 
     def _take_up_again(self, why: str) -> None:
-        """Drops lane and stream; another stream continues with the missing responses."""
+        """Drops the lane, or else the stream, for the reason `why`. Another stream continues with the missing
+        responses."""
         with self._lock:
             channel = self.channel
             if channel is not None:
@@ -417,8 +423,8 @@ class Attachment:
         with self._lock:
             if not (self._held and self.session.attached and self.session.quiet):
                 return False
-            self._held_until = math.inf  # to open a lane takes no longer than it may
-            self._call_sender()  # the daemon waits for the receipt
+            self._held_until = math.inf  # opening a lane has a separate timeout
+            self._call_sender()  # the daemon waits for the receipt before it opens the lane
             return True
 
     def at_rest(self) -> bool:
@@ -439,7 +445,7 @@ class Attachment:
             return self.channel
 
     def forked(self) -> None:
-        """Releases the lane in the child of a fork; takes no lock."""
+        """Releases the lane in the child process of a fork. Takes no lock."""
         if self.channel is not None:
             self.channel.forked()
 
@@ -454,13 +460,14 @@ class Attachment:
 
     @property
     def _away(self) -> bool:
-        """True if the work goes over a lane, or is held for one."""
+        """True if the work goes over a lane, or is held back for one."""
         return self.channel is not None or self._held
 
     def _call_sender(self) -> None:
-        """The stream's sender has to look; with the lock held."""
+        """Wakes the stream's sender. Called with the lock held."""
         self._calls.put(None)
-        self._sender_waits = False  # last: called twice, for a Ctrl-C in between, it looks twice
+        # last: if a Ctrl-C interrupts this and it is called again, the sender is woken twice
+        self._sender_waits = False
 
     def _leave_lane(self) -> None:
         self._held_until = 0.0
@@ -471,5 +478,5 @@ class Attachment:
 
 
 def closed() -> ClosedError:
-    """Builds the error that every use of a closed node raises."""
+    """Returns the error that every use of a closed node raises."""
     return ClosedError("this node is closed.", reason="CANCELLED", fix="connect again with hearth.connect().")

@@ -1,7 +1,8 @@
-"""Ranks as the daemon numbers them, and the order in which operations are presented.
+"""Rank orders of collective operations, and the order in which a client presents the operations.
 
-The daemon matches what the ranks of a `RankOrder` present by number: each device counts its own. A thread that presents
-for several devices holds them all meanwhile, so that any two operations have the same order on every device they share.
+The daemon matches operations presented by the ranks of a `RankOrder` by number: each device numbers its own operations.
+A thread that presents an operation for several devices locks all of them meanwhile, so that any two operations have the
+same order on every device they share.
 """
 
 from __future__ import annotations
@@ -17,32 +18,34 @@ if TYPE_CHECKING:
     from hearth_proto.v1 import commands_pb2
 
 WORTH = 16
-"""Cost of an operation in launches, for the batch threshold. An operation is under way until all ranks have reached it,
-so that each batch is under way for long, and several are needed to keep all stages busy."""
+"""Cost of one collective operation, in launches, for the batch threshold. An operation is in flight until all ranks
+have reached it, so its batch is in flight for long too, and several batches are needed to keep all stages busy."""
 
 Name = tuple[int, ...] | bytes
-"""Devices of a session in rank order, or the id of a group over daemons."""
+"""Name of a group of ranks: the devices of a session in rank order, or the id of a group over several daemons."""
 
 
 class RankOrder(NamedTuple):
-    """The ranks that have to come to an operation, by the name under which the daemon knows them."""
+    """Ranks that take part in an operation, under the `name` by which the daemon knows them."""
 
     name: Name
     members: tuple[int, ...]
-    """The group's ranks, in the daemon's rank order."""
+    """The group's members, in the daemon's rank order."""
 
     def rank(self, member: int) -> int:
-        """The rank of the group's member `member` to the daemon."""
+        """Returns the daemon's rank of the group's member `member`."""
         return self.members.index(member)
 
 
 def in_order(ordinals: Sequence[int]) -> RankOrder:
-    """Devices of a session in the order given: for what depends on it."""
+    """Returns a rank order of a session's devices in the given order, for operations whose result depends on the
+    order."""
     return RankOrder(tuple(ordinals), tuple(range(len(ordinals))))
 
 
 def sorted_order(ordinals: Sequence[int], among: Iterable[int] | None = None) -> RankOrder:
-    """Returns the devices, or the ranks `among` them, in sorted order, which groups that differ only in order share."""
+    """Returns a rank order of the devices sorted by ordinal, or of the members `among` them. Groups that differ only in
+    the order of their devices share it."""
     ranks = range(len(ordinals)) if among is None else among
     members = tuple(sorted(ranks, key=ordinals.__getitem__))
     return RankOrder(tuple(ordinals[rank] for rank in members), members)
@@ -52,34 +55,35 @@ _places = itertools.count()
 
 
 class CollectiveSequence:
-    """Collective sequence of one device of a session: number of operations presented under each name, and the lock of
-    the thread that presents now."""
+    """Numbering of one device's collective operations within a session: the count under each name, and the lock held by
+    the thread that presents an operation."""
 
     __slots__ = ("_counts", "lock", "place")
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.place = next(_places)
-        """Position in the order in which several locks are taken."""
+        """Position of this lock in the global order in which several locks are acquired."""
         self._counts: dict[Name, int] = {}
 
     def count(self, name: Name) -> int:
-        """Returns the number of operations under `name`, including those this device had no part in. `lock` is held."""
+        """Returns the number of operations under `name`, including those in which this device did not take part. The
+        caller holds `lock`."""
         return self._counts.get(name, 0)
 
     def take(self, name: Name, number: int) -> None:
-        """Records that the device's next operation under `name` has this number. `lock` is held."""
+        """Records `number` as the device's latest operation under `name`. The caller holds `lock`."""
         self._counts[name] = number
 
     def forget(self, name: Name) -> None:
-        """Drops the count of `name`: nothing more is presented under it."""
+        """Drops the count of `name`, under which nothing more is presented. Acquires `lock`."""
         with self.lock:
             self._counts.pop(name, None)
 
 
 @contextmanager
 def taken(sequences: Iterable[CollectiveSequence]) -> Iterator[None]:
-    """Holds these devices, all sessions' in one order, so that no threads wait in a circle."""
+    """Holds the locks of `sequences`. All sessions acquire them in the same order, so that no deadlock is possible."""
     held: list[threading.Lock] = []
     try:
         for each in sorted(sequences, key=lambda each: each.place):
@@ -94,10 +98,11 @@ def taken(sequences: Iterable[CollectiveSequence]) -> Iterator[None]:
 def submit_in_order(
     commands: Sequence[tuple[CollectiveSequence, Attachment, commands_pb2.Command]], order: RankOrder
 ) -> None:
-    """Submits each device's part of one operation of `order`'s ranks, under one number.
+    """Submits each device's part of one operation of the ranks of `order`, all under the same number.
 
-    All take their number first: a rank that fails to submit has had its turn as well. And all the same number: a send
-    that no rank received leaves its rank ahead of the others, and what they do together later is to meet nonetheless.
+    All devices take their number before anything is submitted, so that a device whose submission fails has used its
+    number as well. The number is one more than the largest count among the devices: a send that no rank received leaves
+    its rank ahead of the others, and their next common operation has to match nonetheless.
     """
     with taken(sequence for sequence, _, _ in commands):
         number = 1 + max((sequence.count(order.name) for sequence, _, _ in commands), default=0)

@@ -1,8 +1,8 @@
-"""The work of one session on one device, over any number of attachments.
+"""A session's work on one device, over any number of consecutive attachments.
 
-When the device's process is lost the attachment ends; the next use attaches again, to the new generation. Modules,
-functions and streams are made again by their owners, which compare the attachment that they were made on; arrays cannot
-be, and compare the `Space` that their memory belongs to.
+When the device process is lost, the attachment ends; the next use attaches to the new generation. The owners of
+modules, functions and streams create them again, after comparing the current attachment with the one on which they were
+created. Arrays cannot be created again; they compare the `Space` to which their memory belongs.
 """
 
 from __future__ import annotations
@@ -34,28 +34,29 @@ if TYPE_CHECKING:
     from hearth.transport.base import Transport
 
     class Part(Protocol):
-        """A part of a connection beside its attachment, from its first use on: shared memory, stripes."""
+        """Part of a connection besides its attachment, created at its first use: shared memory, stripes."""
 
         def close(self) -> None:
-            """Ends it, for good."""
+            """Ends the part for good."""
 
         def forked(self) -> None:
             """Abandons the part in the child of a fork: it belongs to the parent. Takes no lock."""
 
     class Recorder(Protocol):
-        """Traces all devices of a session: `hearth.profiling.auto_trace.SessionTraces`."""
+        """Recorder of a trace of all devices of a session: `hearth.profiling.auto_trace.SessionTraces`."""
 
         def attached(self, connection: Connection, attachment: Attachment) -> None:
-            """The device was attached to, for the first time or after a loss."""
+            """Notes that `connection` was attached, for the first time or after a loss."""
 
         def pause(self, connection: Connection) -> None:
-            """Pauses the recording: another trace of the device begins, which allows none beside it."""
+            """Pauses the recording, because another trace of the device begins, and a device allows only one trace at a
+            time."""
 
         def resume(self, connection: Connection, result: commands_pb2.TraceResult | None) -> None:
             """Notes that the trace has ended, with `result` if any."""
 
         def finish(self) -> None:
-            """The session is about to close. Waits; never raises."""
+            """Finishes the trace before the session closes. Blocks; never raises."""
 
 
 LEASE_S = 30.0
@@ -65,7 +66,7 @@ P = TypeVar("P", bound="Part")
 
 
 class Connection(ABC):
-    """Abstract connection to one device. A subclass attaches. Safe from any thread."""
+    """Abstract connection of a session to one device. Subclasses implement `_attach`. Thread-safe."""
 
     def __init__(
         self, transport: Transport, token: str, ordinal: int, limits: Limits, timeout: float, lease: float = LEASE_S
@@ -76,22 +77,24 @@ class Connection(ABC):
         self.limits = limits
         self.timeout = timeout
         self.lease = lease
-        """Seconds that the session may be away, its connection broken, before the daemon gives it up."""
+        """Seconds for which the daemon keeps the session while its connection is broken."""
         self.generation = 0
         self.refusal: HearthError | None = None
-        """Once set, every use raises it: closed, or forked."""
+        """Error that every use raises, once it is set: the connection was closed, or belongs to the parent of a
+        fork."""
         self.mint = itertools.count(1).__next__
-        self._requests = itertools.count(1)  # of all attachments: an answer to an earlier one's may come late
+        # shared by all attachments, because an answer to an earlier one may still arrive
+        self._requests = itertools.count(1)
         self.kernel_output = KernelOutput()
         self.durables = DurableBuffers()
         self.middling_copies = 0
         """Number of copies that were large enough for the ring; see `hearth.transfer.plan.worth_a_ring`."""
         self.sequence = CollectiveSequence()
-        """Numbers of the operations that the device has presented in groups."""
+        """Numbers of the collective operations that the device has presented in its groups."""
         self.recorder: Recorder | None = None
-        """HEARTH_TRACE's."""
+        """Recorder of the trace that the environment variable HEARTH_TRACE requests; None: no trace."""
         self.parts: dict[Any, Part] = {}
-        """The parts that `part` has made, by class."""
+        """The parts that `part` has created, by class."""
         self._attachment: Attachment | None = None
         self._space: Space | None = None
         self._attaching = threading.Lock()
@@ -100,10 +103,10 @@ class Connection(ABC):
     # ---- attachments ----
 
     def attachment(self) -> Attachment:
-        """The current attachment, made at the first use and after a loss.
+        """Returns the current attachment, which is created at the first use and again after a loss.
 
-        Raises `ConnectError`, `SessionExpiredError`, `ClosedError`, or `DeviceLostError` where the device does not come
-        back in time.
+        Raises `ConnectError`, `SessionExpiredError`, `ClosedError`, or `DeviceLostError` if the device does not return
+        in time.
         """
         attachment = self._attachment
         if attachment is not None and attachment.alive:
@@ -112,7 +115,7 @@ class Connection(ABC):
 
     @property
     def draining(self) -> bool:
-        """True once the daemon has announced, on the present Execute stream, that it will stop."""
+        """True once the daemon has announced, on the current Execute stream, that it will stop."""
         attachment = self._attachment
         return attachment is not None and attachment.session.draining
 
@@ -129,19 +132,19 @@ class Connection(ABC):
 
     @property
     def outages(self) -> int:
-        """Number of times that the Execute stream broke and was resumed, in this attachment."""
+        """Number of times that the Execute stream of this attachment broke and was resumed."""
         attachment = self._attachment
         execute = attachment.execute if attachment is not None else None
         return execute.resumed if execute is not None else 0
 
     @property
     def used(self) -> bool:
-        """True if there may be work under way, or an error that has not been reported."""
+        """True if there may be work in flight, or an error that has not been reported."""
         return self._attachment is not None or bool(self._deferred)
 
     @abstractmethod
     def _attach(self) -> Attachment:
-        """Attaches. Raises as `attachment` does."""
+        """Attaches to the device. Raises like `attachment`."""
 
     def _take_up(self, attachment: Attachment) -> None:
         generation = attachment.session.generation
@@ -165,17 +168,17 @@ class Connection(ABC):
             self._deferred.keep(error)
 
     def arrived(self, transfer: int, size: int) -> None:
-        """Reports to the daemon, which keeps the bytes for a stream that breaks, that `size` bytes of a download have
-        come.
-        """
+        """Reports to the daemon that the first `size` bytes of a download have arrived. The daemon keeps the bytes
+        until then, in case the stream breaks."""
         attachment = self._attachment
         if attachment is not None:
             attachment.arrived(transfer, size)
 
     def part(self, kind: Callable[[Connection], P]) -> P:
-        """Returns the `kind` of this connection, made at its first use. It is closed, and forked, with the connection.
+        """Returns the part of class `kind` of this connection, and creates it at its first use. The part is closed and
+        forked with the connection.
 
-        Raises `ClosedError` where it would have to be made and the connection is closed.
+        Raises `ClosedError` if the part would have to be created and the connection is closed.
         """
         found = self.parts.get(kind)
         if found is None:
@@ -190,7 +193,7 @@ class Connection(ABC):
     # ---- commands ----
 
     def submit(self, command: commands_pb2.Command | Plain) -> None:
-        """Sends a command one way; a failure surfaces at the stream's next sync, read, flush or end of a profile."""
+        """Sends a command one way. A failure is raised by the stream's next sync, read, flush or end of a profile."""
         self.attachment().submit(command)
 
     def call(
@@ -200,7 +203,8 @@ class Connection(ABC):
         attachment: Attachment | None = None,
         timeout: float | None = None,
     ) -> commands_pb2.Result:
-        """Sends a command and waits for its answer. Raises its error, or `TimeoutError` after `timeout` seconds."""
+        """Sends a command and waits for its answer. Raises the command's error, or `TimeoutError` after `timeout`
+        seconds (None: without a limit)."""
         return (attachment or self.attachment()).request(command).wait(timeout)
 
     def asking(
@@ -211,7 +215,8 @@ class Connection(ABC):
         *,
         reports: bool = False,
     ) -> PendingResult[T]:
-        """Sends a command whose answer `read` converts. `reports`: see `report`."""
+        """Sends a command, and returns its pending result, which `read` converts from the answer. `reports`: see
+        `report`."""
         if reports:
             return PendingResult(self.reporting(command, attachment=attachment), read)
         return PendingResult((attachment or self.attachment()).request(command), read)
@@ -224,13 +229,14 @@ class Connection(ABC):
         barrier: bool = False,
         timeout: float | None = None,
     ) -> commands_pb2.Result:
-        """Like `call`, for commands that report earlier failures: a loss that is not yet reported is raised first."""
+        """Sends a command that reports earlier failures, and waits for its answer like `call`. A loss that is not yet
+        reported is raised first. With `barrier`, the command covers all streams."""
         return self.reporting(command, attachment=attachment, barrier=barrier).wait(timeout)
 
     def reporting(
         self, command: commands_pb2.Command | Plain, *, attachment: Attachment | None = None, barrier: bool = False
     ) -> Reply:
-        """Like `report`, without waiting."""
+        """Sends a command like `report`, and returns its reply without waiting."""
         self.raise_deferred(None if barrier else command.stream)
         return (attachment or self.attachment()).request(command, reports=True, barrier=barrier)
 
@@ -246,7 +252,8 @@ class Connection(ABC):
                 raise error.again()
 
     def check(self, memory: Memory, what: object) -> Attachment:
-        """Returns the attachment on which `memory` can be used. Raises the reason why it cannot, naming it `what`."""
+        """Returns the attachment on which `memory` can be used. Otherwise raises the reason, in which `what` names the
+        object."""
         if self.refusal is not None:
             raise self.refusal.again()
         if memory.owner is None:
@@ -255,7 +262,7 @@ class Connection(ABC):
             )
         if memory.space.lost and memory not in self.durables:
             raise self._lost(memory, what)
-        attachment = self.attachment()  # to a new generation, it brings back what is durable
+        attachment = self.attachment()  # attaching to a new generation restores durable buffers
         if attachment.space is not memory.space:
             raise self._lost(memory, what)
         return attachment
@@ -271,7 +278,7 @@ class Connection(ABC):
     # ---- end ----
 
     def close(self, settle: float) -> None:
-        """Sends what is queued, `settle` seconds at most, and refuses all further use."""
+        """Sends queued commands, waits at most `settle` seconds for them, and refuses all further use."""
         refusal = closed()
         attachment = self._attachment
         self.refusal = self.refusal or refusal
@@ -285,7 +292,7 @@ class Connection(ABC):
             self._space.lost = True
 
     def forked(self) -> None:
-        """Refuses all use in the child of a fork. Takes no lock, because another thread may have held it."""
+        """Refuses all use in the child process of a fork. Takes no lock, because another thread may have held it."""
         self.refusal = ClosedError(
             "this connection belongs to the process that this one was forked from.",
             reason="UNSUPPORTED",

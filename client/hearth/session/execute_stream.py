@@ -1,7 +1,7 @@
 """The Execute stream of an attachment, replaced by another when its connection breaks.
 
-Only the receiving thread handles the end of a stream. If the daemon did not end it, the thread opens another and
-continues, within the session's lease; submitting and waiting threads notice nothing but the delay.
+Only the receiving thread handles the end of a stream. If the daemon did not end the stream deliberately, the thread
+opens another one and continues, within the session's lease. Submitting and waiting threads notice only the delay.
 """
 
 from __future__ import annotations
@@ -23,68 +23,69 @@ if TYPE_CHECKING:
     from hearth.transport.lane import Lane
 
 ATTACH_S = 3.0
-"""A stream that was opened and is not attached by then is given up for another."""
+"""Seconds within which an opened stream has to be attached; after that, it is abandoned for another."""
 _STATUS_S = 5.0
-"""Limit in seconds for the daemon's answer about an attachment."""
+"""Timeout, in seconds, of the daemon's answer about an attachment."""
 _ABSENT_S = 1.0
-"""Seconds for which the daemon has to be absent before the client stops waiting: a successor may be about to start."""
+"""Seconds for which the daemon has to be absent before the client stops waiting: another daemon may be about to
+start."""
 _REMEMBERED = 1000
 _FRUITLESS = 5
 """Consecutive lanes without a received frame after which no more are opened."""
 LANE_AGAIN_S = 2.0
-"""Seconds after which a stream whose lane did not come to life in time, as on a busy machine, is exchanged for another
-that may have one, once nothing is under way. Without that the session would stay on the slow path until it ends. Each
-further attempt in a row waits twice as long as the one before."""
+"""Seconds after which a stream whose lane did not go live in time, as on a busy machine, is replaced by another that
+may get a lane, as soon as the attachment is idle. Otherwise the session would stay on the slow path until it ends. The
+delay doubles with each consecutive attempt."""
 _LANE_AGAIN_MOST_S = 60.0
 
 
 class StreamDriver(Protocol):
-    """The attachment, which has the lock; calls from the sending and the receiving thread."""
+    """The attachment that drives the stream, and owns the lock. Called from the sending and the receiving thread."""
 
     session: Session
     over: threading.Event
 
     def begin(self) -> int:
-        """Begins another stream: earlier ones send nothing any more. Returns its number."""
+        """Begins another stream, and returns its number. Earlier streams send nothing more."""
 
     def take(self, stream: int) -> bytes | None:
-        """Waits for the next request of this stream; None: there is none any more."""
+        """Blocks until there is a request for this stream, and returns it; None: the stream has ended."""
 
     def deliver(self, response: device_pb2.ExecuteResponse) -> HearthError | None:
-        """Takes a response; what it ends the attachment with, if it does."""
+        """Processes a response. Returns the error with which the response ends the attachment, if any."""
 
     def early(self, response: bytes) -> bool:
-        """Takes a serialized response that says that a request is done; False for any other."""
+        """Processes a serialized response that completes a request. Returns False, with nothing done, for any other."""
 
     def suspend(self, error: HearthError) -> None:
-        """The stream broke."""
+        """Called when the stream broke with `error`."""
 
     def end(self, error: HearthError) -> None:
-        """The attachment is over."""
+        """Called when the attachment has ended with `error`."""
 
     def hold(self) -> None:
-        """A lane is offered: nothing is sent for a while."""
+        """Called when a lane is offered: nothing is sent for a while."""
 
     def quiet(self) -> bool:
-        """True if the lane may be opened now: the daemon has sent all that is due on this stream. If so, nothing is
-        sent until `carry`."""
+        """True if the lane may be opened now, because the daemon has sent all pending responses on this stream. If
+        True, nothing is sent until `carry`."""
 
     def at_rest(self) -> bool:
-        """True if nothing is under way or queued."""
+        """True if nothing is queued or in flight."""
 
     def carry(self, lane: Lane | None, on_end: Callable[[], None], name: str) -> LaneChannel | None:
-        """Continues over the lane; None: over the stream. `on_end` is called by the lane's thread, after its last
+        """Continues over `lane`, or over the stream if it is None. The lane's thread calls `on_end` as its last
         step."""
 
 
 class ExecuteStream:
-    """Opened once; its thread ends with the attachment."""
+    """Execute stream of one attachment, opened once. Its receiving thread ends with the attachment."""
 
     def __init__(self, driver: StreamDriver, transport: Transport, token: str, device: int, lease: float) -> None:
         self.outages: deque[float] = deque(maxlen=_REMEMBERED)
         """Durations of the last outages, from the break to the next attach, in seconds."""
         self.resumed = 0
-        """Number of outages."""
+        """Number of outages after which the stream was resumed."""
         self._driver = driver
         self._transport = transport
         self._token = token
@@ -95,20 +96,20 @@ class ExecuteStream:
         self._offer: device_pb2.LaneOffer | None = None
         self._channel: LaneChannel | None = None
         self._fruitless = 0
-        """Lanes in a row that ended before anything came over them."""
+        """Number of consecutive lanes that ended before a frame was received over them."""
         self._lane_pause = LANE_AGAIN_S
         self._lane_due: float | None = None
-        """Monotonic time from which this stream may be exchanged for one with a lane; None: it has a lane, or was
-        offered none."""
+        """Monotonic time from which this stream may be replaced by one with a lane; None: it has a lane, or was offered
+        none."""
 
     def open(self) -> None:
-        """Sends the first attach; what is answered goes to the driver."""
+        """Sends the first attach, and starts the receiving thread, which passes responses to the driver."""
         responses = self._attach()
         name = f"hearth-receive-{self._device}"
         threading.Thread(target=self._run, args=(responses,), name=name, daemon=True).start()
 
     def cancel(self) -> None:
-        """Drops the stream; the driver is over by now."""
+        """Drops the stream. The driver's `over` is already set."""
         responses = self._current()
         if responses is not None:
             responses.cancel()
@@ -166,7 +167,7 @@ class ExecuteStream:
         self._driver.end(error)
 
     def _receive(self, stream: Iterator[device_pb2.ExecuteResponse]) -> HearthError:
-        """Takes the responses to their end; why they ended."""
+        """Processes responses until the stream ends, and returns the error with which it ended."""
         try:
             for response in stream:
                 error = self._deliver(response)
@@ -177,9 +178,10 @@ class ExecuteStream:
         return broken("the daemon ended the stream.")
 
     def _deliver(self, response: device_pb2.ExecuteResponse) -> HearthError | None:
-        """Takes one response; what it ends the attachment or the stream with."""
+        """Processes one response. Returns the error with which it ends the attachment or the stream, if any."""
         if self._channel is not None and not _may_come_beside(response):
-            return broken("the daemon went on beside the lane.")  # it comes again, in its place
+            # the daemon sends the response again, in order, after the next attach
+            return broken("the daemon went on beside the lane.")
         offered = response.WhichOneof("kind") == "attached" and response.attached.lane.path
         if offered and self._transport.lanes and self._fruitless < _FRUITLESS:
             self._offer = response.attached.lane
@@ -195,7 +197,7 @@ class ExecuteStream:
         return None
 
     def _exchange(self) -> HearthError:
-        """Leaves the stream for another that may have a lane; what it ends with."""
+        """Leaves the stream for another that may have a lane. Returns the error with which the stream ends."""
         self._lane_pause = min(2 * self._lane_pause, _LANE_AGAIN_MOST_S)
         responses = self._current()
         if responses is not None:
@@ -203,8 +205,8 @@ class ExecuteStream:
         return broken("another stream may have a lane.")
 
     def _early(self, response: bytes) -> bool:
-        """Takes a serialized response, if it says that a request is done and nothing else is going on; it comes in its
-        turn. Called by the transport's thread."""
+        """Processes a serialized response early if it completes a request and no lane is in use or being opened. Called
+        by the transport's thread, after all responses before it were delivered."""
         return self._channel is None and self._offer is None and self._driver.early(response)
 
     def _open_lane(self, offer: device_pb2.LaneOffer) -> None:
@@ -217,7 +219,7 @@ class ExecuteStream:
             self._lane_due, self._lane_pause = None, LANE_AGAIN_S
 
     def _cause(self, ended: HearthError) -> HearthError:
-        """Returns the error to end the attachment with, after the stream `ended` with that one."""
+        """Returns the error with which the attachment ends or is suspended, given the error `ended` of the stream."""
         channel, self._channel, self._offer, self._lane_due = self._channel, None, None, None
         if channel is None:
             return ended
@@ -231,10 +233,11 @@ class ExecuteStream:
         return ended
 
     def _again(self, broken: HearthError) -> Iterator[device_pb2.ExecuteResponse]:
-        """Attaches another stream. Raises the daemon's refusal, or `ConnectError` when the lease is over."""
+        """Attaches another stream, with repeated attempts. Raises the daemon's refusal, or `ConnectError` after the
+        lease."""
         driver, patience, began = self._driver, Backoff(self._lease), time.monotonic()
         driver.suspend(broken)
-        there = began  # when the daemon was last seen, or could have been
+        there = began  # monotonic time at which the daemon last existed, or may have existed
         while True:
             try:
                 stream = self._try()
@@ -253,7 +256,7 @@ class ExecuteStream:
             driver.over.wait(pause)
 
     def _try(self) -> Iterator[device_pb2.ExecuteResponse]:
-        """Attempts once to attach again."""
+        """Makes one attempt to attach again."""
         responses = self._attach()
         overdue = threading.Timer(ATTACH_S, responses.cancel)
         overdue.daemon = True
@@ -281,7 +284,7 @@ class ExecuteStream:
 
 
 def _may_come_beside(response: device_pb2.ExecuteResponse) -> bool:
-    """True if a response may come over the stream beside a lane: an ack is valid at any time, a lost device is the
-    end."""
+    """True if a response may arrive over the stream while a lane is in use. An ack is valid at any time, and the loss
+    of the device ends the attachment."""
     kind: str | None = response.WhichOneof("kind")
     return kind == "ack" or (kind == "event" and response.event.WhichOneof("kind") == "device_lost")

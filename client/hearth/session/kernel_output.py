@@ -1,8 +1,8 @@
-"""Output of `printf` in kernels: received beside the answers, written by the next thread that waits.
+"""Output of `printf` in kernels: kept by the receiving thread, written by the next thread that waits.
 
-The daemon sends it before the answer of the sync or read that waited for the kernel. The receiving thread only keeps
-it, so that a slow terminal or a callback never holds up the connection: the thread that waits for an answer writes it
-before it returns.
+The daemon sends the output before the answer of the sync or read that waited for the kernel. The receiving thread only
+keeps it, so that a slow terminal or callback never delays the connection. The thread that waits for an answer writes
+the output before its wait returns.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 
 MAX_KEPT = 16 << 20
-"""Characters that are kept; older ones are discarded beyond."""
+"""Maximum number of characters kept; beyond it, the oldest text is discarded."""
 
 Callback = Callable[[str], object]
 
@@ -24,13 +24,13 @@ class KernelOutput:
 
     def __init__(self) -> None:
         self.callback: Callback | None = None
-        """Takes the text in the place of ``sys.stdout``."""
+        """Receives the text instead of ``sys.stdout``; None: the text goes to ``sys.stdout``."""
         self._kept: deque[str] = deque()
         self._size = 0
         self._lost = 0
 
     def add(self, text: str) -> None:
-        """Keeps the text; never blocks, never raises."""
+        """Queues `text` for `deliver`. Never blocks, never raises."""
         self._kept.append(text)
         self._size += len(text)
         while self._size > MAX_KEPT and len(self._kept) > 1:
@@ -39,11 +39,12 @@ class KernelOutput:
             self._lost += gone
 
     def deliver(self) -> None:
-        """Writes the text that has arrived."""
+        """Writes all queued text to the callback or to ``sys.stdout``, preceded by a note of the number of characters
+        that were discarded, if any. May block."""
         while self._kept:
             try:
                 text = self._kept.popleft()
-            except IndexError:  # another thread was quicker
+            except IndexError:  # another thread took the text first
                 return
             self._size -= len(text)
             lost, self._lost = self._lost, 0
@@ -55,7 +56,7 @@ class KernelOutput:
         callback = self.callback
         if callback is None:
             if sys.stdout is not None:
-                with contextlib.suppress(OSError, ValueError):  # closed, or not read
+                with contextlib.suppress(OSError, ValueError):  # stdout is closed, or its reader has gone
                     sys.stdout.write(text)
                     sys.stdout.flush()
             return

@@ -1,8 +1,9 @@
 """The channel of one attachment over a lane.
 
-A thread that submits sends: at once a request that is waited for, and lone work unless a request is about to follow;
-else when enough has gathered. The rest is sent by the thread that receives, with the next ack, or by a thread that does
-nothing else. `hearth.session.receiver_role` chooses the thread that receives.
+The submitting thread sends a request immediately if a thread waits for its answer, and a lone one-way command unless a
+request is likely to follow soon; otherwise it sends when enough commands have gathered. The receiving thread sends the
+remaining commands with the next ack, or a dedicated sending thread does. `hearth.session.receiver_role` selects the
+thread that receives.
 """
 
 from __future__ import annotations
@@ -27,71 +28,73 @@ if TYPE_CHECKING:
     from hearth.transport.lane import Came, Lane
 
     class Owner(Protocol):
-        """The attachment. All but `changed`, which is called with it, are called without its lock."""
+        """The attachment. All methods except `changed` take its lock themselves or need none."""
 
         session: Session
         waiters: Waiters
 
         signals: Signals | None
-        """Completion signals of copies, written by the device."""
+        """Completion signals of copies, which the device writes; None: there are none."""
 
         def queue_frees(self) -> None:
-            """Queues what was freed; with the lock held."""
+            """Queues the frees of released handles. Called with the lock held."""
 
         def changed(self) -> None:
-            """Something came, with the lock held."""
+            """Called when something has arrived, with the lock held."""
 
 
-_RESPONSE, _ACK = int(Kind.RESPONSE), int(Kind.ACK)  # looked up once: each time costs 0.3 us (Python 3.11)
+_RESPONSE, _ACK = int(Kind.RESPONSE), int(Kind.ACK)  # constants, because each lookup costs 0.3 us (Python 3.11)
 
 GATHER = 32
-"""Number of commands that justify a separate message; it grows fourfold with each message under way."""
+"""Number of commands that justify a separate message. The threshold quadruples with each message in flight."""
 _SOON_S = 0.2e-3
-"""Lone work whose sender waits for something so soon after is better sent with that, in one message."""
+"""Seconds within which the request that follows a lone command is better sent with that command, in one message."""
 _IDLE_S = 1.0
 
 
 class LaneChannel:
-    """A live lane. Methods are called with the attachment's lock held unless they say otherwise."""
+    """Channel over a live lane. Methods are called with the attachment's lock held unless they say otherwise."""
 
     def __init__(self, lane: Lane, owner: Owner, lock: threading.Lock, on_end: Callable[[], None]) -> None:
         self.error: HearthError | None = None
-        """Why the lane ended, where it ended by itself."""
+        """Reason for which the lane ended, if it ended by itself."""
         self.lane = lane
-        """The frames over the socket."""
+        """The lane, which sends and receives frames over its socket."""
         self._owner = owner
         self._session = owner.session
         self._queue = owner.session.queue
         self._lock = lock
         self._waiters = owner.waiters
         self.role = ReceiverRole(lock, owner.waiters.sleepers, self._needed, self._tick)
-        """The choice of the thread that receives."""
-        self._left = threading.Condition(lock)  # the sender waits for what others leave behind
+        """Selects the thread that receives."""
+        # the sending thread waits here for commands that other threads left in the queue
+        self._left = threading.Condition(lock)
         self._sender_waits = False
         self._soon = False
-        """True if the last lone command was followed by one with a waiting thread, which may take it along."""
+        """True if the last lone command was followed soon by a request of a waiting thread. The next lone command is
+        then held back, to be sent with its request."""
         self._pushed_alone = 0.0
         self._awaited = False
-        """True if the queue holds an awaited command for which the window had no room."""
+        """True if the queue holds a command that a thread waits for and that did not fit the window."""
         self._done = 0
-        """The last batch that the device has said it is done with: its ack is on its way."""
+        """Number of the last batch that the device has signalled as done; its ack may not have arrived yet."""
         self._ticked = 0
-        """The next batch's number as of the last tick."""
+        """Number of the next batch at the time of the last tick."""
         self.over = False
         """True once nothing is sent or received any more."""
         self.fruitful = False
-        """True once anything was received."""
+        """True once a frame was received."""
         self._on_end = on_end
         self._taking = False
         """True while frames that a waiting thread has received are being delivered."""
         self._nested = False
-        """A signal handler waits inside of a wait of its thread."""
+        """True if a signal handler waits for an answer while its thread already receives."""
         self._users = 2
-        """Threads that use the descriptor."""
+        """Number of threads that use the socket's descriptor."""
 
     def start(self, name: str) -> None:
-        """Sends what is queued, and begins to receive."""
-        self.push()  # now: threads take a while to start
+        """Sends queued commands, and starts the receiving and the sending thread."""
+        self.push()  # first, because threads take a while to start
         for run, suffix in ((self._receive, "receive"), (self._send, "send")):
             threading.Thread(target=self._use, args=(run,), name=f"{name}-{suffix}", daemon=True).start()
 
@@ -102,26 +105,26 @@ class LaneChannel:
         return LaneChannelView(self._sender_waits, self._soon, self._done)
 
     def forked(self) -> None:
-        """Releases the lane in the child of a fork, without the lock."""
+        """Releases the lane in the child process of a fork. Takes no lock."""
         self.lane.release()
 
-    # ---- out ----
+    # ---- output ----
 
     def close(self) -> None:
-        """Ends the channel: nothing is sent or received any more."""
+        """Ends the channel: nothing is sent or received any more. Wakes the threads that receive or send."""
         self.over = True
         self.lane.close()
         self.role.end()
         self._left.notify_all()
 
     def push_work(self) -> None:
-        """Called when one-way work was queued."""
+        """Called after one-way work was queued: sends it, or leaves it to be sent later."""
         session, queue = self._session, self._queue
         under_way = session.next_seq - 1 - max(session.acked, self._done)
         if under_way:
             if queue.queued + queue.extra >= GATHER << 2 * under_way:
                 self.push()
-            elif self.role.parked:  # it goes with an ack at the latest
+            elif self.role.parked:  # the work is sent with an ack at the latest
                 self.role.summon()
         elif queue.queued + queue.extra >= GATHER:
             self.push()
@@ -132,17 +135,17 @@ class LaneChannel:
             self.nudge()
 
     def push_awaited(self) -> None:
-        """Called when a request was queued that a thread waits for."""
+        """Called after a request was queued for whose answer a thread waits: sends it."""
         if not self._soon and time.monotonic() - self._pushed_alone < _SOON_S:
             self._soon = True
         self.push()
         self._awaited = self._queue.queued > 0
 
     def push_request(self, command: bytes, request: int, reply: ReplyLike, barrier: bool) -> None:
-        """Queues a request that a thread waits for, and sends it.
+        """Queues a request for whose answer a thread waits, and sends it.
 
-        This is most of the cost of a lone command, so that the usual case is handled apart: the whole queue fits one
-        message.
+        The cost of this method dominates the cost of a lone command, so the usual case, in which the whole queue fits
+        one message, is handled separately.
         """
         session, lane = self._session, self.lane
         try:
@@ -168,7 +171,7 @@ class LaneChannel:
             self._soon = True
 
     def _push_on(self) -> None:
-        """Continues with what was left behind, after something has come."""
+        """Sends commands that were left in the queue, after a frame has been received."""
         session, queue = self._session, self._queue
         under_way = session.next_seq - 1 - session.acked
         if (
@@ -182,7 +185,7 @@ class LaneChannel:
             self._awaited = self._awaited and queue.queued > 0
 
     def push(self, idle: bool = False) -> None:
-        """Sends as much as the window and the lane take. Never blocks."""
+        """Sends as much as the window and the lane accept. Never blocks."""
         session, queue, lane = self._session, self._queue, self.lane
         try:
             while not (self.over or lane.blocked):
@@ -194,14 +197,14 @@ class LaneChannel:
                     break
         except OSError as error:
             self._break(lane_broke(error))
-        except BaseException as error:  # KeyboardInterrupt: a part of a frame may be gone, or a batch never sent
-            self._break(lane_broke(error))  # what is not acknowledged goes over the next lane
+        except BaseException as error:  # KeyboardInterrupt: a frame may be partly sent, or a batch not sent at all
+            self._break(lane_broke(error))  # unacknowledged batches are sent over the next lane
             session.interrupted()
             raise
         if lane.blocked and self._sender_waits:
-            self.nudge()  # it waits until the lane takes more
+            self.nudge()  # the sending thread waits until the lane accepts more
         if queue.queued and self.role.parked:
-            self.role.summon()  # the window has no room: acks make some
+            self.role.summon()  # the window is full: acks have to be received
 
     def nudge(self) -> None:
         """Wakes the sending thread."""
@@ -209,7 +212,7 @@ class LaneChannel:
         self._left.notify()
 
     def give_up(self, error: HearthError) -> None:
-        """Ends the lane for this reason: what was under way continues without it."""
+        """Ends the lane with `error`; the attachment continues over another stream."""
         self._break(error)
 
     def _break(self, error: HearthError) -> None:
@@ -218,24 +221,23 @@ class LaneChannel:
             self.close()
 
     def _needed(self) -> bool:
-        """True if something depends on the next response, though no thread waits for an answer."""
+        """True if something depends on the next response though no thread waits for an answer."""
         waiters = self._waiters
         return self._queue.queued > 0 or waiters.watchers > 0 or waiters.listeners > 0
 
     def _tick(self, passed: bool) -> None:
-        """Sends what was left behind for a request that did not follow within a tick."""
+        """Sends commands that were held back for a request, if the request did not follow within a tick."""
         session = self._session
         if passed and self._queue.queued and session.next_seq == self._ticked and session.acked == session.next_seq - 1:
             self._soon = False
             self.push()
         self._ticked = session.next_seq
 
-    # ---- in: threads that wait ----
+    # ---- input: waiting threads ----
 
     def take_role(self, thread: int) -> bool:
-        """Makes a thread that waits for an answer the receiver, by `receive_for`; False if another is, or the lane is
-        over.
-        """
+        """Makes `thread`, which waits for an answer and then calls `receive_for`, the receiver. Returns False if
+        another thread receives or the lane has ended."""
         if self.over:
             return False
         role = self.role
@@ -244,13 +246,14 @@ class LaneChannel:
                 return False
             self._nested = True
         role.taken += 1
-        # One statement that calls nothing: a Ctrl-C comes before it or after, and what is given back was taken.
+        # One statement without a call: a Ctrl-C comes before it or after it, so that the thread gives back only a role
+        # that it has taken.
         role.holder, self._users = thread, self._users + 1
         return True
 
     def receive_for(self, reply: Reply, deadline: float | None, thread: int) -> None:
-        """Receives until `reply` is answered, `deadline` has come, or the lane is over. Without the lock, and with the
-        role, which it leaves."""
+        """Receives until `reply` is answered, `deadline` (monotonic time) has passed, or the lane has ended. Called
+        without the lock by the thread that holds the role; leaves the role."""
         lane, lock = self.lane, self._lock
         signals = self._owner.signals if reply.foretold is not None else None
         try:
@@ -284,7 +287,8 @@ class LaneChannel:
                 self._leave_role(thread)
 
     def _signalled(self, reply: Reply, began: float, thread: int) -> None:
-        """Completes a reply by the signal of the device. Responses that it sent before have come."""
+        """Completes a reply whose completion the device has signalled. Responses that the device sent before the signal
+        have arrived, and are delivered first."""
         lane, now = self.lane, time.monotonic()
         lane.lookout.came(now - began)
         lane.lookout.signalled(now)
@@ -301,26 +305,29 @@ class LaneChannel:
             self._leave_role(thread)
 
     def interrupted(self, thread: int) -> None:
-        """The thread left `receive_for` by an exception such as KeyboardInterrupt, or never came to it."""
+        """Gives back the role after the thread left `receive_for` by an exception such as KeyboardInterrupt, or never
+        entered it."""
         if self.role.holder == thread:
             if self._taking:
-                self._break(lane_broke("what came was interrupted"))  # it comes again over the next lane
+                self._break(lane_broke("what came was interrupted"))  # the frames are sent again over the next lane
             self._leave_role(thread)
-        self.role.summon()  # also where it came while the role was left: perhaps no thread was called
+        self.role.summon()  # also if the exception came while the role was being left: perhaps no thread was woken
 
     def pass_role(self) -> None:
-        """Called when a thread has slept: perhaps it was woken to receive."""
+        """Called when a thread has stopped sleeping. It may have been woken to receive, so another thread is woken
+        instead."""
         if self.role.parked and not self.role.holder:
             self.role.call()
 
     def expect(self) -> None:
-        """Has the background receive: something depends on the next response, and no waiting thread receives."""
+        """Wakes the background thread to receive if no thread does, because something depends on the next response."""
         if self.role.parked:
             self.role.summon()
 
     def _leave_role(self, thread: int) -> None:
         self._taking = False
-        if self._nested:  # what the handler's thread waits for may have come meanwhile, and nothing more would come
+        # the answer awaited by the handler's thread may have arrived meanwhile, and nothing more would arrive
+        if self._nested:
             self._nested = False
             self._break(lane_broke("a signal handler waited"))
         self.role.leave(thread)
@@ -333,7 +340,7 @@ class LaneChannel:
         if not self._users:
             self.lane.release()
 
-    # ---- threads of the lane, without the lock ----
+    # ---- the lane's threads, called without the lock ----
 
     def _use(self, run: Callable[[], None]) -> None:
         try:
@@ -343,21 +350,21 @@ class LaneChannel:
                 self._leave()
 
     def _receive(self) -> None:
-        """Receives in the background; ends with the lane, and calls `on_end`."""
+        """Runs the background receiver. It ends with the lane, and then calls `on_end`."""
         lane, lock, role, thread = self.lane, self._lock, self.role, threading.get_ident()
         try:
             while True:
                 role.await_turn()
                 with lock:
                     if not role.holder and self._session.next_seq - 1 > self._session.acked:
-                        role.holder = thread  # an ack is to come: each call that waits costs a turn at the interpreter
+                        role.holder = thread  # an ack is expected: each blocking call costs a turn at the interpreter
                 if role.holder != thread:
                     lane.readable()
                 with lock:
                     if self.over:
                         break
                     if role.holder not in (0, thread):
-                        continue  # one that waits
+                        continue  # a waiting thread receives
                     role.holder = thread
                 lane.receive()
                 came = lane.frames()
@@ -370,7 +377,7 @@ class LaneChannel:
         self._on_end()
 
     def _take(self, came: list[Came]) -> bool:
-        """Takes the frames that have come, with the lock held; True if more are wanted."""
+        """Processes received frames, with the lock held. Returns True if more frames are expected."""
         session = self._session
         for kind, number, payload in came:
             if self.over:
@@ -400,7 +407,7 @@ class LaneChannel:
                     return
                 self._flush()
                 if self._queue.queued:
-                    self._soon = False  # the thread that left it behind has gone on to something else
+                    self._soon = False  # the thread that queued the work does not wait for an answer
                 self._owner.queue_frees()
                 self.push(idle)
                 self._owner.changed()
@@ -421,13 +428,14 @@ class LaneChannel:
 
 
 def _ended(error: Exception) -> HearthError:
-    from google.protobuf.message import DecodeError  # not before something fails
+    from google.protobuf.message import DecodeError  # imported only after a failure
 
     if isinstance(error, OSError | FrameError | DecodeError):
         return lane_broke(error)
-    return HearthError(f"the lane failed: {error!r}.", reason="INTERNAL")  # else every waiter would wait for ever
+    # otherwise every waiting thread would wait forever
+    return HearthError(f"the lane failed: {error!r}.", reason="INTERNAL")
 
 
 def lane_broke(cause: object) -> HearthError:
-    """The error of work that was under way."""
+    """Returns the error of work that was in flight when the lane broke."""
     return broken(f"the lane to the device broke ({cause}).")

@@ -1,4 +1,4 @@
-"""Errors that arrived when no thread waited for them, kept until they are reported."""
+"""Late errors: errors that arrived when no thread waited for them, kept until they are raised."""
 
 from __future__ import annotations
 
@@ -11,52 +11,51 @@ from hearth.errors import HearthError
 _MOST = 64
 
 NO_STREAM = -1
-"""Stands for no stream in particular."""
+"""Stream number that stands for no particular stream."""
 
 
 class ErrorOrigin(NamedTuple):
-    """A command's stream, the buffer that it was to copy, and the thread that sent it."""
+    """Origin of a failed copy: its stream, the buffer that it was to copy, and the thread that sent it."""
 
     stream: int
     buffer: int
     thread: int
 
     def concerns(self, stream: int, buffer: int, thread: int) -> bool:
-        """True if a failure of this origin is reported to that thread, for that stream and buffer."""
+        """True if a failure of this origin is reported to `thread`, which waits for `stream` and `buffer`."""
         return stream == self.stream or thread == self.thread or buffer == self.buffer
 
 
 def origin_here(stream: int, buffer: int) -> ErrorOrigin:
-    """The origin of a copy by this thread."""
+    """Returns the origin of a copy that the calling thread sends."""
     return ErrorOrigin(stream, buffer, threading.get_ident())
 
 
 class DeferredErrors(deque[tuple[HearthError, "ErrorOrigin | None"]]):
-    """A bounded queue of errors. Takes no lock: the receiving thread appends, and any thread takes. A subclass of
-    `deque`, so that the check for an empty queue costs nothing.
+    """Bounded queue of late errors. Takes no lock: the receiving thread appends, and any thread takes. It is a subclass
+    of `deque`, so that the check for an empty queue is cheap.
 
-    A copy that failed is reported where its stream or its buffer is waited for, and in the thread that sent it, which
-    may use on other streams the contents that it expected. Other threads get it only if they wait for all streams.
+    The error of a failed copy is raised by a wait for its stream or its buffer, and in the thread that sent the copy,
+    which may use the expected contents on other streams. Other threads receive it only if they wait for all streams.
     """
 
     def __init__(self) -> None:
         super().__init__(maxlen=_MOST)
 
     def keep(self, error: HearthError, origin: ErrorOrigin | None = None) -> None:
-        """Queues `error`. Without `origin`, any caller may receive it. Bounded: evicts the oldest."""
+        """Queues `error`. Without `origin`, any caller may receive it. Evicts the oldest error if the queue is full."""
         self.append((error, origin))
 
     def take(self, stream: int | None = None, buffer: int = 0) -> HearthError | None:
-        """Removes and returns the oldest error that concerns this thread, `stream` (None: all) and `buffer`; None: no
-        such error.
-        """
+        """Removes and returns the oldest error that concerns the calling thread, `stream` (None: any) or `buffer`.
+        Returns None if there is none."""
         thread = threading.get_ident()
         for each in tuple(self):
             origin = each[1]
             if stream is None or origin is None or origin.concerns(stream, buffer, thread):
                 try:
                     self.remove(each)
-                except ValueError:  # another thread was quicker
+                except ValueError:  # another thread took it first
                     continue
                 return each[0]
         return None

@@ -1,7 +1,7 @@
-"""A session on a node: kept alive, closed, and refused in the child of a fork.
+"""A session on a node: keeps its lease alive, closes it, and refuses its use in the child process of a fork.
 
-A session outlives `Node`: its finalizer, threads and fork hook refer to the session and never to the node, so that the
-garbage collector closes a node without references.
+A session outlives its `Node`: the finalizer, the threads and the fork hook refer to the session and never to the node,
+so that the garbage collector closes the session of a node without references.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _sessions: weakref.WeakSet[NodeSession] = weakref.WeakSet()
 
 
 class NodeSession:
-    """Token, limits, and one `Connection` for each device in use."""
+    """A session on one node: its token, its limits, and one `Connection` for each device."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class NodeSession:
         timeout: float,
         make_connection: ConnectionFactory,
     ) -> None:
-        """`make_connection` makes the connection to each device."""
+        """Creates the session of the response `opened`. `make_connection` creates the connection to each device."""
         self.transport = transport
         self.session_id = opened.session_id
         self.token = opened.session_token
@@ -60,7 +60,7 @@ class NodeSession:
         }
         self.closed = False
         self.recorder: Recorder | None = None
-        """HEARTH_TRACE's."""
+        """Recorder of the trace that the environment variable HEARTH_TRACE requests; None: no trace."""
         self._closing = threading.Lock()
         self._keeper: SimpleQueue[NodeSession | Callable[[], object] | None] = SimpleQueue()
         interval = opened.lease_ns / 3e9 or None
@@ -70,19 +70,20 @@ class NodeSession:
         _sessions.add(self)
 
     def call(self, method: str, request: Any, response_type: Any, timeout: float | None = None) -> Any:
-        """Makes a unary call of NodeService; `timeout` in seconds, None: that of `connect`. Raises `HearthError`."""
+        """Makes a unary call of NodeService. `timeout` in seconds; None: the timeout of `connect`. Raises
+        `HearthError`."""
         self.check()
         return self.transport.call(method, request, response_type, self.timeout if timeout is None else timeout)
 
     def check(self) -> None:
-        """Raises where the session cannot be used any more."""
+        """Raises the reason if the session cannot be used any more."""
         if self.refusal is not None:
             raise self.refusal.again()
 
     def close(self) -> None:
-        """Sends what is queued, closes the session and the channels. A second call does nothing."""
+        """Sends queued commands, closes the session and its channels. A second call does nothing."""
         if os.getpid() != self.pid:
-            return  # the session is the parent's
+            return  # a child process of a fork: the session belongs to the parent
         with self._closing:
             if self.closed:
                 return
@@ -93,28 +94,29 @@ class NodeSession:
             self.refusal = self.refusal or closed()
             for connection in self.connections.values():
                 connection.close(_SETTLE_S)
-            with suppress(HearthError):  # the daemon is gone, or closes it when the lease ends
+            with suppress(HearthError):  # the daemon has ended, or it closes the session when the lease ends
                 self.transport.call("CloseSession", encode.of_token(self.token), decode.Unread, _CLOSE_S)
             self.transport.close()
 
     def abandon(self) -> None:
-        """Closes it from another thread: the garbage collector, which calls this, may have interrupted anything, also
-        the holder of a lock that closing needs. `SimpleQueue.put` is made for that."""
+        """Closes the session from the keeper thread. The caller is the garbage collector, which may have interrupted
+        any code, including the holder of a lock that closing needs; `SimpleQueue.put` is reentrant."""
         self._keeper.put(self)
 
     def later(self, work: Callable[[], object]) -> None:
-        """Has another thread do something short, as `abandon` does; not at all once the session is closed."""
+        """Runs the short function `work` in the keeper thread, or not at all if the session is closed. May be called by
+        the garbage collector, like `abandon`."""
         self._keeper.put(work)
 
     def renew(self) -> None:
-        """Prolongs the lease while no stream does."""
+        """Renews the lease, unless an Execute stream keeps it alive."""
         if any(connection.attached for connection in self.connections.values()):
             return
-        with suppress(HearthError):  # the next use says what is wrong
+        with suppress(HearthError):  # the next use of the session raises the error
             self.transport.call("RenewSession", encode.of_token(self.token), decode.Unread, self.timeout)
 
     def forked(self) -> None:
-        """Refuses all use in the child of a fork; takes no lock."""
+        """Refuses all use in the child process of a fork. Takes no lock."""
         for connection in self.connections.values():
             connection.forked()
             self.refusal = connection.refusal
@@ -136,7 +138,8 @@ def _keep(
     orders: SimpleQueue[NodeSession | Callable[[], object] | None],
     interval: float | None,
 ) -> None:
-    """Renews the lease until the session is closed, or closes it when it was abandoned; does what it is given."""
+    """Runs the keeper thread: renews the lease every `interval` seconds, and runs the functions in `orders`, until the
+    session is closed, abandoned (then it closes the session) or garbage-collected."""
     while True:
         try:
             order = orders.get(timeout=interval)
@@ -151,7 +154,7 @@ def _keep(
             order.close()
         elif order is not None:
             order()
-            del order  # it may hold the session
+            del order  # it may refer to the session
             continue
         return
 

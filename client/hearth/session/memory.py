@@ -1,7 +1,8 @@
-"""Device memory as the client holds it: a handle, its users, and its release when the last holder is gone.
+"""Device memory as the client tracks it: a handle, its users, and its release when the last reference is dropped.
 
-`__del__` runs wherever Python collects garbage, perhaps inside a lock of this very package or while the interpreter
-shuts down. So it only appends the handle to a `DeferredFrees`, a deque that the connection empties when it next works.
+`__del__` runs wherever Python collects garbage: perhaps while the thread holds a lock of this package, or while the
+interpreter shuts down. So it only appends the handle to a `DeferredFrees`, a deque that the connection empties when it
+works next.
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ from hearth.codec import encode
 from hearth_proto.later import commands_pb2
 
 FREES = 50_000
-"""Buffers that one command gives back: however many have died, it fits a batch."""
+"""Maximum number of buffers that one Free command gives back, so that the command fits a batch however many buffers
+were dropped."""
 _FEW = 64
-"""More of them protobuf writes sooner."""
+"""Maximum number of buffers that are encoded without protobuf, which is faster for more buffers than that."""
 
 Kind = Literal["buffer", "stream", "event", "module", "tensor_map", "graph", "prepared"]
 
 
 class DeferredFrees:
-    """Handles whose owners are gone, until they are given back."""
+    """Handles whose owners no longer exist, kept until they are given back to the daemon."""
 
     __slots__ = ("handles", "nudge")
 
@@ -32,7 +34,7 @@ class DeferredFrees:
         self.nudge: Callable[[], None] | None = None
 
     def add(self, kind: Kind, handle: int) -> None:
-        """Takes no lock and never fails: see the module's docstring."""
+        """Queues `handle` and calls `nudge`. Takes no lock and never fails: see the module's docstring."""
         self.handles.append((kind, handle))
         nudge = self.nudge
         if nudge is not None:
@@ -40,7 +42,7 @@ class DeferredFrees:
 
 
 def free_commands(handles: deque[tuple[Kind, int]]) -> list[commands_pb2.Command | encode.Plain]:
-    """The commands that give the handles back; empties `handles`."""
+    """Returns the commands that give `handles` back, and empties `handles`."""
     buffers: list[int] = []
     others: list[commands_pb2.Command | encode.Plain] = []
     while handles:
@@ -71,7 +73,7 @@ def free_commands(handles: deque[tuple[Kind, int]]) -> list[commands_pb2.Command
 
 
 class Space:
-    """Memory of one generation of a device process: the identity that arrays are checked against."""
+    """Device memory of one generation of a device process. Arrays compare its identity to detect a loss."""
 
     __slots__ = ("__weakref__", "deferred_frees", "generation", "lost")
 
@@ -88,18 +90,19 @@ class Memory:
 
     def __init__(self, space: Space, handle: int, size: int, *, owned: bool = True, keep: object = None) -> None:
         self.owner: Space | None = space
-        """The space that the buffer can be used in; None once it was freed."""
+        """The space in which the buffer can be used; None once the buffer was freed."""
         self.space = space
         self.handle = handle
         self.size = size
         self.owned = owned
-        """False: something else gives the buffer back (a module its globals)."""
+        """True if this object gives the buffer back; False if another object does (a module for its globals)."""
         self.keep = keep
         self.read_only = False
-        """Attached: another session published it."""
+        """True if the buffer is attached, that is, published by another session."""
 
     def free(self) -> None:
-        """Gives the buffer back now; the daemon waits for the work that uses it. A second call does nothing."""
+        """Gives the buffer back to the daemon, which first waits for the work that uses it. A second call does
+        nothing."""
         if self.owner is not None:
             self.owner = None
             if self.owned and not self.space.lost:
@@ -111,7 +114,7 @@ class Memory:
 
 
 class DurableBuffers:
-    """The durable buffers of one connection, as far as arrays have them."""
+    """Durable buffers of one connection that arrays still refer to."""
 
     def __init__(self) -> None:
         self._memories: weakref.WeakValueDictionary[int, Memory] = weakref.WeakValueDictionary()
@@ -129,8 +132,8 @@ class DurableBuffers:
         self._memories.pop(memory.handle, None)
 
     def move(self, returned: Iterable[int], space: Space) -> None:
-        """Moves the memories of the handles `returned`, which the daemon has restored, to `space`, and frees buffers
-        without references."""
+        """Moves the memories of the handles `returned`, which the daemon has restored, to `space`. Frees restored
+        buffers that no array refers to."""
         returned = set(returned)
         for handle in returned:
             memory = self._memories.get(handle)
@@ -138,19 +141,19 @@ class DurableBuffers:
                 space.deferred_frees.add("buffer", handle)
                 continue
             memory.space = space
-            if memory.owner is not None:  # freed just now: see `Memory.free`
+            if memory.owner is not None:  # unless another thread freed it meanwhile: see `Memory.free`
                 memory.owner = space
         for handle in [handle for handle in list(self._memories.keys()) if handle not in returned]:
             self._memories.pop(handle, None)
 
 
 class DeviceOperand:
-    """Something with an address on a device: what a kernel takes as a pointer."""
+    """Object with an address on a device, which a kernel takes as a pointer."""
 
     __slots__ = ("_memory", "_offset")
 
     _passed: ClassVar[tuple[str, int, int]] = ("Q", 8, 8)
-    """The kernel parameter's `struct` code for the offset, size and alignment in bytes."""
+    """The kernel parameter's `struct` code for the offset, its size and its alignment in bytes."""
 
     _memory: Memory
     _offset: int

@@ -13,13 +13,15 @@ if TYPE_CHECKING:
 
 
 End = Callable[["commands_pb2.Result | None", "HearthError | None"], None]
-"""Takes the result, or the error."""
+"""Callback that receives the command's result or its error; the other argument is None."""
 
 
 class CompletionHandler:
-    """Takes the completion of a command, once, in the receiving thread (with the attachment's lock: it must not wait).
+    """Receives the completion of a command, once, in the receiving thread, which holds the attachment's lock: the
+    callback must not block.
 
-    It holds the memory that the command uses: until the answer has come the session holds the handler.
+    The handler refers to the memory that the command uses; the session refers to the handler until the answer has
+    arrived.
     """
 
     __slots__ = ("_end", "abandoned", "keep", "reports")
@@ -33,23 +35,23 @@ class CompletionHandler:
         self._end = end
 
     def set_result(self, result: commands_pb2.Result) -> None:
-        """The command was done."""
+        """Passes on the result of the completed command."""
         self._end(result, None)
 
     def set_error(self, error: HearthError) -> None:
-        """The command failed, or will never be answered."""
+        """Passes on the error of a command that failed or will never be answered."""
         self._end(None, error)
 
 
 def heard_otherwise(attachment: Attachment, error: HearthError) -> bool:
-    """True if an error of a one-way command is reported without it: a loss is reported once for all work that was under
-    way, and the cause of a skipped command is kept by its stream.
-    """
+    """True if the error of a one-way command is reported elsewhere. A loss of the attachment is reported once for all
+    work in flight, and the cause of a skipped command is kept by its stream."""
     return attachment.session.error is error or bool(error.failures)
 
 
 def lost_on_the_way(error: HearthError) -> HearthError:
-    """The error of a command whose segment was gone when it arrived: the connection that it was shared on had ended."""
+    """Returns the error of a command whose segment no longer existed when the command arrived, because the connection
+    over which the memory was shared had ended."""
     return TransferError(
         f"a copy was lost with the connection on which its memory was shared ({error.message})",
         reason="TRANSFER_ABORTED",

@@ -1,10 +1,10 @@
-"""An attachment to a device, without I/O: sequence numbers, window, pending replies, retransmission.
+"""Protocol state of an attachment, without I/O: sequence numbers, window, pending replies, retransmission.
 
-Commands go in (`launch`, `add`), requests for the wire come out (`next_request`), responses go in (`receive`), replies
-are completed. Where the stream breaks (`suspend`), batches that were not acknowledged are kept, and the next stream
-continues from what `attach` says on both sides: every command runs once, every response is taken once. Nothing here
-blocks, locks or reads a clock: `attachment.py` drives it with threads, an event loop can do the same. The caller
-serializes all calls.
+The driver passes commands in (`launch`, `add`) and takes requests out (`next_request`). It passes responses in
+(`receive`), which complete the replies. When the stream breaks (`suspend`), batches that were not acknowledged are
+kept, and the next stream continues from the position that both sides exchange in `attach`: every command runs once, and
+every response is processed once. Nothing here blocks, locks or reads a clock: `attachment.py` drives it with threads,
+and an event loop can do the same. The caller serializes all calls.
 """
 
 from __future__ import annotations
@@ -27,56 +27,59 @@ if TYPE_CHECKING:
 
 
 _LARGE = 32 << 10
-"""Bytes of a response from which on protobuf, which copies what was read twice, takes longer than to do without."""
+"""Minimum size, in bytes, of a response that is decoded without protobuf. Protobuf copies the data that it read a
+second time, which takes longer for such responses."""
 
 
 class Session:
-    """Protocol state of one attachment. Requests below `first_request` belong to an earlier attachment, whose answers
-    may still come."""
+    """Protocol state of one attachment. Requests with numbers below `first_request` belong to an earlier attachment,
+    whose answers may still arrive."""
 
     def __init__(self, limits: Limits, first_request: int = 0) -> None:
         self.limits = limits
         self.queue = SendQueue(limits)
-        """Commands that are in no batch yet."""
+        """Commands that are not part of a batch yet."""
         self.error: HearthError | None = None
-        """Set once the attachment is over: nothing more goes in or out."""
+        """Set once the attachment has ended: nothing more is sent or received."""
         self.fail_later: HearthError | None = None
-        """The response that was received ends the attachment; the driver calls `fail` with this."""
+        """Error of a received response that ends the attachment; the driver calls `fail` with it."""
         self.device_lost = False
         self.draining = False
         self.on_output: Callable[[str], None] = lambda text: None
-        """Takes what kernels of the session printed."""
+        """Receives the text that kernels of the session printed."""
         self.receipts = Receipts()
         self._first_request = first_request
         self._replies: dict[int, ReplyLike] = {}
         self._completed = 0
-        """The request that was answered last."""
+        """Number of the request that was answered last."""
         self._settled = 0
-        self._barriers: dict[int, int] = {}  # request of a device-wide sync -> one-way work that it covers
+        # request number of a device-wide sync -> count of the one-way work that it covers
+        self._barriers: dict[int, int] = {}
         self.generation = 0
         self.attached = False
         self.reverts: Callable[[], bool] = lambda: False
-        """Returns True if a loss would revert some state, though nothing is under way."""
+        """Returns True if a loss of the device would revert some state even though no work is in flight."""
         self.durable: list[int] = []
-        """Buffers of lost generations that were back, under their handles, when this attachment began."""
+        """Handles of buffers of lost generations that had been restored when this attachment began."""
         self.next_seq = 1
         self.acked = 0
-        self._unacked: deque[tuple[int, bytes]] = deque()  # seq, request
+        self._unacked: deque[tuple[int, bytes]] = deque()  # sequence number, serialized request
         self._unacked_bytes = 0
         self._moving: tuple[tuple[int, bytes], QueueMark, int] | None = None
-        """The batch that is being taken from the queue, what it leaves, and `_unacked_bytes` with it."""
-        self.again: deque[tuple[int, bytes]] = deque()  # of those, what is to be sent, perhaps once more
-        self._owed: set[int] = set()  # requests that the daemon had when the stream broke
+        """The batch that is being taken from the queue, the queue's state without it, and `_unacked_bytes` with it."""
+        # those of `_unacked` that have to be sent, perhaps for the second time
+        self.again: deque[tuple[int, bytes]] = deque()
+        self._owed: set[int] = set()  # requests that the daemon had received when the stream broke
         self._had = 0
         self._broken_by: HearthError | None = None
 
     def inspect(self) -> SessionView:
-        """Returns what is kept of batches and requests under way."""
+        """Returns the number and size of the batches and requests in flight."""
         from hearth.session.views import SessionView
 
         return SessionView(len(self._unacked), self._unacked_bytes, len(self._barriers))
 
-    # ---- in: commands ----
+    # ---- input: commands ----
 
     def add(
         self,
@@ -87,10 +90,10 @@ class Session:
         barrier: bool = False,
         worth: int = 1,
     ) -> None:
-        """Queues one serialized command; with `request`, `reply` gets its answer.
+        """Queues one serialized command. With a `request` number, `reply` receives its answer.
 
-        `barrier`: its success says that everything added before is done (a sync of all streams). `worth`: see
-        `SendQueue.put`.
+        `barrier`: the success of the command proves that everything added before it is done (a sync of all streams).
+        `worth`: see `SendQueue.put`.
         """
         queue = self.queue
         if reply is None:
@@ -98,7 +101,8 @@ class Session:
             queue.submitted += 1
             return
         try:
-            self._replies[request] = reply  # before: an answer without a reply would end the attachment
+            # before the command is queued: an answer without a reply would end the attachment
+            self._replies[request] = reply
             if barrier:
                 self._barriers[request] = queue.submitted
             queue.put(command, worth)
@@ -123,11 +127,11 @@ class Session:
         """True if nothing is queued and everything sent was acknowledged."""
         return not self.queue.queued and self.acked == self.next_seq - 1
 
-    # ---- out: requests ----
+    # ---- output: requests ----
 
     @property
     def sendable(self) -> bool:
-        """True if there is a batch to send, or to send again."""
+        """True if a batch can be sent, or sent again."""
         if not self.attached or self.error is not None:
             return False
         if self.again:
@@ -156,16 +160,17 @@ class Session:
 
     @property
     def quiet(self) -> bool:
-        """True if all answers have come to the commands that the daemon had received before a break."""
+        """True if all commands that the daemon had received before a break have been answered."""
         return self.acked >= self._had and self._owed.isdisjoint(self._replies)
 
     def next_request(self, idle: bool = False) -> bytes | None:
-        """Returns the next request: a receipt that is due, otherwise a batch; None while there is nothing to send or
-        the window is full. `idle`: nothing was sent for a while, so that a small receipt may go."""
+        """Returns the next serialized request: a receipt if one is due, otherwise a batch. Returns None if there is
+        nothing to send or the window is full. With `idle` (nothing was sent for a while), a receipt that is not urgent
+        may be returned too."""
         return None if (numbered := self.next_numbered(idle)) is None else numbered[1]
 
     def next_numbered(self, idle: bool = False) -> tuple[int, bytes] | None:
-        """Returns `next_request` with its batch's number, 0 if it is no batch."""
+        """Returns `next_request` together with the sequence number of its batch, or 0 if it is not a batch."""
         if not self.attached or self.error is not None:
             return None
         receipts = self.receipts
@@ -174,8 +179,8 @@ class Session:
         return self._next()
 
     def next_with(self, command: bytes, request: int, reply: ReplyLike, barrier: bool) -> tuple[int, bytes] | None:
-        """`add` and `next_numbered` in one, for the rule: nothing waits but launches that fit a batch with it, and the
-        window is open. None where it is not so, and nothing was done."""
+        """Combines `add` and `next_numbered` for the usual case: only launches are queued, they fit one batch together
+        with `command`, and the window is open. Otherwise changes nothing and returns None."""
         queue, unacked_bytes, limits = self.queue, self._unacked_bytes, self.limits
         run, size = queue.run, queue.run_bytes
         if (
@@ -188,12 +193,13 @@ class Session:
             return None
         seq = self.next_seq
         try:
-            self._replies[request] = reply  # before, as in `add`
+            self._replies[request] = reply  # registered before the batch is made, as in `add`
             if barrier:
                 self._barriers[request] = queue.submitted
             numbered = seq, batch.run_request(seq, run, size, command)
             moving = numbered, NOTHING_LEFT, unacked_bytes + len(numbered[1])
-            # One statement that calls nothing, as in `SendQueue._close_run`: `interrupted` completes the step.
+            # One statement without a call, as in `SendQueue._close_run`: after a Ctrl-C, `interrupted` completes the
+            # step.
             self._moving, queue.run, queue.run_bytes = moving, [], 0
         except BaseException:
             if self._moving is None:
@@ -206,15 +212,15 @@ class Session:
         return numbered
 
     def add_ready(self, command: bytes, request: int, reply: ReplyLike, barrier: bool) -> bool:
-        """Adds a command like `add`, and makes its batch here where `next_with` can, so that the sender has only to
-        take it. Returns whether it was added; False where other work goes first."""
+        """Adds a command like `add`, and builds its batch immediately if `next_with` can, so that the sender only has
+        to take it. Returns False, with nothing added, if other work has to be sent first."""
         before = self.next_seq
         try:
             numbered = self.next_with(command, request, reply, barrier)
             if numbered is None:
                 return False
             self.again.append(numbered)
-        except BaseException:  # a Ctrl-C: nothing follows a number that was never sent
+        except BaseException:  # a Ctrl-C: a numbered batch has to be sent, because its number may not be missing
             self.interrupted()
             if self.next_seq != before and not self.again:
                 self.again.append(self._unacked[-1])
@@ -222,7 +228,7 @@ class Session:
         return True
 
     def next_batch(self) -> bytes | None:
-        """The next batch: one that has to be sent again, or as much of the queue as fits."""
+        """Returns the next batch: one that has to be sent again, otherwise as much of the queue as fits."""
         return None if (numbered := self._next()) is None else numbered[1]
 
     def _next(self) -> tuple[int, bytes] | None:
@@ -251,15 +257,15 @@ class Session:
         self._moving = None
 
     def interrupted(self) -> None:
-        """A Ctrl-C came while `next_numbered` ran: what it was about to return counts as sent, and the stream or lane
-        has to be given up, so that it is sent again."""
+        """Completes `next_numbered` after a Ctrl-C interrupted it. The request that it was about to return counts as
+        sent, so the caller has to drop the stream or lane, after which the request is sent again."""
         if self._moving is not None:
             self._move(*self._moving)
 
-    # ---- in: responses ----
+    # ---- input: responses ----
 
     def receive(self, response: device_pb2.ExecuteResponse) -> None:
-        """Takes one response. A response that breaks the protocol fails the attachment."""
+        """Processes one response. A response that violates the protocol sets `fail_later`."""
         if self.error is not None:
             return
         kind = response.WhichOneof("kind")
@@ -275,16 +281,16 @@ class Session:
             self.receipts.response()
 
     def suspend(self, error: HearthError) -> None:
-        """The stream broke, with `error`: nothing goes out until another one is attached."""
+        """Stops output after the stream broke with `error`, until another stream is attached."""
         self.attached = False
         self._broken_by = error
         self.again.clear()
 
     def fail(self, error: HearthError) -> bool:
-        """Ends the attachment: every reply gets `error`, the queue is dropped. A second call does nothing.
+        """Ends the attachment: every pending reply gets `error`, and the queue is dropped. A second call does nothing.
 
-        Returns True if the error still has to be reported: one-way work is lost with it, or some state is reverted, and
-        no reply that reports such a loss was pending.
+        Returns True if the caller still has to report the error: one-way work is lost or some state is reverted, and no
+        pending reply reports the loss.
         """
         if self.error is not None:
             return False
@@ -334,13 +340,13 @@ class Session:
             self._owed = set(self._replies).difference(self._unheard())
 
     def _unheard(self) -> set[int]:
-        """Requests that the daemon has not got."""
+        """Returns the numbers of the requests that the daemon has not received."""
         batches = (device_pb2.ExecuteRequest.FromString(request).batch for _, request in self.again)
         queued = (commands_pb2.Command.FromString(command) for command, _ in self.queue.entries)
         return {command.request for command in itertools.chain(*(each.commands for each in batches), queued)}
 
     def acknowledge(self, seq: int) -> None:
-        """Every batch up to this one has been executed."""
+        """Records that every batch up to `seq` has been executed."""
         if seq >= self.next_seq:
             self._broken(f"batch {seq} is acknowledged, {self.next_seq - 1} is the last that was sent")
         elif seq > self.acked:
@@ -352,14 +358,14 @@ class Session:
             self.acked = seq
 
     def receive_serialized(self, data: bytes) -> None:
-        """Takes one response as it came. That a request is done, which most say, or what is expected for it, is read
-        without making a message."""
+        """Processes one serialized response. The most frequent ones, an empty or an expected result, are read without
+        building a protobuf message."""
         if not self.receive_done(data):
             self.receive_other(data)
 
     def receive_other(self, data: bytes) -> None:
-        """Processes a response that `receive_done` does not take."""
-        # Small ones protobuf reads sooner, once it is there.
+        """Processes a serialized response for which `receive_done` returned False."""
+        # Protobuf decodes small responses faster, once it is imported.
         answer = decode.read_answer(data) if len(data) > _LARGE or not later.are_here() else None
         if answer is None:
             self.receive(device_pb2.ExecuteResponse.FromString(data))
@@ -367,8 +373,8 @@ class Session:
             self._complete(answer)
 
     def receive_done(self, data: bytes) -> bool:
-        """Processes an empty or expected result of a pending request; returns False, with nothing done, for any
-        other."""
+        """Processes an empty or an expected result of a pending request. Returns False, with nothing done, for any
+        other response."""
         request, rest = batch.answered(data)
         reply = self._replies.get(request)
         if reply is None or self.error is not None:
@@ -383,7 +389,7 @@ class Session:
         if covered is not None and covered > self._settled:
             self._settled = covered
         reply.set_result(result)
-        self._completed = request  # from here on `_counted_off`, spelled out
+        self._completed = request  # the rest is `_counted_off`, inlined
         if covered is not None:
             self._barriers.pop(request, None)
         self._replies.pop(request, None)
@@ -394,14 +400,15 @@ class Session:
         return True
 
     def _counted_off(self, request: int) -> None:
-        """Counts a request off whose answer has been delivered."""
+        """Removes a request whose answer has been delivered, and counts the response."""
         self._completed = request
         self._barriers.pop(request, None)
         self._replies.pop(request, None)
         self.receipts.response()
 
     def _complete(self, result: commands_pb2.Result) -> None:
-        """Counts it last: where this is interrupted, the daemon says it again, and each step can be done twice."""
+        """Delivers a result. Counts the response last: after an interrupt, the daemon sends it again, and each step may
+        be repeated."""
         request = result.request
         reply = self._replies.get(request)
         if reply is None:
@@ -410,7 +417,7 @@ class Session:
             self.receipts.response()
             return
         covered = self._barriers.get(request) if self._barriers else None
-        if covered is not None:  # an error was reported with it, so that the work before is settled either way
+        if covered is not None:  # the sync reported any error, so that the work before it is settled in either case
             self._settled = max(self._settled, covered)
         kind = result.WhichOneof("kind")
         if result.HasField("error"):

@@ -1,13 +1,14 @@
 """Receiver role of a lane (the Leader/Followers pattern): one waiting thread receives, otherwise a background thread.
 
-Handing an answer from thread to thread costs more than all else that a client does for it. So a waiting thread receives
-every frame itself until its own answer comes; then it wakes the next waiting thread. The background thread receives
-only while no thread waits: at once where something depends on the frames (work that an ack takes along, a thread that
-waits for room), else a moment later, because in a loop of launch and synchronize the next wait follows soon, and waking
-a thread each time would cost what was to be saved.
+Handing an answer from one thread to another costs more than everything else that a client does for it. So a waiting
+thread receives every frame itself until its own answer arrives, and then wakes the next waiting thread. The background
+thread receives only while no thread waits for an answer: immediately if something depends on the frames (queued work
+that is sent with an ack, a thread that waits for room), otherwise a moment later. In a loop of launch and synchronize
+the next wait follows soon, and waking the background thread each time would cost what this pattern saves.
 
-The background thread waits for the socket to be readable without holding the role, so that a waiting thread can take it
-silently: the background thread finds out when bytes come, and then stays away until no thread has received for a tick.
+The background thread waits for the socket to become readable without holding the role, so that a waiting thread can
+take the role without a notification. The background thread notices that when bytes arrive, and then stays parked until
+no thread has received for a tick.
 """
 
 from __future__ import annotations
@@ -20,45 +21,52 @@ if TYPE_CHECKING:
     from hearth.session.reply import Reply
 
 TICK_S = 1e-3
-"""Interval in seconds at which the background thread checks whether it is needed, once another thread has received."""
+"""Interval, in seconds, at which the background thread checks whether it is needed after another thread has
+received."""
 
 SLOW_TICK_S = 20e-3
-"""Interval while a thread waits that has waited for a tick already, as in a series of large copies: a wake-up by each
-leaving thread would cost that thread a turn at the interpreter every time."""
+"""Interval, in seconds, of that check after the same waiting thread has received for a whole tick, as in a series of
+large copies. If such a thread woke the background thread on leaving, it would lose a turn at the interpreter lock each
+time."""
 
 
 class ReceiverRole:
-    """Holds which thread receives. All methods but `await_turn` are called with the lock held."""
+    """Decides which thread receives from a lane. All methods except `await_turn` are called with the lock held."""
 
     def __init__(
         self, lock: threading.Lock, sleepers: list[Reply], needed: Callable[[], bool], tick: Callable[[bool], None]
     ) -> None:
-        """Stores the callbacks. `tick` is called with True when a tick has passed, and with False when an unexpected
-        one begins."""
+        """Stores the callbacks.
+
+        `needed` returns True if something depends on the next response though no thread waits for an answer. `tick` is
+        called in the background thread after each pause: with False if a thread that left the role ended the pause
+        early, otherwise with True.
+        """
         self.holder = 0
-        """The thread that receives now; 0: none."""
+        """Identifier of the thread that receives now; 0: none."""
         self.parked = False
-        """True while the background thread stays away."""
+        """True while the background thread is parked."""
         self.over = False
         self._lock = lock
         self._sleepers = sleepers
         self._needed = needed
         self._tick = tick
         self.taken = 0
-        """Number of times that a waiting thread took the role."""
+        """Number of times that a waiting thread has taken the role."""
         self._pause = TICK_S
-        """Seconds for which the background thread stays away at a time; -1: until it is woken."""
+        """Seconds for which the background thread is parked at a time; -1: until it is woken."""
         self._summoned = False
         self._wake = threading.Lock()
         self._wake.acquire()
 
     @property
     def ticking(self) -> bool:
-        """True if the background thread checks again soon."""
+        """True if the parked background thread checks again within `TICK_S`."""
         return self.parked and self._pause == TICK_S
 
     def tick_soon(self) -> bool:
-        """Returns `ticking`; if the next check would be a slow one, restarts with fast ones and returns True."""
+        """Returns `ticking`. If the next check would be a slow one, first wakes the background thread, so that it
+        starts again with fast checks, and returns True."""
         if self.parked and self._pause == SLOW_TICK_S:
             self._unpark()
             return True
@@ -66,12 +74,13 @@ class ReceiverRole:
 
     @property
     def watching(self) -> bool:
-        """True if the background thread no longer checks by itself: a thread has received for long, and wakes it on
-        leaving."""
+        """True if the background thread is parked without a timeout: another thread has received for long, and wakes
+        the background thread on leaving."""
         return self.parked and self._pause < 0
 
     def leave(self, thread: int) -> None:
-        """Gives up the role; another thread takes it where one is needed."""
+        """Releases the role if `thread` holds it. Wakes a waiting thread, or the background thread if it is needed, to
+        take the role."""
         if self.holder != thread:
             return
         self.holder = 0
@@ -84,7 +93,7 @@ class ReceiverRole:
                 self._unpark()
 
     def call(self) -> bool:
-        """Wakes one of those that wait, if there is any, so that it receives."""
+        """Wakes one waiting thread to receive; returns False if no thread waits."""
         for reply in self._sleepers:
             if not (reply.answered or reply.abandoned):
                 reply.call()
@@ -92,13 +101,13 @@ class ReceiverRole:
         return False
 
     def summon(self) -> None:
-        """Wakes the background thread to receive, unless a waiting thread does."""
+        """Wakes the background thread to receive, unless another thread holds the role."""
         if self.parked and not self.holder:
             self._summoned = True
             self._unpark()
 
     def end(self) -> None:
-        """Ends the role: no thread receives any more."""
+        """Ends the role: no thread receives any more. Wakes the background thread."""
         self.over = True
         if self.parked:
             self._unpark()
@@ -107,10 +116,10 @@ class ReceiverRole:
         self.parked = False
         self._wake.release()
 
-    # ---- the background, without the lock ----
+    # ---- called by the background thread, without the lock ----
 
     def await_turn(self) -> None:
-        """Returns when it is the background's turn to look for what comes, or at the end."""
+        """Blocks until the background thread may receive, or until the role has ended."""
         with self._lock:
             if self.over or not self.holder:
                 return
@@ -125,12 +134,12 @@ class ReceiverRole:
                 seen = self.taken
                 self.parked = True
                 called = self._park() and not self._summoned
-                if called:  # one that received for long and has left comes again soon: another tick
+                if called:  # a thread that has received for long and left usually returns soon: wait another tick
                     seen = -1
                 self._tick(not called)
 
     def _park(self) -> bool:
-        """Waits for the next tick, or until it is woken; returns whether it was."""
+        """Blocks for `_pause` seconds, without the lock, or until woken. Returns True if the thread was woken."""
         self._lock.release()
         try:
             woken = self._wake.acquire(timeout=self._pause)
@@ -140,5 +149,5 @@ class ReceiverRole:
             self.parked = False
             return False
         if not woken:
-            self._wake.acquire()  # it came as the tick passed
+            self._wake.acquire()  # the wake-up arrived just after the timeout: consume it
         return True

@@ -1,7 +1,7 @@
-"""The answer to one command, waited for by threads.
+"""The answer to one command, for which threads wait.
 
-A thread waits with its attachment (`ReplyWaiters`), which may have it receive; else it sleeps, and the receiving thread
-wakes it.
+A thread waits through its attachment (`ReplyWaiters`), which may make it the receiver. Otherwise the thread sleeps, and
+the receiving thread wakes it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Expected: TypeAlias = "tuple[bytes, commands_pb2.Result]"
-"""A `Result` without its request, serialized and as what it is passed on as: it need not be read then."""
+"""A `Result` without its request number, both serialized and as the object to return: an answer equal to the serialized
+form is not decoded."""
 
 
 class ReplyLike(Protocol):
-    """Completion target of a session: a thread's `Reply` or an event loop's future. Completing it again changes
+    """Completion target of a command: a thread's `Reply` or an event loop's future. Completing it a second time changes
     nothing."""
 
     @property
@@ -40,57 +41,59 @@ class ReplyWaiters(Protocol):
     """The threads and event loops that wait for replies: `hearth.session.waiters.Waiters`."""
 
     def attend(self, reply: Reply, timeout: float | None) -> bool:
-        """Waits `timeout` seconds at most; True if the reply is answered."""
+        """Waits up to `timeout` seconds; returns True if the reply is answered."""
 
     def expect(self) -> None:
         """Called by a thread that polls for an answer instead of waiting for it."""
 
     def listen(self, more: int) -> None:
-        """Expects `more` answers (fewer, where negative) for event loops, which have no thread here."""
+        """Adds `more`, which may be negative, to the number of answers that event loops expect. No thread waits for
+        those."""
 
 
 class Reply:
-    """Completed once, by `set_result` or `set_error`, from any thread."""
+    """Answer to one command. `set_result` or `set_error` completes it once, from any thread."""
 
-    # Most of what a reply has never differs from this, so that the class has it.
+    # Most attributes of a reply keep these defaults, so they are class attributes.
     answered = False
-    """True once the answer is there."""
+    """True once the answer has arrived."""
     error: HearthError | None = None
     abandoned = False
     expected: Expected | None = None
-    """The most likely answer."""
+    """The most likely answer, which need not be decoded; None: there is none."""
     request = 0
-    """Number of the request; 0: not needed."""
+    """Number of the request; 0: no number is needed."""
     foretold: commands_pb2.Result | None = None
-    """The result that a signal stands for (`hearth.transport.copy_signals`); None: no signal completes it."""
+    """The result that a completion signal stands for (`hearth.transport.copy_signals`); None: no signal completes the
+    reply."""
     on_error: Callable[[], None] | None = None
-    """Called when it fails, so that a transfer waiting beside it ends."""
+    """Called when the command fails, so that a transfer waiting for the same command ends."""
     on_late_error: Callable[[HearthError], None] | None = None
-    """Takes the error of an abandoned reply."""
+    """Receives the error of an abandoned reply."""
     before: Callable[[], None] | None = None
-    """Called by the waiting thread before it returns with the answer."""
+    """Called by the waiting thread before its wait returns the answer."""
     on_answer: Callable[[], None] | None = None
-    """Called when it is answered, perhaps twice, by the receiving thread: it must not wait. See `listen`."""
+    """Called by the receiving thread when the reply is answered, perhaps twice; it must not block. See `listen`."""
     _result: commands_pb2.Result | None = None
     _gate: SimpleQueue[None] | None = None
-    """Queue that threads sleep on; most replies need none."""
+    """Queue on which waiting threads sleep; most replies need none."""
     _told = False
 
     def __init__(self, *, reports: bool = False, waiting: ReplyWaiters | None = None) -> None:
         self.reports = reports
-        """True if it reports the errors of commands that were sent before (sync, read, flush, end of a profile)."""
+        """True if the command reports the errors of earlier commands (sync, read, flush, end of a profile)."""
         self._waiting = waiting
         self._mutex = threading.Lock()
 
     @property
     def done(self) -> bool:
-        """`answered`, for a thread that polls instead of waiting."""
+        """True once the reply is answered. For a thread that polls instead of waiting."""
         if not self.answered and self._waiting is not None:
             self._waiting.expect()
         return self.answered
 
     def set_result(self, result: commands_pb2.Result) -> None:
-        """The command was done."""
+        """Completes the reply with the result of the command."""
         self._result = result
         self.answered = True
         if self._gate is not None:
@@ -99,14 +102,15 @@ class Reply:
             self.on_answer()
 
     def signalled(self) -> None:
-        """Completes the reply, as the device has signalled, before its answer has come; no thread waits for that."""
+        """Completes the reply with its foretold result, as the device has signalled, before its answer has arrived. No
+        thread waits for that answer."""
         result = self.foretold
         if not self.answered and result is not None:
             self.set_result(result)
             self.abandon()
 
     def set_error(self, error: HearthError) -> None:
-        """The command failed, or will never be answered."""
+        """Completes the reply with the error of a command that failed or will never be answered."""
         if self._told:
             return
         with self._mutex:
@@ -129,7 +133,7 @@ class Reply:
             waiting = self._waiting
             try:
                 answered = self._wait(timeout) if waiting is None else waiting.attend(self, timeout)
-            except BaseException:  # KeyboardInterrupt: the answer is not taken
+            except BaseException:  # KeyboardInterrupt: no thread takes the answer
                 self.abandon()
                 raise
             if not answered:
@@ -142,7 +146,7 @@ class Reply:
         return self._result
 
     def given_up(self, timeout: float | None) -> TimeoutError:
-        """Abandons the reply, `timeout` seconds having passed; returns the error to raise."""
+        """Abandons the reply after `timeout` seconds, and returns the error to raise."""
         self.abandon()
         return TimeoutError(
             f"no answer within {timeout:g} s; the work continues.",
@@ -151,7 +155,8 @@ class Reply:
         )
 
     def listen(self, tell: Callable[[], None]) -> None:
-        """Has `on_answer` call an event loop, which cannot sleep here. Until `unlisten`, a thread receives."""
+        """Makes `on_answer` call `tell`, for an event loop, which cannot block here. Until `unlisten`, another thread
+        receives."""
         if self._waiting is not None:
             self._waiting.listen(1)
         self.on_answer = tell
@@ -159,17 +164,18 @@ class Reply:
             tell()
 
     def unlisten(self) -> None:
-        """Called once for each `listen`."""
+        """Ends the effect of one `listen` call."""
         self.on_answer = None
         if self._waiting is not None:
             self._waiting.listen(-1)
 
     def answers_within(self, seconds: float) -> bool:
-        """Waits `seconds` at most; True if the answer is there. The reply can still be waited for."""
+        """Waits up to `seconds`; returns True if the answer has arrived. The caller can still wait for the reply
+        afterwards."""
         return self.answered or self._wait(seconds)
 
     def outlast(self, timeout: float | None) -> None:
-        """Waits like `wait`, and leaves an error to `on_late_error`."""
+        """Waits like `wait`, but leaves an error to `on_late_error`."""
         if not self.answered:
             self._wait(timeout)
         self.abandon()
@@ -185,27 +191,27 @@ class Reply:
         return self.answered
 
     def sleep(self, seconds: float | None) -> None:
-        """Waits for the answer or a `call`; may return without either."""
+        """Blocks up to `seconds` (None: without a limit) for the answer or a `call`; may return earlier."""
         gate = self._gate
         if gate is None:
             with self._mutex:
                 gate = self._gate = self._gate or SimpleQueue()
-        if self.answered:  # before the sleep could be seen
+        if self.answered:  # answered before `_gate` was visible to the receiving thread
             return
         try:
             gate.get(timeout=None if seconds is None else max(0.0, seconds))
         except Empty:
             return
         if self.answered:
-            gate.put(None)  # another may wait for the same
+            gate.put(None)  # another thread may wait for the same reply
 
     def call(self) -> None:
-        """Wakes the thread that sleeps, or sleeps next."""
+        """Wakes the thread that sleeps on this reply; if none does, the next thread to sleep returns at once."""
         if self._gate is not None:
             self._gate.put(None)
 
     def abandon(self) -> None:
-        """Marks the reply as waited for by no thread; its error, now or later, goes to `on_late_error`."""
+        """Marks the reply as one for which no thread waits. Its error, present or future, goes to `on_late_error`."""
         with self._mutex:
             self.abandoned = True
             error = self.error
@@ -214,7 +220,8 @@ class Reply:
 
 
 class PendingResult(Generic[T]):
-    """A request that was sent, and the function that reads its answer: for a thread, which waits, or an event loop."""
+    """A request that was sent, together with the function that reads its answer. For a thread, which waits, or an event
+    loop."""
 
     __slots__ = ("_read", "reply")
 
@@ -228,7 +235,8 @@ class PendingResult(Generic[T]):
 
 
 def wait_for_all(replies: Sequence[Reply], timeout: float | None = None) -> None:
-    """Waits for all, `timeout` seconds together. Raises the first error; others are left to `on_late_error`."""
+    """Waits for all replies, at most `timeout` seconds in total. Raises the first error; later errors go to
+    `on_late_error`."""
     deadline = None if timeout is None else time.monotonic() + timeout
     first: HearthError | None = None
     for reply in replies:

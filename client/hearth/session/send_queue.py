@@ -1,4 +1,4 @@
-"""Commands on their way out, without I/O: runs of launches, batches, and how much may wait."""
+"""Queue of outgoing commands, without I/O: runs of launches, batches, and limits of the queue."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from hearth.codec import batch
 from hearth.errors import HearthError
 
 BATCH_BYTES = 1 << 20
-"""A batch is closed at this size: long enough to be worth a message, short enough to overlap with the next one."""
+"""Size, in bytes, at which a batch is closed: large enough to justify a message, small enough to overlap with the next
+batch."""
 BATCH_COMMANDS = 512
 BATCH_LAUNCHES = 4096
 RUN_BYTES = 128 << 10
-"""Consecutive launches share a command up to this size."""
+"""Maximum size, in bytes, of a command that consecutive launches share."""
 COUNT_MAX = 2**64 - 1
 QUEUE_BYTES = 64 << 20
 QUEUE_COMMANDS = 20_000
 
 
 class Limits(NamedTuple):
-    """The daemon's limits; sizes in bytes."""
+    """Limits that the daemon has announced; sizes in bytes."""
 
     max_inline_bytes: int = 1 << 20
     max_chunk_bytes: int = 1 << 20
@@ -32,7 +33,7 @@ class Limits(NamedTuple):
 
 
 class _Counted(NamedTuple):
-    """The last command that `count_up` added; it can grow while it is the last in the queue."""
+    """The last command that `count_up` added; its count can grow while it is the last command in the queue."""
 
     key: object
     n: int
@@ -40,7 +41,7 @@ class _Counted(NamedTuple):
 
 
 class QueueMark(NamedTuple):
-    """The queue once what was gathered is in a batch."""
+    """State of the queue after the gathered commands have been moved to a batch."""
 
     entries: int
     queued: int
@@ -51,7 +52,7 @@ NOTHING_LEFT = QueueMark(0, 0, 0)
 
 
 class SendQueue:
-    """The commands that were submitted and have not been put in a batch, in order."""
+    """Submitted commands that are not part of a batch yet, in order."""
 
     def __init__(self, limits: Limits) -> None:
         self.queued_bytes = 0
@@ -59,14 +60,14 @@ class SendQueue:
         self.extra = 0
         """Upper bound of the queued commands' cost beyond their number; see `put`."""
         self.submitted = 0
-        """Number of one-way commands and launches so far."""
+        """Total number of one-way commands and launches submitted."""
         self.entries: deque[tuple[bytes, int]] = deque()
         """Serialized commands, each with the number of launches that it carries (or 1)."""
         self.run: list[bytes] = []
-        """Consecutive launches behind the entries, which will share a command."""
+        """Consecutive launches behind the entries, which will share one command."""
         self.run_bytes = 0
         self.closing: tuple[bytes, int] | None = None
-        """The run that is being put among the entries."""
+        """The run that is being added to the entries; None: no run is."""
         self.set_limits(limits)
         self._counted: _Counted | None = None
 
@@ -81,7 +82,7 @@ class SendQueue:
         self.queued_bytes += size
         self.queued += 1
         self.submitted += 1
-        self.run.append(record)  # the one call, and last: a Ctrl-C comes before all of it or after
+        self.run.append(record)  # the only call, and last: a Ctrl-C comes before all of this or after it
 
     def put(self, command: bytes, worth: int = 1) -> None:
         """Queues one serialized command of relative cost `worth`; the batch threshold counts cost, not commands."""
@@ -95,8 +96,8 @@ class SendQueue:
         self.entries.append((command, 1))  # last, as in `launch`
 
     def count_up(self, key: object, n: int, command: Callable[[int], bytes]) -> None:
-        """Queues one-way `command(n)`, which does something n times. Behind an unsent one of the same `key`, that one's
-        count grows instead."""
+        """Queues the one-way command `command(n)`, which does something `n` times. If the last command in the queue has
+        the same `key`, the count of that command grows instead."""
         if self.closing is not None:
             self._close_run()
         last, queue = self._counted, self.entries
@@ -116,17 +117,17 @@ class SendQueue:
         self.submitted += 1
 
     def ends_with(self, command: bytes) -> bool:
-        """True if this very command is the last entry."""
+        """True if the last entry is this very `command` object."""
         return bool(self.entries) and self.entries[-1][0] is command
 
     @property
     def full(self) -> bool:
-        """True if submitting threads should wait: the daemon does not keep up."""
+        """True if submitting threads have to wait, because the daemon does not keep up."""
         return self.queued >= QUEUE_COMMANDS or self.queued_bytes >= QUEUE_BYTES
 
     def gather(self, room: int, alone: bool) -> tuple[list[bytes], QueueMark]:
-        """Returns as many of the oldest commands as fit a batch of `room` bytes; with `alone`, the first one in any
-        case. They stay in the queue until `move`."""
+        """Returns as many of the oldest commands as fit a batch of `room` bytes; with `alone`, at least the first one.
+        The commands stay in the queue until `move`."""
         if self.run or self.closing is not None:
             self._close_run()
         commands: list[bytes] = []
@@ -145,7 +146,7 @@ class SendQueue:
         return commands, QueueMark(len(queue) - len(commands), self.queued - launches, self.queued_bytes - taken)
 
     def move(self, left: QueueMark) -> None:
-        """Takes out of the queue what was gathered. Called again, it does what an interrupt kept it from."""
+        """Removes the gathered commands from the queue. A second call completes one that was interrupted."""
         queue = self.entries
         while len(queue) > left.entries:
             queue.popleft()
@@ -154,18 +155,18 @@ class SendQueue:
             self.extra = 0
 
     def drop(self) -> None:
-        """Forgets all of them."""
+        """Drops all commands."""
         self.entries.clear()
         self.run.clear()
         self.closing = None
         self.run_bytes = self.queued = self.queued_bytes = self.extra = 0
 
     def set_limits(self, limits: Limits) -> None:
-        """Follows what the daemon accepts, as it says now."""
+        """Adopts the limits that the daemon has announced."""
         self._batch_bytes = limits.max_batch_bytes
         self._run_limit = min(RUN_BYTES, limits.max_batch_bytes - 3 * batch.FRAMING)
         self.room = min(BATCH_BYTES, limits.max_batch_bytes) - batch.FRAMING
-        """Bytes for the commands of one batch."""
+        """Maximum total size, in bytes, of the commands of one batch."""
 
     def _make_room(self, size: int) -> None:
         if size > self._run_limit:
@@ -182,14 +183,14 @@ class SendQueue:
             )
 
     def _close_run(self) -> None:
-        """Makes a command of the run; a Ctrl-C in between neither loses nor doubles it."""
+        """Turns the run into one command. A Ctrl-C at any point neither loses nor duplicates it."""
         if self.closing is not None:
             self._finish_run(self.closing)
         run, size = self.run, self.run_bytes
         if run:
             command = batch.launches_command(run, size)
             entry, queued_bytes = (command, len(run)), self.queued_bytes + len(command) - size
-            # One statement that calls nothing: a Ctrl-C comes before it or after.
+            # One statement without a call: a Ctrl-C comes before it or after it.
             self.closing, self.run, self.run_bytes, self.queued_bytes = entry, [], 0, queued_bytes
             self._finish_run(entry)
 

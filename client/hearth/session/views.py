@@ -1,6 +1,6 @@
 """Views of the session engine's state, for tests and diagnostics.
 
-Imported when one is asked for: a client's first result does without.
+Imported only when a view is requested, so that a client's first result does not wait for this import.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ class AttachmentView:
     """State of an attachment's sending thread."""
 
     sender_waits: bool
-    """True while the thread sleeps and has to be called when there is work."""
+    """True while the thread sleeps and has to be woken when there is work."""
     calls: int
-    """Calls that the thread has not taken."""
+    """Number of wake-ups that the thread has not taken."""
 
 
 @dataclass(frozen=True)
 class LaneChannelView:
-    """State of a lane's channel."""
+    """State of a lane channel."""
 
     sender_waits: bool
     """True while the sending thread sleeps."""
     expects_request: bool
-    """True if lone work is held back for a request that is expected to follow it."""
+    """True if a lone command is held back for a request that is expected to follow it."""
     done: int
-    """Number of the last batch that the device has signalled as done, perhaps before its ack came."""
+    """Number of the last batch that the device has signalled as done, perhaps before its ack arrived."""
 
 
 @dataclass(frozen=True)
 class SessionView:
-    """Bookkeeping of an attachment's protocol state."""
+    """Counts of an attachment's protocol state."""
 
     unacked: int
-    """Batches that were numbered and have not been acknowledged."""
+    """Number of batches that were numbered and have not been acknowledged."""
     unacked_bytes: int
-    """Bytes of those batches."""
+    """Total size of those batches, in bytes."""
     barriers: int
-    """Requests under way whose success covers all that was added before them."""
+    """Number of requests in flight whose success covers everything added before them."""

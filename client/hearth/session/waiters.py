@@ -1,7 +1,7 @@
 """Threads and event loops that wait for the answers of one attachment.
 
-A thread that waits receives by itself where answers come over a lane and no other thread receives (Leader/Followers);
-else it sleeps.
+If answers arrive over a lane and no other thread receives, a waiting thread receives by itself (Leader/Followers).
+Otherwise it sleeps until it is woken.
 """
 
 from __future__ import annotations
@@ -16,51 +16,53 @@ if TYPE_CHECKING:
     from hearth.session.reply import Reply
 
     class Receiver(Protocol):
-        """A lane, as threads that wait use it: `hearth.session.lane_channel.LaneChannel`."""
+        """A lane as waiting threads use it: `hearth.session.lane_channel.LaneChannel`."""
 
         def take_role(self, thread: int) -> bool:
-            """Gives the role of the receiver to the thread if it may have it, and returns whether it does; with the
-            lock held."""
+            """Makes `thread` the receiver if possible, and returns True if it is. The lock is held."""
 
         def receive_for(self, reply: Reply, deadline: float | None, thread: int) -> None:
-            """Receives until `reply` is answered, `deadline` has come, or the lane is over."""
+            """Receives until `reply` is answered, `deadline` (monotonic time) has passed, or the lane has ended."""
 
         def interrupted(self, thread: int) -> None:
-            """The thread left `receive_for` by an exception, or never came to it; with the lock held."""
+            """Gives back the role of a thread that left `receive_for` by an exception, or never entered it. The lock is
+            held."""
 
         def pass_role(self) -> None:
-            """A thread that slept does so no more: perhaps it was called to receive; with the lock held."""
+            """Wakes another waiting thread to receive, because the thread that stopped sleeping may have been woken for
+            that. The lock is held."""
 
         def expect(self) -> None:
-            """Notes that responses are needed, though no thread receives them for itself; with the lock held."""
+            """Notes that responses are needed though no thread receives them for itself. The lock is held."""
 
 
 class Waiters:
-    """All but `attend`, `expect` and `listen` is used with the attachment's `lock` held."""
+    """Threads and event loops that wait for answers of one attachment. All members except `attend`, `expect` and
+    `listen` are used with the attachment's `lock` held."""
 
     def __init__(self, lock: threading.Lock) -> None:
         self.channel: Receiver | None = None
-        """The lane over which answers come, if any."""
+        """The lane over which answers arrive; None: there is no lane."""
         self.sleepers: list[Reply] = []
-        """Replies that sleeping threads wait for."""
+        """Replies for which sleeping threads wait."""
         self.watchers = 0
-        """Number of threads that wait for any change."""
+        """Number of threads that wait for any change of the attachment."""
         self.listeners = 0
-        """Number of answers that event loops expect, and no thread waits for."""
+        """Number of answers that event loops expect and for which no thread waits."""
         self.lock = lock
         """The attachment's lock."""
 
     def watch(self) -> None:
-        """Counts one more thread that waits for any change."""
+        """Counts one more thread that waits for any change of the attachment."""
         self.watchers += 1
         if self.channel is not None:
             self.channel.expect()
 
     def attend(self, reply: Reply, timeout: float | None) -> bool:
-        """Waits up to `timeout` seconds for the answer, and returns whether it has come. Receives it in this thread
-        where it comes over a lane and no other thread receives."""
+        """Waits up to `timeout` seconds (None: without a limit) for the answer, and returns True if it has arrived.
+        This thread receives if answers arrive over a lane and no other thread receives."""
         thread = threading.get_ident()
-        channel: Receiver | None = None  # where it receives, or is about to
+        channel: Receiver | None = None  # the lane from which this thread receives, or is about to
         deadline, left, slept = None, timeout, False
         try:
             if timeout is not None:
@@ -84,17 +86,17 @@ class Waiters:
                         return True
                 if deadline is not None:
                     left = deadline - time.monotonic()
-        except BaseException:  # KeyboardInterrupt, wherever it came
+        except BaseException:  # KeyboardInterrupt, at any point
             over: list[bool] = []
             while not over:
                 try:
                     self._give_back(reply, thread, channel, over)
-                except KeyboardInterrupt:  # another one: the first is on its way already
+                except KeyboardInterrupt:  # a second Ctrl-C: the first exception is already being raised
                     continue
             raise
 
     def _give_back(self, reply: Reply, thread: int, channel: Receiver | None, over: list[bool]) -> None:
-        """Returns the waiting thread's entry and role; appends to `over` when that is done."""
+        """Removes the waiting thread's entry and gives back its role. Appends to `over` when that is done."""
         with self.lock:
             if reply in self.sleepers:
                 self._slept(reply)
@@ -108,7 +110,7 @@ class Waiters:
             self.channel.pass_role()
 
     def expect(self) -> None:
-        """Notes that work depends on the responses without a wait for an answer."""
+        """Notes that work depends on the responses though no thread waits for an answer."""
         with self.lock:
             if self.channel is not None:
                 self.channel.expect()

@@ -1,12 +1,12 @@
-"""Watchdog of one attachment: asks the daemon about answers that are long in coming.
+"""Watchdog of one attachment: asks the daemon about overdue answers.
 
-An answer may be late because its work takes long, and only the daemon knows. If nothing comes for a while though
-answers are expected, the watchdog asks the daemon for its position (`AttachmentStatus`). A frame that either side has
-sent and the other has not received is sent again after another attach. So no answer is awaited in vain, whatever was
-lost between the two, and a wait for a long kernel costs the daemon one short call now and then.
+An answer may be late because its work takes long, and only the daemon knows that. If nothing arrives for a while though
+answers are expected, the watchdog asks the daemon for its position (`AttachmentStatus`). If one side has sent a frame
+that the other has not received, the client attaches again, after which the frame is sent again. So no thread waits
+forever for a lost frame, and a wait for a long kernel costs the daemon only an occasional short call.
 
-Covers when to ask and what the answer means, not how the attachment is resumed (`hearth.session.execute_stream`).
-`tick` is called by a thread that exists in any case; a separate thread makes each call.
+Covers when to ask and how to interpret the answer, not how the attachment is resumed (`hearth.session.execute_stream`).
+`tick` is called by a thread that exists anyway; each call to the daemon runs in a separate thread.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from typing import NamedTuple, Protocol
 from hearth.errors import HearthError, TimeoutError, UnsupportedError
 
 ASK_S = 3.0
-"""Seconds without a word from the daemon after which it is asked."""
+"""Seconds without a message from the daemon after which the watchdog asks it."""
 
 AGAIN_S = 1.0
-"""Seconds after which it is asked again where something seems to be lost: it may have been on its way."""
+"""Seconds until the watchdog asks again if something seems to be lost: it may still have been in transit."""
 
 MOST_S = 30.0
-"""The most seconds from one call to the next; each pause is twice the one before."""
+"""Maximum pause, in seconds, between two calls. Each pause is twice the previous one."""
 
 
 class ClientPosition(NamedTuple):
-    """Position of an attachment, as its client knows it. While it stays the same, nothing comes."""
+    """Position of an attachment as its client knows it. While it does not change, nothing arrives."""
 
     acked: int
-    """The last batch that the daemon has acknowledged."""
+    """Number of the last batch that the daemon has acknowledged."""
     sent: int
-    """The last batch that was sent."""
+    """Number of the last batch that was sent."""
     responses: int
     """Number of results and events received."""
     lane: bool
@@ -57,7 +57,8 @@ class DaemonPosition(Protocol):
 
 
 def missing(here: ClientPosition, there: DaemonPosition) -> str:
-    """Explains why the attachment has to be resumed; empty if nothing is missing, and its work simply continues."""
+    """Returns the reason why the attachment has to be resumed, or an empty string if nothing is missing and its work
+    continues."""
     if not there.known:
         return "the daemon has no stream of this attachment"
     if there.lane != here.lane:
@@ -70,8 +71,11 @@ def missing(here: ClientPosition, there: DaemonPosition) -> str:
 
 
 class Watchdog:
-    """Watchdog of one attachment. `look` returns the client's position, None while no answer is expected; `ask` returns
-    the daemon's, and raises `HearthError`; `give_up` resumes the attachment, for the reason given."""
+    """Watchdog of one attachment.
+
+    `look` returns the client's position, or None while no answer is expected. `ask` returns the daemon's position, and
+    raises `HearthError`. `give_up` resumes the attachment for the reason that it is passed.
+    """
 
     def __init__(
         self,
@@ -88,11 +92,11 @@ class Watchdog:
         self._due = 0.0
         self._pause = ASK_S
         self._doubt: ClientPosition | None = None
-        """Client's position at the last call in which something seemed to be lost."""
+        """Client's position at the last call in which something seemed to be lost; None: nothing did."""
         self._asking = self._over = False
 
     def tick(self) -> None:
-        """Checks whether the daemon is to be asked. Called by one thread, about once a second; never waits."""
+        """Starts a call to the daemon if one is due. Called by one thread, about once a second; never blocks."""
         if self._asking or self._over:
             return
         point, now = self._look(), self._clock()
@@ -100,7 +104,7 @@ class Watchdog:
             self._point, self._due, self._pause, self._doubt = point, now + ASK_S, ASK_S, None
         elif now >= self._due:
             self._asking = True
-            with contextlib.suppress(RuntimeError):  # the interpreter ends
+            with contextlib.suppress(RuntimeError):  # the interpreter is shutting down: no thread can be started
                 threading.Thread(target=self._run, args=(point,), name="hearth-watchdog", daemon=True).start()
 
     def _run(self, point: ClientPosition) -> None:
@@ -110,16 +114,17 @@ class Watchdog:
             self._asking = False
 
     def check(self, point: ClientPosition) -> None:
-        """Asks the daemon, and has the attachment taken up again where something is missing, and was the last time."""
+        """Asks the daemon for its position. Resumes the attachment if something is missing now and was missing at the
+        previous call, at the same client position `point`."""
         why = ""
         try:
             why = missing(point, self._ask())
-        except UnsupportedError:  # an older daemon
+        except UnsupportedError:  # an older daemon does not know AttachmentStatus
             self._over = True
         except TimeoutError:
-            pass  # it stands still, and may go on
+            pass  # the daemon may be stalled only temporarily
         except HearthError as error:
-            why = "" if error.broken else error.message  # a connection that broke ends the stream by itself
+            why = "" if error.broken else error.message  # a broken connection ends the stream by itself
         if why and self._doubt == point == self._look():
             self._give_up(why)
             why = ""
