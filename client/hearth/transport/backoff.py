@@ -1,4 +1,4 @@
-"""Backoff: how long, and in which steps, what broke or was refused is tried again; without I/O."""
+"""Backoff: pauses between attempts to repeat what broke or was refused; without I/O."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ MOST_S = 0.5
 _RETRY_S = 0.05
 _RETRY_MAX_S = 0.5
 _RETRIED = ("DEVICE_LOST", "HANDLE_IN_USE")
-"""Retried without a hint of the daemon: a device on its way back, and a daemon that has yet to see the old stream
-end."""
+"""Reasons after which an attach is repeated without a hint of the daemon: a device that is restarting, and a daemon
+that has yet to notice the end of the old stream."""
 _TOLD_TO = ("DEVICE_UNAVAILABLE", "OVERLOADED")
-"""Retried where the daemon says when."""
+"""Reasons after which an attach is repeated if the daemon says when."""
 _BROKEN_S = 1.0
-"""Seconds during which a first attach whose connection breaks is repeated."""
+"""Seconds during which a first attach is repeated if its connection breaks."""
 
 
 def may_go_on(error: HearthError) -> bool:
@@ -29,7 +29,7 @@ def may_go_on(error: HearthError) -> bool:
 
 
 class Backoff:
-    """Pauses that grow from none to half a second, until `seconds` have passed."""
+    """Pauses that grow from zero to `MOST_S`, until `seconds` have passed."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds = seconds
@@ -38,19 +38,20 @@ class Backoff:
         self._pause = 0.0
 
     def pause(self, least: float = 0.0) -> float | None:
-        """Seconds to wait before the next attempt, `least` or more; None: there is no time for another."""
+        """Returns the seconds to wait before the next attempt, at least `least` unless less time is left. Returns None
+        if no time is left."""
         left = self._deadline - self._clock()
         if left <= 0:
             return None
-        import random  # not before something broke: it takes a while to import
+        import random  # imported only after a failure, because the import takes a while
 
         pause, self._pause = self._pause, min(MOST_S, max(FIRST_S, 2 * self._pause))
-        # Many clients have lost the same daemon, or were asked to come again at the same time.
+        # Random, because many clients may have lost the same daemon, or were asked to return at the same time.
         return min(left, max(pause * random.uniform(0.75, 1.25), least * random.uniform(1.0, 1.25)))
 
 
 class AttachBackoff:
-    """The attempts to attach once, `timeout` seconds together. `absent`: whether it is certain that the daemon has
+    """Attempts of one attach, limited to `timeout` seconds in total. `absent` returns True if the daemon has certainly
     ended."""
 
     def __init__(self, timeout: float, absent: Callable[[], bool], clock: Callable[[], float] = time.monotonic) -> None:
@@ -62,11 +63,12 @@ class AttachBackoff:
 
     @property
     def left(self) -> float:
-        """Seconds that the next attempt may take."""
+        """Timeout, in seconds, of the next attempt."""
         return max(0.1, self._deadline - self._clock())
 
     def pause(self, error: HearthError) -> float:
-        """Seconds until the next attempt, where one failed with `error`. Raises it where there is no other."""
+        """Returns the seconds until the next attempt, after one that failed with `error`. Raises `error` if there is no
+        further attempt."""
         if error.broken:
             again = None if self._absent() else self._broken.pause()
             if again is None:

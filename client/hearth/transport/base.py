@@ -1,4 +1,5 @@
-"""The interface that a session needs of a connection; gRPC implements it, and lanes on sockets do."""
+"""The transport interface that a session uses, implemented over gRPC (`GrpcTransport`) and over Unix sockets
+(`FramedTransport`)."""
 
 from __future__ import annotations
 
@@ -14,93 +15,94 @@ Early = Callable[[bytes], bool]
 
 
 class Responses(Protocol):
-    """The daemon's side of an Execute stream. Iterating raises `HearthError` where the stream ends with an error."""
+    """Responses of an Execute stream. Iteration raises `HearthError` if the stream ends with an error."""
 
     def __iter__(self) -> Iterator[device_pb2.ExecuteResponse]: ...
     def cancel(self) -> None:
-        """Ends the stream from this side; its iteration stops."""
+        """Ends the stream from the client's side; iteration stops."""
 
     def leave(self) -> None:
-        """Ends the stream like `cancel`, where its connection is sound and stays in use."""
+        """Ends the stream like `cancel`, but keeps its connection, which is intact and stays in use."""
 
 
 class Chunks(Protocol):
-    """A download: serialized `DownloadResponse` messages. Iterating raises `HearthError` where it is cut short."""
+    """A download: serialized `DownloadResponse` messages. Iteration raises `HearthError` if the download is cut
+    short."""
 
     def __iter__(self) -> Iterator[bytes]: ...
     def cancel(self) -> None:
-        """Gives the download up."""
+        """Cancels the download."""
 
 
 class Upload(Protocol):
-    """An upload under way."""
+    """An upload in flight."""
 
     def result(self) -> int:
-        """Waits; bytes that arrived. Raises `HearthError`."""
+        """Waits for the end of the upload, and returns the number of bytes that arrived. Raises `HearthError`."""
 
     def cancel(self) -> None:
-        """Gives the upload up."""
+        """Cancels the upload."""
 
 
 class Answer(Protocol):
-    """The answer to a call, which is on its way."""
+    """Pending answer to a call."""
 
     def result(self) -> Any:
-        """Waits for it. Raises `HearthError`."""
+        """Waits for the answer, and returns it. Raises `HearthError`."""
 
     def cancel(self) -> None:
-        """Cancels the call: its answer is no longer wanted."""
+        """Cancels the call, whose answer is no longer needed."""
 
 
 class Transport(Protocol):
-    """A way to a daemon."""
+    """Transport to one daemon."""
 
     target: str
     metadata: tuple[tuple[str, str], ...]
     """Metadata that identifies the caller in each call."""
     session_id: str
-    """The session that it is for, as in the daemon's logs; empty before there is one."""
+    """Identifier of the session that uses this transport, as in the daemon's logs; empty until the session is open."""
     lanes: bool
-    """True if lanes that the daemon offers are taken."""
+    """True if the client accepts lanes that the daemon offers."""
     stripes: int | None
-    """Over how many connections of their own bulk data may go, beside gRPC's and to the same host; 0: none. None: as
-    many as are of use (`hearth.transfer.plan`)."""
+    """Maximum number of separate TCP connections for bulk data, to the same host; 0: none; None: as many as are useful
+    (`hearth.transfer.plan`)."""
 
     def call(self, method: str, request: Any, response_type: Any, timeout: float) -> Any:
-        """A unary call of NodeService. Raises `HearthError`."""
+        """Makes a unary call of NodeService, with a `timeout` in seconds. Raises `HearthError`."""
 
     def ask(self, method: str, request: Any, response_type: Any, timeout: float) -> Answer:
-        """Starts a call without waiting, unlike `call`; not repeated where the connection breaks. Raises
+        """Starts a unary call of NodeService without waiting. The call is not repeated if the connection breaks. Raises
         `HearthError`."""
 
     def call_device(self, method: str, request: Any, response_type: Any, timeout: float) -> Any:
-        """A unary call of DeviceService. Raises `HearthError`."""
+        """Makes a unary call of DeviceService, with a `timeout` in seconds. Raises `HearthError`."""
 
     def open_bulk(self, request: device_pb2.OpenBulkRequest) -> device_pb2.OpenBulkResponse:
-        """Asks for connections for bulk data. Raises `HearthError`, `UnsupportedError` where there are none."""
+        """Requests connections for bulk data. Raises `HearthError`; `UnsupportedError` if the daemon has none."""
 
     def execute(self, requests: Iterator[bytes], early: Early) -> Responses:
-        """Opens an Execute stream that sends `requests`. A response that `early` takes, called with it as it came by
-        whatever thread has it first, is not among those that are iterated."""
+        """Opens an Execute stream that sends `requests`. A transport may pass a serialized response to `early`, from
+        whichever thread receives it first; if `early` returns True, the response is not among those iterated."""
 
     def lane(self, offer: device_pb2.LaneOffer) -> Lane | None:
-        """Opens a lane beside an Execute stream; None where that does not work. Waits for it, but not long."""
+        """Opens a lane in addition to an Execute stream; returns None if that fails. Blocks for a short time."""
 
     def upload(self, requests: Iterator[bytes]) -> Upload:
         """Sends serialized `UploadRequest` messages."""
 
     def download(self, request: device_pb2.DownloadRequest, timeout: float | None = None) -> Chunks:
-        """Opens a Download stream, cut short after `timeout` seconds."""
+        """Opens a Download stream, which is cut short after `timeout` seconds (None: never)."""
 
     def transfer_status(self, request: device_pb2.TransferStatusRequest) -> device_pb2.TransferStatusResponse:
-        """Asks how much of an upload the daemon has. Raises `HearthError`."""
+        """Asks how many bytes of an upload the daemon has. Raises `HearthError`."""
 
     def give_up(self, request: device_pb2.TransferStatusRequest, seconds: float) -> None:
-        """Reports a transfer's abort to the daemon, and repeats it for up to `seconds` until the daemon answers. Does
-        not wait, and never fails."""
+        """Reports the abort of a transfer to the daemon, and repeats that for up to `seconds` until the daemon answers.
+        Does not block, and never fails."""
 
     def absent(self) -> bool:
         """True if the daemon has certainly ended."""
 
     def close(self) -> None:
-        """Ends everything that is open."""
+        """Closes all open calls and connections."""

@@ -1,5 +1,7 @@
-"""Aborted transfers, kept until the daemon has acknowledged the abort: a command that names one would otherwise wait
-for its bytes for ever, and block all commands behind it."""
+"""Aborted transfers, reported until the daemon has acknowledged the abort.
+
+Otherwise a command that names such a transfer would wait for its bytes forever, and block all commands behind it.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +16,19 @@ from hearth_proto.later import device_pb2
 
 
 class GivingUp:
-    """Reports aborts in a separate thread, which exists while there are any to report. `tell` waits for the daemon's
-    answer, and raises `HearthError`, broken where none came."""
+    """Reports aborts in a separate thread, which runs while there are aborts to report. `tell` waits for the daemon's
+    answer, and raises `HearthError`, with `broken` set if no answer came."""
 
     def __init__(self, tell: Callable[[device_pb2.TransferStatusRequest], object]) -> None:
         self._tell = tell
-        self._lock = threading.RLock()  # the garbage collector may drop a dispatch in a thread that has it
+        # reentrant: the garbage collector may drop a dispatch in a thread that holds the lock
+        self._lock = threading.RLock()
         self._left: deque[tuple[device_pb2.TransferStatusRequest, Backoff]] = deque()
         self._telling = False
 
     def add(self, request: device_pb2.TransferStatusRequest, seconds: float) -> None:
-        """Adds one transfer, whose abort is reported for up to `seconds`: the time a session outlives its broken
-        connection."""
+        """Queues the abort of one transfer, which is reported for up to `seconds`: the time for which a session
+        outlives its broken connection."""
         with self._lock:
             self._left.append((request, Backoff(seconds)))
             if self._telling:
@@ -33,7 +36,7 @@ class GivingUp:
             self._telling = True
         try:
             threading.Thread(target=self._run, name="hearth-give-up", daemon=True).start()
-        except RuntimeError:  # the interpreter ends: so does the session
+        except RuntimeError:  # the interpreter is shutting down, and the session ends with it
             self._telling = False
 
     def _run(self) -> None:
@@ -49,7 +52,7 @@ class GivingUp:
             except HearthError as error:
                 pause = patience.pause() if error.broken else None
             except ValueError:
-                pass  # gRPC's, of a channel that was closed meanwhile: everything of the session is given up
+                pass  # raised by gRPC for a channel that was closed meanwhile: all transfers of the session end
             if pause is None:
                 self._left.popleft()
             else:

@@ -1,4 +1,4 @@
-"""Errors of transports for a daemon that cannot be reached, without gRPC."""
+"""Transport errors for unreachable daemons, and helpers of all transports. Without gRPC."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from hearth.errors import ClosedError, HearthError, broken
 
 UNIX = "unix:"
 SAFE = frozenset({"Describe", "RenewSession", "CloseSession", "ListSessions", "ListPublished"})
-"""Calls that may be made again where the connection broke before their answer came."""
+"""Calls that may be repeated if the connection broke before their answer arrived."""
 TRIES = 3
 STATUS_S = 3.0
-"""Limit in seconds for the daemon's answer about a transfer."""
+"""Timeout, in seconds, of the daemon's answer about a transfer."""
 _ABSENT = (errno.ECONNREFUSED, errno.ENOENT)
 
 
 def absent(target: str) -> bool:
-    """True if no process listens at the daemon's address: it has ended, and its sessions with it. Known for Unix
-    sockets only, which belong to this host alone."""
+    """True if no process listens at the daemon's address, so that the daemon and its sessions have ended. Known only
+    for Unix sockets, which are local to this host."""
     path = target.removeprefix(UNIX)
     if path == target:
         return False
@@ -28,7 +28,7 @@ def absent(target: str) -> bool:
 
 
 def unreached(target: str, why: str) -> HearthError:
-    """Builds the error for a connection that broke, or could not be made."""
+    """Returns the error for a connection that broke or could not be made, because of `why`."""
     return broken(
         f"the daemon at {target} does not answer ({why}).",
         fix="start one with `hearthd serve`, or check the address.",
@@ -36,5 +36,5 @@ def unreached(target: str, why: str) -> HearthError:
 
 
 def closed(target: str) -> ClosedError:
-    """Builds the error that every use of a closed connection raises."""
+    """Returns the error that every use of a closed connection raises."""
     return ClosedError(f"the connection to {target} is closed.", reason="CANCELLED", fix="connect again.")

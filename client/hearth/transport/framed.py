@@ -1,7 +1,7 @@
-"""Frame transport over a Unix socket: replaces `GrpcTransport` without gRPC, whose import takes longer than all else
-that a first result needs.
+"""Frame transport over a Unix socket: replaces `GrpcTransport`, without gRPC.
 
-Each call has a separate connection, so that none waits for another; a closed connection is a cancelled call.
+Importing gRPC takes longer than everything else that a first result needs. Each call has a separate connection, so that
+calls do not wait for each other; closing a connection cancels its call.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _OPEN_BULK_S = 5.0
 
 
 class FramedTransport:
-    """Calls to one daemon; safe from any thread."""
+    """Framed calls to one daemon. Thread-safe."""
 
     def __init__(self, target: str) -> None:
-        """`target`: ``unix:`` and the path of gRPC's socket."""
+        """Creates a transport; `target` is ``unix:`` and the path of gRPC's socket."""
         self.target = target
         self.metadata: Metadata = ()
         """Metadata that identifies the caller in each call."""
         self.session_id = ""
         self.lanes = True
         self.stripes: int | None = 0
-        """Connections of TCP for bulk data: none on the same host."""
+        """Number of TCP connections for bulk data: none on the same host."""
         self._path = socket_path(target.removeprefix(transport_errors.UNIX))
         self._lock = threading.Lock()
         self._calls: set[FramedExchange] = set()
@@ -49,15 +49,15 @@ class FramedTransport:
     # ---- calls with one answer ----
 
     def call(self, method: str, request: Any, response_type: Any, timeout: float) -> Any:
-        """A unary call of NodeService."""
+        """Makes a unary call of NodeService."""
         return self._unary(_NODE, method, request, response_type, timeout)
 
     def call_device(self, method: str, request: Any, response_type: Any, timeout: float) -> Any:
-        """A unary call of DeviceService."""
+        """Makes a unary call of DeviceService."""
         return self._unary(_DEVICE, method, request, response_type, timeout)
 
     def ask(self, method: str, request: Any, response_type: Any, timeout: float) -> _Answer:
-        """Starts a call without waiting, unlike `call`; not repeated where the connection breaks."""
+        """Starts a unary call of NodeService without waiting. The call is not repeated if the connection breaks."""
         call = self._start(_NODE + method, request.SerializeToString(), timeout, self.metadata + telemetry.context())
         return _Answer(self, call, response_type)
 
@@ -74,8 +74,8 @@ class FramedTransport:
                     raise
 
     def transfer_status(self, request: device_pb2.TransferStatusRequest) -> device_pb2.TransferStatusResponse:
-        """Asks how much of an upload the daemon has. Raises `HearthError`; where no answer comes, the connection is
-        broken."""
+        """Asks how many bytes of an upload the daemon has. Raises `HearthError`; a timeout is treated as a broken
+        connection."""
         try:
             answer: device_pb2.TransferStatusResponse = self._unary(
                 _DEVICE, "TransferStatus", request, device_pb2.TransferStatusResponse, transport_errors.STATUS_S
@@ -85,23 +85,24 @@ class FramedTransport:
         return answer
 
     def give_up(self, request: device_pb2.TransferStatusRequest, seconds: float) -> None:
-        """Reports a transfer's abort to the daemon for up to `seconds`. Does not wait, and never fails."""
+        """Reports the abort of a transfer to the daemon, repeatedly for up to `seconds`. Does not block, and never
+        fails."""
         self._giving_up.add(request, seconds)
 
     # ---- streams ----
 
     def execute(self, requests: Iterator[bytes], early: Early) -> _Responses:
-        """Opens an Execute stream. `early` is not called: the iterating thread gets each response first."""
+        """Opens an Execute stream. `early` is not called, because the iterating thread receives each response first."""
         call = self._start(_DEVICE + "Execute", next(requests), None, self.metadata, more=True)
         send_beside(call, requests, "hearth-send")
         return _Responses(self, call)
 
     def lane(self, offer: device_pb2.LaneOffer) -> Lane | None:
-        """Opens a lane beside an Execute stream; None where that does not work."""
+        """Opens a lane in addition to an Execute stream; returns None if that fails."""
         return open_lane(offer.path, offer.ticket)
 
     def open_bulk(self, request: device_pb2.OpenBulkRequest) -> device_pb2.OpenBulkResponse:
-        """Asks for connections for bulk data. Raises `HearthError`, `UnsupportedError` where there are none."""
+        """Requests connections for bulk data. Raises `HearthError`; `UnsupportedError` if the daemon has none."""
         answer: device_pb2.OpenBulkResponse = self.call_device(
             "OpenBulk", request, device_pb2.OpenBulkResponse, _OPEN_BULK_S
         )
@@ -114,13 +115,14 @@ class FramedTransport:
         return _Upload(self, call, device_pb2.UploadResponse)
 
     def download(self, request: device_pb2.DownloadRequest, timeout: float | None = None) -> _Chunks:
-        """Opens a Download stream, cut short after `timeout` seconds; its messages stay serialized."""
+        """Opens a Download stream, which is cut short after `timeout` seconds (None: never). Its messages stay
+        serialized."""
         call = self._start(
             _DEVICE + "Download", request.SerializeToString(), timeout, self.metadata + telemetry.context()
         )
         return _Chunks(self, call)
 
-    # ---- life ----
+    # ---- lifecycle ----
 
     def absent(self) -> bool:
         """True if no process listens at the daemon's address."""
@@ -132,7 +134,7 @@ class FramedTransport:
         return len(self._calls)
 
     def close(self) -> None:
-        """Ends what is open."""
+        """Cancels all open calls, and refuses further ones."""
         with self._lock:
             self._closed = True
             open_calls = list(self._calls)
@@ -162,13 +164,13 @@ class FramedTransport:
         return call
 
     def over(self, call: FramedExchange) -> None:
-        """A call has ended."""
+        """Removes a call that has ended."""
         with self._lock:
             self._calls.discard(call)
 
 
 class _Answer:
-    """A response, awaited later."""
+    """Pending response of a unary call."""
 
     def __init__(self, transport: FramedTransport, call: FramedExchange, response_type: Any) -> None:
         self._transport = transport
@@ -187,7 +189,7 @@ class _Answer:
         try:
             return self._type.FromString(answer)
         except Exception as error:
-            from google.protobuf.message import DecodeError  # not before something fails
+            from google.protobuf.message import DecodeError  # imported only after a failure
 
             if not isinstance(error, DecodeError):
                 raise
@@ -215,7 +217,7 @@ class _Upload(_Answer):
 
 
 class _Chunks:
-    """Serialized responses."""
+    """Serialized responses of a Download or Execute call."""
 
     def __init__(self, transport: FramedTransport, call: FramedExchange) -> None:
         self._transport = transport
@@ -246,4 +248,4 @@ class _Responses:
         self._call.cancel()
 
     def leave(self) -> None:
-        self._call.cancel()  # its connection has no other user
+        self._call.cancel()  # the connection carries only this call

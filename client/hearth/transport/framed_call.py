@@ -1,6 +1,6 @@
 """A call as frames, on a separate connection; see `hearth_proto.calls`.
 
-A broken connection and a daemon that has ended are both one `OSError` or end of file here: the whole call is over.
+A broken connection and a daemon that has ended look the same here, an `OSError` or the end of file, and end the call.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hearth_proto.frames import Frame, FrameError, FrameReader, Kind
 
 _READ_BYTES = 1 << 20
 _BUFFER = 2 << 20
-"""Bytes that the socket holds, as far as the system lets us: a message of a transfer and the next."""
+"""Requested size, in bytes, of the socket's send buffer: enough for one message of a transfer and the next."""
 _SMALL = 64 << 10
 _CROWDED_S = 0.002
 _FLAGS = socket.MSG_NOSIGNAL
@@ -30,14 +30,14 @@ _open: weakref.WeakSet[FramedExchange] = weakref.WeakSet()
 
 
 class FramedExchange:
-    """Framed call of one receiving thread; senders hold a lock, because the receiver may ask whether the peer is
-    alive."""
+    """Framed call with one receiving thread. Sends hold a lock, because the receiving thread also sends, to ask whether
+    the peer is alive."""
 
     def __init__(self, target: str, path: str, timeout: float | None) -> None:
-        """Connects; `timeout` in seconds, for the whole call. Raises `OSError`, or `ValueError` for a path that cannot
-        be one."""
+        """Connects to `path`; `timeout` in seconds applies to the whole call. Raises `OSError`, or `ValueError` for an
+        invalid path."""
         self.left = False
-        """True once this side has ended the call."""
+        """True once the client has ended the call."""
         self._target = target
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._sending = threading.Lock()
@@ -48,22 +48,23 @@ class FramedExchange:
         self._poll.register(self._socket, select.POLLIN)
         _open.add(self)
 
-    # ---- out ----
+    # ---- output ----
 
     def start(self, method: str, metadata: Iterable[tuple[str, str]], message: bytes, *, more: bool = False) -> None:
-        """Says what is called, with its first message; `more`: others follow. Raises `ArgumentError` for metadata that
-        cannot be sent."""
+        """Sends the method, its metadata and the first message; with `more`, other messages follow. Raises
+        `ArgumentError` for metadata that cannot be sent."""
         try:
             head = calls.pack_head(method, metadata)
         except FrameError as error:
             raise errors.ArgumentError(f"{error}.", reason="INVALID_ARGUMENT") from None
         end = b"" if more else frames.encode(Kind.END)
-        # In one piece: the daemon wakes once. Where it has hung up, the receiving thread learns why.
+        # Sent in one piece, so that the daemon wakes once. If the daemon has hung up, the receiving thread finds the
+        # reason.
         with contextlib.suppress(OSError), self._sending:
             self._socket.sendall(frames.encode(Kind.METHOD, head) + frames.encode(Kind.MESSAGE, message) + end, _FLAGS)
 
     def send(self, requests: Iterable[bytes]) -> None:
-        """Sends the other messages, and the end; stops where the call is over, which the receiving thread learns."""
+        """Sends the remaining messages and the end. Stops if the call has ended, which the receiving thread notices."""
         with contextlib.suppress(OSError):
             for request in requests:
                 with self._sending:
@@ -75,10 +76,11 @@ class FramedExchange:
             with self._sending:
                 self._socket.sendall(frames.encode(Kind.END), _FLAGS)
 
-    # ---- in ----
+    # ---- input ----
 
     def messages(self) -> Iterator[bytes]:
-        """The responses. Raises `HearthError` for what the daemon ended the call with, and where it broke."""
+        """Yields the responses. Raises the `HearthError` with which the daemon ended the call, or one for a broken
+        connection."""
         try:
             while True:
                 came, self._came = self._came, []
@@ -95,14 +97,14 @@ class FramedExchange:
                         raise FrameError(f"frame {frame.kind} came in a call")
                 self._receive()
         except HearthError:
-            raise  # some are OSErrors, too
+            raise  # some of them are OSErrors as well
         except (OSError, FrameError) as error:
             raise self._broken(error) from None
         finally:
             self.close()
 
     def _receive(self) -> None:
-        """Waits for the next frames. Raises `OSError`, and `TimeoutError` of ours at the deadline."""
+        """Waits for the next frames. Raises `OSError`, or `hearth.TimeoutError` at the deadline."""
         asked = False
         while not self._came:
             wait = calls.ANSWER_S if asked else calls.ASK_S
@@ -124,9 +126,9 @@ class FramedExchange:
                 asked = self._say(Kind.PING)
 
     def _say(self, kind: Kind) -> bool:
-        """Sends an empty frame, and returns whether it was sent. It is skipped while another frame waits for the daemon
-        to read: the daemon is alive, and would not read this one. If the daemon has hung up, the receiver finds out
-        why: it may have answered."""
+        """Sends an empty frame, and returns True. Returns False if the frame was not sent because another frame still
+        waits for the daemon to read it. If the daemon has hung up, the receiver finds the reason: the daemon may have
+        answered."""
         if not self._sending.acquire(timeout=calls.ANSWER_S):
             return False
         try:
@@ -139,16 +141,16 @@ class FramedExchange:
     def _broken(self, error: Exception) -> HearthError:
         return unreached(self._target, getattr(error, "strerror", None) or str(error))
 
-    # ---- the end ----
+    # ---- closing ----
 
     def cancel(self) -> None:
-        """Ends it from any thread: the daemon gives it up, a thread that receives or sends here is woken."""
+        """Ends the call, from any thread: the daemon abandons it, and threads that send or receive here are woken."""
         self.left = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Cancels the call, from the receiving thread; the descriptor is returned once no thread sends."""
+        """Cancels the call, from the receiving thread. Closes the descriptor unless a thread is sending."""
         self.cancel()
         if self._sending.acquire(blocking=False):
             self._socket.close()
@@ -156,7 +158,7 @@ class FramedExchange:
         _open.discard(self)
 
     def release(self) -> None:
-        """Closes the descriptor in the child of a fork; the parent's call continues."""
+        """Closes the descriptor in the child process of a fork; the parent's call continues."""
         self._socket.close()
 
 
@@ -169,7 +171,7 @@ def _connect(path: str, deadline: float | None) -> socket.socket:
             try:
                 connection.connect(path)
                 break
-            except BlockingIOError:  # more clients than the daemon has taken yet
+            except BlockingIOError:  # more clients connect than the daemon has accepted so far
                 if deadline is not None and time.monotonic() > deadline:
                     raise TimeoutError("it takes no connection") from None
                 time.sleep(_CROWDED_S)
@@ -181,7 +183,7 @@ def _connect(path: str, deadline: float | None) -> socket.socket:
 
 
 def refusal_of(payload: bytes) -> HearthError:
-    """Returns the error that the end of a call carries. Raises `FrameError` for a payload that is no Status."""
+    """Returns the error in the payload of a call's last frame. Raises `FrameError` if the payload is not a Status."""
     from google.protobuf.message import DecodeError
 
     from hearth_proto.v1 import status_pb2
@@ -193,7 +195,7 @@ def refusal_of(payload: bytes) -> HearthError:
 
 
 def send_beside(call: FramedExchange, requests: Iterator[bytes], name: str) -> None:
-    """Sends the other messages in a separate thread."""
+    """Sends the remaining messages in a separate thread called `name`."""
     send: Callable[[Iterator[bytes]], None] = call.send
     threading.Thread(target=send, args=(requests,), name=name, daemon=True).start()
 

@@ -1,6 +1,6 @@
 """The gRPC transport: unary calls, Execute streams, transfer streams.
 
-Bulk data has a separate channel, so that it does not delay commands in one TCP connection.
+Bulk data has a separate channel, so that it does not delay commands within one TCP connection.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _NODE = "/hearth.v1.NodeService/"
 _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", 32 << 20),
     ("grpc.max_receive_message_length", 32 << 20),
-    # A connection that is dead without a word is noticed, and left for another, well within a session's lease.
+    # A dead connection that was not closed is detected and replaced well within a session's lease.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.ping_timeout_ms", 5_000),  # of gRPC's other pings: while one is out, no keepalive is sent
+    ("grpc.http2.ping_timeout_ms", 5_000),  # timeout of gRPC's other pings: no keepalive is sent while one is pending
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.use_local_subchannel_pool", 1),  # one TCP connection a channel
-    ("grpc.min_reconnect_backoff_ms", 5_000),  # what an attempt to connect may take
+    ("grpc.use_local_subchannel_pool", 1),  # one TCP connection per channel
+    ("grpc.min_reconnect_backoff_ms", 5_000),  # also the timeout of an attempt to connect
 )
 _BREAKS = ("Stream removed", "RST_STREAM", "GOAWAY")
-"""gRPC's texts, under status codes with other meanings too, for a connection or stream that was cut."""
+"""Texts of gRPC for a connection or stream that was cut. The status codes of these errors have other meanings too."""
 _RESULT = b"\x1a"
 """First byte of an ExecuteResponse that carries a result: field 3, length-delimited."""
 _TAKEN = object()
@@ -50,15 +50,15 @@ def _identity(message: bytes) -> bytes:
 
 
 def _read_early(early: Early, message: bytes) -> device_pb2.ExecuteResponse | object:
-    """Deserializes a response in gRPC's thread, before that wakes the iterating thread: a result that `early` takes
-    here saves its waiting thread the iterating thread's turn."""
+    """Deserializes a response in gRPC's thread, before that thread wakes the iterating thread. A result that `early`
+    accepts here reaches its waiting thread without a switch to the iterating thread."""
     if message[:1] == _RESULT and early(message):
         return _TAKEN
     return device_pb2.ExecuteResponse.FromString(message)
 
 
 class GrpcTransport:
-    """Channels to one daemon; opened on first use, safe from any thread."""
+    """Channels to one daemon, opened at their first use. Thread-safe."""
 
     def __init__(self, target: str, *, loopback: bool, credentials: grpc.ChannelCredentials | None = None) -> None:
         self.target = target
@@ -70,12 +70,12 @@ class GrpcTransport:
         self._credentials = credentials
         self._options = _OPTIONS + (_NO_PROXY if loopback else ())
         self.line = ReopenedChannel(self._open, target)
-        """The gRPC channel of calls and Execute streams."""
+        """gRPC channel of unary calls and Execute streams."""
         self._bulk = ReopenedChannel(self._open, target)
         self._giving_up = GivingUp(self.transfer_status)
 
     def call(self, method: str, request: Any, response_type: Any, timeout: float) -> Any:
-        """A unary call of NodeService."""
+        """Makes a unary call of NodeService."""
         return self._unary(
             self.line,
             _NODE + method,
@@ -86,7 +86,7 @@ class GrpcTransport:
         )
 
     def ask(self, method: str, request: Any, response_type: Any, timeout: float) -> _Answer:
-        """Starts a call without waiting, unlike `call`; not repeated where the connection breaks."""
+        """Starts a unary call of NodeService without waiting. The call is not repeated if the connection breaks."""
         channel = self.line.channel()
         stub: Any = channel.unary_unary(
             _NODE + method,
@@ -100,13 +100,13 @@ class GrpcTransport:
         return _Answer(call, self.target, partial(self.line.broke, channel))
 
     def call_device(self, method: str, request: Any, response_type: Any, timeout: float) -> Any:
-        """A unary call of DeviceService."""
+        """Makes a unary call of DeviceService."""
         tries = transport_errors.TRIES if method in transport_errors.SAFE else 1
         return self._unary(self.line, _DEVICE + method, request, response_type, timeout, tries)
 
     def transfer_status(self, request: device_pb2.TransferStatusRequest) -> device_pb2.TransferStatusResponse:
-        """Asks how much of an upload the daemon has. Raises `HearthError`; where no answer comes, the connection is
-        broken."""
+        """Asks how many bytes of an upload the daemon has. Raises `HearthError`; a timeout is treated as a broken
+        connection."""
         try:
             answer: device_pb2.TransferStatusResponse = self._unary(
                 self._bulk,
@@ -143,7 +143,7 @@ class GrpcTransport:
                 raise error
 
     def open_bulk(self, request: device_pb2.OpenBulkRequest) -> device_pb2.OpenBulkResponse:
-        """Asks for connections for bulk data."""
+        """Requests connections for bulk data."""
         answer: device_pb2.OpenBulkResponse = self._unary(
             self.line, _DEVICE + "OpenBulk", request, device_pb2.OpenBulkResponse, _OPEN_BULK_S, 1
         )
@@ -162,7 +162,7 @@ class GrpcTransport:
         )
 
     def lane(self, offer: device_pb2.LaneOffer) -> Lane | None:
-        """Opens a lane beside an Execute stream; None where that does not work."""
+        """Opens a lane in addition to an Execute stream; returns None if that fails."""
         return open_lane(offer.path, offer.ticket)
 
     def upload(self, requests: Iterator[bytes]) -> _Upload:
@@ -180,7 +180,8 @@ class GrpcTransport:
         )
 
     def download(self, request: device_pb2.DownloadRequest, timeout: float | None = None) -> _Stream[bytes]:
-        """Opens a Download stream, cut short after `timeout` seconds; its messages stay serialized."""
+        """Opens a Download stream, which is cut short after `timeout` seconds (None: never). Its messages stay
+        serialized."""
         channel = self._bulk.channel()
         stub: Callable[..., Any] = channel.unary_stream(
             _DEVICE + "Download",
@@ -192,7 +193,8 @@ class GrpcTransport:
         )
 
     def give_up(self, request: device_pb2.TransferStatusRequest, seconds: float) -> None:
-        """Reports a transfer's abort to the daemon for up to `seconds`. Does not wait, and never fails."""
+        """Reports the abort of a transfer to the daemon, repeatedly for up to `seconds`. Does not block, and never
+        fails."""
         self._giving_up.add(request, seconds)
 
     def absent(self) -> bool:
@@ -200,7 +202,7 @@ class GrpcTransport:
         return transport_errors.absent(self.target)
 
     def close(self) -> None:
-        """Closes the channels; streams that are open end."""
+        """Closes the channels, which ends open streams."""
         self.line.close()
         self._bulk.close()
 
@@ -210,7 +212,7 @@ class GrpcTransport:
         return grpc.insecure_channel(self.target, options=self._options)
 
     def _shown(self) -> tuple[tuple[str, str], ...]:
-        """Metadata of a call: the caller's identity and the current span."""
+        """Returns the metadata of a call: the caller's identity and the current span."""
         return self.metadata + telemetry.context()
 
     def _start(self, stub: Callable[..., Any], request: Any, timeout: float | None = None, metadata: Any = None) -> Any:
@@ -228,7 +230,7 @@ class GrpcTransport:
 
 
 class _Stream(Generic[T]):
-    """Responses of a call, with gRPC's errors turned into ours."""
+    """Responses of a call. Iteration converts gRPC's errors to `HearthError`."""
 
     def __init__(self, call: Any, target: str, broke: Callable[[], None]) -> None:
         self._call = call
@@ -244,7 +246,8 @@ class _Stream(Generic[T]):
             return
         except grpc.RpcError as rpc_error:
             error = from_rpc_error(rpc_error, self._target)
-        # Not inside of it: with gRPC's exception as its context an error could not be sent to another process.
+        # Raised outside of the handler: an error with gRPC's exception as its context could not be sent to another
+        # process.
         if error.broken and not self._left:
             self._broke()
         raise error
@@ -253,12 +256,12 @@ class _Stream(Generic[T]):
         self._call.cancel()
 
     def leave(self) -> None:
-        self._left = True  # its channel, which others use, stays
+        self._left = True  # the channel stays, because other calls use it
         self._call.cancel()
 
 
 class _Answer:
-    """A response, awaited later."""
+    """Pending response of a unary call."""
 
     def __init__(self, call: Any, target: str, broke: Callable[[], None]) -> None:
         self._call = call
@@ -280,7 +283,8 @@ class _Answer:
         self._call.cancel()
 
     def _cancelled(self) -> HearthError:
-        return transport_errors.unreached(self._target, "the call was cancelled")  # by the close of its channel
+        # cancelled because its channel was closed
+        return transport_errors.unreached(self._target, "the call was cancelled")
 
 
 class _Upload(_Answer):
@@ -292,15 +296,15 @@ class _Upload(_Answer):
 
 
 def from_rpc_error(error: Any, target: str) -> HearthError:
-    """The error behind a failed call: the daemon's own status where it sent one, else gRPC's code."""
-    from hearth_proto import reasons  # not before something fails
+    """Returns the error for a failed call: from the daemon's own status if it sent one, otherwise from gRPC's code."""
+    from hearth_proto import reasons  # imported only after a failure
 
     code: grpc.StatusCode = error.code()
     for key, value in error.trailing_metadata() or ():
         if key == reasons.STATUS_DETAILS_KEY:
             try:
                 return errors.from_status(status_pb2.Status.FromString(value))
-            except Exception:  # not ours to read: fall back on the code
+            except Exception:  # unreadable details: use gRPC's code
                 break
     text = error.details() or code.name
     if (

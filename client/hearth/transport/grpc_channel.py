@@ -1,6 +1,6 @@
-"""A gRPC channel that is left behind for a fresh one when its connection breaks.
+"""A gRPC channel that is replaced by a new one when its connection breaks.
 
-gRPC reconnects by itself, but only after a pause where an attempt failed, and a pause is what a resume has no time for.
+gRPC reconnects by itself, but only after a pause if an attempt failed, and a resumption cannot afford that pause.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hearth.transport import errors
 
 
 class ReopenedChannel:
-    """Channel that is opened on first use, and replaced when it is stale; safe from any thread."""
+    """gRPC channel that is opened at its first use, and replaced when it is stale. Thread-safe."""
 
     def __init__(self, open_channel: Callable[[], grpc.Channel], target: str) -> None:
         self._open = open_channel
@@ -25,7 +25,7 @@ class ReopenedChannel:
         self.closed = False
 
     def channel(self) -> grpc.Channel:
-        """The channel to use now. Raises `ClosedError`."""
+        """Returns the current channel, and opens one if needed. Raises `ClosedError`."""
         with self._lock:
             if self.closed:
                 raise errors.closed(self._target)
@@ -39,13 +39,14 @@ class ReopenedChannel:
         return channel
 
     def broke(self, channel: grpc.Channel) -> None:
-        """A call on this one ended because the connection did; the next call takes another."""
+        """Marks `channel` as stale, because a call on it ended with a broken connection. The next call uses a new
+        channel."""
         with self._lock:
             if channel is self._channel:
                 self._stale = True
 
     def close(self) -> None:
-        """Ends all that is open on it, for good."""
+        """Closes the channel for good, which ends all calls on it."""
         with self._lock:
             self.closed = True
             channel, self._channel = self._channel, None

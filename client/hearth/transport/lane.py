@@ -1,6 +1,7 @@
-"""A lane: frames over a Unix socket to the device process directly, past gRPC and the daemon's front.
+"""A lane: frames over a Unix socket directly to the device process, bypassing gRPC and the front.
 
-Sending never waits: bytes that the socket does not take are kept, and `flush` sends them once it is `writable`.
+Sending never blocks: bytes that the socket does not accept are kept, and `flush` sends them once the socket is
+writable.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from hearth_proto import frames
 from hearth_proto.frames import HEADER, Frame, FrameError, FrameReader, Kind
 
 LIVE_S = 1.0
-"""Limit in seconds for a lane to come to life."""
+"""Timeout, in seconds, for a new lane to go live."""
 _READ_BYTES = 64 << 10
 _LONG_READ_BYTES = 256 << 10
-"""Bytes of a read while a longer frame is incomplete. Not the default: memory of that size is mapped and unmapped each
-time, which takes 15 us."""
+"""Size, in bytes, of a read while a longer frame is incomplete. Not the default, because Python maps and unmaps memory
+of that size for each read, which takes 15 us."""
 _BATCH = int(Kind.BATCH)
 _HEAD = HEADER.size
 _unpack = HEADER.unpack_from
@@ -31,19 +32,22 @@ _unpack_two = struct.Struct(HEADER.format + HEADER.format[1:]).unpack_from
 _TWO = 2 * _HEAD
 _NO_WORD = memoryview(bytes(8)).cast("Q")
 _GLANCES = range(8)
-"""Reads of the signal word between two polls of the socket, each of which takes ten times as long."""
+"""Number of reads of the signal word between two polls of the socket, each of which takes ten times as long as a
+read."""
 _FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
 Came: TypeAlias = tuple[int, int, bytes]
-"""Kind, id and payload of a frame. Not a `Frame`, which takes longer to make than all else that a short one takes."""
+"""Kind, id and payload of a received frame. Not a `Frame`, because building one takes longer than all other processing
+of a short frame."""
 
 
 class LaneEnded(OSError):
-    """The other side closed the lane."""
+    """Raised if the other side closed the lane."""
 
 
 def open_lane(path: str, ticket: bytes, seconds: float = LIVE_S) -> Lane | None:
-    """Connects, shows the ticket and waits for the device process's first frame; None where it does not come."""
+    """Connects to `path`, presents the ticket and waits up to `seconds` for the device process's first frame. Returns
+    None if that fails."""
     deadline = monotonic() + seconds
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -61,7 +65,7 @@ def open_lane(path: str, ticket: bytes, seconds: float = LIVE_S) -> Lane | None:
         if came[0].kind != Kind.LIVE:
             raise FrameError(f"a lane begins with frame {came[0].kind}")
         connection.settimeout(None)
-    except (OSError, FrameError, ValueError):  # a path that is none, no listener, no answer
+    except (OSError, FrameError, ValueError):  # invalid path, no listener, or no answer
         connection.close()
         return None
     except BaseException:
@@ -71,23 +75,23 @@ def open_lane(path: str, ticket: bytes, seconds: float = LIVE_S) -> Lane | None:
 
 
 class Lane:
-    """The client's end of a lane. A single thread receives at a time; senders hold a separate lock."""
+    """The client's end of a lane. Only one thread receives at a time; sending threads hold a separate lock."""
 
     def __init__(self, connection: socket.socket, reader: FrameReader, came: list[Frame]) -> None:
         self._connection = connection
         self._reader = reader
         self._came = [(frame.kind, frame.id, frame.payload) for frame in came]
         self._raw: deque[bytes] = deque()
-        """Bytes received and not yet cut into frames."""
-        # `deque.extend` calls `recv` and keeps what it returns without a step of the interpreter between: a Ctrl-C
-        # comes before, and nothing was taken from the socket, or after, and it is kept.
+        """Received bytes that are not split into frames yet."""
+        # `deque.extend` calls `recv` and stores the result without executing bytecode in between. A Ctrl-C comes either
+        # before, when nothing has been taken from the socket, or after, when the bytes are stored.
         self._short = map(connection.recv, repeat(_READ_BYTES))
         self._long = map(connection.recv, repeat(_LONG_READ_BYTES))
-        self._rest = memoryview(b"")  # of a frame that the socket took a part of
+        self._rest = memoryview(b"")  # the unsent rest of a frame that the socket accepted in part
         self.blocked = False
-        """True while the rest of a frame has to be sent before any other."""
+        """True while the rest of a frame has to be sent before any other frame."""
         self._pending = reader.pending
-        """Bytes of an unfinished frame."""
+        """Size, in bytes, of the incomplete frame that the reader holds."""
         self.lookout = Lookout(0)
         """Adaptive spin-wait of waiting threads; this default one never polls."""
         self._poll = select.poll()
@@ -98,7 +102,8 @@ class Lane:
         return self._connection.fileno()
 
     def send(self, seq: int, request: bytes) -> None:
-        """Sends an `ExecuteRequest`, `seq` its batch or 0, as far as the socket takes it. Not while `blocked`."""
+        """Sends a serialized `ExecuteRequest`, as far as the socket accepts it. `seq` is the number of its batch, or 0.
+        Must not be called while `blocked`."""
         frame = HEADER.pack(len(request), _BATCH, 0, 0, seq) + request
         try:
             sent = self._connection.send(frame, _FLAGS)
@@ -108,33 +113,34 @@ class Lane:
             self._rest, self.blocked = memoryview(frame)[sent:], True
 
     def flush(self) -> None:
-        """Sends more of the bytes that the socket did not take."""
+        """Sends more of the bytes that the socket did not accept."""
         with contextlib.suppress(BlockingIOError):
             self._rest = self._rest[self._connection.send(self._rest, _FLAGS) :]
             self.blocked = bool(self._rest)
 
     def writable(self) -> None:
-        """Waits until the socket takes more, or is closed."""
+        """Blocks until the socket accepts more bytes or is closed."""
         poll = select.poll()
-        with contextlib.suppress(OSError, ValueError):  # released meanwhile
+        with contextlib.suppress(OSError, ValueError):  # the socket was released meanwhile
             poll.register(self._connection, select.POLLOUT)
             poll.poll()
 
     def readable(self, seconds: float | None = None) -> bool:
-        """Waits until there is something to receive, or the end; False where it was not there in time. Takes nothing,
-        so that another may receive it meanwhile."""
+        """Blocks up to `seconds` (None: without a limit) until there is something to receive, or the lane has ended.
+        Returns False after the timeout. Receives nothing, so that another thread may receive meanwhile."""
         if self._raw or self._came:
             return True
         poll = select.poll()
         try:
             poll.register(self._connection, select.POLLIN)
-        except (OSError, ValueError):  # released meanwhile: to receive says so
+        except (OSError, ValueError):  # the socket was released meanwhile: `receive` raises the error
             return True
         return bool(poll.poll(None if seconds is None else max(0.0, seconds * 1e3)))
 
     def look(self, deadline: float | None = None, word: memoryview[int] = _NO_WORD, number: int = 1) -> float:
-        """Polls for the next bytes, or for `number` in `word`, without a sleep, or near the time they are due, as long
-        as that is worth it; takes nothing. Returns when it began (`time.monotonic`), or 0 where it did not poll."""
+        """Polls, without sleeping, for the next bytes or for `number` in `word`: first immediately, then near the
+        predicted end of a copy, for as long as the adaptive spin-wait allows. Receives nothing. Returns the monotonic
+        time at which polling began, or 0 if it did not poll."""
         lookout = self.lookout
         if not lookout.most or self._raw or self._came:
             return 0.0
@@ -153,12 +159,12 @@ class Lane:
         return bool(self._raw or self._came or self._poll.poll(0))
 
     def receive(self) -> None:
-        """Waits for the next bytes, and keeps them. Raises `OSError`. A `KeyboardInterrupt` loses nothing."""
+        """Blocks until bytes arrive, and stores them. Raises `OSError`. A `KeyboardInterrupt` loses no bytes."""
         if not (self._raw or self._came):
             self._raw.extend(islice(self._long if self._pending > _HEAD else self._short, 1))
 
     def _look(self, until: float, word: memoryview[int], number: int) -> bool:
-        """Polls for bytes or for the number until `until`; returns False if neither came."""
+        """Polls for bytes or for `number` in `word` until the monotonic time `until`. Returns False if neither came."""
         poll = self._poll.poll
         glances = () if word is _NO_WORD else _GLANCES
         while not poll(0):
@@ -170,17 +176,18 @@ class Lane:
         return True
 
     def _sleep(self, until: float) -> bool:
-        """Sleeps until bytes come, at most until `until`; returns whether they came. `poll` counts milliseconds."""
+        """Sleeps until bytes arrive, at most until the monotonic time `until`. Returns True if they arrived. Uses
+        `select`, because `poll` has a resolution of milliseconds only."""
         seconds = until - monotonic()
         if seconds <= 0:
             return False
         try:
             return bool(select.select((self._connection,), (), (), seconds)[0])
-        except ValueError:  # a descriptor beyond those that it knows, or released meanwhile: to receive says so
+        except ValueError:  # too large for `select`, or the socket was released: then `receive` raises the error
             return True
 
     def frames(self) -> list[Came]:
-        """Returns the complete frames of the received bytes. Raises `LaneEnded`, and `FrameError` for an invalid frame.
+        """Returns the complete frames of the received bytes. Raises `LaneEnded`, or `FrameError` for an invalid frame.
         An interrupted call leaves the lane unusable."""
         came, self._came, raw = self._came, [], self._raw
         while raw:
@@ -188,8 +195,8 @@ class Lane:
             if not data:
                 raise LaneEnded("the daemon closed the lane")
             at, size = 0, len(data)
-            # Most often it is one or two short ones, whole: those are cut here, and not by the reader, which is ready
-            # for everything. An ack and the answer behind it come together.
+            # Most often there are one or two short complete frames: they are split here, which is faster than the
+            # general reader. An ack and the answer that follows it arrive together.
             if size > _TWO and not self._pending:
                 empty, kind, _, _, ident, length, second, _, _, about = _unpack_two(data)
                 if not empty and _TWO + length == size:
@@ -208,10 +215,10 @@ class Lane:
         return came
 
     def close(self) -> None:
-        """Ends it for both sides; a thread that receives or waits to send is woken."""
+        """Ends the lane for both sides. Wakes a thread that receives or waits to send."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def release(self) -> None:
-        """Returns the descriptor, once it is not in use; in a forked child the parent's lane continues."""
+        """Closes the descriptor, once no thread uses it. In a forked child, the parent's lane continues."""
         self._connection.close()

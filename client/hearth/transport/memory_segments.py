@@ -1,7 +1,7 @@
 """Memory that this process can share with a device process: segments, and the table that finds them by address.
 
-A segment is a memfd: it has no name that another process could guess, and it ends with the last process that maps it.
-It belongs to no connection: it may be registered with several devices (`hearth.transport.segments`).
+A segment is a memfd: it has no name that another process could guess, and it exists until no process maps it. It
+belongs to no connection, and may be registered with several devices (`hearth.transport.segments`).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ T = TypeVar("T")
 
 
 def possible() -> bool:
-    """True if this system supports memory that can be shared in this way."""
+    """True if this system supports sealed memfds, which sharing needs."""
     return hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS")
 
 
 class Segment:
-    """`size` bytes, zeros at first, whose descriptor can be passed on; its size can never change.
+    """Memory of a fixed `size` in bytes, initially zero, whose descriptor can be passed to other processes.
 
-    Raises OSError where the system gives none.
+    Raises `OSError` if the system provides no memory or no descriptor.
     """
 
     __slots__ = ("__weakref__", "address", "bytes", "descriptor", "number", "size", "spoiled")
@@ -42,19 +42,20 @@ class Segment:
         try:
             os.ftruncate(descriptor, size)
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-            # Before Python 3.13 the mapping has a separate descriptor as well.
+            # Before Python 3.13, the mapping also holds a separate descriptor.
             mapping = mmap.mmap(descriptor, size, **({"trackfd": False} if sys.version_info >= (3, 13) else {}))
         except BaseException:
             os.close(descriptor)
             raise
         self.descriptor = descriptor
         self.number = _numbers()
-        """Number of the segment in this process; every connection has another number for it."""
+        """Number of the segment in this process; each connection uses another number for it."""
         self.size = size
         self.bytes: np.ndarray[Any, np.dtype[np.uint8]] = np.frombuffer(mapping, np.uint8)
         self.address: int = self.bytes.__array_interface__["data"][0]
         self.spoiled = False
-        """True once a daemon may still write to the segment without a completion: the memory is not reused."""
+        """True if a device process may still write to the segment though its completion is not tracked: the memory is
+        never reused."""
 
     def __del__(self) -> None:
         if self.descriptor >= 0:
@@ -62,14 +63,14 @@ class Segment:
 
 
 class Place(NamedTuple):
-    """Bytes of a segment."""
+    """Position within a segment; `offset` in bytes."""
 
     segment: Segment
     offset: int
 
 
 class AddressTable(Generic[T]):
-    """Ranges of addresses that do not overlap, and what lies there. Not safe for threads."""
+    """Table of non-overlapping address ranges, each with an item. Not thread-safe."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -79,26 +80,27 @@ class AddressTable(Generic[T]):
         return len(self._starts)
 
     def add(self, start: int, size: int, item: T) -> None:
-        """Adds one range, and removes those that it overlaps."""
+        """Adds a range of `size` bytes, and removes the ranges that it overlaps."""
         first, last = self._among(start, start + size)
         self._starts[first:last] = [start]
         self._entries[first:last] = [(start + size, item)]
 
     def remove(self, start: int, item: T) -> None:
-        """`item` does not begin there any more, if it did."""
+        """Removes the range that begins at `start` if it belongs to `item`."""
         index = bisect.bisect_left(self._starts, start)
         if index < len(self._starts) and self._starts[index] == start and self._entries[index][1] is item:
             del self._starts[index], self._entries[index]
 
     def find(self, start: int, size: int) -> tuple[T, int] | None:
-        """Finds the entry that contains the whole range; returns it and the range's offset in it."""
+        """Returns the item whose range contains the whole given range, and the offset in bytes within it; None: there
+        is none."""
         index = bisect.bisect_right(self._starts, start) - 1
         if index < 0 or self._entries[index][0] < start + size:
             return None
         return self._entries[index][1], start - self._starts[index]
 
     def _among(self, start: int, end: int) -> tuple[int, int]:
-        """The entries that overlap the range."""
+        """Returns the index interval of the entries that overlap the range."""
         first = bisect.bisect_right(self._starts, start)
         if first and self._entries[first - 1][0] > start:
             first -= 1
@@ -106,7 +108,7 @@ class AddressTable(Generic[T]):
 
 
 class KnownSegments:
-    """The segments that arrays of this process may lie in. Safe from any thread, and from the garbage collector."""
+    """Segments in which arrays of this process may lie. Safe for use from any thread and from the garbage collector."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -122,7 +124,7 @@ class KnownSegments:
             self._table.add(start, segment.size, reference)
 
     def find(self, address: int, size: int) -> Place | None:
-        """Finds the segment, and the offset in it, of these bytes."""
+        """Returns the segment that contains these bytes, with the offset in it; None: there is none."""
         if not len(self._table):
             return None
         with self._lock:
@@ -132,7 +134,7 @@ class KnownSegments:
         return Place(segment, found[1]) if found is not None and segment is not None else None
 
     def forked(self) -> None:
-        """Replaces the lock in the child of a fork: another thread may have held it."""
+        """Replaces the lock in the child process of a fork, because another thread may have held it."""
         self._lock = threading.Lock()
 
     def _forget(self) -> None:
@@ -141,7 +143,7 @@ class KnownSegments:
 
 
 known = KnownSegments()
-"""The process's segments."""
+"""All segments of this process."""
 
 
 def address_of(data: memoryview) -> int:

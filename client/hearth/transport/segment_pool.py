@@ -1,7 +1,7 @@
-"""Segments for arrays, used again when an array is gone: a new one has to be filled with pages, and registered with
-every device that it meets, at 0.05 s a GiB.
+"""Pool of segments for arrays, reused after an array is gone.
 
-What lay there at a fork is not used again by either process, for each may still have arrays in it.
+A new segment has to be filled with pages, and registered with every device that uses it, which takes 0.05 s per GiB.
+Memory that existed at a fork is not reused by either process, because each may still have arrays in it.
 """
 
 from __future__ import annotations
@@ -14,17 +14,20 @@ from typing import Any, NamedTuple
 from hearth.transport.memory_segments import Segment, known
 
 LEAST = 64 << 10
-"""Smaller arrays are no better off in a segment: their bytes travel inside a command."""
+"""Minimum size, in bytes, of an array for which a segment is used. Smaller ones gain nothing: their bytes travel inside
+a command."""
 SLAB = 4 << 20
 SLABBED = 1 << 20
-"""Largest block that shares a segment of `SLAB` bytes with others: a process has a limited number of descriptors."""
+"""Largest block, in bytes, that shares a segment of `SLAB` bytes with other blocks, because a process has a limited
+number of descriptors."""
 _STEP_MAX = 16 << 20
 CACHE = 1 << 30
-"""Bytes that wait to be used again."""
+"""Maximum total size, in bytes, of free blocks kept for reuse."""
 
 
 class Block(NamedTuple):
-    """A part of a segment for one array at a time. `forks`: how many the process had seen when that was made."""
+    """Part of a segment, used by one array at a time. `forks` is the number of forks of this process when the block was
+    leased or made."""
 
     segment: Segment
     offset: int
@@ -33,7 +36,8 @@ class Block(NamedTuple):
 
 
 def size_class(size: int) -> int:
-    """Returns the size of the block for `size` bytes: up to twice as much for small ones, 12.5 % more for others."""
+    """Returns the size of the block for `size` bytes: a power of two up to `SLABBED`; above it, at most 12.5 % more
+    than `size`."""
     if size <= SLABBED:
         return max(LEAST, 1 << (size - 1).bit_length())
     step = min(1 << ((size - 1).bit_length() - 4), _STEP_MAX)
@@ -41,26 +45,26 @@ def size_class(size: int) -> int:
 
 
 class FreeBlocks:
-    """Blocks that wait to be used again, the one last used first. No I/O; not safe for threads."""
+    """Free blocks kept for reuse, the most recently used first. No I/O; not thread-safe."""
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.bytes = 0
         self._by_size: dict[int, list[Block]] = {}
-        self._order: dict[int, Block] = {}  # by id, the oldest first
+        self._order: dict[int, Block] = {}  # by id(), the oldest first
 
     def __len__(self) -> int:
         return len(self._order)
 
     def put(self, block: Block) -> list[Block]:
-        """Takes one in; returns what is given up for it, the oldest first."""
+        """Adds a block. Returns the blocks that are dropped for it, the oldest first."""
         self._by_size.setdefault(block.size, []).append(block)
         self._order[id(block)] = block
         self.bytes += block.size
         return self.trim(self.most)
 
     def take(self, size: int) -> Block | None:
-        """Takes a block of this size, if there is one."""
+        """Removes and returns a block of exactly this size; None: there is none."""
         same = self._by_size.get(size)
         if not same:
             return None
@@ -69,7 +73,7 @@ class FreeBlocks:
         return block
 
     def trim(self, most: int) -> list[Block]:
-        """Gives up the oldest until there are no more bytes than `most`."""
+        """Drops the oldest blocks until the total is at most `most` bytes, and returns them."""
         gone = []
         while self.bytes > most:
             block = next(iter(self._order.values()))
@@ -87,7 +91,8 @@ class FreeBlocks:
 
 
 class Lease:
-    """Holds a block for an array: whatever refers to the array's memory refers to this (NumPy's array interface)."""
+    """Holds a block for an array, through NumPy's array interface: all views of the array refer to this object, which
+    returns the block when it is garbage-collected."""
 
     __slots__ = ("__weakref__", "_block", "_pool", "fresh")
 
@@ -95,7 +100,7 @@ class Lease:
         self._pool = pool
         self._block = block
         self.fresh = fresh
-        """True if the memory was never used, and so is all zeros."""
+        """True if the memory was never used before, and so is zero."""
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
@@ -110,17 +115,17 @@ class Lease:
 
 
 class SegmentPool:
-    """The blocks of this process. Safe from any thread; `back` also from the garbage collector."""
+    """Blocks of this process. Thread-safe; `back` may also be called by the garbage collector."""
 
     def __init__(self, cache: int = CACHE) -> None:
         self._lock = threading.Lock()
         self._free = FreeBlocks(cache)
-        self._unused: dict[int, list[Block]] = {}  # of slabs, by size
+        self._unused: dict[int, list[Block]] = {}  # blocks of slabs that were never used, by size
         self._back: deque[Block] = deque()
         self._forks = 0
 
     def lease(self, size: int) -> Lease:
-        """Memory for `size` bytes, at the start of a page. Raises OSError where the system gives none."""
+        """Returns page-aligned memory for `size` bytes. Raises `OSError` if the system provides none."""
         kind = size_class(size)
         with self._lock:
             gone = self._settle()
@@ -134,12 +139,12 @@ class SegmentPool:
         return Lease(self, block._replace(forks=self._forks), fresh)
 
     def back(self, block: Block) -> None:
-        """The array is gone."""
+        """Takes a block back after its array is gone."""
         self._back.append(block)
         self._sweep()
 
     def trim(self) -> None:
-        """Gives up all memory that waits to be used again."""
+        """Drops all free memory kept for reuse."""
         with self._lock:
             gone = self._settle() + self._free.trim(0)
             self._unused.clear()
@@ -147,16 +152,16 @@ class SegmentPool:
 
     @property
     def cached(self) -> int:
-        """Bytes that wait to be used again."""
+        """Total size, in bytes, of the free blocks kept for reuse."""
         self._sweep()
         return self._free.bytes
 
     def forking(self) -> None:
-        """A child is about to begin, which will have all that there is now."""
+        """Called before a fork: the child process shares all memory that exists now."""
         self._forks += 1
 
     def forked(self) -> None:
-        """Forgets the free blocks in the child of a fork: they belong to the parent."""
+        """Drops the free blocks in the child process of a fork: they belong to the parent."""
         self._lock = threading.Lock()
         self._free = FreeBlocks(self._free.most)
         self._unused = {}
@@ -172,13 +177,13 @@ class SegmentPool:
         return Block(segment, 0, kind, self._forks)
 
     def _sweep(self) -> None:
-        """Takes back what came while another thread had the lock."""
+        """Takes back blocks that were returned while another thread held the lock."""
         while self._back and self._lock.acquire(blocking=False):
             try:
                 gone = self._settle()
             finally:
                 self._lock.release()
-            del gone  # segments end here, without the lock
+            del gone  # segments are closed here, without the lock
 
     def _settle(self) -> list[Block]:
         gone: list[Block] = []
@@ -192,7 +197,7 @@ class SegmentPool:
 
 
 pool = SegmentPool()
-"""The process's pool of segments."""
+"""Pool of this process."""
 
 
 def _after_fork() -> None:

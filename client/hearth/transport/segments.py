@@ -1,6 +1,6 @@
-"""A connection to a device process on which segments of memory are shared with it: frames, with descriptors.
+"""A connection to a device process over which segments of memory are shared with it: frames, with file descriptors.
 
-It belongs to one attachment. Commands name a segment once the device process has said, here, that they may.
+The connection belongs to one attachment. Commands may name a segment after the device process has accepted it here.
 """
 
 from __future__ import annotations
@@ -26,29 +26,32 @@ if TYPE_CHECKING:
     from hearth_proto.frames import Frame
 
 LIVE_S = 2.0
-"""Limit in seconds for the connection to come to life."""
+"""Timeout, in seconds, for a new connection to go live."""
 REGISTER_S = 10.0
 REGISTER_GIB_S = 1.0
-"""Limit for the answer to a registered segment: `REGISTER_S` seconds, and `REGISTER_GIB_S` more for each GiB of it."""
+"""Timeout of the answer to a registered segment: `REGISTER_S` seconds, and `REGISTER_GIB_S` more for each GiB of the
+segment."""
 LOOKED_S = 10e-3
-"""Seconds for which one check is valid for a thread that repeats the same copy. The connection ends with one of the two
-processes, which the lane reports as well; a command sent meanwhile fails, like those under way."""
+"""Seconds for which a check of the connection remains valid for a thread that repeats the same copy. The connection
+ends with one of the two processes, which the lane reports as well; a command sent meanwhile fails, like those in
+flight."""
 _FULL = "QUOTA_EXCEEDED"
 _READ_BYTES = 64 << 10
 _FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
-_PEEK = socket.MSG_PEEK | socket.MSG_DONTWAIT  # each time it is made costs 1 us
+_PEEK = socket.MSG_PEEK | socket.MSG_DONTWAIT  # a constant, because building it costs 1 us each time
 
 
 class Lost(OSError):
-    """The device process, or the connection to it, is gone."""
+    """Raised if the device process, or the connection to it, is gone."""
 
 
 def open_segments(
     path: str, ticket: bytes, most: int, mint: Callable[[], int], seconds: float = LIVE_S
 ) -> SegmentConnection:
-    """Connects to a Unix socket, shows the ticket and waits for the device process's first frame; `most`: bytes that
-    may be registered; `mint` gives numbers that the session has not used. Raises OSError."""
+    """Connects to a Unix socket, presents the ticket and waits up to `seconds` for the device process's first frame.
+    `most` is the maximum number of bytes that may be registered; `mint` returns numbers that the session has not used.
+    Raises `OSError`."""
     deadline = time.monotonic() + seconds
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -59,8 +62,8 @@ def open_segments(
         first = opened.receive(deadline)
         if first[0].kind != Kind.LIVE:
             raise Lost(f"it began with frame {first[0].kind}")
-        connection.settimeout(None)  # with a timeout of Python's own, MSG_DONTWAIT waits
-    except (FrameError, ValueError) as error:  # no frames, or a path that is none
+        connection.settimeout(None)  # with a Python timeout, MSG_DONTWAIT would block
+    except (FrameError, ValueError) as error:  # invalid frames or an invalid path
         connection.close()
         raise Lost(str(error)) from None
     except BaseException:
@@ -70,7 +73,7 @@ def open_segments(
 
 
 class _Sent(NamedTuple):
-    """A segment that the device process was given, and that was not revoked."""
+    """A segment that was sent to the device process and not released since."""
 
     number: int
     size: int
@@ -78,11 +81,11 @@ class _Sent(NamedTuple):
 
 
 class SegmentConnection:
-    """The client's end. Nothing comes over it but answers, so that the asking thread also receives."""
+    """The client's end of the connection. Only answers arrive over it, so the requesting thread also receives."""
 
     def __init__(self, connection: socket.socket, most: int, mint: Callable[[], int]) -> None:
         self.most = most
-        """Bytes that may be registered, all together."""
+        """Maximum total size, in bytes, of registered segments."""
         self.registered_bytes = 0
         self.fruitful = False
         """True once a segment was accepted."""
@@ -91,22 +94,22 @@ class SegmentConnection:
         self._reader = FrameReader()
         self._lock = threading.Lock()
         self._named: dict[int, int] = {}
-        """Numbers that commands may name, by segment."""
+        """Numbers that commands may use, by segment."""
         self._sent: dict[int, _Sent] = {}
         self._refused: set[int] = set()
         self._asked: dict[int, bool | None] = {}
-        """Transfers that were placed, and what was said of it; None: nothing yet."""
+        """Transfers whose placement was requested, with the answer: True if accepted; None: no answer yet."""
         self._gone: deque[int] = deque()
-        """Segments of `_sent` that have been garbage-collected."""
+        """Numbers of segments of `_sent` that have been garbage-collected."""
         self.closed = False
-        """True once nothing more is shared on it: known without polling."""
+        """True once the connection is known, without polling, to be closed."""
         self._looked = -LOOKED_S
 
     # ---- state ----
 
     @property
     def alive(self) -> bool:
-        """True if the connection can be used; polls it."""
+        """True if the connection can be used. Polls the connection."""
         if self.closed:
             return False
         self._looked = time.monotonic()
@@ -122,7 +125,8 @@ class SegmentConnection:
 
     @property
     def alive_lately(self) -> bool:
-        """True if the connection can be used, or could within the last `LOOKED_S` seconds."""
+        """True if the connection is open, as of a poll within the last `LOOKED_S` seconds. Polls it if the last poll
+        was earlier."""
         return not self.closed and (time.monotonic() - self._looked < LOOKED_S or self.alive)
 
     def fileno(self) -> int:
@@ -130,33 +134,33 @@ class SegmentConnection:
         return self._connection.fileno()
 
     def close(self) -> None:
-        """Ends it for both sides."""
+        """Ends the connection for both sides."""
         self.closed = True
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def release(self) -> None:
-        """Closes the connection, and returns its descriptor once it is not in use."""
+        """Ends the connection, and closes its descriptor once no thread uses it."""
         self.close()
         with self._lock:
             self._connection.close()
 
     def forked(self) -> None:
-        """Closes the descriptor in the child of a fork, where another thread may have held the lock; the parent's
-        connection continues."""
+        """Closes the descriptor in the child process of a fork, without the lock, which another thread may have held.
+        The parent's connection continues."""
         self.closed = True
         self._connection.close()
 
     # ---- segments ----
 
     def number(self, segment: Segment) -> int:
-        """Returns the number by which commands name the segment; 0 if they may not."""
+        """Returns the number by which commands name the segment; 0: commands may not use it."""
         return 0 if self.closed else self._named.get(segment.number, 0)
 
     def register(self, segment: Segment, *, signals: bool = False) -> int:
-        """Has the device process map the segment, and waits for that; what commands name it by, or 0 where it, or the
-        bound on all of them, does not allow it. `signals`: it is for those (`hearth.transport.copy_signals`). Raises
-        `Lost`."""
+        """Makes the device process map the segment, and waits for that. Returns the number by which commands name it,
+        or 0 if the device process refuses it or the total size would exceed `most`. `signals`: the segment holds
+        completion signals (`hearth.transport.copy_signals`). Raises `Lost`."""
         ident = segment.number
         if ident in self._named and not self.closed:
             return self._named[ident]
@@ -169,7 +173,7 @@ class SegmentConnection:
             if ident in self._refused:
                 return 0
             try:
-                sent = self._sent.get(ident)  # an earlier wait for its answer was broken off
+                sent = self._sent.get(ident)  # an earlier wait for its answer may have been interrupted
                 if sent is None:
                     if self.registered_bytes + segment.size > self.most:
                         return 0
@@ -180,9 +184,9 @@ class SegmentConnection:
                 raise Lost(str(error)) from None
 
     def place(self, kind: Kind, transfer: int, segment: Segment, offset: int, size: int) -> bool:
-        """Has the device process copy the bytes of a transfer from there (`Kind.UPLOAD`) or to there
-        (`Kind.DOWNLOAD`), and waits for its word that it will, now or when their command has its turn, whatever becomes
-        of this connection. False: not so. Raises `Lost`, which leaves open whether it will."""
+        """Asks the device process to copy the bytes of `transfer` from the segment (`Kind.UPLOAD`) or to it
+        (`Kind.DOWNLOAD`), and waits for its answer. If True, the device process copies at once or when the command
+        runs, even if this connection ends. If False, it does not. Raises `Lost` if the outcome is unknown."""
         with self._lock:
             self._release_gone()
             number = self.number(segment)
@@ -222,12 +226,12 @@ class SegmentConnection:
             while taken < len(frame):
                 self._wait(select.POLLOUT, deadline)
                 taken += self._connection.send(frame[taken:], _FLAGS)
-        except BaseException:  # KeyboardInterrupt: a part of the frame may have gone out
+        except BaseException:  # KeyboardInterrupt: the frame may be partly sent
             self.close()
             raise
 
     def _answered(self, sent: _Sent) -> bool:
-        """Waits for the answer: whether it may be named."""
+        """Waits for the answer to a registration; returns True if commands may name the segment."""
         deadline = time.monotonic() + REGISTER_S + REGISTER_GIB_S * sent.size / (1 << 30)
         ident = next(ident for ident, each in self._sent.items() if each is sent)
         while ident not in self._named:
@@ -237,7 +241,8 @@ class SegmentConnection:
         return True
 
     def _take(self, deadline: float) -> None:
-        """Waits for the next answers, to any request; the thread that asked may have broken off."""
+        """Waits for and processes the next answers, to any request: the thread that sent a request may have been
+        interrupted."""
         for frame in self.receive(deadline):
             ident = next((ident for ident, each in self._sent.items() if each.number == frame.id), None)
             if ident is not None and frame.kind == Kind.SEGMENT:
@@ -253,7 +258,7 @@ class SegmentConnection:
                 raise FrameError(f"frame {frame.kind} came about {frame.id}")
 
     def receive(self, deadline: float) -> list[Frame]:
-        """Waits for the next frames, until then. Raises OSError, `FrameError`."""
+        """Waits for the next frames until the monotonic time `deadline`. Raises `OSError` or `FrameError`."""
         came: list[Frame] = []
         while not came:
             self._wait(select.POLLIN, deadline)
@@ -269,10 +274,10 @@ class SegmentConnection:
         if not poll.poll(max(0.0, deadline - time.monotonic()) * 1e3):
             raise Lost("no answer in time")
 
-    # ---- the end of segments ----
+    # ---- release of segments ----
 
     def _ended(self, ident: int) -> None:
-        """Notes that the segment was garbage-collected. Called by the collector, perhaps in a thread that holds the
+        """Records that the segment was garbage-collected. Called by the collector, perhaps in a thread that holds the
         lock."""
         self._gone.append(ident)
         if self._lock.acquire(blocking=False):
@@ -282,7 +287,7 @@ class SegmentConnection:
                 self._lock.release()
 
     def _release_gone(self) -> None:
-        """Tells the device process what is named no more; never waits."""
+        """Notifies the device process of segments that no command will name again. Never blocks."""
         while self._gone and not self.closed:
             ident = self._gone[0]
             sent = self._sent.get(ident)

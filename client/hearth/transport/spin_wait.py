@@ -1,70 +1,71 @@
-"""Adaptive spin-wait: when a thread polls for an answer instead of sleeping. Pure; seconds and bytes; times are those
-of `time.monotonic`.
+"""Adaptive spin-wait: decides when a thread polls for an answer instead of sleeping.
 
-Putting a thread to sleep and waking it takes as long as a small kernel, and the data it needs next is in no cache by
-then. So a thread polls for most answers at once, because they come soon, and for those of large copies about when they
-are due, which follows from earlier copies. Long waits are not worth polling for, nor is any wait on a machine with few
-cores: the daemon may need the core.
+Pure computation, in seconds and bytes; times are those of `time.monotonic`. Putting a thread to sleep and waking it
+takes as long as a small kernel, after which the data that it needs next is in no cache. So a thread polls for most
+answers immediately, because they arrive soon. It polls for the answers of large copies near the time at which they are
+due, which is predicted from earlier copies. Polling is not worth its cost for long waits, nor for any wait on a machine
+with few cores, because the daemon may need the core.
 """
 
 from __future__ import annotations
 
 CORES = 4
-"""Fewest cores for spinning; with fewer, a waiting thread sleeps at once."""
+"""Minimum number of cores for polling; with fewer cores, a waiting thread sleeps immediately."""
 
 LOOK_S = 100e-6
-"""The most that an answer is looked for at once."""
+"""Maximum duration, in seconds, of immediate polling for an answer."""
 
 LEAST_S = 5e-6
-"""The least: a soon one is noticed then, and known as one."""
+"""Minimum duration, in seconds, of that polling: enough to notice that answers arrive early again."""
 
 LEAST_BYTES = 2 << 20
 """Smallest copy, in bytes, whose end is predicted."""
 
 _MARGIN = 16
 _LEAST_MARGIN_S, _MOST_MARGIN_S = 100e-6, 250e-6
-"""Margin of a predicted end: polling begins 1/16 of a copy's time, within these bounds, before the copy is due, and
-ends twice that after. A sleep may last 50 us longer than requested."""
+"""Margin of a predicted end. Polling begins 1/16 of the copy's duration, within these bounds in seconds, before the
+copy is due, and ends twice that time after. A sleep may last 50 us longer than requested."""
 
 _SHORT_S = 2e-3
-"""A copy that takes no longer is looked for all the time, as CUDA does where it is waited for
-(cudaDeviceScheduleSpin)."""
+"""Copies predicted to take at most this many seconds are polled for from their beginning, as CUDA does for waits with
+cudaDeviceScheduleSpin."""
 
 _LONGEST_S = 1.0
-"""A copy that takes longer is not worth it."""
+"""A copy is not polled for if polling would begin later than this many seconds from now."""
 
 _SLOWER = 4
-"""A slower copy counts for so small a part: others may have slowed it down. A faster one counts at once."""
+"""Divisor of the weight of a slower copy in the estimated pace, because other work may have slowed it down. A faster
+copy replaces the estimate at once."""
 
 UP, DOWN = 0, 1
-"""Which way a copy goes."""
+"""Direction of a copy: to the device, to the host."""
 
 
 class Lookout:
-    """Adaptive spin-wait of one attachment. Concurrent updates from several threads may be lost: it is only an
-    estimate."""
+    """Adaptive spin-wait of one attachment. Concurrent updates by several threads may be lost, which is acceptable for
+    an estimate."""
 
     __slots__ = ("_early", "_ended", "_margin", "_pace", "_signalled", "copies", "ends_at", "most", "patience")
 
     def __init__(self, cores: int) -> None:
         self.most = self.patience = LOOK_S if cores >= CORES else 0.0
-        """Seconds of polling at the most (0: never), and for the next wait."""
+        """Maximum duration of immediate polling, in seconds (0: never), and the duration for the next wait."""
         self.ends_at = 0.0
-        """Time at which the last copy that was asked for is due, or has ended."""
+        """Time at which the last requested copy is due, or has ended."""
         self._early = self._margin = 0.0
         self.copies = 0
-        """Number of copies under way; a failed copy is not reported."""
+        """Number of copies in flight; failed copies are not subtracted."""
         self._ended = 0.0
         """Time at which the last copy ended."""
         self._signalled = 0.0
         """Time at which all awaited copies were last known to have ended."""
         self._pace: dict[tuple[int, int], float] = {}
-        """Seconds for a byte, by way and magnitude of a copy."""
+        """Seconds per byte, by direction and order of magnitude of a copy."""
 
     # ---- answers ----
 
     def came(self, waited: float) -> None:
-        """Notes that an answer came after `waited` seconds: the next of a series comes as soon."""
+        """Adapts to an answer that arrived after `waited` seconds: the next one is expected to take as long."""
         most = self.most
         if waited <= 2 * most:
             self.patience = most
@@ -74,7 +75,7 @@ class Lookout:
     # ---- copies ----
 
     def begin(self, way: int, size: int, now: float) -> None:
-        """A copy is asked for, behind those that are under way."""
+        """Records the request of a copy of `size` bytes in direction `way`, behind the copies in flight."""
         if size < LEAST_BYTES or not self.most:
             return
         self.copies += 1
@@ -86,22 +87,22 @@ class Lookout:
             self._early = took if took <= _SHORT_S else self._margin
 
     def signalled(self, now: float) -> None:
-        """The device has said that what was asked for is done, before the answers have come that say it of each."""
+        """Records that the device has signalled the end of all requested copies, before their answers have arrived."""
         self._signalled, self.copies = now, 0
         self.ends_at = min(self.ends_at, now)
 
     def end(self, way: int, size: int, begun: float, now: float) -> None:
-        """Notes that a copy is done."""
+        """Records that a copy that was requested at `begun` has ended, and updates the estimated pace."""
         if size < LEAST_BYTES or not self.most:
             return
-        if begun < self._signalled:  # by then, and it was counted off
+        if begun < self._signalled:  # the copy ended by the time of the signal, which has already subtracted it
             now = self._signalled
         else:
             self.copies -= 1
         took, self._ended = now - max(begun, self._ended), now
         if self.copies <= 0:
-            self.ends_at, self.copies = min(self.ends_at, now), 0  # sooner than it was due
-        if took <= 0:  # with another, by one signal
+            self.ends_at, self.copies = min(self.ends_at, now), 0  # all copies ended earlier than predicted
+        if took <= 0:  # it ended together with another copy, by one signal
             return
         key, pace = (way, size.bit_length()), took / size
         known = self._pace.get(key)

@@ -1,6 +1,6 @@
-"""A stripe: one TCP connection to the device process directly, for the bytes of transfers only.
+"""A stripe: one TCP connection directly to the device process, used only for the bytes of transfers.
 
-Two threads per stripe, one for each direction, move the bytes from and to their place in memory.
+Two threads per stripe, one for each direction, move bytes between the socket and the caller's memory.
 """
 
 from __future__ import annotations
@@ -21,43 +21,43 @@ if TYPE_CHECKING:
     import ssl
 
 OPEN_S = 4.0
-"""Limit in seconds for a stripe to come to life."""
+"""Timeout, in seconds, for a new stripe to go live."""
 IDLE_S = 60.0
-"""Seconds without a frame after which a stripe is closed: it holds threads at both ends."""
+"""Seconds without a frame after which an idle stripe is closed, because it holds threads at both ends."""
 _KINDS = frozenset({Kind.STRIPE, Kind.TAKEN, Kind.CREDIT, Kind.ABORT})
 _SCRATCH = 256 << 10
 _GATHERED = 32
 
 
 class Address(NamedTuple):
-    """Address of the device process, and the properties expected there."""
+    """Address of the device process, its certificate and its limit on chunks."""
 
     host: str
     port: int
     certificate: bytes
-    """DER, of the only one that is trusted; empty: no TLS."""
+    """DER encoding of the only trusted certificate; empty: no TLS."""
     max_chunk: int
 
 
 class OutgoingUpload(Protocol):
-    """An upload, as the sending thread sees it."""
+    """An upload as the sending thread uses it."""
 
     number: int
 
     def lend(self, index: int) -> tuple[int, memoryview] | None:
-        """Offset and bytes of a chunk, until `sent`; None: it is not wanted any more."""
+        """Returns offset and bytes of a chunk, valid until `sent`; None: the chunk is no longer needed."""
 
     def sent(self) -> None: ...
 
 
 class Carried(Protocol):
-    """A transfer under way, as the receiving threads see it."""
+    """A transfer in flight, as the receiving threads use it."""
 
     def credit(self, stripe: Stripe, chunks: int) -> None: ...
     def taken(self, stripe: Stripe, offset: int) -> None: ...
     def place(self, stripe: Stripe, offset: int, size: int) -> memoryview | None:
         """Returns the destination of a chunk's bytes, valid until `placed`; None: the bytes are dropped. Raises
-        ValueError for an invalid chunk."""
+        `ValueError` for an invalid chunk."""
 
     def placed(self, stripe: Stripe, offset: int, size: int, whole: bool) -> None: ...
     def aborted(self, status: bytes) -> None: ...
@@ -65,20 +65,20 @@ class Carried(Protocol):
 
 
 class StripeObserver(Protocol):
-    """Receiver of a stripe's events, on its threads."""
+    """Observer of a stripe, called in the stripe's threads."""
 
     def live(self, stripe: Stripe) -> None: ...
     def find(self, transfer: int) -> Carried | None:
-        """Finds a transfer; returns None once it is over."""
+        """Returns the transfer of this number; None: it has ended."""
 
     def carries(self) -> bool:
-        """True while any transfer is under way."""
+        """True while any transfer is in flight."""
 
     def over(self, stripe: Stripe, why: str) -> None: ...
 
 
 class Stripe:
-    """A stripe that opens itself; calls `live` or `over` of its owner with the outcome."""
+    """A stripe that opens itself in its receiving thread, which calls `live`, and finally `over`, of its owner."""
 
     def __init__(self, address: Address, ticket: bytes, owner: StripeObserver) -> None:
         self.max_chunk = address.max_chunk
@@ -94,22 +94,22 @@ class Stripe:
         threading.Thread(target=self._main, name="hearth-stripe-in", daemon=True).start()
 
     def put(self, frame: bytes) -> None:
-        """Sends a small frame, in time."""
+        """Queues a small frame for the sending thread."""
         self._out.put(frame)
 
     def put_chunk(self, upload: OutgoingUpload, index: int) -> None:
-        """Sends a chunk of an upload, in time."""
+        """Queues a chunk of an upload for the sending thread."""
         self._out.put((upload, index))
 
     def close(self) -> None:
-        """Ends it for both sides; `over` follows. A second call does nothing."""
+        """Ends the stripe for both sides; `over` is called afterwards. A second call does nothing."""
         self._closed = True
         connection = self._connection
         if connection is not None:
-            with contextlib.suppress(OSError):  # it has ended
+            with contextlib.suppress(OSError):  # the connection has already ended
                 socket.socket.shutdown(connection, socket.SHUT_RDWR)  # see `Pipe.shutdown`
 
-    # ---- the receiving thread's ----
+    # ---- receiving thread ----
 
     def _main(self) -> None:
         why = ""
@@ -132,7 +132,8 @@ class Stripe:
             self._owner.over(self, why)
 
     def _open(self) -> Pipe:
-        """Connects, shows the ticket and waits for the device process's first frame. Raises OSError, FrameError."""
+        """Connects, presents the ticket and waits for the device process's first frame. Raises `OSError` or
+        `FrameError`."""
         address, deadline = self._address, time.monotonic() + OPEN_S
         self._connection = connection = socket.create_connection((address.host, address.port), OPEN_S)
         tune(connection)
@@ -177,7 +178,7 @@ class Stripe:
                 carried.taken(self, offset)
 
     def _wait_on(self) -> bool:
-        """True if an idle stripe is kept."""
+        """True if the stripe is kept open: a transfer is in flight, or the stripe was used within `IDLE_S` seconds."""
         return self._owner.carries() or time.monotonic() - self._last < IDLE_S
 
     def _chunk(self, pipe: Pipe, frame: StripeHead, offset: int, carried: Carried | None) -> None:
@@ -203,7 +204,7 @@ class Stripe:
             pipe.receive(self._scratch[:part])
             size -= part
 
-    # ---- the sending thread's ----
+    # ---- sending thread ----
 
     def _send(self, pipe: Pipe) -> None:
         out = self._out
@@ -224,7 +225,7 @@ class Stripe:
                 else:
                     pipe.send(parts)
         except OSError:
-            pipe.shutdown()  # the receiving thread ends, and waits for this one
+            pipe.shutdown()  # the receiving thread then ends, after it has joined this one
 
     @staticmethod
     def _send_chunk(pipe: Pipe, parts: list[Part], upload: OutgoingUpload, index: int) -> None:
@@ -241,12 +242,12 @@ class Stripe:
 
 
 def _within_tls(connection: socket.socket, certificate: bytes) -> ssl.SSLSocket:
-    """Wraps the connection in TLS with the holder of this certificate's key. Raises OSError."""
+    """Wraps the connection in TLS, with `certificate` as the only trusted one. Raises `OSError`."""
     import ssl
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False  # it is known by its bytes, not by a name
+    context.check_hostname = False  # the peer is identified by the certificate's bytes, not by a name
     context.verify_mode = ssl.CERT_REQUIRED
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     context.load_verify_locations(cadata=certificate)
