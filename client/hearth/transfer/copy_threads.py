@@ -1,4 +1,4 @@
-"""Helper threads for large memory copies: one core alone does not keep up with a device."""
+"""Helper threads for large memory copies, because one core alone is slower than a device."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from queue import SimpleQueue
 from hearth_proto.cores import cores
 
 MOST = 4
-"""Threads that copy for one transfer; more do not move more."""
+"""Maximum number of threads that copy for one transfer; more threads are not faster."""
 
 
 def threads() -> int:
-    """Returns the number of threads that a transfer is worth here, its caller's included."""
+    """Returns the number of threads that are useful for one transfer on this machine, including the calling thread."""
     return max(1, min(MOST, cores()))
 
 
 class _Task:
-    """Work for one thread: begun once, or called off before."""
+    """Work for one thread, started once or cancelled before."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         self.done = threading.Event()
@@ -39,8 +39,8 @@ class _Task:
 
 
 class Crew:
-    """Threads of the process, started at first use; they end with the process, whatever they are doing. They may be
-    busy with another transfer for long: the caller does all the work itself if none of them comes."""
+    """Helper threads of this process, started at their first use. They are daemon threads, and may be busy with another
+    transfer for long: the caller does all the work itself if no helper comes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -48,7 +48,7 @@ class Crew:
         self._threads = 0
 
     def help(self, work: Callable[[], None], count: int) -> Help:
-        """Has up to `count` threads call `work`, which must not raise."""
+        """Asks up to `count` threads to call `work`, which must not raise, and returns a handle. Does not block."""
         tasks = [_Task(work) for _ in range(count)]
         try:
             with self._lock:
@@ -56,7 +56,7 @@ class Crew:
                     name = f"hearth-copy-{self._threads}"
                     threading.Thread(target=self._run, args=(self._tasks,), name=name, daemon=True).start()
                     self._threads += 1
-        except RuntimeError:  # the system gives no more, or the interpreter shuts down
+        except RuntimeError:  # the system provides no more threads, or the interpreter is shutting down
             pass
         for task in tasks:
             self._tasks.put(task)
@@ -68,24 +68,24 @@ class Crew:
             tasks.get().run()
 
     def forked(self) -> None:
-        """Resets the crew in the child of a fork: the threads are the parent's."""
+        """Resets the crew in the child process of a fork: the threads belong to the parent."""
         self.__init__()  # type: ignore[misc]
 
 
 class Help:
-    """Handle of the tasks given to the crew."""
+    """Handle of tasks that were given to the crew."""
 
     def __init__(self, tasks: list[_Task]) -> None:
         self._tasks = tasks
 
     def dismiss(self, seconds: float | None = None) -> None:
-        """Cancels helpers that have not started and joins the others, waiting up to `seconds` for each; the work
-        function must return by itself."""
+        """Cancels helpers that have not started and waits for the others, up to `seconds` for each (None: without a
+        limit). The work function has to return by itself."""
         for task in [task for task in self._tasks if not task.claim()]:
             task.done.wait(seconds)
 
 
 crew = Crew()
-"""The crew of this process."""
+"""Crew of this process."""
 
 os.register_at_fork(after_in_child=crew.forked)

@@ -1,4 +1,4 @@
-"""Upload and Download streams beside the commands, taken up again where their connection breaks."""
+"""Uploads and downloads over gRPC streams, separate from the commands, and resumed after a broken connection."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hearth.transport.base import Upload as Sending
 
 _TOLD_BYTES = 2 << 20
-"""Bytes of a download after which, and at whose end, the attachment is given a receipt."""
+"""Number of bytes of a download after which a receipt is reported to the attachment, as it is at the end."""
 
 
 class _Cancels(Protocol):
@@ -33,7 +33,7 @@ _S = TypeVar("_S", bound=_Cancels)
 
 
 def give_up(connection: Connection, number: int) -> None:
-    """Tells the daemon that the transfer of this number is given up, whether or not it has begun. Does not wait."""
+    """Tells the daemon that the transfer of this number is aborted, even if it has not begun. Does not block."""
     request = _about(connection, number)
     request.give_up = True
     connection.transport.give_up(request, connection.lease)
@@ -44,7 +44,7 @@ def _about(connection: Connection, number: int) -> device_pb2.TransferStatusRequ
 
 
 class _Stream(ABC, Generic[_S]):
-    """Successive streams of one transfer, until it is over or given up."""
+    """Consecutive streams of one transfer, until it has ended or is cancelled."""
 
     def __init__(self, connection: Connection, number: int) -> None:
         self._connection = connection
@@ -52,12 +52,11 @@ class _Stream(ABC, Generic[_S]):
         self._lock = threading.Lock()
         self._stream: _S | None = None
         self._broken: HearthError | None = None
-        """Error that ended the last stream, if another one is to continue."""
+        """Error that ended the last stream, if another stream is to continue."""
         self._over = threading.Event()
 
     def cancel(self) -> None:
-        """Gives the transfer up, for good: the waiting thread gets an error, and the daemon is notified. Does not
-        wait."""
+        """Cancels the transfer: the waiting thread gets an error, and the daemon is notified. Does not block."""
         with self._lock:
             if self._over.is_set():
                 return
@@ -88,7 +87,7 @@ class _Stream(ABC, Generic[_S]):
             stream.cancel()
 
     def _wait(self, patience: Backoff, error: HearthError) -> None:
-        """Waits before another stream is opened; raises `error` where none is to be."""
+        """Waits before another stream is opened. Raises `error` if there is no further attempt."""
         if self._over.is_set():
             raise TransferError("the transfer was given up.", reason="CANCELLED", fix="start it again.")
         again = may_go_on(error) and not self._connection.transport.absent()
@@ -109,7 +108,7 @@ class _Stream(ABC, Generic[_S]):
 
 
 class GrpcUpload(_Stream["Sending"]):
-    """Bytes on their way to the daemon; they must not change before `result` has returned."""
+    """An upload of `data`, which must not change until `result` has returned."""
 
     def __init__(
         self, connection: Connection, number: int, data: memoryview, chunk: int, progress: Progress | None = None
@@ -123,7 +122,7 @@ class GrpcUpload(_Stream["Sending"]):
         self._begin()
 
     def result(self) -> int:
-        """Waits until all bytes are with the daemon; how many they were. Raises `HearthError`."""
+        """Waits until the daemon has all bytes, and returns their number. Raises `HearthError`."""
         with self._given_up_on_error():
             patience, furthest = Backoff(self._connection.lease), 0
             while True:
@@ -142,7 +141,7 @@ class GrpcUpload(_Stream["Sending"]):
                 except HearthError as error:
                     self._wait(patience, error)
         if received == len(self._data):
-            self._report(received, received)  # the sending thread may come to it later
+            self._report(received, received)  # the sending thread may report the end only later
         return received
 
     def _passed(self) -> int:
@@ -166,13 +165,13 @@ class GrpcUpload(_Stream["Sending"]):
         if self._progress is None:
             return
         with self._reporting:
-            if done > self._reported:  # what is sent again is no progress
+            if done > self._reported:  # bytes that are sent again are not reported
                 self._reported = done
                 self._progress(done, total)
 
 
 class GrpcDownload(_Stream["Chunks"]):
-    """Bytes on their way from the daemon, cut short `timeout` seconds from now."""
+    """A download, cut short `timeout` seconds after its creation (None: never)."""
 
     def __init__(self, connection: Connection, number: int, timeout: float | None = None) -> None:
         super().__init__(connection, number)
@@ -180,7 +179,7 @@ class GrpcDownload(_Stream["Chunks"]):
         self._begin()
 
     def into(self, memory: memoryview, progress: Progress | None = None) -> int:
-        """Takes the download to its end; how many bytes there were. Raises `HearthError`."""
+        """Receives the whole download into `memory`, and returns the number of bytes. Raises `HearthError`."""
         size, received = len(memory), 0
         with self._given_up_on_error():
             patience, furthest, told = Backoff(self._connection.lease), 0, 0

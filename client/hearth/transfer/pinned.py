@@ -1,4 +1,4 @@
-"""NumPy arrays in memory that devices of this host read and write themselves, by cupyx's names."""
+"""NumPy arrays in pinned memory, which devices of this host read and write directly. The names are those of cupyx."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ OrderLike = Literal["C", "F", "A", "K"]
 def empty_pinned(shape: shapes.Shape, dtype: Any = float, order: Order = "C") -> np.ndarray[Any, Any]:
     """Makes a NumPy array with arbitrary contents that devices on this host copy from and to directly.
 
-    It is an ordinary array to NumPy, to remote daemons and without any connection. Between it, or a C-contiguous part
-    of it, and a device of this host (reached over the daemon's Unix socket) ``gpu.asarray(a)``, ``x.set(a)`` and
-    ``x.get(out=a)`` are one copy by the device, which page-locks the memory at its first use; so are the large inputs
-    and outputs (`out=`) of a dispatch. Uploads are then asynchronous: see `Device.asarray`. Arrays below 64 KiB, and
-    all where the system has no memfd (macOS), lie in ordinary memory.
+    For NumPy, for remote daemons and without a connection, it is an ordinary array. A copy between the array, or a
+    C-contiguous part of it, and a device of this host (reached over the daemon's Unix socket) is one copy by the
+    device: ``gpu.asarray(a)``, ``x.set(a)``, ``x.get(out=a)``, and the large inputs and outputs (`out=`) of a dispatch.
+    The device page-locks the memory at its first use. Such uploads are asynchronous: see `Device.asarray`. Arrays below
+    64 KiB, and all arrays on systems without memfd (macOS), lie in ordinary memory.
 
-    The memory is used again for other pinned arrays when the array and all views of it are gone, and is known to every
-    daemon that it was used with. A forked child shares it, like any shared mapping: writes of either process are seen
-    by the other. Memory that existed at a fork is not used again by either.
+    The memory is reused for other pinned arrays when the array and all views of it are gone. It stays registered with
+    every daemon that it was used with. A forked child process shares the memory, like any shared mapping: writes of
+    each process are visible to the other. Neither process reuses memory that existed at the fork.
 
     Args:
-        shape: Elements along each axis: an int or a sequence.
+        shape: Number of elements along each axis: an int or a sequence.
         dtype: Type of the elements; float64 by default.
-        order: ``"C"`` or ``"F"``.
+        order: ``"C"`` (row-major) or ``"F"`` (column-major).
 
     Returns:
         The new array.
 
     Raises:
         ArgumentError: The shape or the order is invalid.
-        DtypeError: No device has elements of that type.
-        MemoryError: There is no memory.
+        DtypeError: Devices do not support that element type.
+        MemoryError: There is not enough memory.
     """
     return _make(shapes.shape_of(shape), dtype, _order(order, "CF"))
 
@@ -49,17 +49,17 @@ def zeros_pinned(shape: shapes.Shape, dtype: Any = float, order: Order = "C") ->
     """Makes an array of zeros in pinned memory; otherwise like `empty_pinned`.
 
     Args:
-        shape: Elements along each axis: an int or a sequence.
+        shape: Number of elements along each axis: an int or a sequence.
         dtype: Type of the elements; float64 by default.
-        order: ``"C"`` or ``"F"``.
+        order: ``"C"`` (row-major) or ``"F"`` (column-major).
 
     Returns:
         The new array.
 
     Raises:
         ArgumentError: The shape or the order is invalid.
-        DtypeError: No device has elements of that type.
-        MemoryError: There is no memory.
+        DtypeError: Devices do not support that element type.
+        MemoryError: There is not enough memory.
     """
     return _make(shapes.shape_of(shape), dtype, _order(order, "CF"), zeros=True)
 
@@ -70,19 +70,19 @@ def empty_like_pinned(
     """Makes an array in pinned memory with the shape and dtype of another; otherwise like `empty_pinned`.
 
     Args:
-        a: An array of the host or of a device.
+        a: A NumPy array or a device array.
         dtype: Type of the elements; None: that of `a`.
         order: ``"C"``, ``"F"``, or ``"A"`` and ``"K"``: the layout of `a`, as in NumPy.
         subok: Ignored, as in cupyx: the result is a plain `numpy.ndarray`.
-        shape: Elements along each axis; None: those of `a`.
+        shape: Number of elements along each axis; None: the shape of `a`.
 
     Returns:
         The new array.
 
     Raises:
         ArgumentError: The shape or the order is invalid.
-        DtypeError: No device has elements of that type.
-        MemoryError: There is no memory.
+        DtypeError: Devices do not support that element type.
+        MemoryError: There is not enough memory.
     """
     return _like(a, dtype, order, shape, zeros=False)
 
@@ -93,19 +93,19 @@ def zeros_like_pinned(
     """Makes an array of zeros in pinned memory with the shape and dtype of another.
 
     Args:
-        a: An array of the host or of a device.
+        a: A NumPy array or a device array.
         dtype: Type of the elements; None: that of `a`.
         order: ``"C"``, ``"F"``, or ``"A"`` and ``"K"``: the layout of `a`, as in NumPy.
         subok: Ignored, as in cupyx: the result is a plain `numpy.ndarray`.
-        shape: Elements along each axis; None: those of `a`.
+        shape: Number of elements along each axis; None: the shape of `a`.
 
     Returns:
         The new array.
 
     Raises:
         ArgumentError: The shape or the order is invalid.
-        DtypeError: No device has elements of that type.
-        MemoryError: There is no memory.
+        DtypeError: Devices do not support that element type.
+        MemoryError: There is not enough memory.
     """
     return _like(a, dtype, order, shape, zeros=True)
 
@@ -115,7 +115,7 @@ def _like(a: Any, dtype: Any, order: str, shape: shapes.Shape | None, *, zeros: 
     wanted = a.dtype if dtype is None else dtype
     if isinstance(a, np.ndarray):
         given = None if shape is None else shapes.shape_of(shape)
-        # NumPy knows how axes are to be ordered; it is asked for bytes, which are never touched.
+        # NumPy determines the order of the axes from an array of bytes, which are never touched.
         model = np.empty_like(a, np.uint8, order, subok=False, shape=given)  # type: ignore[call-overload]
         return _make(model.shape, wanted, "C", model.strides, zeros=zeros)
     return _make(
@@ -131,7 +131,7 @@ def _make(
     *,
     zeros: bool = False,
 ) -> np.ndarray[Any, Any]:
-    """`steps`: strides, were the elements bytes."""
+    """Makes a pinned array. `steps` are its strides in elements; None: it is contiguous in `order`."""
     shapes.dtype_of(dtype)
     kind: np.dtype[Any] = np.dtype(dtype)
     size = shapes.bytes_of(shape, kind)
@@ -142,7 +142,7 @@ def _make(
     else:
         try:
             lease = pool.lease(size)
-        except OSError:  # no descriptor left, or no memory: NumPy says so in its own way
+        except OSError:  # no descriptor or no memory: then NumPy raises its usual MemoryError
             memory, clear = np.empty(size, np.uint8), zeros
         else:
             memory, clear = np.asarray(lease)[:size], zeros and not lease.fresh

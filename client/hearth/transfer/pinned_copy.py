@@ -1,8 +1,7 @@
-"""A prepared copy between an array and memory that is shared with its device: a loop copies the same arrays at each
-step.
+"""A prepared copy between an array and memory that is shared with its device, for loops that repeat the same copy.
 
-Keeps what follows from the two, the stream and the shared memory: the command without its number, and the expected
-answer. A repetition only checks that nothing has changed.
+Keeps everything that depends only on the two, the stream and the shared memory: the command without its number, and the
+expected answer. A repetition only checks that nothing has changed.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from hearth.transport.memory_segments import Place, Segment
 
     class StreamLike(Protocol):
-        """A stream that a copy is for: `hearth.base_stream.BaseStream`."""
+        """The stream of a copy: `hearth.base_stream.BaseStream`."""
 
         _connection: Connection
 
@@ -43,8 +42,8 @@ if TYPE_CHECKING:
 
 
 class PinnedCopy:
-    """A write (`UP`) or a read (`DOWN`) of `size` bytes at `place`, which commands name by `number`. It does not keep
-    the memory; its user does, and each copy that is under way."""
+    """A write (`UP`) or a read (`DOWN`) of `size` bytes at `place`, which commands name by `number`. It holds no
+    reference to the memory; its user and each copy in flight do."""
 
     __slots__ = ("_attachment", "_buffer", "_command", "_connection", "_expected", "_segment", "_shared", "_way",
                  "size", "stream")  # fmt: skip
@@ -74,9 +73,8 @@ class PinnedCopy:
         shared.tell()
 
     def again(self, memory: Memory, on: StreamLike | None, blocking: bool) -> bool:
-        """Returns whether the copy can be repeated unchanged: `memory` is the array's, `on` its stream (None: the
-        default one). The caller checks the memory on this side. An error that is due to be reported takes another
-        path."""
+        """True if the copy can be repeated unchanged for an array in `memory` on the stream `on` (None: the default
+        one). The caller checks the host memory. Returns False if a late error has to be raised first."""
         connection, attachment, shared = self._connection, self._attachment, self._shared
         return (
             connection._attachment is attachment
@@ -91,24 +89,24 @@ class PinnedCopy:
         )
 
     def begin(self, keep: object) -> None:
-        """Queues the copy in the order of the stream; `keep` holds the memory until it is done. An error is deferred to
-        the connection."""
+        """Queues the copy in the order of the stream. `keep` refers to the memory until the copy has ended. An error
+        becomes a late error of the connection."""
         begun, attachment = monotonic(), self._attachment
         attachment.lookout.begin(self._way, self.size, begun)
         attachment.tell(self._command, _UnderWay(self, keep, begun), one_way=True)
 
     def run(self, keep: object, timeout: float | None = None) -> bool:
-        """Queues the copy and waits for it. Returns False if the shared memory was lost, so that nothing was copied.
-        Raises the copy's error, or `TimeoutError`."""
+        """Queues the copy and waits for it up to `timeout` seconds (None: without a limit). Returns False if the shared
+        memory was lost, so that nothing was copied. Raises the copy's error, or `TimeoutError`."""
         begun, attachment, way, size = monotonic(), self._attachment, self._way, self.size
-        # The session keeps the memory until the answer has come, even if the wait has ended.
+        # The session refers to the memory until the answer has arrived, even if the wait has ended before.
         unanswered = partial(self._unanswered, self._segment(), keep)
         reply = attachment.ask(self._command, reports=way == DOWN, on_error=unanswered)
         try:
             reply.expected = self._expected
             reply.foretold = self._expected[1] if self._expected is not None else DONE
-            attachment.lookout.begin(way, size, begun)  # now that it is on its way
-        except BaseException:  # KeyboardInterrupt: the answer is not taken
+            attachment.lookout.begin(way, size, begun)  # after the command was queued
+        except BaseException:  # KeyboardInterrupt: no thread takes the answer
             reply.abandon()
             raise
         try:
@@ -123,12 +121,13 @@ class PinnedCopy:
         return True
 
     def _unanswered(self, segment: Segment | None, _: object) -> None:
-        """A command with the segment failed: where its attachment ended, it may run all the same."""
+        """Marks the segment of a failed command as spoiled if the attachment has ended, because the command may run
+        nevertheless."""
         if segment is not None and self._attachment.session.error is not None:
             segment.spoiled = True
 
     def ended(self, result: commands_pb2.Result | None, error: HearthError | None, begun: float, thread: int) -> None:
-        """Completes a copy that `begin` queued in the thread `thread`."""
+        """Completes a copy that `begin` queued at the time `begun` in the thread `thread`."""
         attachment, shared = self._attachment, self._shared
         if self._way == DOWN and result is not None and result.read.size != self.size:
             error = short(result.read.size, self.size)
@@ -136,7 +135,8 @@ class PinnedCopy:
             attachment.lookout.end(self._way, self.size, begun, monotonic())
             return
         self._unanswered(self._segment(), None)
-        # A read reports what it was skipped for, as one with a waiting thread does; a write's stream keeps that itself.
+        # A skipped read reports its cause, like one with a waiting thread; the cause of a skipped write is kept by its
+        # stream.
         told = heard_otherwise(attachment, error) if self._way == UP else attachment.session.error is error
         if not told:
             origin = ErrorOrigin(self.stream, self._buffer, thread)
@@ -144,7 +144,8 @@ class PinnedCopy:
 
 
 class _UnderWay:
-    """A copy in flight: takes its completion, as `one_way.CompletionHandler` does, and keeps the memory until then."""
+    """A copy in flight: receives its completion, like `one_way.CompletionHandler`, and refers to the memory until
+    then."""
 
     __slots__ = ("_begun", "_copy", "_keep", "_thread")
 
@@ -158,13 +159,13 @@ class _UnderWay:
 
     @property
     def expected(self) -> tuple[bytes, commands_pb2.Result] | None:
-        """The most likely answer."""
+        """The most likely answer; None: an empty one."""
         return self._copy._expected
 
     def set_result(self, result: commands_pb2.Result) -> None:
-        """The bytes were copied."""
+        """Completes a copy that succeeded."""
         self._copy.ended(result, None, self._begun, self._thread)
 
     def set_error(self, error: HearthError) -> None:
-        """The copy failed, or its outcome is unknown."""
+        """Completes a copy that failed or whose outcome is unknown."""
         self._copy.ended(None, error, self._begun, self._thread)

@@ -1,7 +1,7 @@
-"""Which way bytes go between host and device, and how they are cut: no I/O here.
+"""Choice of the route between host and device, and division into chunks; without I/O.
 
-Small ones travel inside a batch, in the order of the commands; larger ones beside it, named by a transfer number: on a
-stream of their own, or cut into chunks over several connections.
+Small data travels inside a batch, in the order of the commands. Larger data travels separately, named by a transfer
+number: over a separate stream, or in chunks over several connections.
 """
 
 from __future__ import annotations
@@ -22,28 +22,30 @@ if TYPE_CHECKING:
     from hearth.session.send_queue import Limits
 
     class Copies(Protocol):
-        """Connection that counts its copies of `MIDDLING` bytes or more."""
+        """Counter of a connection's copies of `MIDDLING` bytes or more."""
 
         middling_copies: int
 
 
 STRIPED_BYTES = 8 << 20
-"""Size in bytes from which transfers use stripes where there are some: a smaller one is over before they have
-started."""
+"""Minimum size, in bytes, of a transfer that uses stripes if there are any. A smaller one would end before the stripes
+have started."""
 MOST_STRIPES = 8
-"""Most stripes of one connection to a device, and no more than the client has cores: each keeps one busy."""
+"""Maximum number of stripes of one connection to a device, which is also limited to the client's number of cores
+because each stripe keeps a core busy."""
 _BYTES_A_STRIPE = 4 << 20
 _CHUNKS_A_STRIPE = 4
 _SMALLEST_CHUNK = 1 << 20
 
 SHARED_LEAST = 64 << 10
-"""Memory that is shared with the device need not be, for smaller copies: inside a batch they are as fast."""
+"""Minimum size, in bytes, of a copy through shared memory. Smaller copies are as fast inside a batch."""
 _BATCH_MARGIN = 256
-"""Room for the rest of the command and the batch around inline data."""
+"""Bytes reserved for the rest of the command and the batch around inline data."""
 
 
 class BufferPart(NamedTuple):
-    """The part of a buffer that a copy writes or reads, in the order of `stream`: from byte `offset` on, or `rows`."""
+    """Part of a buffer that a copy on `stream` writes or reads: from byte `offset` on, or the `rows` of a pitched
+    layout."""
 
     stream: int
     buffer: int
@@ -51,7 +53,7 @@ class BufferPart(NamedTuple):
     rows: RowLayout | None = None
 
     def write(self) -> commands_pb2.Command:
-        """A write there, its bytes still to be named."""
+        """Returns a write command to this part; the caller adds the source of the bytes."""
         command = commands_pb2.Command(stream=self.stream)
         command.write.buffer = self.buffer
         command.write.offset = self.offset
@@ -60,7 +62,7 @@ class BufferPart(NamedTuple):
         return command
 
     def read(self, size: int) -> commands_pb2.Command:
-        """A read of its `size` bytes, where to still to be named."""
+        """Returns a command that reads `size` bytes of this part; the caller adds the destination of the bytes."""
         command = commands_pb2.Command(stream=self.stream)
         command.read.buffer = self.buffer
         command.read.offset = self.offset
@@ -70,7 +72,7 @@ class BufferPart(NamedTuple):
         return command
 
     def behind(self, done: int) -> BufferPart:
-        """Returns the part behind the first `done` bytes: for rows, behind whole ones."""
+        """Returns the part after the first `done` bytes; for rows, after the complete rows among them."""
         if self.rows is None:
             return self._replace(offset=self.offset + done)
         passed = done // self.rows.width
@@ -83,20 +85,21 @@ def _name_rows(message: commands_pb2.Rows, rows: RowLayout) -> None:
 
 
 def inline(size: int, limits: Limits) -> bool:
-    """Returns whether `size` bytes travel inside a batch."""
+    """True if `size` bytes travel inside a batch."""
     return size <= min(limits.max_inline_bytes, limits.max_batch_bytes - _BATCH_MARGIN)
 
 
 MIDDLING = 128 << 10
-"""Bytes of an ordinary array from which on the ring takes less time than a batch: a fifth of it at 1 MiB (CPU)."""
+"""Minimum size, in bytes, of an ordinary array for which the ring is faster than a batch. At 1 MiB it takes a fifth of
+the time (CPU)."""
 _HABIT = 4
-"""Number of such copies before anything is shared for them, which takes as long as several: a single copy does
-without."""
+"""Number of such copies before memory is shared for them. Sharing takes as long as several copies, so a single copy
+does not use it."""
 
 
 def worth_a_ring(copies: Copies, size: int) -> bool:
-    """Counts a copy of `size` bytes that might travel in a batch, and returns whether it goes through the ring if that
-    has room at once."""
+    """Counts a copy of `size` bytes that might travel in a batch. Returns True if it should use the ring, provided that
+    the ring has a slot at once."""
     if size < MIDDLING:
         return False
     copies.middling_copies += 1
@@ -104,26 +107,26 @@ def worth_a_ring(copies: Copies, size: int) -> bool:
 
 
 def ring_is_habit(copies: Copies, size: int) -> bool:
-    """Returns `worth_a_ring` for a copy that has been counted."""
+    """Returns the result of `worth_a_ring` for a copy that has already been counted."""
     return size >= MIDDLING and copies.middling_copies > _HABIT
 
 
 def stripes(size: int, most: int) -> int:
-    """Returns the number of stripes for `size` bytes, up to `most`; 0: none."""
+    """Returns the number of stripes for a transfer of `size` bytes, from 0 (no stripes) to `most`."""
     if size < STRIPED_BYTES:
         return 0
     return min(most, size // _BYTES_A_STRIPE)
 
 
 def stripe_chunk(size: int, count: int, most: int) -> int:
-    """Returns the size in bytes of the chunks for `count` stripes: several for each, so that all end at about the same
-    time; at least 1 MiB, at most `most`, the daemon's limit."""
+    """Returns the size, in bytes, of the chunks for `count` stripes: several chunks for each stripe, so that all end at
+    about the same time; at least 1 MiB and at most `most`, the daemon's limit."""
     share = size // (count * _CHUNKS_A_STRIPE)
     return min(most, max(_SMALLEST_CHUNK, 1 << max(0, share.bit_length() - 1)))
 
 
 def host_bytes(array: np.ndarray[Any, Any]) -> memoryview:
-    """The bytes of a C-contiguous array, in place; writable if the array is."""
+    """Returns the memory of a C-contiguous array as bytes, without a copy; writable if the array is."""
     if array.size == 0 or array.dtype.itemsize == 0:
         return memoryview(b"")
     return memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
@@ -132,8 +135,8 @@ def host_bytes(array: np.ndarray[Any, Any]) -> memoryview:
 def upload_messages(
     head: bytes, data: memoryview, chunk: int, progress: Progress | None, offset: int = 0
 ) -> Iterator[bytes]:
-    """Serialized `UploadRequest` messages of the bytes from `offset` on; `head` (session, device, transfer) is in the
-    first one."""
+    """Yields serialized `UploadRequest` messages for the bytes from `offset` on. The first one contains `head`
+    (session, device, transfer)."""
     total = len(data)
     for start in range(offset, total, chunk):
         piece = data[start : start + chunk]
@@ -143,12 +146,12 @@ def upload_messages(
 
 
 def later(progress: Progress | None, done: int, total: int) -> Progress | None:
-    """Wraps `progress` for the rest of a transfer, `done` bytes of which took another path."""
+    """Returns `progress` for the rest of a transfer, of which `done` bytes were moved by another route."""
     if progress is None or not done:
         return progress
     return lambda more, _: progress(done + more, total)
 
 
 def short(received: int, size: int) -> TransferError:
-    """Builds the error of a read of `size` bytes that returned another number."""
+    """Returns the error of a read of `size` bytes for which `received` bytes arrived."""
     return TransferError(f"{received} of {size} bytes arrived.", reason="TRANSFER_ABORTED", fix="read the array again.")

@@ -1,8 +1,9 @@
-"""Transfers through memory that is shared with a device process of this host: the command names the transfer, and has
-its place among the others; where its bytes lie, or are to be put, is said beside it. Nothing is sent then: the device
-copies from there, or to there, and the command's answer says that it has.
+"""Transfers through memory that is shared with a device process of this host.
 
-What lies in a segment stays where it is; other bytes are copied to memory from the pool of segments, or from it.
+The command names the transfer, and is ordered like other commands; the location of its bytes is sent separately, over
+the connection of the shared memory. No bytes are sent: the device copies from the location or to it, and the command's
+answer confirms that. Bytes in a segment are not moved; other bytes are copied to memory from the pool of segments, or
+from it.
 """
 
 from __future__ import annotations
@@ -24,23 +25,23 @@ if TYPE_CHECKING:
     from hearth.transfer.shared_memory import Shared, SharedMemory
 
 MOST = 1 << 30
-"""Bytes of a transfer for which memory is taken from the pool; a larger one goes by another way, piece by piece."""
+"""Maximum size, in bytes, of a transfer for which memory is taken from the pool. A larger one takes another route, in
+pieces."""
 _PIECE = 4 << 20
 _LEAVE_S = 5.0
-"""Seconds that an interrupted caller waits for its copy helpers: each is at one piece."""
+"""Seconds for which an interrupted caller waits for its copy helpers, each of which finishes one piece."""
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def likely(connection: Connection, attachment: Attachment) -> bool:
-    """Returns whether there may be memory that is shared with the device. Does not wait."""
+    """True if there may be memory that is shared with the device. Does not block."""
     if not (connection.transport.lanes and memory_segments.possible()):
         return False
     return not _shared_memory(connection).hopeless(attachment)
 
 
 def memory(size: int) -> memoryview | None:
-    """Returns `size` bytes of uninitialized memory that can be shared; None if there are none to be had. Does not
-    wait."""
+    """Returns `size` bytes of uninitialized memory that can be shared; None if there is none. Does not block."""
     if not 0 < size <= MOST:
         return None
     try:
@@ -50,7 +51,7 @@ def memory(size: int) -> memoryview | None:
 
 
 def taken(connection: Connection, attachment: Attachment, data: memoryview) -> memoryview:
-    """A copy of the bytes, in memory that can be shared where that may be of use."""
+    """Returns a copy of the bytes, in memory that can be shared if that may be useful."""
     there = memory(len(data)) if likely(connection, attachment) else None
     if there is None:
         return memoryview(bytes(data))
@@ -59,13 +60,14 @@ def taken(connection: Connection, attachment: Attachment, data: memoryview) -> m
 
 
 def shareable(data: memoryview) -> bool:
-    """Returns whether the bytes lie in memory that can be shared."""
+    """True if the bytes lie in memory that can be shared."""
     return bool(data) and known.find(address_of(data), len(data)) is not None
 
 
 def upload(connection: Connection, attachment: Attachment, number: int, data: memoryview) -> memoryview | None:
-    """Has the device take the bytes of a transfer from shared memory: the memory that it takes them from, which is to
-    stay as it is until its command is answered. None: they have to go another way. Does not wait for the device."""
+    """Makes the device copy the bytes of a transfer from shared memory. Returns the memory from which it copies, which
+    must not change until the command is answered; None: the bytes have to take another route. Does not wait for the
+    device."""
     shared = _shared(connection, attachment)
     if shared is None:
         return None
@@ -79,17 +81,17 @@ def upload(connection: Connection, attachment: Attachment, number: int, data: me
 
 
 class Landing(NamedTuple):
-    """Place of the bytes of a transfer when its command is answered."""
+    """Location of the bytes of a download when its command is answered."""
 
     memory: memoryview
     sure: bool
-    """True if the bytes are in `memory`. Otherwise they have to be fetched another way; only where that fails, and the
-    command does not, they are in `memory`."""
+    """True if the bytes will be in `memory`. Otherwise they have to be fetched by another route; only if that fails,
+    and the command succeeds, they are in `memory`."""
 
 
 def download(connection: Connection, attachment: Attachment, number: int, into: memoryview) -> Landing | None:
-    """Has the device put the bytes of a transfer into shared memory, into `into` itself where that can be shared. None:
-    they have to come another way. Does not wait for the device."""
+    """Makes the device copy the bytes of a transfer to shared memory, to `into` itself if that can be shared. Returns
+    None if the bytes have to take another route. Does not wait for the device."""
     shared = _shared(connection, attachment)
     if shared is None:
         return None
@@ -99,20 +101,21 @@ def download(connection: Connection, attachment: Attachment, number: int, into: 
 
 
 def spoil(data: memoryview) -> None:
-    """Marks the segment as spoiled: the device may still write there, and its completion is not reported."""
+    """Marks the segment as spoiled: the device may still write to it, and its completion is not reported."""
     place = known.find(address_of(data), len(data))
     if place is not None:
         place.segment.spoiled = True
 
 
 def _shared_memory(connection: Connection) -> SharedMemory:
-    from hearth.transfer.shared_memory import SharedMemory  # small arrays do without
+    from hearth.transfer.shared_memory import SharedMemory  # imported only for large arrays
 
     return connection.part(SharedMemory)
 
 
 def _shared(connection: Connection, attachment: Attachment) -> Shared | None:
-    """Waits while it is opened."""
+    """Returns the memory shared for the attachment, if transfers may use it, else None. Blocks while sharing is set
+    up."""
     if not likely(connection, attachment):
         return None
     shared = _shared_memory(connection).for_attachment(attachment)
@@ -125,7 +128,7 @@ def _registered(shared: Shared, data: memoryview) -> bool:
 
 
 def _place(shared: Shared, kind: Kind, number: int, data: memoryview) -> bool | None:
-    """Places a transfer at `data`; returns None if the outcome is unknown."""
+    """Places the transfer at `data`; returns None if the outcome is unknown."""
     from hearth.transport.segments import Lost
 
     place = known.find(address_of(data), len(data))
@@ -141,13 +144,13 @@ def _place(shared: Shared, kind: Kind, number: int, data: memoryview) -> bool | 
 
 
 def copy(into: memoryview, since: memoryview) -> None:
-    """Copies bytes, unless they are there, by several threads where there is work for them; none of them is there any
-    more when it returns."""
+    """Copies bytes, unless source and destination are the same memory. Uses several threads for large copies; no helper
+    thread accesses the memory after this returns."""
     size = len(into)
     if address_of(into) == address_of(since):
         return
     to, source = np.frombuffer(into, np.uint8), np.frombuffer(since, np.uint8)
-    pieces = itertools.count(0, _PIECE)  # whose `next` is one step for all threads
+    pieces = itertools.count(0, _PIECE)  # `next` is atomic among threads
     over: list[bool] = []
 
     def work() -> None:

@@ -1,7 +1,7 @@
-"""The ring: slots of shared memory through which ordinary arrays go, piece by piece. No I/O here, nothing of a session.
+"""The ring: slots of shared memory through which ordinary arrays are copied in pieces. No I/O, independent of sessions.
 
-A slot is taken by a transfer, sent with a command, and given back when that was answered. A transfer that breaks off in
-between, at any point, leaves no slot behind: `reclaim`.
+A transfer takes a slot, sends it with a command, and returns it when the command was answered. A transfer that is
+interrupted at any point leaves no slot behind: see `reclaim`.
 """
 
 from __future__ import annotations
@@ -17,28 +17,31 @@ if TYPE_CHECKING:
 SLOTS = 8
 SLOT_BYTES = 8 << 20
 FEW = 4
-"""Slots that are made for copies that could do without."""
+"""Number of slots that are made for copies that could take another route."""
 PIECE_LEAST = 1 << 20
-"""A command costs the device process tens of microseconds, in which it could move a MiB."""
+"""Minimum size, in bytes, of a piece: a command costs the device process tens of microseconds, in which it could move a
+MiB."""
 _ROUND = 64 << 10
 STALL_S = 0.25
-"""A ring from which nothing comes back for so long is held up, behind a kernel for one: it is not waited for."""
+"""Seconds without a returned slot after which the ring counts as stalled, for example behind a long kernel, and is not
+waited for."""
 
 
 class Piece(NamedTuple):
-    """A piece of a transfer: bytes of host memory."""
+    """Piece of a transfer: `size` bytes of host memory from byte `start` on."""
 
     start: int
     size: int
 
 
 class Cut:
-    """`size` bytes in pieces of at most `most`: of rows of `width` bytes whole ones, but one at least."""
+    """Division of `size` bytes into pieces of at most `most` bytes. A piece consists of whole rows of `width` bytes, at
+    least one."""
 
     def __init__(self, size: int, most: int, width: int = 1) -> None:
         self._size = size
         self.each = max(1, most // width) * width
-        """Bytes of every piece but the last."""
+        """Size, in bytes, of each piece except the last."""
 
     def __len__(self) -> int:
         return (self._size + self.each - 1) // self.each
@@ -51,14 +54,14 @@ class Cut:
 
 
 def piece_bytes(size: int, threads: int) -> int:
-    """Returns the best size of a piece: large enough to be worth a command, small enough to keep all threads and the
-    device busy."""
+    """Returns the best size of a piece, in bytes: large enough to justify a command, small enough to keep all threads
+    and the device busy."""
     share = -(-size // (4 * threads))
     return min(SLOT_BYTES, max(PIECE_LEAST, -(-share // _ROUND) * _ROUND))
 
 
 class Slot:
-    """Memory for one piece at a time."""
+    """Shared memory for one piece at a time."""
 
     __slots__ = ("holder", "number", "segment", "sent")
 
@@ -67,14 +70,14 @@ class Slot:
         self.number = number
         """Number by which commands name the segment."""
         self.holder: object = None
-        """The transfer that has it."""
+        """The transfer that holds the slot; None: the slot is free."""
         self.sent = False
-        """True if a command with the slot may be under way: then its answer gives the slot back."""
+        """True if a command with the slot may be in flight: then its answer returns the slot."""
 
 
 class Ring:
-    """Slots for all transfers of one attachment. `make` gives another, or None where there is to be none; it may wait,
-    and is called by the thread that needs one. Safe from any thread."""
+    """Slots for all transfers of one attachment. `make` returns a new slot, or None if there are no more; it may block,
+    and is called by the thread that needs the slot. Thread-safe."""
 
     def __init__(self, make: Callable[[], Slot | None], count: int = SLOTS, stall: float = STALL_S) -> None:
         self._make = make
@@ -93,17 +96,17 @@ class Ring:
 
     @property
     def ready(self) -> bool:
-        """True if a slot is available at once, or soon: the first few are made when they are needed."""
+        """True if a slot is available at once or soon: the first few slots are made on demand."""
         return bool(self._free) or len(self._slots) + self._making < FEW
 
     @property
     def made(self) -> int:
-        """Slots that there are."""
+        """Number of slots that exist."""
         return len(self._slots)
 
     def take(self, holder: object, *, wait: Callable[[], bool] | None = None) -> Slot | None:
-        """A slot for `holder`; None where there is none. With `wait`, which says whether it is still wanted, it is
-        waited for as long as others come back."""
+        """Returns a slot for `holder`; None: there is none. With `wait`, blocks for a slot while `wait` returns True
+        and slots are still being returned."""
         while True:
             with self._change:
                 slot = self._pick(holder)
@@ -125,7 +128,7 @@ class Ring:
     def _pick(self, holder: object) -> Slot | None:
         if not self._free:
             return None
-        slot = self._free[-1]  # the one whose memory is warmest; it has a holder before it leaves the list
+        slot = self._free[-1]  # the slot that is most likely cached; its holder is set before it leaves the list
         slot.holder, slot.sent = holder, False
         self._free.pop()
         return slot
@@ -143,7 +146,7 @@ class Ring:
         return slot is not None
 
     def _await(self, wait: Callable[[], bool]) -> bool:
-        """Waits for a change; returns whether to check again. With the lock held."""
+        """Waits for a change, with the lock held. Returns True if the caller should check again."""
         returns, deadline = self._returns, time.monotonic() + self._stall
         while wait() and (self._slots or self._making):
             if self._free or self._returns != returns or len(self._slots) + self._making < self._most:
@@ -155,17 +158,17 @@ class Ring:
         return False
 
     def give(self, slot: Slot) -> None:
-        """Frees a slot. A slot that was given up stays away; a second call does nothing. Never waits for long."""
+        """Frees a slot. Does nothing for a slot that was dropped, or at a second call. Does not block for long."""
         with self._change:
             if slot.holder is None or not any(each is slot for each in self._slots):
                 return
             slot.holder, slot.sent = None, False
             self._free.append(slot)
             self._returns += 1
-            self._change.notify_all()  # one alone might not want it any more
+            self._change.notify_all()  # a single notified thread might no longer need the slot
 
     def end(self) -> None:
-        """No more slots: each is gone when its transfer is done with it."""
+        """Ends the ring: no more slots are available, and each is released when its transfer has ended."""
         with self._change:
             self._make, self._most = lambda: None, 0
             self._slots, self._free = [], []
@@ -177,7 +180,7 @@ class Ring:
             self._change.notify_all()
 
     def reclaim(self, holder: object) -> None:
-        """The transfer takes and sends nothing more: what it did not send is free."""
+        """Frees the slots that `holder` has not sent, after it has stopped taking and sending slots."""
         with self._change:
             for slot in self._slots:
                 if slot.holder is holder and not slot.sent:
@@ -188,8 +191,8 @@ class Ring:
             self._change.notify_all()
 
     def give_up(self, slot: Slot) -> None:
-        """Drops a slot for which it is unknown whether a command is under way: it is never used again, and another may
-        take its place."""
+        """Drops a slot if it is unknown whether a command with it is in flight. The slot is never reused, and another
+        one may be made instead."""
         with self._change:
             self._slots = [each for each in self._slots if each is not slot]
             self._free = [each for each in self._free if each is not slot]

@@ -1,7 +1,7 @@
-"""Copies of ordinary arrays through the ring, by several threads: while one piece is copied the device moves others.
+"""Copies of ordinary arrays through the ring, by several threads: the device moves some pieces while others are copied.
 
-The caller works as well, and does all the work if no helper comes. If the ring is held up, or its connection ends, the
-transfer stops after the pieces it has sent, and the rest takes another path.
+The calling thread works as well, and does all the work if no helper comes. If the ring is stalled or its connection
+ends, the transfer stops after the pieces that were sent, and the rest takes another route.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ if TYPE_CHECKING:
     from hearth_proto.v1 import commands_pb2
 
 AHEAD = SLOTS - 2
-"""Pieces that a download asks for ahead: while it waits for a kernel, others use the slots that are left."""
+"""Maximum number of pieces that a download requests ahead. While it waits for a kernel, other transfers use the
+remaining slots."""
 _LEAVE_S = 5.0
-"""Seconds that an interrupted caller waits for its helpers: each is at one piece."""
+"""Seconds for which an interrupted caller waits for its helpers, each of which finishes one piece."""
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class _Transfer(ABC):
-    """Base of both directions. The lock is never held while anything is sent or copied."""
+    """Base class of both directions. The lock is never held while data is sent or copied."""
 
     def __init__(
         self, connection: Connection, shared: Shared, part: BufferPart, host: Bytes, progress: Progress | None
@@ -55,7 +56,7 @@ class _Transfer(ABC):
         self._pieces = Cut(len(host), piece_bytes(len(host), self._threads), width)
         self._lock = threading.Lock()
         self._next = 0
-        """The first piece that no thread has taken: all before it are sent, or will be."""
+        """Index of the first piece that no thread has taken: all pieces before it are sent, or will be."""
         self._stopped = False
         self._over = False
         """True once no thread waits for the transfer."""
@@ -66,15 +67,15 @@ class _Transfer(ABC):
 
     @property
     def _possible(self) -> bool:
-        """True if a slot has room for a row."""
+        """True if a piece fits a slot."""
         return self._pieces.each <= SLOT_BYTES
 
     @abstractmethod
     def _work(self) -> None:
-        """Copies pieces, in this thread and in its helpers, until none is left."""
+        """Copies pieces until none is left. Runs in the calling thread and in its helpers."""
 
     def _moved(self) -> int:
-        """Runs the copy; returns the number of bytes moved, from the beginning: 0 if their segments were lost."""
+        """Runs the copy. Returns the number of bytes moved, from the beginning; 0 if the segments were lost."""
         if not self._possible:
             return 0
         try:
@@ -86,12 +87,12 @@ class _Transfer(ABC):
         return min(self._next * self._pieces.each, len(self._host))
 
     def _run(self, work: Callable[[], None]) -> None:
-        """Runs `work` in this thread and in its helpers; raises the first error of any of them."""
+        """Runs `work` in this thread and in its helpers. Raises the first error of any of them."""
         helpers = crew.help(work, min(self._threads, len(self._pieces)) - 1)
         try:
             work()
             helpers.dismiss()
-        except BaseException as error:  # KeyboardInterrupt, outside of the work
+        except BaseException as error:  # KeyboardInterrupt, raised outside of `work`
             self._stop(error)
             helpers.dismiss(_LEAVE_S)
             raise
@@ -103,7 +104,7 @@ class _Transfer(ABC):
             raise failed.again() if isinstance(failed, HearthError) else failed
 
     def _stop(self, error: BaseException | None = None) -> None:
-        """Stops sending; `error` is the cause."""
+        """Stops sending; `error` is the cause, if any."""
         with self._lock:
             self._stopped = True
             if self._error is None or not isinstance(error, Exception | None):
@@ -114,7 +115,7 @@ class _Transfer(ABC):
         return not self._stopped and self._next < len(self._pieces)
 
     def _take_piece(self) -> Piece | None:
-        """Takes the next piece, for a slot that the caller has."""
+        """Takes the next piece, for which the caller already has a slot; None: no piece is left."""
         with self._lock:
             piece, last = self._pick(), not self._wanted()
         if last:
@@ -137,7 +138,7 @@ class _Transfer(ABC):
         slot.sent = True
         try:
             self._shared.attachment.hear(command, ending, one_way=one_way)
-        except HearthError:  # it was not taken
+        except HearthError:  # the command was not queued
             slot.sent = False
             raise
         except BaseException:
@@ -155,12 +156,12 @@ class _Transfer(ABC):
                 self._progress(self._reported, len(self._host))
 
     def _lost(self) -> bool:
-        """Returns whether the transfer failed because the connection of its segments ended."""
+        """True if the transfer failed because the connection of its segments ended."""
         return isinstance(self._error, HearthError) and self._shared.lost(self._error)
 
 
 class RingUpload(_Transfer):
-    """Copy from `host` to a buffer; `waits`: for slots that other transfers hold."""
+    """Copy from `host` to a buffer. `waits`: the copy waits for slots that other transfers hold."""
 
     def __init__(
         self,
@@ -175,8 +176,8 @@ class RingUpload(_Transfer):
         self._waits = waits
 
     def run(self) -> int:
-        """Returns the number of bytes taken and sent, from the beginning; a later failure is reported like that of a
-        one-way command. Raises an earlier refusal."""
+        """Returns the number of bytes that were read and sent, from the beginning. Raises an error that occurs before
+        the end; a later failure is reported like that of a one-way command."""
         return self._moved()
 
     def _work(self) -> None:
@@ -211,7 +212,7 @@ class RingUpload(_Transfer):
 
 
 class RingDownload(_Transfer):
-    """Copy from a buffer into `host`, within `timeout` seconds."""
+    """Copy from a buffer into `host`, within `timeout` seconds (None: without a limit)."""
 
     def __init__(
         self,
@@ -227,17 +228,17 @@ class RingDownload(_Transfer):
         self._deadline = math.inf if timeout is None else time.monotonic() + timeout
         self._came: SimpleQueue[tuple[Slot, Piece] | None] = SimpleQueue()
         self._under_way = 0
-        """Pieces that were asked for and are not in their place."""
+        """Number of pieces that were requested and have not been copied to `host`."""
 
     def run(self) -> int:
-        """Returns the number of bytes received, from the beginning. Raises the copy's error, and `TimeoutError`."""
+        """Returns the number of bytes received, from the beginning. Raises the copy's error, or `TimeoutError`."""
         try:
             return self._moved()
         finally:
             self._connection.kernel_output.deliver()
 
     def _work(self) -> None:
-        """Ends when all that was asked for has come, and no more will be asked for."""
+        """Requests and copies pieces until all requested pieces have arrived and no more will be requested."""
         try:
             self._ask()
             while (came := self._await()) is not None:
@@ -252,7 +253,7 @@ class RingDownload(_Transfer):
             self._stop(error)
 
     def _ask(self) -> None:
-        """Asks for as much as there are slots for; waits for one where nothing is under way."""
+        """Requests as many pieces as there are slots. Waits for a slot if no piece is in flight."""
         ring = self._shared.ring
         while self._wanted() and self._under_way < AHEAD:
             waits = not self._under_way
@@ -280,11 +281,11 @@ class RingDownload(_Transfer):
         with self._lock:
             piece = self._pick() if self._under_way < AHEAD else None
             self._under_way += piece is not None
-        self._shared.ring.wake()  # a thread that is alone no more need not wait
+        self._shared.ring.wake()  # a thread that waited because no piece was in flight need not wait any more
         return piece
 
     def _await(self) -> tuple[Slot, Piece] | None:
-        """The next piece that has come; None: there are no more."""
+        """Returns the next piece that has arrived; None: there are no more. Raises `TimeoutError`."""
         if self._deadline == math.inf:
             return self._came.get()
         try:
@@ -301,7 +302,7 @@ class RingDownload(_Transfer):
             error = short(result.read.size, piece.size)
         with self._lock:
             if error is None and not self._over and self._error is None:
-                slot.sent = False  # it is reclaimed if no thread gives it back
+                slot.sent = False  # the slot is reclaimed if no thread returns it
                 return self._came.put((slot, piece))
             told, over = self._error, self._over
         self._shared.ring.give(slot)
@@ -311,7 +312,7 @@ class RingDownload(_Transfer):
         if not (over or told is not None) or self._shared.attachment.session.error is error:
             return
         if self._shared.lost(error):
-            return  # nothing failed: the other pieces take another path, or no thread waits for them
+            return  # not a failure: the other pieces take another route, or no thread waits for them
         if not isinstance(told, HearthError) or (told.reason, told.message) != (error.reason, error.message):
             self._connection.defer(error, self._origin)
 
@@ -320,6 +321,6 @@ class RingDownload(_Transfer):
         self._dismiss()
 
     def _dismiss(self) -> None:
-        """Wakes every thread that waits for pieces, with none."""
+        """Wakes every thread that waits for pieces, so that it stops."""
         for _ in range(self._threads):
             self._came.put(None)

@@ -1,4 +1,4 @@
-"""Host memory to and from a device's buffer, over the best way there is."""
+"""Copies between host memory and a device's buffer, by the fastest available route."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hearth_proto.v1 import commands_pb2
 
 _CAUSE_S = 5.0
-"""Seconds to wait for the command's answer, which says why a transfer was cut short."""
+"""Seconds to wait for the command's answer, which tells why a transfer was cut short."""
 
 
 def write(
@@ -35,19 +35,21 @@ def write(
     blocking: bool = False,
     shared: bool = True,
 ) -> PinnedCopy | None:
-    """Writes `data` to `part` of a buffer. `data` is taken when this returns; but for memory that is shared with the
-    device (`hearth.empty_pinned`), which is read in the order of the stream, and then only unless `blocking`.
-    `shared`: whether it may go by shared memory. What is returned makes the same copy again.
+    """Writes `data` to `part` of a buffer.
 
-    Raises `TransferError` and what the daemon refuses of a large write; a small one is sent one way, and one of shared
-    memory unless `blocking`.
+    When this returns, `data` has been read, except for memory that is shared with the device (`hearth.empty_pinned`):
+    it is read in the order of the stream, unless `blocking`. `shared`: shared memory may be used. The returned copy, if
+    any, repeats the same write.
+
+    Raises `TransferError`, and the daemon's refusal of a large write. Small writes, and writes of shared memory unless
+    `blocking`, are one-way: their failures are late errors.
     """
     size = len(data)
     if size == 0:
         return None
     inline = plan.inline(size, attachment.session.limits)
     if shared and size >= plan.SHARED_LEAST and _shares(connection, inline, size):
-        from hearth.transfer import shared as shared_transfer  # small arrays do without
+        from hearth.transfer import shared as shared_transfer  # imported only for arrays that may need it
 
         done, copy = shared_transfer.write(
             connection, attachment, part, data, progress, inline=inline, blocking=blocking
@@ -70,21 +72,21 @@ def write(
 
 
 def _shares(connection: Connection, inline: bool, size: int) -> bool:
-    """Returns whether memory shared with the device may be used: for data that might travel `inline`, if such copies
-    are frequent, or if an array of this process lies in such memory, which requires that module."""
+    """True if memory shared with the device may be used. For data that might travel `inline`, this is so only if such
+    copies are frequent, or if an array of this process may lie in shared memory, which requires the imported module."""
     return not inline or plan.worth_a_ring(connection, size) or "hearth.transport.memory_segments" in sys.modules
 
 
 def _upload(
     connection: Connection, attachment: Attachment, part: BufferPart, data: memoryview, progress: Progress | None
 ) -> None:
-    """Beside the commands, on streams."""
+    """Uploads over separate streams, while commands continue on the Execute stream."""
     reply, number = begin_upload(connection, attachment, part, len(data))
     carry_upload(connection, attachment, reply, number, data, progress)
 
 
 def begin_upload(connection: Connection, attachment: Attachment, part: BufferPart, size: int) -> tuple[Reply, int]:
-    """Sends a write whose `size` bytes come beside it, by the number that is returned behind its answer."""
+    """Sends a write command whose `size` bytes travel separately. Returns its reply and the number of the transfer."""
     number = connection.mint()
     command = part.write()
     command.write.transfer = number
@@ -100,8 +102,9 @@ def carry_upload(
     data: memoryview,
     progress: Progress | None,
 ) -> None:
-    """Sends the bytes of a write that was begun, and waits for its answer. Raises what it failed with."""
-    from hearth.transfer import striping  # small arrays do without
+    """Sends the bytes of a write that `begin_upload` began, and waits for its answer. Raises the error of the transfer
+    or the command."""
+    from hearth.transfer import striping  # imported only for arrays that may need it
 
     size = len(data)
     upload = striping.upload(connection, attachment, reply, number, data, progress)
@@ -133,18 +136,20 @@ def read(
     blocking: bool = True,
     shared: bool = True,
 ) -> PinnedCopy | None:
-    """Reads `part` of a buffer, `len(into)` bytes, after the work before it on its stream. Unless `blocking`, memory
-    that is shared with the device is filled in the order of the stream, and not when this returns. What is returned
-    makes the same copy again.
+    """Reads `len(into)` bytes of `part` of a buffer into `into`, after the earlier work on its stream.
 
-    Raises what failed on the stream before, `BufferLostError`, `TransferError`, or `TimeoutError`.
+    When this returns, `into` has been filled, except for memory that is shared with the device: it is filled in the
+    order of the stream, unless `blocking`. `timeout` in seconds (None: without a limit). `shared`: shared memory may be
+    used. The returned copy, if any, repeats the same read.
+
+    Raises earlier failures of the stream, `BufferLostError`, `TransferError`, or `TimeoutError`.
     """
     size = len(into)
     connection.raise_deferred(part.stream, part.buffer)
     inline = plan.inline(size, attachment.session.limits)
     deadline = None if timeout is None else time.monotonic() + timeout
     if shared and size >= plan.SHARED_LEAST and _shares(connection, inline, size):
-        from hearth.transfer import shared as shared_transfer  # small arrays do without
+        from hearth.transfer import shared as shared_transfer  # imported only for arrays that may need it
 
         done, copy = shared_transfer.read(
             connection, attachment, part, into, timeout, progress, inline=inline, blocking=blocking
@@ -163,7 +168,7 @@ def read(
 def reading(
     connection: Connection, attachment: Attachment, part: BufferPart, into: memoryview, progress: Progress | None = None
 ) -> PendingResult[None]:
-    """Sends a read of few bytes, which come with its answer."""
+    """Sends a read of a few bytes, which arrive in its answer. Returns the pending result, which fills `into`."""
     size = len(into)
 
     def read(result: commands_pb2.Result) -> None:
@@ -186,13 +191,13 @@ def _download(
     timeout: float | None,
     progress: Progress | None,
 ) -> None:
-    """Beside the commands, on streams."""
+    """Downloads over separate streams, while commands continue on the Execute stream."""
     reply, number = begin_download(connection, attachment, part, len(into))
     carry_download(connection, attachment, reply, number, into, timeout, progress)
 
 
 def begin_download(connection: Connection, attachment: Attachment, part: BufferPart, size: int) -> tuple[Reply, int]:
-    """Sends a read whose `size` bytes come beside its answer, by the number that is returned behind that."""
+    """Sends a read command whose `size` bytes travel separately. Returns its reply and the number of the transfer."""
     number = connection.mint()
     command = part.read(size)
     command.read.transfer = number
@@ -203,8 +208,8 @@ def begin_download(connection: Connection, attachment: Attachment, part: BufferP
 
 
 def _tell_late(tell: Callable[[HearthError], None], error: HearthError) -> None:
-    """Reports `error` unless it only says that the read was given up because its wait had ended; an earlier failure is
-    worth reporting."""
+    """Reports `error` as a late error, unless it only says that the read was aborted because its wait had ended. An
+    earlier failure is always reported."""
     if error.reason != "TRANSFER_ABORTED" or error.failures:
         tell(error)
 
@@ -218,7 +223,8 @@ def carry_download(
     timeout: float | None,
     progress: Progress | None,
 ) -> None:
-    """Takes the bytes of a read that was begun. Raises what it failed with; nothing is written to `into` afterwards."""
+    """Receives the bytes of a read that `begin_download` began. Raises the error of the transfer or the command, or
+    `TimeoutError`. Afterwards nothing is written to `into`."""
     from hearth.transfer import striping
 
     size = len(into)
@@ -240,7 +246,7 @@ def carry_download(
 
 
 def cause_of(reply: Reply, error: HearthError) -> HearthError:
-    """The command's own error, where it comes soon; else the transfer's."""
+    """Returns the command's own error if it arrives within `_CAUSE_S` seconds, otherwise the transfer's `error`."""
     if error.reason == "DEADLINE_EXCEEDED":
         reply.abandon()
         return error

@@ -1,6 +1,8 @@
-"""Copies between host memory and a device process of this host: one command for what lies in a segment, the ring for
-all else. Each reports the number of bytes it has moved, from the beginning, the rest takes another path; and, of what
-lies in a segment, how the same copy is made again.
+"""Copies between host memory and a device process of this host: by one command for memory in a segment, else by the
+ring.
+
+Each function returns the number of bytes that it has moved, from the beginning; the rest has to take another route. For
+memory in a segment, it also returns a prepared copy that repeats the same transfer.
 """
 
 from __future__ import annotations
@@ -23,11 +25,11 @@ if TYPE_CHECKING:
 
 
 class Moved(NamedTuple):
-    """Progress of a transfer through shared memory."""
+    """Result of a transfer through shared memory."""
 
     bytes: int = 0
     copy: PinnedCopy | None = None
-    """The copy of all bytes, to be repeated."""
+    """Prepared copy of all bytes, for repetition; None: there is none."""
 
 
 NOTHING = Moved()
@@ -43,8 +45,11 @@ def write(
     inline: bool,
     blocking: bool,
 ) -> Moved:
-    """Uploads `data`; `inline`: it may go in a batch as well, and does where nothing is shared for it yet and it is no
-    habit, or the ring is not free at once. What lies in a segment is not taken when this returns, unless `blocking`."""
+    """Uploads `data`.
+
+    `inline`: `data` may also travel in a batch, and does if the ring has not been used frequently or has no free slot.
+    When this returns, memory in a segment has not been read yet, unless `blocking`.
+    """
     place = known.find(address_of(data), len(data))
     if place is None and inline and not plan.ring_is_habit(connection, len(data)):
         return NOTHING
@@ -57,7 +62,7 @@ def write(
         return _pinned(copy, data, None, progress, blocking)
     if inline and (place is not None or not shared.ring.ready):
         return NOTHING
-    from hearth.transfer import ring_copy  # pinned arrays do without
+    from hearth.transfer import ring_copy  # imported only for ordinary arrays
 
     upload = ring_copy.RingUpload(connection, shared, part, np.frombuffer(data, np.uint8), progress, waits=not inline)
     return Moved(upload.run())
@@ -74,7 +79,8 @@ def read(
     inline: bool,
     blocking: bool,
 ) -> Moved:
-    """Downloads into `into`; see `write`. What lies in a segment is not there when this returns, unless `blocking`."""
+    """Downloads into `into`; see `write`. When this returns, memory in a segment has not been filled yet, unless
+    `blocking`."""
     place = known.find(address_of(into), len(into))
     if place is None and inline and not plan.ring_is_habit(connection, len(into)):
         return NOTHING

@@ -1,6 +1,6 @@
-"""Memory shared with a device process of this host: opened at the first large copy, for one attachment after another.
+"""Memory shared with a device process of this host, set up at the first large copy of each attachment.
 
-Where that is impossible, or fails, no error is reported: bytes go over gRPC then, as they do to remote devices.
+If sharing is impossible or fails, no error is reported: bytes travel over gRPC then, as they do to remote devices.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from hearth.transport.segments import SegmentConnection
 
 _TRIES = 3
-"""Consecutive fruitless connections of one attachment after which no more are opened."""
+"""Number of consecutive fruitless connections of one attachment after which no more are opened."""
 
 
 class Shared:
-    """Memory shared for one attachment, while its connection lives."""
+    """Memory shared for one attachment, as long as its connection is open."""
 
     def __init__(self, attachment: Attachment, connection: SegmentConnection, transfers: bool = False) -> None:
         self.attachment = attachment
@@ -39,17 +39,17 @@ class Shared:
         """True if transfers may be placed in segments: see `place`."""
         self.ring = Ring(self._slot)
         self.connection = connection
-        """The connection on which the segments are registered."""
+        """Connection over which the segments are registered."""
         self._tells = False
 
     @property
     def alive(self) -> bool:
-        """True if more can be sent; polls the connection."""
+        """True if segments can still be registered and used; polls the connection."""
         return self.connection.alive
 
     @property
     def alive_lately(self) -> bool:
-        """Returns `alive`, without polling the connection each time."""
+        """Returns `alive`, without polling the connection at each call."""
         return self.connection.alive_lately
 
     @property
@@ -59,17 +59,17 @@ class Shared:
 
     @property
     def fruitful(self) -> bool:
-        """True if anything was ever shared on it."""
+        """True if a segment was ever accepted over the connection."""
         return self.connection.fruitful
 
     def lost(self, error: HearthError) -> bool:
-        """Returns whether a command failed with `error` because its segment and the connection were gone when it came;
-        the device process does not use the memory any more then."""
+        """True if a command failed with `error` because its segment and the connection no longer existed when it
+        arrived. Then the device process does not use the memory any more."""
         return error.reason == "INVALID_HANDLE" and not error.failures and not self.alive
 
     def number(self, segment: Segment, *, signals: bool = False) -> int:
-        """Returns the number by which commands name the segment, and registers it first if needed; 0 if it cannot be
-        registered. `signals`: it is for these (`hearth.transport.copy_signals`)."""
+        """Returns the number by which commands name the segment, which is registered first if needed; 0 if it cannot be
+        registered. `signals`: the segment holds completion signals (`hearth.transport.copy_signals`)."""
         number = self.connection.number(segment)
         if number or segment.size > self.connection.most:
             return number
@@ -77,20 +77,20 @@ class Shared:
             number = self.connection.register(segment, signals=signals)
             if number or not pool.cached:
                 return number
-            pool.trim()  # what no array has any more need not be registered for ever
+            pool.trim()  # memory without an array need not stay registered
             return self.connection.register(segment, signals=signals)
         except Lost:
             return 0
 
     def tell(self) -> None:
-        """Has the device signal completions to waiting threads directly, from now on; where no thread polls for them,
-        or it is impossible, they come from the daemon alone."""
+        """Lets the device signal completions directly to waiting threads from now on. Does nothing if no thread polls;
+        if signals are impossible, completions come from the daemon alone."""
         if not self._tells and self.attachment.lookout.most:
             self._tells = True
             self.attachment.signals = self._signals()
 
     def _signals(self) -> Signals | None:
-        """Builds the completion signals that the device writes; None if it cannot."""
+        """Returns the completion signals that the device writes; None if they are impossible."""
         try:
             segment = Segment(mmap.PAGESIZE)
             return Signals(segment) if self.number(segment, signals=True) else None
@@ -98,25 +98,25 @@ class Shared:
             return None
 
     def place(self, kind: Kind, transfer: int, place: Place, size: int) -> bool:
-        """Has the device process copy the bytes of a transfer from `place` (`Kind.UPLOAD`), or to it (`Kind.DOWNLOAD`);
-        returns whether it will. Waits for its answer, but not for the device. Raises `Lost` if no answer came: then it
-        may or may not copy."""
+        """Asks the device process to copy the bytes of a transfer from `place` (`Kind.UPLOAD`) or to it
+        (`Kind.DOWNLOAD`). Returns True if it will. Waits for its answer, but not for the device. Raises `Lost` if no
+        answer came: then the device process may or may not copy."""
         segment = place.segment
         if not self.transfers or not self.number(segment):
             return False
         try:
             return self.connection.place(kind, transfer, segment, place.offset, size)
-        except BaseException:  # the device process may use the memory, though no thread tracks it any more
+        except BaseException:  # the device process may use the memory without being tracked
             segment.spoiled = True
             raise
 
     def close(self) -> None:
-        """Stops sharing; the device process ends what is under way."""
+        """Stops sharing; the device process completes the copies in flight."""
         self.connection.release()
         self.ring.end()
 
     def forked(self) -> None:
-        """Abandons the connection in the child of a fork: it is the parent's."""
+        """Abandons the connection in the child process of a fork: it belongs to the parent."""
         self.connection.forked()
         self.ring = Ring(lambda: None, 0)
 
@@ -130,22 +130,22 @@ class Shared:
 
 
 class SharedMemory:
-    """Shared memory of one `Connection`. Safe from any thread."""
+    """Shared memory of one `Connection`. Thread-safe."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._lock = threading.Lock()
         self.shared: Shared | None = None
-        """Memory that is shared for the attachment opened for last; None: there is none."""
+        """Memory shared for the attachment that was opened last; None: there is none."""
         self._for: weakref.ref[Attachment] | None = None
-        """The attachment that was opened for last, or was tried to be."""
+        """The attachment for which sharing was last set up or attempted."""
         self._failed = 0
         """Number of failures for that attachment."""
         self._closed = False
         self._pid = os.getpid()
 
     def for_attachment(self, attachment: Attachment) -> Shared | None:
-        """Returns the shared memory of the attachment; None if there is none. Waits while it is opened."""
+        """Returns the memory shared for the attachment; None if there is none. Blocks while sharing is set up."""
         shared = self.shared
         if shared is not None and shared.attachment is attachment and shared.alive:
             return shared
@@ -173,7 +173,7 @@ class SharedMemory:
             return self.shared
 
     def hopeless(self, attachment: Attachment) -> bool:
-        """Returns whether it is known that nothing will be shared for that attachment. Does not wait."""
+        """True if no memory will be shared for that attachment. Does not block."""
         if self._closed or not self._connection.transport.lanes or not memory_segments.possible():
             return True
         return self._failed >= _TRIES and self._for is not None and self._for() is attachment
@@ -192,7 +192,7 @@ class SharedMemory:
         return Shared(attachment, opened, answer.transfers)
 
     def close(self) -> None:
-        """Ends what is shared; for good."""
+        """Ends all sharing for good."""
         self._closed = True
         if self._pid == os.getpid():
             with self._lock:
@@ -201,7 +201,7 @@ class SharedMemory:
                 shared.close()
 
     def forked(self) -> None:
-        """Ends sharing in the child of a fork; takes no lock."""
+        """Ends all sharing in the child process of a fork. Takes no lock."""
         self._closed = True
         shared, self.shared = self.shared, None
         if shared is not None:

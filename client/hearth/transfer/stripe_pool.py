@@ -1,7 +1,7 @@
-"""The stripes of one connection to a device: opened when the first large array goes, kept for those that follow.
+"""Stripes of one connection to a device: opened for the first large array, and kept for later ones.
 
-Where they cannot be had, bytes go by Upload and Download; they are asked for again after a while, unless the daemon
-has none.
+If stripes are not available, bytes travel over Upload and Download streams. The client requests stripes again after a
+while, unless the daemon has none.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from hearth.transport.stripe import Carried
 
 _REST_S = 0.25
-"""How long the first stripe waits for the others before it is used."""
+"""Seconds for which the first open stripe waits for the others before it is used."""
 AGAIN_S = 30.0
-"""Seconds until stripes are asked for again where none came to life, or fewer than were wanted. Doubles with each time
-that none did, up to `_AGAIN_MOST_S`."""
+"""Seconds until stripes are requested again after none went live, or fewer than requested. Doubles each time that none
+did, up to `_AGAIN_MOST_S`."""
 _AGAIN_MOST_S = 600.0
 
 
@@ -33,16 +33,16 @@ class StripesView(NamedTuple):
     live: int
     """Number of open stripes."""
     refused: bool
-    """True if the daemon has none: they are not asked for again."""
+    """True if the daemon has no stripes: they are not requested again."""
 
 
 class Stripes:
-    """Pool of the stripes of one connection. Safe from any thread."""
+    """Pool of the stripes of one connection. Thread-safe."""
 
     def __init__(self, connection: Connection, again: float = AGAIN_S) -> None:
-        """`again`: seconds until stripes are asked for again where none came to life."""
+        """Creates an empty pool. `again`: seconds until stripes are requested again after none went live."""
         self._connection = connection
-        self._opening = threading.Lock()  # one thread opens, others wait for what it gets
+        self._opening = threading.Lock()  # one thread opens stripes, and other threads wait for them
         self._change = threading.Condition()
         self._live: list[Stripe] = []
         self._pending: set[Stripe] = set()
@@ -55,11 +55,12 @@ class Stripes:
         self._carried: dict[int, Carried] = {}
 
     def open(self, generation: int, count: int) -> list[Stripe]:
-        """Returns up to `count` stripes to the device process of that generation; none: not now."""
+        """Returns up to `count` stripes to the device process of `generation`; an empty list: none are available now.
+        Blocks while stripes are opened."""
         with self._opening:
             with self._change:
                 if generation < self._generation:
-                    return []  # of a process that is gone
+                    return []  # the requested process has ended
                 if generation > self._generation:
                     self._leave()
                     self._generation, self._not_before, self._again = generation, 0.0, self._first_again
@@ -68,7 +69,7 @@ class Stripes:
             if missing > 0 and may:
                 self._open(missing)
             with self._change:
-                self._turn += 1  # small transfers, which take few, do not all take the same
+                self._turn += 1  # rotates, so that small transfers, which use few stripes, do not all use the same ones
                 turned = self._turn % len(self._live) if self._live else 0
                 return (self._live[turned:] + self._live[:turned])[:count]
 
@@ -108,29 +109,30 @@ class Stripes:
         self._again = min(2 * self._again, _AGAIN_MOST_S)
 
     def inspect(self) -> StripesView:
-        """Returns the number of open stripes, and whether there will be others."""
+        """Returns the number of open stripes, and whether the daemon has none to offer."""
         return StripesView(len(self._live), self._refused)
 
     def carry(self, number: int, transfer: Carried, lines: Sequence[Stripe]) -> list[Stripe]:
-        """Routes what comes for the transfer to it from now on; returns those of its stripes that have ended
-        already."""
+        """Routes incoming frames of the transfer `number` to `transfer` from now on. Returns those of `lines` that have
+        already ended."""
         with self._change:
             self._carried[number] = transfer
             return [each for each in lines if each not in self._live]
 
     def drop(self, number: int) -> None:
-        """Stops routing to the transfer."""
+        """Stops routing frames to the transfer."""
         with self._change:
             self._carried.pop(number, None)
 
     def close(self) -> None:
-        """Ends all of them, for good."""
+        """Closes all stripes for good."""
         with self._change:
             self._closed = True
             self._leave()
 
     def forked(self) -> None:
-        """Abandons the connections in the child of a fork: they are the parent's, and continue there. Takes no lock."""
+        """Abandons the stripes in the child process of a fork: they belong to the parent, and continue there. Takes no
+        lock."""
         self._closed = True
         self._live = []
         self._pending = set()
@@ -140,7 +142,7 @@ class Stripes:
             stripe.close()
         self._live.clear()
 
-    # ---- what a stripe says; see `hearth.transport.stripe.StripeObserver` ----
+    # ---- events of a stripe; see `hearth.transport.stripe.StripeObserver` ----
 
     def live(self, stripe: Stripe) -> None:
         with self._change:
@@ -169,5 +171,5 @@ class Stripes:
 
 
 def host_of(target: str) -> str:
-    """Returns the host in gRPC's address of the daemon."""
+    """Returns the host of the daemon's gRPC address."""
     return target.rpartition(":")[0].strip("[]")

@@ -1,7 +1,7 @@
-"""Base of uploads and downloads over stripes: chunks in any order, resent over others when a stripe breaks.
+"""Base class of transfers over stripes: chunks in any order, sent again over other stripes when a stripe breaks.
 
-If none is left, others are opened; if none can be, the bytes go by Upload and Download, under the same number, so that
-their command keeps its place among the others.
+If no stripe is left, others are opened. If that fails, the bytes travel over Upload and Download streams, under the
+same transfer number, so that their command keeps its place among the others.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from hearth.transfer.stripe_pool import Stripes
 
 REOPENINGS = 3
-"""Times that other stripes are opened without a byte of progress."""
+"""Maximum number of times that other stripes are opened without any progress in between."""
 _LEAVE_S = 0.1
-"""Seconds that a thread may be in the caller's memory after the end, before its stripe is closed."""
+"""Seconds for which a thread may access the caller's memory after the end, before its stripe is closed."""
 SILENT_S = 5.0
-"""Seconds of silence after which a transfer gives its stripes up, once the command stream was resumed: the cause of
-that outage may affect the stripes as well, which have no pings."""
+"""Seconds without progress after which a transfer abandons its stripes, once the command stream was resumed: the cause
+of that outage may affect the stripes too, which have no pings."""
 _LOOK_S = 0.25
-"""Interval in seconds of the check for silence."""
+"""Interval, in seconds, of the check for progress."""
 _ANSWER_S = 1.0
-"""Seconds to wait for the command's answer, once the daemon says that a transfer is over."""
+"""Seconds to wait for the command's answer after the daemon has reported the end of a transfer."""
 
 
 class StripedView(NamedTuple):
@@ -48,13 +48,13 @@ class StripedView(NamedTuple):
     done: int
     """Number of chunks that have arrived."""
     chunks: int
-    """Number of all chunks."""
+    """Total number of chunks."""
     size: int
-    """Bytes of all chunks."""
+    """Total size of all chunks, in bytes."""
 
 
 class Striped(ABC):
-    """A transfer over stripes, in either direction. `number` is the transfer's."""
+    """A transfer over stripes, in either direction, with the transfer number `number`."""
 
     def __init__(
         self,
@@ -75,28 +75,27 @@ class Striped(ABC):
         self._kind = kind
         self._change = threading.Condition()
         self._lines: dict[Stripe, int] = {}
-        """Stripes that carry it; credits of each that are not used."""
+        """Stripes that carry the transfer, each with its number of unused credits."""
         self._done: set[int] = set()
         self._bytes = 0
         self._inside: dict[Stripe, int] = {}
-        """Threads that are in the caller's memory."""
+        """Number of threads that access the caller's memory, by stripe."""
         self._left = False
-        """True once no thread may enter the caller's memory."""
+        """True once no thread may access the caller's memory."""
         self._over = False
         self._error: HearthError | None = None
         self._fallback: GrpcUpload | GrpcDownload | None = None
         self._outages = connection.outages
         self._furthest, self._since = 0, time.monotonic()
         self._silent = False
-        """True once the transfer's stripes were given up, and no others are opened."""
+        """True once the transfer's stripes were abandoned; no others are opened."""
 
     def inspect(self) -> StripedView:
         """Returns the progress of the transfer. Takes no lock."""
         return StripedView(len(self._done), self._cut.count, self._cut.size)
 
     def cancel(self) -> None:
-        """Gives the transfer up, for good: the waiting thread gets an error, and the daemon is notified. Does not
-        wait."""
+        """Cancels the transfer: the waiting thread gets an error, and the daemon is notified. Does not block."""
         with self._change:
             if self._over:
                 return
@@ -109,7 +108,7 @@ class Striped(ABC):
         give_up(self._connection, self.number)
 
     def begin(self, lines: Sequence[Stripe]) -> None:
-        """Announces it on these stripes."""
+        """Announces the transfer on these stripes."""
         with self._change:
             for stripe in lines:
                 self._lines[stripe] = 0
@@ -122,7 +121,7 @@ class Striped(ABC):
     # ---- waiting ----
 
     def _await(self, progress: Progress | None, deadline: float | None) -> bool:
-        """Waits for the end; whether it came by the stripes: else there are none left. Raises `HearthError`."""
+        """Waits for the end of the transfer. Returns False if no stripes are left. Raises `HearthError`."""
         told, size = 0, self._cut.size
         while True:
             with self._change:
@@ -151,7 +150,7 @@ class Striped(ABC):
                 return self._answered(0.0)
 
     def _fell_silent(self) -> bool:
-        """Returns whether nothing more is expected of the stripes, though none has ended; gives them up then. With the
+        """True if nothing more is expected from the stripes, though none has ended; then closes them. Called with the
         lock held."""
         now = time.monotonic()
         if self._bytes != self._furthest or self._connection.outages == self._outages:
@@ -164,14 +163,16 @@ class Striped(ABC):
         return True
 
     def _answered(self, seconds: float) -> bool:
-        """Returns whether the command succeeded: what was on its way back when the stripes broke was the end."""
+        """True if the command succeeds within `seconds`: the end of the transfer may have been in transit when the
+        stripes broke."""
         deadline = time.monotonic() + seconds
         while not self._reply.done and time.monotonic() < deadline:
             time.sleep(0.005)
         return self._reply.done and self._reply.error is None
 
     def _carry_on(self, progress: Progress | None, deadline: float | None) -> bool:
-        """Waits for the end, over as many stripes as it takes; False: there are none to be had."""
+        """Waits for the end of the transfer, and opens other stripes as needed. Returns False if no stripes are
+        available."""
         opened, before = 0, -1
         while not self._await(progress, deadline):
             if self._bytes > before:
@@ -182,8 +183,8 @@ class Striped(ABC):
         return True
 
     def _begin_again(self, times: int) -> bool:
-        """Continues over other stripes, unless that was done too many `times` without progress; returns False if there
-        are none to be had."""
+        """Continues over other stripes, unless that was done too many `times` without progress. Returns False if no
+        stripes are available."""
         if self._silent or times > REOPENINGS:
             return False
         lines = self._stripes.open(self._generation, self._wanted)
@@ -194,7 +195,7 @@ class Striped(ABC):
     _wanted = 1
 
     def _fall_back(self, stream: Callable[[], GrpcUpload | GrpcDownload]) -> GrpcUpload | GrpcDownload:
-        """The way that is always there. Raises `TransferError` where it was given up."""
+        """Returns the transfer over gRPC, which is always available. Cancels it if this transfer was cancelled."""
         self._leave()
         fallback = stream()
         with self._change:
@@ -206,7 +207,7 @@ class Striped(ABC):
 
     @contextlib.contextmanager
     def _left_behind(self) -> Iterator[None]:
-        """Whatever happens, no thread is in the caller's memory afterwards."""
+        """Context in which stripes may access the caller's memory: afterwards, no thread does, whatever happens."""
         try:
             yield
         except BaseException:
@@ -243,7 +244,7 @@ class Striped(ABC):
         target = self._connection.transport.target
         return errors.TimeoutError(f"the daemon at {target} did not answer in time.", reason="DEADLINE_EXCEEDED")
 
-    # ---- what stripes say ----
+    # ---- events of the stripes ----
 
     def aborted(self, status: bytes) -> None:
         try:
@@ -256,27 +257,28 @@ class Striped(ABC):
 
     @abstractmethod
     def credit(self, stripe: Stripe, chunks: int) -> None:
-        """Adds the daemon's room for `chunks` further chunks of an upload on a stripe."""
+        """Adds credit for `chunks` further chunks of an upload on a stripe."""
 
     @abstractmethod
     def taken(self, stripe: Stripe, offset: int) -> None:
-        """Counts the chunk of an upload at `offset`, which the daemon has taken; at the size: all of them."""
+        """Counts the chunk of an upload at `offset`, which the daemon has received; if `offset` is the total size, the
+        daemon has received all chunks."""
 
     @abstractmethod
     def place(self, stripe: Stripe, offset: int, size: int) -> memoryview | None:
         """Returns the destination of a chunk of a download, valid until `placed`; None: the bytes are dropped. Raises
-        ValueError for an invalid chunk."""
+        `ValueError` for an invalid chunk."""
 
     @abstractmethod
     def placed(self, stripe: Stripe, offset: int, size: int, whole: bool) -> None:
-        """Counts a chunk of a download whose bytes are in their place, or not all of them (`whole` is False)."""
+        """Counts a received chunk of a download, unless `whole` is False, because not all of its bytes arrived."""
 
     @abstractmethod
     def lost(self, stripe: Stripe) -> None:
-        """Takes a stripe that has ended out of use."""
+        """Removes a stripe that has ended."""
 
     def _came(self) -> None:
-        """All of it has."""
+        """Marks all chunks as done."""
         self._done.update(range(self._cut.count))
         self._bytes = self._cut.size
         self._change.notify_all()

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 _LOOK_S = 0.25
-"""Seconds to wait for the answer before checking that the stripes it depends on are alive."""
+"""Interval, in seconds, at which the wait for the answer checks that the stripes it depends on are alive."""
 
 
 class StripedDownload(Striped):
-    """Bytes on their way from the daemon into `memory`, cut short `timeout` seconds from now."""
+    """A download over stripes into `memory`, cut short `timeout` seconds after its creation (None: never)."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class StripedDownload(Striped):
         self.begin(lines)
 
     def into(self, memory: memoryview, progress: Progress | None = None) -> int:
-        """Takes the download to its end; how many bytes there were. Raises `HearthError`."""
+        """Receives the whole download, and returns the number of bytes. Raises `HearthError`."""
         with self._left_behind():
             if self._carry_on(progress, self._deadline) and self._bytes == len(memory) and self._heard():
                 return len(memory)
@@ -55,9 +55,9 @@ class StripedDownload(Striped):
             return download.into(memory, progress)
 
     def _heard(self) -> bool:
-        """Waits until the daemon answers, because it knows that all has come. Its last acknowledgement may be lost with
-        a stripe: then it sends those chunks again, over the other stripes or new ones. False: there are none to be
-        had."""
+        """Waits for the command's answer, which the daemon sends when it knows that all chunks have arrived. The last
+        acknowledgement may be lost with a stripe; then the daemon sends those chunks again, over the other stripes or
+        new ones. Returns False if no stripes are available."""
         opened = 0
         while True:
             left = _LOOK_S if self._deadline is None else min(_LOOK_S, self._deadline - time.monotonic())
@@ -67,7 +67,7 @@ class StripedDownload(Striped):
                 return True
             with self._change:
                 if self._over or self._error is not None:
-                    return True  # the answer says why
+                    return True  # the answer contains the reason
                 if self._lines and not self._fell_silent():
                     continue
             opened += 1
@@ -75,7 +75,7 @@ class StripedDownload(Striped):
                 return False
 
     def credit(self, stripe: Stripe, chunks: int) -> None:
-        pass  # an upload's
+        pass  # only uploads have credits
 
     def taken(self, stripe: Stripe, offset: int) -> None:
         pass

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class StripedUpload(Striped):
-    """Bytes on their way to the daemon; they must not change before `result` has returned."""
+    """An upload of `data` over stripes; `data` must not change until `result` has returned."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class StripedUpload(Striped):
         self.begin(lines)
 
     def result(self) -> int:
-        """Waits until all bytes are with the daemon; how many they were. Raises `HearthError`."""
+        """Waits until the daemon has all bytes, and returns their number. Raises `HearthError`."""
         with self._left_behind():
             if self._carry_on(self._progress, None):
                 return len(self._data)
@@ -71,7 +71,7 @@ class StripedUpload(Striped):
                 self._count(index)
 
     def place(self, stripe: Stripe, offset: int, size: int) -> memoryview | None:
-        return None  # a download's
+        return None  # only downloads place chunks
 
     def placed(self, stripe: Stripe, offset: int, size: int, whole: bool) -> None:
         pass
@@ -111,7 +111,7 @@ class StripedUpload(Striped):
 
 
 class _Part:
-    """An upload, on one stripe."""
+    """The part of an upload that one stripe sends."""
 
     __slots__ = ("_stripe", "_upload", "number")
 

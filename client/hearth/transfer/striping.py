@@ -1,4 +1,4 @@
-"""Over stripes, where the transfer is large enough and there are some to be had; else by Upload and Download."""
+"""Choice between stripes, for large transfers if stripes are available, and the Upload and Download streams of gRPC."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def upload(
     data: memoryview,
     progress: Progress | None = None,
 ) -> GrpcUpload | StripedUpload:
-    """Begins to send `data` for the command that `reply` belongs to and that names the transfer `number`."""
+    """Starts to send `data` for the command of `reply`, which names the transfer `number`."""
     found = _lines(connection, attachment, len(data))
     if found is None:
         return GrpcUpload(connection, number, data, attachment.session.limits.max_chunk_bytes, progress)
@@ -46,7 +46,7 @@ def download(
     into: memoryview,
     timeout: float | None = None,
 ) -> GrpcDownload | StripedDownload:
-    """Begins to take what the command that `reply` belongs to sends under the transfer `number`."""
+    """Starts to receive the bytes that the command of `reply` sends as the transfer `number`."""
     found = _lines(connection, attachment, len(into))
     if found is None:
         return GrpcDownload(connection, number, timeout)
@@ -58,12 +58,12 @@ def download(
 
 
 def _lines(connection: Connection, attachment: Attachment, size: int) -> tuple[Stripes, list[Stripe], int] | None:
-    """Returns stripes for `size` bytes, and the size of the chunks; None: by gRPC."""
+    """Returns stripes for `size` bytes and the size of the chunks, in bytes; None: use gRPC."""
     most = connection.transport.stripes
     count = plan.stripes(size, min(plan.MOST_STRIPES, cores()) if most is None else most)
     if not count:
         return None
-    from hearth.transfer.stripe_pool import Stripes  # most sessions move little
+    from hearth.transfer.stripe_pool import Stripes  # imported only for large transfers, which few sessions make
 
     stripes = connection.part(Stripes)
     lines = stripes.open(attachment.session.generation, count)
