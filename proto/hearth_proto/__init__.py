@@ -1,4 +1,4 @@
-"""The wire that client and daemon share: messages, frames, packed launches and reason codes.
+"""The wire protocol that client and daemon share: messages, frames, packed launches and reason codes.
 
 Imports nothing of the client (`hearth`) and nothing of the daemon (`hearthd`).
 """

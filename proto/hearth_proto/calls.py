@@ -1,11 +1,11 @@
-"""Calls as frames: gRPC's methods over a separate Unix socket, for clients that would rather not load gRPC.
+"""Calls as frames: gRPC's methods over a separate Unix socket, for clients that do not load gRPC.
 
-One connection is one call. The client sends METHOD (what it calls, and the metadata that it shows), then its messages,
-then END; the daemon sends its messages, then END with the Status of a call that failed. A client that closes the
-connection before that has cancelled the call. Either side may ask with PING whether the other is there, and is answered
-by PONG; a daemon that takes no more messages just now, and so would not read what is asked, says PONG by itself.
+One connection carries one call. The client sends METHOD (the name of the method, and the metadata), then its messages,
+then END. The daemon sends its messages, then END, with the Status of a call that failed. A client cancels the call by
+closing the connection before that. Either side may ask by PING whether the other is alive, which answers by PONG. While
+a daemon accepts no further messages, and so would not read a PING, it sends PONG unasked.
 
-The socket is beside gRPC's, see `socket_path`; the methods, messages and metadata are gRPC's.
+The socket is next to gRPC's, see `socket_path`; methods, messages and metadata are those of gRPC.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ from hearth_proto.frames import FrameError
 Metadata = tuple[tuple[str, str], ...]
 
 MAX_MESSAGE = 32 << 20
-"""Bytes of one message; gRPC's limit is the same."""
+"""Maximum size of one message, in bytes; equal to gRPC's limit."""
 MAX_HEAD = 16 << 10
-"""Bytes of METHOD's payload, as of gRPC's metadata."""
+"""Maximum size of METHOD's payload, in bytes, like that of gRPC's metadata."""
 ASK_S = 20.0
-"""Seconds of silence after which a side asks whether the other is there; not before something has been said."""
+"""Seconds of silence after which a side asks whether the other is alive; not before something was sent."""
 ANSWER_S = 10.0
-"""Seconds that the answer may take."""
+"""Timeout, in seconds, of the answer to that."""
 
 
 def socket_path(path: str) -> str:
-    """Returns the path of the socket for calls: ``hearth.sock.call`` beside ``hearth.sock``."""
+    """Returns the path of the socket for calls: ``hearth.sock.call`` next to ``hearth.sock``."""
     return f"{path}.call"
 
 
 def pack_head(method: str, metadata: Iterable[tuple[str, str]]) -> bytes:
-    """METHOD's payload. Raises `FrameError` for a name or value with a NUL in it, and for one that is too long."""
+    """Returns METHOD's payload. Raises `FrameError` for a name or value that contains a NUL, or if the payload is too
+    long."""
     parts = [method]
     for name, value in metadata:
         parts += (name, value)
@@ -48,7 +49,7 @@ def pack_head(method: str, metadata: Iterable[tuple[str, str]]) -> bytes:
 
 
 def unpack_head(head: bytes) -> tuple[str, Metadata]:
-    """The method, ``/hearth.v1.NodeService/OpenSession``, and the metadata. Raises `FrameError`."""
+    """Returns the method, such as ``/hearth.v1.NodeService/OpenSession``, and the metadata. Raises `FrameError`."""
     if len(head) > MAX_HEAD:
         raise FrameError(f"the head of a call has {len(head)} bytes; the most is {MAX_HEAD}")
     try:

@@ -1,6 +1,6 @@
-"""The messages of transfers, read and written around their bytes: both ends cut chunks from memory and into it.
+"""Encoding and decoding of transfer messages around their bytes, without copies through message objects.
 
-Going through message objects would copy every byte two or three times more. The encoding is protobuf's own
+Message objects would copy every byte two or three times more. The encoding is that of protobuf
 (https://protobuf.dev/programming-guides/encoding/); the tests compare it with the generated classes.
 """
 
@@ -14,7 +14,7 @@ _DATA = 0x12  # DownloadResponse.data, length-delimited
 
 
 def varint(value: int) -> bytes:
-    """`value`, not negative, in base 128."""
+    """Returns the base-128 encoding of `value`, which must not be negative."""
     if value < 0x80:
         return bytes((value,))
     out = bytearray()
@@ -26,8 +26,9 @@ def varint(value: int) -> bytes:
 
 
 def read_varint(view: memoryview | bytes, at: int) -> tuple[int, int]:
-    """The number at `at`, and where it ends. Raises ValueError where the message ends inside it, and for one of more
-    than the ten bytes that 64 bits take: the time to read it would grow with the square of its length."""
+    """Returns the number encoded at index `at`, and the index after it. Raises `ValueError` if the message ends inside
+    the number, or if it has more than the ten bytes that 64 bits take: decoding time would grow with the square of its
+    length."""
     value = shift = 0
     end = min(len(view), at + 10)
     while at < end:
@@ -41,12 +42,13 @@ def read_varint(view: memoryview | bytes, at: int) -> tuple[int, int]:
 
 
 def upload_request(head: bytes, data: memoryview) -> bytes:
-    """An `UploadRequest`: `head` is its other fields, serialized; `data` is copied once."""
+    """Returns a serialized `UploadRequest` with the serialized other fields `head`. `data` is copied once."""
     return b"".join((head, bytes((_UPLOAD_DATA,)), varint(len(data)), data))
 
 
 def upload_data(message: bytes) -> memoryview:
-    """The `data` of an `UploadRequest`, in place where it is the only field. Raises ValueError where it is none."""
+    """Returns the `data` of a serialized `UploadRequest`, without a copy if it is the only field. Raises `ValueError`
+    for any other message."""
     view = memoryview(message)
     if view and view[0] == _UPLOAD_DATA:
         size, at = read_varint(view, 1)
@@ -66,7 +68,8 @@ def download_head(offset: int, size: int) -> bytes:
 
 
 def download_response(message: bytes) -> tuple[int, memoryview]:
-    """(offset, data) of a `DownloadResponse`, the data in place. Raises ValueError where it is none."""
+    """Returns offset and data of a serialized `DownloadResponse`, the data without a copy. Raises `ValueError` for any
+    other message."""
     view = memoryview(message)
     offset, data, at = 0, view[:0], 0
     while at < len(view):
@@ -79,7 +82,7 @@ def download_response(message: bytes) -> tuple[int, memoryview]:
             at += value
             if len(data) != value:
                 raise ValueError(f"{value} bytes of data are announced, {len(data)} are there")
-        else:  # a field of a newer daemon, or no such message at all
+        else:  # a field of a newer daemon, or a different message
             return _any_download_response(message)
     return offset, data
 

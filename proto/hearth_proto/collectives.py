@@ -1,6 +1,6 @@
-"""The kinds, dtypes and reductions of collectives, and the shape of the data of each kind.
+"""Kinds, dtypes and reductions of collectives, and the data shape of each kind.
 
-As commands.proto has it. Counts are NCCL's: elements that one rank gives to another.
+Corresponds to commands.proto. Counts are those of NCCL: elements that one rank gives to another.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ ITEM_SIZES = {
     "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16,
     "float8_e4m3fn": 1, "float8_e5m2": 1,
 }  # fmt: skip
-"""Bytes of each dtype that is sent by its name. Everything else travels as bytes."""
+"""Size in bytes of each dtype that is sent by its name. All other dtypes are sent as bytes."""
 
 NUMBERS = {name: size for name, size in ITEM_SIZES.items() if name != "bool" and not name.startswith("complex")}
-"""Size in bytes of each dtype that can be reduced somewhere; the backend knows which of them it supports."""
+"""Size in bytes of each dtype that some backend can reduce; each backend supports some of them."""
 
 
 class Shape(NamedTuple):
-    """The data that one rank reads and writes: in counts, or in counts for every rank; at the root alone, or at every
-    rank."""
+    """Amount of data that one rank reads and writes: nothing, one count, or one count per rank; at the root only, or at
+    every rank."""
 
     source: int = 0
     destination: int = 0
-    """0: nothing; 1: one count; 2: one for every rank."""
+    """Amount written, and read in `source`. 0: nothing; 1: one count; 2: one count per rank."""
     source_at_root: bool = False
     destination_at_root: bool = False
     reduces: bool = False
@@ -57,15 +57,15 @@ SHAPES = {
 }
 
 KINDS = {number: name.removeprefix("COLLECTIVE_KIND_").lower() for name, number in commands_pb2.CollectiveKind.items()}
-"""The name of each kind that there is."""
+"""Name of each collective kind, by its number."""
 
 REDUCING = frozenset(kind for kind, shape in SHAPES.items() if shape.reduces)
 ROOTED = frozenset(kind for kind, shape in SHAPES.items() if shape.rooted)
 PEERED = frozenset(kind for kind, shape in SHAPES.items() if shape.peered)
 
 SAME = frozenset(kind for kind, shape in SHAPES.items() if shape.source == shape.destination == 1)
-"""Kinds that are in place where source and destination are the same."""
+"""Kinds that run in place if source and destination are the same memory."""
 GATHERING = frozenset(kind for kind, shape in SHAPES.items() if (shape.source, shape.destination) == (1, 2))
-"""Kinds that are in place where the source is this rank's part of the destination."""
+"""Kinds that run in place if the source is this rank's part of the destination."""
 SCATTERING = frozenset(kind for kind, shape in SHAPES.items() if (shape.source, shape.destination) == (2, 1))
-"""Kinds that are in place where the destination is this rank's part of the source."""
+"""Kinds that run in place if the destination is this rank's part of the source."""

@@ -1,4 +1,4 @@
-"""The number of cores that this process may use, which decides if it may poll where it could sleep."""
+"""Number of cores that this process may use, which decides whether threads may poll instead of sleeping."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import os
 
 @functools.cache
 def cores() -> int:
-    """Returns the cores that the scheduler gives the process, and no more than its control groups (a container's limit)
-    let it use, rounded up; 1 at least. Determined at the first call."""
+    """Returns the number of cores on which the scheduler may run this process, limited by its control groups (for
+    example a container's limit), rounded up; at least 1. Computed once, at the first call."""
     given = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, math.ceil(min(given, quota("/sys/fs/cgroup", "/proc/self/cgroup"))))
 
 
 def quota(root: str, groups: str) -> float:
-    """The cores' worth of time that control groups leave a process; infinite: all.
+    """Returns the number of cores' worth of time that control groups allow the process; infinity: no limit.
 
-    With version 2 each group on the way has a separate ``cpu.max``, microseconds of each period
-    (https://docs.kernel.org/admin-guide/cgroup-v2.html); of version 1 the innermost has ``cpu.cfs_quota_us``.
-    `root`: where they are mounted; `groups`: the file that says in which of them the process is.
+    In version 2, each group on the path to the root has a separate ``cpu.max``, in microseconds of each period
+    (https://docs.kernel.org/admin-guide/cgroup-v2.html). In version 1, the innermost group has ``cpu.cfs_quota_us``.
+    `root` is the mount point of the control groups; `groups` is the file that lists the groups of the process.
     """
     least, group = math.inf, "/"
     for line in _read(groups).splitlines():
@@ -43,7 +43,8 @@ def _share(quota: str, period: str) -> float:
 
 
 def _read(path: str) -> str:
-    """Without `pathlib`, which a client that has just begun would have to import for it."""
+    """Returns the contents of a file, or an empty string on failure. Avoids `pathlib`, whose import would delay a new
+    client."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:

@@ -1,6 +1,7 @@
-"""Open files handed from process to process: one message of JSON with its descriptors, on a socket of packets.
+"""Open files passed between processes: one JSON message with its file descriptors, over a packet socket.
 
-Used beside a link whose byte stream cannot carry them. The sender keeps its own copies; the receiver owns what came.
+Used next to a link whose byte stream cannot carry descriptors. The sender keeps its own copies; the receiver owns the
+received descriptors.
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ from typing import Any
 
 MAX_MESSAGE = 64 << 10
 MAX_DESCRIPTORS = 64
-"""The system's own limit is 253 (SCM_MAX_FD)."""
+"""Maximum number of descriptors per message. The limit of the system is 253 (SCM_MAX_FD)."""
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """Two ends: packets keep their borders, so that descriptors stay with their message."""
+    """Returns two connected sockets. Packets keep their boundaries, so that descriptors stay with their message."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 def send(end: socket.socket, body: dict[str, Any], files: Sequence[int]) -> None:
-    """Sends one message. Raises OSError (BlockingIOError where a non-blocking socket is full)."""
+    """Sends one message with the descriptors `files`. Raises `OSError` (`BlockingIOError` if a non-blocking socket is
+    full), or `ValueError` if the message is too large."""
     message = json.dumps(body, separators=(",", ":")).encode()
     if len(message) > MAX_MESSAGE or len(files) > MAX_DESCRIPTORS:
         raise ValueError(f"a message of {len(message)} bytes with {len(files)} descriptors does not fit one packet")
@@ -31,9 +33,10 @@ def send(end: socket.socket, body: dict[str, Any], files: Sequence[int]) -> None
 
 
 def receive(end: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """The next message and its descriptors, close-on-exec; None at the end of the stream.
+    """Returns the next message and its descriptors, which are close-on-exec; None at the end of the stream.
 
-    Raises BlockingIOError where nothing is there, ValueError for what is no message; nothing is left open by either.
+    Raises `BlockingIOError` if no message is available, or `ValueError` for an invalid message; neither leaves a
+    descriptor open.
     """
     message, files, flags, _ = socket.recv_fds(end, MAX_MESSAGE, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
     try:

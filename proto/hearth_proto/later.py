@@ -1,7 +1,7 @@
-"""The generated messages, each module imported at its first use.
+"""The generated protobuf modules, each imported at its first use.
 
-protobuf's runtime and they take as long to import as all else that a new client does before its first result, which
-does without them: see `hearth.codec.encode` of the client.
+Importing protobuf's runtime and these modules takes as long as everything else that a new client does before its first
+result, which does not need them: see `hearth.codec.encode` of the client.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ else:
 
         def __getattr__(self, name: str) -> Any:
             value = getattr(importlib.import_module(self._module), name)
-            setattr(self, name, value)  # found without this from now on
+            setattr(self, name, value)  # later accesses bypass `__getattr__`
             return value
 
     commands_pb2 = _Later("hearth_proto.v1.commands_pb2")

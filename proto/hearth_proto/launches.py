@@ -5,35 +5,35 @@ A record is little-endian and a multiple of 8 bytes long:
 ====== ======================= =====================================================================================
 offset field                   meaning
 ====== ======================= =====================================================================================
-0      u32 length              of the whole record
-4      u16 parameters          how many kernel parameters
-6      u16 pointers            how many of them are buffers
+0      u32 length              length of the whole record, bytes
+4      u16 parameters          number of kernel parameters
+6      u16 pointers            number of those that are buffers
 8      u64 function            handle
 16     u64 stream              logical stream
 24     u32 grid[3]             blocks
 36     u32 block[3]            threads
 48     u32 shared_mem          dynamic shared memory, bytes
 52     u16 flags               `LaunchFlag`
-54     u16 block_size          bytes of the parameter block
+54     u16 block_size          size of the parameter block, bytes
 56     u64 timeout_ns          0: the device's default
 64     extension               32 bytes, only with `LaunchFlag.EXTENDED`:
        u32 cluster[3]          blocks; zeros: none
-       u32 iterations          launches of it, one after another
-       u64 grid_buffer         handle of a buffer with the grid as three u32, in place of `grid`; 0: none
-       u64 grid_offset         where in that buffer, bytes
-..     parameters x (u16, u16) in the kernel's order: offset in the block (top bit: the kernel only reads what it points
-                               to) and size (top bit: a buffer's address; with size 128: a tensor map)
+       u32 iterations          number of consecutive launches
+       u64 grid_buffer         handle of a buffer with the grid as three u32, instead of `grid`; 0: none
+       u64 grid_offset         offset in that buffer, bytes
+..     parameters x (u16, u16) in the kernel's order: offset in the block (top bit: the kernel only reads the buffer)
+                               and size (top bit: a buffer's address; with size 128: a tensor map)
 ..     padding to 8
 ..     pointers x u64          handles of buffers and tensor maps, in the kernel's order
-..     parameter block         laid out by C's rules; where an address belongs stands the offset into the buffer
+..     parameter block         laid out by C's rules; contains offsets into buffers instead of addresses
 ..     padding to 8
 ====== ======================= =====================================================================================
 
-A buffer that the kernel only reads may be read by other streams at the same time. A tensor map takes 128 bytes of the
-block, whose contents the daemon fills in.
+Other streams may concurrently read a buffer that the kernel only reads. A tensor map takes 128 bytes of the block,
+which the daemon fills in.
 
-The layout (offsets and sizes) is checked against the function's real parameters once per distinct layout; the daemon
-adds each buffer's address to the offset that stands in its place, as a linker does with a relocation.
+The daemon checks each distinct layout (offsets and sizes) once against the function's parameters. It adds each buffer's
+address to the offset in its place, as a linker does with a relocation.
 """
 
 from __future__ import annotations
@@ -51,14 +51,15 @@ READ_ONLY_BIT = 0x8000
 TENSOR_MAP_BYTES = 128
 """sizeof(CUtensorMap), cuda.h."""
 MAX_PARAMETER_BYTES = 32764
-"""The largest parameter block of CUDA 12.1 and newer on Volta and newer (CUDA C++ Programming Guide, 7.25)."""
+"""Size, in bytes, of the largest parameter block of CUDA 12.1 and newer on Volta and newer (CUDA C++ Programming Guide,
+7.25)."""
 
 assert HEADER.size == 64
 
 
 class LaunchFlag(enum.IntFlag):
     VALIDATE = 1  # red zones around the session's buffers
-    UNCHECKED = 2  # the caller vouches for grid, block and arguments
+    UNCHECKED = 2  # grid, block and arguments are not checked
     COOPERATIVE = 4
     EXTENDED = 8  # an extension follows the header
 
@@ -67,11 +68,11 @@ KNOWN_FLAGS = LaunchFlag.VALIDATE | LaunchFlag.UNCHECKED | LaunchFlag.COOPERATIV
 
 
 class RecordError(ValueError):
-    """The bytes are no launch record."""
+    """Raised for bytes that are not a launch record."""
 
 
 class Extension(NamedTuple):
-    """The rare attributes of a launch."""
+    """Rarely used attributes of a launch."""
 
     cluster: tuple[int, int, int] = (0, 0, 0)
     iterations: int = 1
@@ -80,7 +81,7 @@ class Extension(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A parameter of a layout. `pointer`: a buffer's address, or a tensor map where `size` is 128."""
+    """A parameter of a layout. `pointer`: a buffer's address, or a tensor map if `size` is 128."""
 
     offset: int
     size: int
@@ -98,12 +99,12 @@ class Record(NamedTuple):
     timeout_ns: int
     layout: bytes  # PARAMETER x parameters, as packed
     buffers: tuple[int, ...]  # handles of buffers and tensor maps
-    params: bytes  # the parameter block, offsets in the place of addresses
+    params: bytes  # the parameter block, with offsets instead of addresses
     extension: Extension | None = None  # sets LaunchFlag.EXTENDED when packed
 
 
 def pack_layout(parameters: Sequence[Place]) -> bytes:
-    """The places of all parameters, packed."""
+    """Returns the packed layout of all parameters."""
     return b"".join(
         PARAMETER.pack(
             place.offset | (READ_ONLY_BIT if place.read_only else 0), place.size | (POINTER_BIT if place.pointer else 0)
@@ -113,7 +114,7 @@ def pack_layout(parameters: Sequence[Place]) -> bytes:
 
 
 def unpack_layout(layout: bytes) -> list[Place]:
-    """The inverse of `pack_layout`."""
+    """Returns the parameters of a packed layout: the inverse of `pack_layout`."""
     return [
         Place(offset & ~READ_ONLY_BIT, size & ~POINTER_BIT, bool(size & POINTER_BIT), bool(offset & READ_ONLY_BIT))
         for offset, size in PARAMETER.iter_unpack(layout)
@@ -121,7 +122,7 @@ def unpack_layout(layout: bytes) -> list[Place]:
 
 
 def padded(size: int) -> int:
-    """`size` rounded up to a multiple of 8."""
+    """Returns `size` rounded up to a multiple of 8."""
     return (size + 7) & ~7
 
 
@@ -152,7 +153,7 @@ def pack(record: Record) -> bytes:
 
 
 def unpack(data: bytes | memoryview) -> Iterator[Record]:
-    """The records of a batch's `launches` field. Raises `RecordError` at the first that is malformed."""
+    """Yields the records of a batch's `launches` field. Raises `RecordError` at the first malformed one."""
     position = 0
     size = len(data)
     while position < size:

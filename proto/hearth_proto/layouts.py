@@ -1,6 +1,6 @@
-"""Layouts of arrays in memory, as far as client and daemon have to agree on them: rows, pitch and overlap.
+"""Layouts of arrays in memory on which client and daemon have to agree: rows, pitch and overlap.
 
-Sizes, offsets, pitches and strides are bytes. Everything is Python integers, so nothing wraps.
+Sizes, offsets, pitches and strides are in bytes. All arithmetic uses Python integers, so nothing overflows.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from typing import NamedTuple
 
 MIN_PITCH_ALIGNMENT = 16
 MAX_PITCH_ALIGNMENT = 512
-"""CubeCL's: the alignment of a row's start grows with the row, from a vector load's to what cudaMallocPitch gives."""
+"""Alignment bounds of CubeCL, in bytes: the alignment of a row's start grows with the row, from that of a vector load
+to that of cudaMallocPitch."""
 
 
 class RowLayout(NamedTuple):
-    """`rows` rows of `width` bytes from `offset` on, the start of each `pitch` bytes behind the one before."""
+    """`rows` rows of `width` bytes from `offset` on; consecutive rows start `pitch` bytes apart."""
 
     offset: int
     width: int
@@ -24,22 +25,22 @@ class RowLayout(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes in the rows, without what lies between them."""
+        """Total size of the rows, in bytes, without the gaps between them."""
         return self.width * self.rows
 
     @property
     def extent(self) -> int:
-        """Bytes from the first row's start to the last row's end; 0 where there are none."""
+        """Number of bytes from the first row's start to the last row's end; 0 if there are no rows."""
         return (self.rows - 1) * self.pitch + self.width if self.size else 0
 
     @property
     def end(self) -> int:
-        """The offset behind the last byte."""
+        """Offset after the last byte."""
         return self.offset + self.extent
 
     @property
     def dense(self) -> bool:
-        """True if the rows lie one behind the other, as one range."""
+        """True if the rows have no gaps and form one range."""
         return self.rows <= 1 or self.width in (0, self.pitch)
 
     def __str__(self) -> str:
@@ -56,7 +57,7 @@ class Layout(NamedTuple):
 
 
 def contiguous(shape: Sequence[int], itemsize: int) -> Layout:
-    """C order without padding."""
+    """Returns the layout of C order without padding."""
     strides = []
     step = itemsize
     for axis in reversed(shape):
@@ -66,10 +67,11 @@ def contiguous(shape: Sequence[int], itemsize: int) -> Layout:
 
 
 def pitch_of(last: int, itemsize: int) -> int:
-    """Bytes from the start of one row of `last` elements to the next, as CubeCL computes it.
+    """Returns the number of bytes from the start of one row of `last` elements to the next, as CubeCL computes it.
 
-    The row's size, rounded up to a power of two between 16 and 512 that grows with the row (to the element's size, for
-    rows of one). Where that is no whole number of elements, to a multiple of both.
+    The row's size is rounded up to an alignment: a power of two between 16 and 512 that grows with the row. Rows of at
+    most one element are not padded. If the alignment is not a whole number of elements, the least common multiple of
+    both is used.
     """
     width = last * itemsize
     if last <= 1:
@@ -80,9 +82,10 @@ def pitch_of(last: int, itemsize: int) -> int:
 
 
 def pitched(shape: Sequence[int], itemsize: int) -> Layout:
-    """C order with padded rows: only the second last stride is padded, the outer ones follow from it.
+    """Returns the layout of C order with padded rows: only the second-last stride is padded, and the outer strides
+    follow from it.
 
-    An array without axes is contiguous; one with a single axis is one padded row.
+    An array without axes is contiguous; an array with a single axis is one padded row.
     """
     if not shape:
         return contiguous(shape, itemsize)
@@ -92,10 +95,11 @@ def pitched(shape: Sequence[int], itemsize: int) -> Layout:
 
 
 def rows_of(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> RowLayout | None:
-    """The fewest rows, from offset 0, that an array of these strides consists of, in C order; None where it has none.
+    """Returns the fewest rows, from offset 0, that an array of these strides consists of, in C order; None: there are
+    none.
 
-    What copies take: the inner axes without gaps, the others at one distance from each other. Strides that are
-    negative, zero or less than a row are not taken.
+    Copies take such arrays: the inner axes have no gaps, and the outer axes have one common distance. Strides that are
+    negative, zero or less than a row are not supported.
     """
     if 0 in shape:
         return RowLayout(0, 0)
@@ -119,8 +123,8 @@ def rows_of(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> RowL
 def overlap(first: RowLayout, second: RowLayout) -> bool:
     """Returns True if two ranges of one buffer have a byte in common.
 
-    Exact for rows of the same pitch, and where one of the two is a single range. Rows of different pitches count as
-    overlapping where the ranges from their first to their last byte do.
+    Exact for rows of equal pitch, and if one of the two is a single range. Rows of different pitches count as
+    overlapping if the ranges from their first to their last byte overlap.
     """
     if not first.size or not second.size or first.end <= second.offset or second.end <= first.offset:
         return False
@@ -128,16 +132,16 @@ def overlap(first: RowLayout, second: RowLayout) -> bool:
     pitch = max(first.pitch, second.pitch, 1)
     if min(first.pitch, second.pitch) not in (0, pitch):
         return True
-    # A row of `second` lies (row difference) * pitch - behind bytes further on than one of `first`.
+    # A row of `second` starts (row difference) * pitch - behind bytes after a row of `first`.
     behind = first.offset - second.offset
     nearest = max((behind - second.width) // pitch + 1, 1 - first.rows)
     return nearest < second.rows and nearest * pitch < behind + first.width
 
 
 def clash(reads: Iterable[tuple[int, int]], writes: Iterable[tuple[int, int]]) -> bool:
-    """Returns True if bytes are written that are read or written besides; ranges from their start to before their
-    end."""
-    used = written = 0  # how far the ranges reach that begin before
+    """Returns True if some byte is written by one range and read or written by another. Each range is a pair of start
+    and exclusive end."""
+    used = written = 0  # the largest end of the ranges (all; written ones) that begin earlier
     for start, end, writes_it in sorted([(*each, False) for each in reads] + [(*each, True) for each in writes]):
         if start == end:
             continue
@@ -150,5 +154,5 @@ def clash(reads: Iterable[tuple[int, int]], writes: Iterable[tuple[int, int]]) -
 
 
 def _whole(given: RowLayout) -> RowLayout:
-    """Dense rows as one; a single row has no pitch."""
+    """Returns dense rows as one row; a single row has no pitch."""
     return RowLayout(given.offset, given.size) if given.dense else given

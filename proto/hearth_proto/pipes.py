@@ -1,7 +1,7 @@
-"""A connected socket that two threads share, one for each way: bytes go directly from and to the memory where they lie.
+"""A connected socket that two threads share, one for each direction, without copies of the transferred bytes.
 
-A peer that stands still in the middle of something is given up after a while; so is one that is
-gone without a word, which the system finds out.
+A peer that stalls in the middle of a frame is given up after `STALL_S` seconds. The system detects a peer that has
+disappeared without closing the connection.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ import time
 from collections.abc import Callable, Sequence
 
 STALL_S = 20.0
-"""Seconds that a peer may stand still with a part of a frame sent, or taken."""
+"""Seconds for which a peer may stall while a frame is partly sent or received."""
 
 _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 15_000))
-"""Seconds, a count, milliseconds; where the system has them."""
+"""TCP options, as far as the system has them: seconds, seconds, a count, milliseconds."""
 Patient = Callable[[], bool]
-"""Returns True to keep waiting, though nothing came for a while."""
+"""Callback that returns True to keep waiting, though nothing has arrived for a while."""
 
 Part = bytes | bytearray | memoryview
 
 
 class PipeEnded(ConnectionError):
-    """The other side has closed the connection, or this one."""
+    """Raised if either side has closed the connection."""
 
 
 class PipeStalled(TimeoutError):
-    """The other side stands still."""
+    """Raised if the other side stalls."""
 
 
 class Pipe:
-    """Owns its socket. `receive` belongs to one thread, `send` to another, `shutdown` to any thread."""
+    """Owns its socket. One thread calls `receive`, another one `send`; any thread may call `shutdown`."""
 
     def __init__(self, connection: socket.socket, stall: float = STALL_S) -> None:
         self._connection = connection
@@ -41,14 +41,16 @@ class Pipe:
 
     def _prepare(self) -> None:
         self._connection.setblocking(True)
-        # The system's own limits: a socket with Python's would ask `poll` before every call, and not be filled at once.
+        # Timeouts of the system: with a Python timeout, the socket would call `poll` before every call, and a read
+        # would not fill the buffer at once.
         whole = int(self._stall)
         limit = whole.to_bytes(8, "little") + int((self._stall - whole) * 1e6).to_bytes(8, "little")
         self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
     def receive(self, into: memoryview, patient: Patient | None = None) -> None:
-        """Fills `into`. Raises `PipeEnded`, `PipeStalled` (not while `patient`), OSError."""
+        """Fills `into`, and blocks until then. Raises `PipeEnded`, `OSError`, or `PipeStalled` (not while `patient`
+        returns True)."""
         got, size = 0, len(into)
         while got < size:
             try:
@@ -62,7 +64,7 @@ class Pipe:
             got += count
 
     def send(self, parts: Sequence[Part]) -> None:
-        """Sends all of them, one behind the other. Raises `PipeStalled`, OSError."""
+        """Sends all parts in order, and blocks until then. Raises `PipeStalled` or `OSError`."""
         left = sum(map(len, parts))
         while True:
             try:
@@ -75,18 +77,18 @@ class Pipe:
             parts = _behind(parts, sent)
 
     def shutdown(self) -> None:
-        """Ends both directions and wakes threads in `receive` and `send`. A second call does nothing."""
+        """Ends both directions and wakes the threads in `receive` and `send`. A second call does nothing."""
         with contextlib.suppress(OSError):
-            # Not the method of SSLSocket: after that one, its other thread would continue without TLS.
+            # Not the method of SSLSocket: after it, the other thread would continue without TLS.
             socket.socket.shutdown(self._connection, socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Gives the socket back; when no thread is inside any more."""
+        """Closes the socket. Called when no thread uses it any more."""
         self._connection.close()
 
 
 def tune(connection: socket.socket) -> None:
-    """Small frames go at once, and a peer that is gone without a word is noticed."""
+    """Sets TCP options: small frames are sent at once, and a peer that has disappeared is detected."""
     if connection.family == socket.AF_UNIX:
         return
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -97,8 +99,8 @@ def tune(connection: socket.socket) -> None:
 
 
 def receive_within(connection: socket.socket, size: int, deadline: float) -> bytes:
-    """Receives exactly `size` bytes of a socket that is no pipe yet, by the deadline (`time.monotonic`). Raises
-    OSError."""
+    """Receives exactly `size` bytes from a socket before it becomes a pipe, until the deadline (`time.monotonic`).
+    Raises `OSError`."""
     data = b""
     while len(data) < size:
         left = deadline - time.monotonic()

@@ -1,9 +1,9 @@
-"""The thread that reads gRPC's sockets: the one that waits for the data, if gRPC can be configured so.
+"""Selects the thread that reads gRPC's sockets: the waiting thread, if gRPC can be configured so.
 
-Since 1.80 a thread of gRPC's own reads in Python, too, and hands the data to the one that waits: another wake-up for
-each message, which costs more than all that is done with it. Until 1.79, and where that is switched off, the waiting
-thread reads. gRPC reads its environment once, when it is imported, so that this has to come first; a version that does
-not know the switch any more would say so on stderr, and is left as it is.
+Since 1.80, a thread of gRPC reads the sockets, also in Python, and hands the data to the waiting thread. That costs
+another wake-up for each message, which takes longer than all other processing of it. Until 1.79, and if that feature is
+switched off, the waiting thread reads. gRPC reads its environment once, when it is imported, so the switch has to be
+set before. A version that no longer knows the switch would complain on stderr, and is left unchanged.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import sys
 from importlib.machinery import PathFinder
 
 CLIENT = "event_engine_client"
-"""The reader of connections that were opened here."""
+"""gRPC experiment that affects connections opened by this process."""
 LISTENER = "event_engine_listener"
-"""The reader of connections that were accepted here."""
+"""gRPC experiment that affects connections accepted by this process."""
 _EXPERIMENTS = "GRPC_EXPERIMENTS"
 _SINCE, _BEFORE = (1, 80), (1, 86)
-"""The versions that have the switch, as far as they are known."""
+"""First version that has the switch, and first version (exclusive end) not known to have it."""
 
 
 def import_grpc(experiment: str) -> None:
-    """Imports gRPC with this switched off; nothing where it was imported before, or its user has said what he wants.
-    The environment is as before afterwards, for processes that are started later."""
+    """Imports gRPC with `experiment` switched off. Does nothing if gRPC is already imported, or if the user has set the
+    environment variable. Restores the environment afterwards, for processes that are started later."""
     if "grpc" in sys.modules or _EXPERIMENTS in os.environ or not _has_switch():
         return
     os.environ[_EXPERIMENTS] = f"-{experiment}"
@@ -38,8 +38,8 @@ def _has_switch() -> bool:
 
 
 def grpc_version() -> tuple[int, int]:
-    """Returns the version of the gRPC that would be imported; (0, 0) if it has none. A client's first result must come
-    quickly: nothing is imported for this."""
+    """Returns the version of the gRPC package that would be imported; (0, 0): unknown. Imports nothing, because a
+    client's first result must not be delayed."""
     try:
         spec = PathFinder.find_spec("grpc")
         [folder] = (spec and spec.submodule_search_locations) or [""]

@@ -1,9 +1,10 @@
 """Stable reason codes and their mapping to gRPC status and `google.rpc` details.
 
-A refusal travels as a `google.rpc.Status`: the gRPC code, one sentence saying what was asked and what is allowed, and
-an `ErrorInfo` whose `reason` is one of `Reason`, whose `domain` is ``hearth.v1`` and whose `metadata` carries the
-requested and allowed values together with `fix`. `hearth.v1.Status` and `hearth.v1.ErrorInfo` have the field numbers
-of their `google.rpc` namesakes, so that the client needs no further package to read them and every gRPC tool can.
+A refusal is sent as a `google.rpc.Status`: the gRPC code, one sentence that says what was requested and what is
+allowed, and an `ErrorInfo`. Its `reason` is one of `Reason`, its `domain` is ``hearth.v1``, and its `metadata` contains
+the requested and allowed values and `fix`. `hearth.v1.Status` and `hearth.v1.ErrorInfo` have the field numbers of the
+corresponding `google.rpc` messages, so that the client needs no further package to read them, and every gRPC tool can
+read them.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Code(enum.IntEnum):
 
 
 class Reason(enum.StrEnum):
-    """Why a command or call was refused. Names are append-only: clients match on them."""
+    """Reason for which a command or call was refused. Names are only ever added: clients match on them."""
 
     INVALID_ARGUMENT = "INVALID_ARGUMENT"
     INVALID_HANDLE = "INVALID_HANDLE"
@@ -157,10 +158,11 @@ CODES: Mapping[Reason, Code] = {
 
 
 class Refusal(Exception):
-    """A command or call that the daemon refuses or that failed; becomes a `google.rpc.Status` on the wire.
+    """A command or call that the daemon refused or that failed; sent as a `google.rpc.Status`.
 
-    `message` is one sentence saying what was asked and what is allowed; `fix` says what to do; `details` holds the
-    requested and allowed values (strings, shown as `ErrorInfo.metadata`). `retry_after_s` adds a `RetryInfo`.
+    `message` is one sentence that says what was requested and what is allowed; `fix` says what to do. `details` holds
+    the requested and allowed values (strings, sent as `ErrorInfo.metadata`). `retry_after_s`, in seconds, adds a
+    `RetryInfo`.
     """
 
     def __init__(
@@ -192,11 +194,11 @@ class Refusal(Exception):
 
     @property
     def retryable(self) -> bool:
-        """Returns True if the same request may be sent again after `retry_after_s`, and help."""
+        """True if the same request may be repeated after `retry_after_s` seconds and may then succeed."""
         return retryable(self.reason, self.retry_after_s)
 
     def to_status(self, failures: Sequence[status_pb2.CommandFailure] = ()) -> status_pb2.Status:
-        """The refusal as a wire status; `failures` lists the failed commands of a stream, oldest first."""
+        """Returns the refusal as a wire status; `failures` lists the failed commands of a stream, oldest first."""
         status = status_pb2.Status(code=int(self.code), message=self.message)
         info = status_pb2.ErrorInfo(reason=str(self.reason), domain=DOMAIN, metadata=self.details)
         if self.fix:
@@ -219,7 +221,8 @@ def _rebuild(
 
 
 def from_status(status: status_pb2.Status) -> Refusal:
-    """The refusal that a wire status describes; a status without our `ErrorInfo` gets a reason from its code."""
+    """Returns the refusal that a wire status describes. For a status without an `ErrorInfo`, the reason follows from
+    its code."""
     reason = _reason_of_code(status.code)
     fix = ""
     details: dict[str, str] = {}
@@ -232,7 +235,7 @@ def from_status(status: status_pb2.Status) -> Refusal:
                 fix = details.pop("fix", "")
                 if info.reason in Reason.__members__:
                     reason = Reason(info.reason)
-                else:  # a newer daemon's reason: keep its name where a person can see it
+                else:  # a reason of a newer daemon: keep its name among the details
                     details.setdefault("reason", info.reason)
             elif detail.type_url == _RETRY_INFO_URL:
                 retry = status_pb2.RetryInfo.FromString(detail.value).retry_delay.ToNanoseconds() / 1e9
@@ -242,12 +245,12 @@ def from_status(status: status_pb2.Status) -> Refusal:
 
 
 def to_text(refusal: Refusal) -> str:
-    """The refusal as text, for what is JSON between processes."""
+    """Returns the refusal as text, for JSON messages between processes."""
     return base64.b64encode(refusal.to_status().SerializeToString()).decode()
 
 
 def from_text(text: object) -> Refusal:
-    """The reverse. Raises ValueError for what is none."""
+    """Returns the refusal that `to_text` encoded. Raises `ValueError` for any other text."""
     try:
         return from_status(status_pb2.Status.FromString(base64.b64decode(str(text), validate=True)))
     except DecodeError as error:
@@ -255,7 +258,7 @@ def from_text(text: object) -> Refusal:
 
 
 def stream_failures(status: status_pb2.Status) -> list[status_pb2.CommandFailure]:
-    """The failed commands that a stream's status lists, oldest first; empty where it lists none."""
+    """Returns the failed commands that a stream's status lists, oldest first; an empty list: there are none."""
     for detail in status.details:
         if detail.type_url == _STREAM_ERRORS_URL:
             try:

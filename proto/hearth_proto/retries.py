@@ -1,7 +1,7 @@
-"""Refusals that can be retried: one table for every reason, for clients of any kind and for the daemon.
+"""Table of the refusals that can be retried, by reason, for clients of any kind and for the daemon.
 
-A reason's class says what a client may do; whether it helps at that moment the daemon says with `RetryInfo`. What can
-be asked again as it is has not begun, and is worth asking again only where the daemon says when.
+The class of a reason says what a client may do; the daemon says with `RetryInfo` whether a retry may succeed now. A
+request that may be repeated unchanged has not begun, and is worth repeating only if the daemon says when.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Mapping
 
 
 class Retry(enum.Enum):
-    """A client's possible reaction to a refusal."""
+    """Possible reaction of a client to a refusal."""
 
     SAME = "same"
-    """No part of the request has run, for want of room, of quota, or of a daemon that accepts work: it may be repeated
-    unchanged after the time that the refusal names. Without a time, it will be refused again."""
+    """No part of the request has run, because of a lack of room, of quota, or of a daemon that accepts work. It may be
+    repeated unchanged after the time that the refusal names. Without a time, it will be refused again."""
 
     ANEW = "anew"
-    """The object of the request is gone (a device process, an array, the session, the bytes under way), or the request
-    may have run in part: it may be made anew where running it twice does no harm."""
+    """The object of the request is gone (a device process, an array, the session, the bytes in transit), or the request
+    may have run in part. It may be issued anew if running it twice does no harm."""
 
     NEVER = "never"
     """The request will be refused again: something has to be changed."""
@@ -37,7 +37,7 @@ RETRIES: Mapping[str, Retry] = {
     "BUFFER_LOST": Retry.ANEW,
     "SESSION_EXPIRED": Retry.ANEW,
     "TRANSFER_ABORTED": Retry.ANEW,
-    "COLLECTIVE_TIMEOUT": Retry.NEVER,  # a rank did not come: the ranks have to agree first
+    "COLLECTIVE_TIMEOUT": Retry.NEVER,  # a rank is missing: the ranks have to agree first
     "COMMUNICATOR_FAILED": Retry.NEVER,
     "DEPENDENCY_FAILED": Retry.NEVER,
     "INVALID_ARGUMENT": Retry.NEVER,
@@ -46,7 +46,7 @@ RETRIES: Mapping[str, Retry] = {
     "MALFORMED_MESSAGE": Retry.NEVER,
     "MESSAGE_TOO_LARGE": Retry.NEVER,
     "OUT_OF_BOUNDS": Retry.NEVER,
-    "OUT_OF_MEMORY": Retry.NEVER,  # the daemon has cleaned up and tried again by itself
+    "OUT_OF_MEMORY": Retry.NEVER,  # the daemon has already freed memory and retried
     "ALLOCATION_FAILED": Retry.NEVER,
     "COMPILE_FAILED": Retry.NEVER,
     "COMPILE_LIMIT": Retry.NEVER,
@@ -76,15 +76,15 @@ RETRIES: Mapping[str, Retry] = {
     "READ_ONLY": Retry.NEVER,
     "DATA_RACE": Retry.NEVER,
 }
-"""Classes by the name of each `hearth_proto.reasons.Reason`."""
+"""Class of each `hearth_proto.reasons.Reason`, by its name."""
 
 
 def retry(reason: str) -> Retry:
-    """The class of a reason; a newer daemon's, unknown here, is not asked again."""
+    """Returns the class of a reason. An unknown reason of a newer daemon is not retried."""
     return RETRIES.get(reason, Retry.NEVER)
 
 
 def retryable(reason: str, retry_after_s: float | None) -> bool:
-    """Returns True if the same request may be sent again after `retry_after_s` seconds (None: the daemon named none),
-    and help."""
+    """Returns True if the same request may be repeated after `retry_after_s` seconds and may then succeed. None: the
+    daemon named no time."""
     return retry_after_s is not None and retry(reason) is Retry.SAME

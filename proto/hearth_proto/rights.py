@@ -1,7 +1,7 @@
-"""The rights of tenants, and the right that each operation needs.
+"""Rights of tenants, and the rights that each operation needs.
 
-The front checks single calls by this table. Batches pass through it undecoded, so a device process checks the commands
-of sessions that have not every right by the same table.
+The front checks single calls against these tables. Batches pass through the front undecoded, so a device process checks
+the commands of sessions that lack some right, against the same table.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from hearth_proto.reasons import Reason, Refusal
 
 
 class Right(enum.StrEnum):
-    """A right of a tenant. Names as they stand in the configuration.
+    """A right of a tenant, named as in the configuration.
 
-    What only looks, waits or gives back (streams, events, sync, memory usage, free) needs no right: a session can
-    reach nothing by it that it was not allowed to make.
+    Operations that only query, wait or release (streams, events, sync, memory usage, free) need no right: they give a
+    session access to nothing that it was not allowed to create.
     """
 
     ALLOCATE = "allocate"  # memory: allocate, fill, copy, durable copies
@@ -25,18 +25,18 @@ class Right(enum.StrEnum):
     LAUNCH = "launch"  # modules, kernels, graphs, dispatch
     COLLECTIVE = "collective"
     PROFILE = "profile"  # profiles and traces
-    PUBLISH = "publish"  # publish buffers to others
-    ATTACH = "attach"  # attach what others published
+    PUBLISH = "publish"  # publish buffers to other sessions
+    ATTACH = "attach"  # attach buffers that other sessions published
     DEDICATED = "dedicated"  # device processes that no other session shares
-    OBSERVE = "observe"  # see everybody's sessions, faults, traces and metrics, and change nothing
-    ADMIN = "admin"  # see everybody's sessions, end them, drain, restart devices
+    OBSERVE = "observe"  # see all sessions, faults, traces and metrics, but change nothing
+    ADMIN = "admin"  # see and end all sessions, drain, restart devices
 
 
 EVERYTHING = frozenset(Right)
 OPERATING = frozenset({Right.OBSERVE, Right.ADMIN})
-"""Rights that reach beyond the tenant's own: each lets it see what is others'."""
+"""Operator rights, which reach beyond the tenant's own sessions: each allows access to data of other tenants."""
 ORDINARY = EVERYTHING - OPERATING
-"""The rights of a tenant without `rights` in the configuration."""
+"""Rights of a tenant that has no `rights` in the configuration."""
 
 _NONE: tuple[Right, ...] = ()
 _ALLOCATE = (Right.ALLOCATE,)
@@ -93,10 +93,10 @@ COMMANDS: Mapping[str, tuple[Right, ...]] = {
     "set_durable": _ALLOCATE,
     "checkpoint": _ALLOCATE,
 }
-"""Rights by the command's field in `Command`: all of them are needed."""
+"""Rights that each command needs, all of them, by the command's field in `Command`."""
 
 CALLS: Mapping[str, tuple[Right, ...]] = {
-    "Execute": _NONE,  # its commands are checked one by one
+    "Execute": _NONE,  # its commands are checked individually
     "Upload": (Right.WRITE,),
     "Download": (Right.READ,),
     "AttachmentStatus": _NONE,
@@ -109,26 +109,27 @@ CALLS: Mapping[str, tuple[Right, ...]] = {
     "ExportIpc": (Right.READ, Right.WRITE),  # a client that maps it does both, unchecked
     "ReleaseIpc": _NONE,
 }
-"""Rights by the method of DeviceService, for methods that carry no single command."""
+"""Rights that each method of DeviceService needs, for methods that do not carry a single command."""
 
 
 OF_COMMANDS: frozenset[Right] = frozenset(right for needed in COMMANDS.values() for right in needed)
-"""Rights which together allow every command."""
+"""Set of rights that together allow every command."""
 
 
 def allowed(rights: Collection[str]) -> frozenset[str]:
-    """Returns the commands that a tenant with these rights may send. Commands that the table does not have are not
-    among them."""
+    """Returns the commands that a tenant with these rights may send. Commands that are not in the table are never
+    allowed."""
     return frozenset(kind for kind, needed in COMMANDS.items() if all(right in rights for right in needed))
 
 
 def missing(needed: Collection[Right], rights: Collection[str]) -> list[Right]:
-    """Returns the rights that are needed and not there."""
+    """Returns the rights in `needed` that are not in `rights`."""
     return [right for right in needed if right not in rights]
 
 
 def permission_denied(operation: str, lacking: Collection[str], tenant: str) -> Refusal:
-    """`operation` as in "launch" or "Drain"; `lacking`: the rights that would allow it (none: nothing would)."""
+    """Returns the refusal of `operation` (for example "launch" or "Drain") for the tenant. `lacking`: the rights that
+    would allow the operation; empty: no right would."""
     names = ", ".join(lacking) or "none that there is"
     return Refusal(
         Reason.PERMISSION_DENIED,

@@ -1,16 +1,17 @@
-"""Transfers over stripes: connections for bulk data, any number of them for any number of transfers.
+"""Transfers over stripes: connections for bulk data, any number of which carry any number of transfers.
 
-The transfer is cut into chunks of one size, the last one shorter. For each, one STRIPE frame comes over any stripe, in
-any order; one that has come is answered by TAKEN, and those of a stripe that broke without are sent again over others.
-An upload that has come whole is answered by TAKEN for the byte behind its last, on every stripe that was to carry it
-and on every one that is announced for it later: what said so of a chunk may have been lost.
+A transfer is divided into chunks of one size; the last chunk may be shorter. One STRIPE frame carries each chunk, over
+any stripe and in any order. The receiver answers each chunk by TAKEN; chunks of a broken stripe that were not answered
+are sent again over other stripes. When an upload has arrived completely, the daemon answers by TAKEN for the offset
+after its last byte, on every stripe that announced the upload, also on those that announce it later, because a TAKEN of
+a single chunk may have been lost.
 
-A client that will send an upload over a stripe says so there: UPLOAD, its payload the size of the chunks. The device
-process answers by CREDIT (`flags`: how many more STRIPE frames of the transfer may come over this stripe) when it has
-memory for them and the Write that wants them has its turn; so it never has to leave anything unread. A client that
-will take a download says DOWNLOAD in the same way, and gets STRIPE frames from then on. ABORT, from the device
-process, says that a transfer is over before its end. Bytes may go by Upload or Download instead, whenever the client
-likes, and then all of them do, from the first on.
+A client that will send an upload over a stripe announces it there by UPLOAD, whose payload is the size of the chunks.
+The device process answers by CREDIT (`flags`: the number of further STRIPE frames of the transfer that may be sent over
+this stripe) when it has memory for them and the Write that uses them is executing; so it never has to leave received
+bytes unread. A client that will receive a download announces DOWNLOAD in the same way, and receives STRIPE frames from
+then on. ABORT, from the device process, says that a transfer has ended prematurely. At any time the client may use
+Upload or Download instead; then all bytes of the transfer, from the first on, go that way.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from typing import NamedTuple
 from hearth_proto.frames import HEADER, MAX_PAYLOAD, STRIPE_OFFSET, FrameError, Kind
 
 CHUNK_BYTES = struct.Struct("<Q")
-"""The payload of UPLOAD and DOWNLOAD on a stripe."""
+"""Payload of UPLOAD and DOWNLOAD on a stripe: the size of the chunks in bytes."""
 
 MIN_CHUNK = 64 << 10
 TICKET_NAME = 16
-"""Bytes of the ticket that are shown before TLS begins; the others are shown inside."""
+"""Number of bytes of the ticket that are sent before TLS begins; the remaining bytes are sent inside TLS."""
 TICKET_BYTES = 32
 
 HEAD = HEADER.size
@@ -35,7 +36,7 @@ OFFSET = STRIPE_OFFSET.size
 
 @dataclass(frozen=True, slots=True)
 class StripeCut:
-    """A transfer of `size` bytes in chunks of `chunk`."""
+    """Division of a transfer of `size` bytes into chunks of `chunk` bytes."""
 
     size: int
     chunk: int
@@ -45,12 +46,12 @@ class StripeCut:
         return -(-self.size // self.chunk)
 
     def span(self, index: int) -> tuple[int, int]:
-        """Offset and length of a chunk."""
+        """Returns the offset and the length of a chunk, in bytes."""
         offset = index * self.chunk
         return offset, min(self.chunk, self.size - offset)
 
     def index(self, offset: int, length: int) -> int:
-        """Returns the index of the chunk that lies there. Raises ValueError if there is none."""
+        """Returns the index of the chunk with this offset and length. Raises `ValueError` if there is none."""
         index, rest = divmod(offset, self.chunk)
         if rest or not 0 <= index < self.count or self.span(index)[1] != length:
             raise ValueError(
@@ -61,7 +62,7 @@ class StripeCut:
 
 
 class StripeHead(NamedTuple):
-    """The header of a frame on a stripe."""
+    """Header of a frame on a stripe."""
 
     length: int
     kind: int
@@ -70,7 +71,7 @@ class StripeHead(NamedTuple):
 
 
 def read_head(head: bytes | bytearray, max_chunk: int, kinds: frozenset[int]) -> StripeHead:
-    """Raises `FrameError` for a header that none of `kinds` begins with."""
+    """Returns the decoded header. Raises `FrameError` for a header that is not valid for any of `kinds`."""
     length, kind, flags, channel, ident = HEADER.unpack(head)
     if kind not in kinds or channel or (flags and kind != Kind.CREDIT):
         raise FrameError(f"a frame of kind {kind} with flags {flags} for channel {channel} has no place on a stripe")
@@ -89,7 +90,7 @@ MAX_ABORT = min(64 << 10, MAX_PAYLOAD)
 
 
 def chunk_head(transfer: int, offset: int, length: int) -> bytes:
-    """Returns the header of a chunk's bytes."""
+    """Returns the header and offset that precede a chunk's `length` bytes."""
     return HEADER.pack(OFFSET + length, Kind.STRIPE, 0, 0, transfer) + STRIPE_OFFSET.pack(offset)
 
 
@@ -102,5 +103,5 @@ def credit(transfer: int, chunks: int) -> bytes:
 
 
 def announce(kind: Kind, transfer: int, chunk: int) -> bytes:
-    """UPLOAD or DOWNLOAD."""
+    """Returns the frame that announces an upload or download (`kind`) on a stripe."""
     return HEADER.pack(CHUNK_BYTES.size, kind, 0, 0, transfer) + CHUNK_BYTES.pack(chunk)

@@ -1,4 +1,4 @@
-"""A pipe within TLS."""
+"""A pipe over TLS."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from hearth_proto.pipes import STALL_S, Part, Patient, Pipe, PipeEnded, stalled
 
 _RECORD = 256 << 10
-"""Bytes that are handed to TLS at a time: while they are being sealed, the other direction waits."""
+"""Maximum number of bytes that are passed to TLS at a time: while they are encrypted, the other direction waits."""
 
 
 class TlsPipe(Pipe):
-    """`connection` has its handshake behind it. One thread at a time is inside OpenSSL; none of them waits there."""
+    """Pipe over a TLS connection that has completed its handshake. Only one thread at a time calls OpenSSL, which never
+    blocks."""
 
     _connection: ssl.SSLSocket
 

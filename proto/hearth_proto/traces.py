@@ -1,4 +1,4 @@
-"""Traces as lists of events and as Chrome's Trace Event Format, which Perfetto and chrome://tracing read."""
+"""Traces as lists of events and in Chrome's Trace Event Format, which Perfetto and chrome://tracing read."""
 
 from __future__ import annotations
 
@@ -12,27 +12,26 @@ from hearth_proto.v1 import commands_pb2
 HOST = 1
 DEVICE = 2
 KERNELS = 3
-"""Process numbers in the file: one for what the host did, one for what the device did, one for CUPTI's kernels."""
+"""Process numbers in the file: for events of the host, events of the device, and kernels reported by CUPTI."""
 
 _COLLECTIVE = "collective"
-"""A batch; a single operation has the name of its kind."""
+"""Name of a batch of collectives; a single operation has the name of its kind."""
 _COLLECTIVES = frozenset({_COLLECTIVE, *SHAPES})
 _PROCESSES = {HOST: "host, {name}", DEVICE: "{name}", KERNELS: "kernels of {name} (CUPTI)"}
 
 
 @dataclass(frozen=True, slots=True)
 class TraceEvent:
-    """A command in a trace. Times in nanoseconds since the trace's start, in this order: queued, submitted, started,
-    ended.
+    """A command in a trace. Times are in nanoseconds since the trace's start: queued <= submitted <= started <= ended.
 
-    A command without work for the device was `submitted`, `started` and `ended` at once.
+    For a command without work on the device, submitted, started and ended are equal.
     """
 
     name: str
-    """The kind of command: ``launch``, ``write``, ``read``, ``copy``, ``all_reduce``, ..."""
+    """Kind of command: ``launch``, ``write``, ``read``, ``copy``, ``all_reduce``, ..."""
     stream: int
     seq: int
-    """Number of the command's batch; `index` is its place there."""
+    """Number of the command's batch; `index` is its position in the batch."""
     index: int
     queued_ns: int
     """Time at which it arrived in the device process."""
@@ -41,22 +40,22 @@ class TraceEvent:
     started_ns: int
     ended_ns: int
     bytes: int = 0
-    """Moved by it."""
+    """Number of bytes that the command moved."""
     kernel: str = ""
     grid: tuple[int, int, int] | None = None
     block: tuple[int, int, int] | None = None
     error: str = ""
-    """The reason, where it failed."""
+    """Reason of the failure; empty: the command succeeded."""
 
     @property
     def device_ns(self) -> int:
-        """Time on the device."""
+        """Time on the device, in nanoseconds."""
         return self.ended_ns - self.started_ns
 
 
 @dataclass(frozen=True, slots=True)
 class KernelActivity:
-    """A kernel as CUPTI saw it run, where the daemon is configured to ask; times as in `TraceEvent`."""
+    """A kernel as CUPTI recorded it, if the daemon is configured to use CUPTI; times as in `TraceEvent`."""
 
     name: str
     stream: int
@@ -71,28 +70,29 @@ class KernelActivity:
 
 
 def events_of(result: commands_pb2.TraceResult) -> Iterator[TraceEvent]:
-    """The commands in the order in which they arrived."""
+    """Returns the commands in the order of their arrival."""
     return map(_event, result.events)
 
 
 def kernels_of(result: commands_pb2.TraceResult) -> Iterator[KernelActivity]:
-    """Returns the kernels that CUPTI saw."""
+    """Returns the kernels that CUPTI recorded."""
     return map(_kernel, result.kernels)
 
 
 def chrome_trace(
     name: str, events: Iterable[TraceEvent], kernels: Iterable[KernelActivity], *, epoch_ns: int, dropped: int
 ) -> dict[str, Any]:
-    """The trace of a device in the Trace Event Format, for `json.dumps`: `chart_of`, and `facts` beside it."""
+    """Returns the trace of a device in the Trace Event Format, for `json.dumps`: the entries of `chart_of` and the
+    values of `facts`."""
     return {"traceEvents": list(chart_of(name, events, kernels)), **facts(name, epoch_ns=epoch_ns, dropped=dropped)}
 
 
 def chart_of(name: str, events: Iterable[TraceEvent], kernels: Iterable[KernelActivity]) -> Iterator[dict[str, Any]]:
-    """The entries of ``traceEvents``, one by one.
+    """Yields the entries of ``traceEvents``.
 
-    A track for each stream on the host and on the device, joined by arrows; times in microseconds. What a track shows
-    never overlaps, as the format asks of it: on the host a command is shown from its arrival, or from when the one
-    before it was out of the way, to its submission; ``args`` has all of its times.
+    Each stream has one track on the host and one on the device, joined by arrows; times are in microseconds. Events of
+    a track never overlap, as the format requires. On the host, a command is shown from its arrival, or from the end of
+    the previous command if that is later, to its submission; ``args`` contains all of its times.
     """
     chart = _Chart(name)
     for number, event in enumerate(events, 1):
@@ -104,7 +104,7 @@ def chart_of(name: str, events: Iterable[TraceEvent], kernels: Iterable[KernelAc
 
 
 def facts(name: str, *, epoch_ns: int, dropped: int) -> dict[str, Any]:
-    """Returns the parts of the file beside ``traceEvents``."""
+    """Returns the entries of the file other than ``traceEvents``."""
     other = {"epoch_unix_ns": str(epoch_ns), "dropped": dropped, "device": name}
     return {"displayTimeUnit": "ns", "otherData": other}
 
@@ -119,7 +119,7 @@ class _Chart:
         self._ends: dict[tuple[int, str], float] = {}
 
     def taken(self) -> list[dict[str, Any]]:
-        """The entries since the last call."""
+        """Returns and removes the entries added since the last call."""
         entries, self.entries = self.entries, []
         return entries
 
@@ -140,7 +140,7 @@ class _Chart:
         start = self._span(host, name, category, event.queued_ns, event.submitted_ns, args)
         if not event.device_ns:
             return
-        # A collective runs on a separate stream beside the work of this one.
+        # A collective runs on a separate stream, concurrently with the work of this stream.
         device = (DEVICE, f"{stream}, collectives" if event.name in _COLLECTIVES else stream)
         arrow = {"name": "submit", "cat": "submit", "id": number}
         self.entries.append({**arrow, "ph": "s", "ts": start, "pid": HOST, "tid": self._track(host)})
@@ -162,7 +162,7 @@ class _Chart:
     def _span(
         self, track: tuple[int, str], name: str, category: str, start_ns: int, end_ns: int, args: dict[str, Any]
     ) -> float:
-        """Adds a complete event, behind the one before it on its track; returns its start in microseconds."""
+        """Adds a complete event after the previous one on its track. Returns its start in microseconds."""
         number = self._track(track)
         start = max(start_ns / 1e3, self._ends[track])
         end = max(end_ns / 1e3, start)
@@ -182,7 +182,8 @@ class _Chart:
         return start
 
     def _track(self, track: tuple[int, str]) -> int:
-        """The number of a track; the first time, it is named, and its process where it is that one's first."""
+        """Returns the number of a track. At its first use, adds entries that name the track and, if needed, its
+        process."""
         number = self._tracks.get(track)
         if number is not None:
             return number
