@@ -1,4 +1,5 @@
-"""The `hearth` command. Nothing of it is imported by `import hearth`, and it needs nothing that the client does not.
+"""The `hearth` command. `import hearth` imports none of these modules, and they need no package that the client does
+not need.
 
 The top layer of `hearth`. Below: `hearth.aio`.
 """

@@ -1,4 +1,4 @@
-"""`hearth completion SHELL`: a script that completes the command line, made from its parser."""
+"""`hearth completion SHELL`: prints a completion script, generated from the command's parser."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from hearth.cli.format.printable import printable
 
 _FILES = ("FILE",)
-"""Metavars of arguments that are files."""
+"""Prefixes of the metavars of arguments that are file names."""
 
 
 class Option(NamedTuple):
@@ -18,13 +18,13 @@ class Option(NamedTuple):
     names: tuple[str, ...]
     help: str
     takes: str
-    """The name of its value; empty where it takes none."""
+    """Name of the option's value; empty: it takes none."""
     words: tuple[str, ...]
-    """Possible values, where they are known."""
+    """Possible values, if they are known."""
 
     @property
     def is_file(self) -> bool:
-        """True if the value is a file's name."""
+        """True if the value is a file name."""
         return self.takes.startswith(_FILES)
 
 
@@ -38,7 +38,7 @@ class Command(NamedTuple):
 
 
 def add_to(commands: Any) -> None:
-    """The command and its arguments."""
+    """Adds the command and its arguments."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "completion",
         help="shell completion",
@@ -52,7 +52,7 @@ def add_to(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints it, of the whole command line's `arguments.parser`."""
+    """Prints the script for the parser `arguments.parser`."""
     print(script(arguments.parser, arguments.shell), end="")
     return 0
 
@@ -64,7 +64,7 @@ def script(parser: argparse.ArgumentParser, shell: str) -> str:
 
 
 def described(parser: argparse.ArgumentParser) -> tuple[tuple[Option, ...], list[Command]]:
-    """The options before a command, and the commands."""
+    """Returns the options before a command, and the commands."""
     chosen = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     helps = {action.dest: action.help or "" for action in chosen._choices_actions}
     commands = [Command(name, helps.get(name, ""), *_taken(each)) for name, each in chosen.choices.items()]
@@ -72,7 +72,7 @@ def described(parser: argparse.ArgumentParser) -> tuple[tuple[Option, ...], list
 
 
 def _own(parser: argparse.ArgumentParser) -> tuple[Option, ...]:
-    """The options that stand before a command."""
+    """Returns the options before a command."""
     return tuple(_option(action) for action in parser._actions if action.option_strings)
 
 
@@ -85,7 +85,8 @@ def _option(action: argparse.Action, prog: str = "hearth") -> Option:
 
 
 def _taken(parser: argparse.ArgumentParser) -> tuple[tuple[Option, ...], tuple[Option, ...]]:
-    """A command of several parts takes their names, and what any of them does."""
+    """Returns the options and positional arguments of a command. For a command with parts, they are the names of the
+    parts and the options of all parts."""
     options: list[Option] = []
     positionals: list[Option] = []
     for action in parser._actions:
@@ -181,7 +182,7 @@ def _zsh(top: Sequence[Option], commands: Sequence[Command]) -> str:
             "                    ;;",
         ]
     lines += ["            esac", "            ;;", "    esac", "}"]
-    # Autoloaded from $fpath the file is the function; sourced, it registers it.
+    # If the file is autoloaded from $fpath, it is the function; if it is sourced, it registers the function.
     lines.append('if [[ ${funcstack[1]} == _hearth ]]; then _hearth "$@"; else compdef _hearth hearth; fi')
     return "\n".join(lines) + "\n"
 
@@ -229,7 +230,7 @@ def _fish_option(condition: str, option: Option) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Quotes a text for zsh, so that nothing in it is special."""
+    """Quotes a text for zsh, so that no character in it is special."""
     return "'" + text.replace("'", "'\\''") + "'"
 
 

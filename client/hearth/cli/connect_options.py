@@ -1,4 +1,4 @@
-"""Arguments that select the daemon and the credentials: those of `hearth.connect`, for every command."""
+"""Arguments of every command that select the daemon and the credentials, like those of `hearth.connect`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DEVICES = 4096
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """TARGET and the options of `connect`."""
+    """Adds TARGET and the options of `connect`."""
     parser.add_argument(
         "target",
         nargs="?",
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `connect` alone, for commands whose positional arguments are others."""
+    """Adds only the options of `connect`, for commands that have other positional arguments."""
     options = parser.add_argument_group("connection")
     token = options.add_mutually_exclusive_group()
     token.add_argument("--token", help="else HEARTH_TOKEN; others on this host can read a command line")
@@ -46,8 +46,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def connect(arguments: argparse.Namespace, **options: Any) -> Node:
-    """A session on the daemon that the arguments name; `options`: further keywords of `hearth.connect`, whose errors
-    are raised."""
+    """Opens a session on the daemon that the arguments name. `options` are further keywords of `hearth.connect`, whose
+    errors are raised."""
     from hearth.blocking.node import connect as connect_to
 
     return connect_to(
@@ -63,8 +63,9 @@ def connect(arguments: argparse.Namespace, **options: Any) -> Node:
 
 
 def ask(arguments: argparse.Namespace, timeout: float | None = None) -> Asker:
-    """Returns an `Asker` for calls to the target daemon without a session; `timeout` in seconds, of each call, defaults
-    to the given one. Raises `ArgumentError`, and `AuthenticationError` for a token that would travel in clear."""
+    """Returns an `Asker` for calls to the target daemon without a session. `timeout`, in seconds per call, defaults to
+    that of the arguments. Raises `ArgumentError`, or `AuthenticationError` for a token that would be sent
+    unencrypted."""
     from hearth.endpoint import credentials
     from hearth.endpoint import target as targets
     from hearth.endpoint.admin import Asker
@@ -77,7 +78,7 @@ def ask(arguments: argparse.Namespace, timeout: float | None = None) -> Asker:
 
 
 def where(target: Target) -> str:
-    """The target as it is written."""
+    """Returns the target as a user writes it."""
     return f"{'https://' if target.tls else ''}{target.address}"
 
 
@@ -97,7 +98,7 @@ def _token(arguments: argparse.Namespace) -> str | None:
 
 
 def seconds(text: str) -> float:
-    """An argument that is a time. Raises `ArgumentTypeError`."""
+    """Parses an argument that is a time in seconds. Raises `ArgumentTypeError`."""
     try:
         value = float(text)
     except ValueError:
@@ -108,7 +109,7 @@ def seconds(text: str) -> float:
 
 
 def ordinal(text: str) -> int:
-    """An argument that is the number of a device. Raises `ArgumentTypeError`."""
+    """Parses an argument that is a device number. Raises `ArgumentTypeError`."""
     if not (text.isascii() and text.isdecimal() and len(text) <= 4 and int(text) < _DEVICES):
         raise argparse.ArgumentTypeError(f"{text!r} is no number of a device: 0, 1, ...")
     return int(text)

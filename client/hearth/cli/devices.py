@@ -1,4 +1,4 @@
-"""`hearth devices`: what the node has to work with."""
+"""`hearth devices`: lists the node's devices and their properties."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BYTES = frozenset(
 
 
 def add_to(commands: Any) -> None:
-    """The command and its arguments."""
+    """Adds the command and its arguments."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "devices",
         help="the node's devices and their properties",
@@ -34,7 +34,7 @@ def add_to(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints them. Raises `HearthError`."""
+    """Prints the devices. Raises `HearthError`."""
     ordinal = _chosen(arguments)
     with connect_options.ask(arguments) as asker:
         node = asker.describe()
@@ -53,7 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _chosen(arguments: argparse.Namespace) -> int | None:
-    """N; a lone word that is no number is TARGET, for either may be left out. Raises `ArgumentError`."""
+    """Returns N, or None for all devices. Because both arguments are optional, a single word that is not a number is
+    taken as TARGET. Raises `ArgumentError`."""
     word: str | None = arguments.device
     if word is None:
         return None

@@ -1,7 +1,7 @@
-"""Entry point of `hearth`: the commands, and how each of them ends.
+"""Entry point of `hearth`: the commands, and their exit statuses.
 
-A command is a module with `add_to(commands)`, which describes its arguments and sets `run`; what it works with is
-imported when it runs.
+A command is a module with a function `add_to(commands)`, which describes its arguments and sets `run`. It imports the
+modules that it works with only when it runs.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ _ENDS = """exit status:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says in one line what is wrong."""
+    """Parser that reports a usage error in one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(USAGE_ERROR, f"{self.prog}: {' '.join(message.split())} (see {self.prog} --help)\n")
 
 
 class _Command(_Parser):
-    """Takes options and other arguments in any order; argparse by itself takes an optional TARGET as left out at the
-    first option that stands before it."""
+    """Parser that accepts options and positional arguments in any order. argparse alone treats an optional TARGET as
+    omitted if an option precedes it."""
 
     _within = False
 
@@ -65,7 +65,7 @@ class _Command(_Parser):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """All commands and their arguments."""
+    """Returns the parser of all commands and their arguments."""
     parser = _Parser(
         prog="hearth",
         description="Works with a Hearth daemon.",
@@ -82,11 +82,11 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; its exit status. Raises `SystemExit` where argparse ends it."""
+    """Runs the command, and returns its exit status. Raises `SystemExit` if argparse ends the command."""
     os.environ.setdefault(
         "GRPC_VERBOSITY", "NONE"
-    )  # gRPC's own log of a refused certificate, say: it is shown in one line
-    for stream in (sys.stdout, sys.stderr):  # a client's name may hold what the terminal's encoding has not
+    )  # silences gRPC's log, for example of a refused certificate, which is reported in one line instead
+    for stream in (sys.stdout, sys.stderr):  # a client's name may contain characters that the terminal's encoding lacks
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
@@ -98,7 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except BrokenPipeError:  # `hearth bench | head`: the reader has ended
         with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's own flush at the end
+            # so that Python's flush at exit does not fail
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return RUNTIME_ERROR
     except HearthError as error:
         complain(str(error))
@@ -107,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _ours(error: HearthError) -> bool:
-    """Returns whether the command line is invalid for any daemon. A missing feature of one daemon is no usage error."""
+    """True if the command line is invalid for any daemon. A feature that one daemon lacks is not a usage error."""
     return isinstance(error, ArgumentError) and error.reason == "INVALID_ARGUMENT"
 
 

@@ -18,7 +18,7 @@ _POLL_S = 0.25
 
 
 def add_to(commands: Any) -> None:
-    """The commands and their arguments."""
+    """Adds the commands and their arguments."""
     drain: argparse.ArgumentParser = commands.add_parser(
         "drain",
         help="take no new sessions (operators)",
@@ -56,7 +56,7 @@ def add_to(commands: Any) -> None:
 
 
 def run_drain(arguments: argparse.Namespace) -> int:
-    """Drains; 1 where sessions are left that were waited for. Raises `HearthError`."""
+    """Drains the daemon; returns 1 if sessions are left after the given wait. Raises `HearthError`."""
     with connect_options.ask(arguments) as asker:
         left = asker.drain()
         empty = left == 0
@@ -75,7 +75,7 @@ def run_drain(arguments: argparse.Namespace) -> int:
 
 
 def run_restart(arguments: argparse.Namespace) -> int:
-    """Restarts; 1 where the device does not serve in the time that was given. Raises `HearthError`."""
+    """Restarts a device; returns 1 if the device does not serve after the given wait. Raises `HearthError`."""
     ordinal: int = arguments.device
     with connect_options.ask(arguments) as asker:
 
@@ -103,7 +103,7 @@ def run_restart(arguments: argparse.Namespace) -> int:
 
 
 def _until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Asks again and again; whether it came about."""
+    """Polls `condition` for up to `seconds`; returns True as soon as it holds, False after the timeout."""
     deadline = time.monotonic() + seconds
     while not condition():
         if (left := deadline - time.monotonic()) <= 0:

@@ -1,4 +1,4 @@
-"""`hearth sessions`: the sessions on the node; and `hearth sessions end ID`."""
+"""`hearth sessions` lists the sessions on the node; `hearth sessions end ID` ends one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _END = "end"
 
 
 def add_to(commands: Any) -> None:
-    """The command and its arguments."""
+    """Adds the command and its arguments."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "sessions",
         help="who works on the node; end a session",
@@ -35,7 +35,7 @@ def add_to(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints them, or ends one. Raises `HearthError`."""
+    """Prints the sessions, or ends one. Raises `HearthError`."""
     session_id = _meant(arguments)
     with connect_options.ask(arguments) as asker:
         where = connect_options.where(asker.target)
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _meant(arguments: argparse.Namespace) -> str | None:
-    """The ID after "end"; a lone other word is TARGET. Raises `ArgumentError`."""
+    """Returns the ID after "end", or None. A single other word is taken as TARGET. Raises `ArgumentError`."""
     action: str | None = arguments.action
     if action == _END:
         if arguments.id is None:
@@ -75,7 +75,7 @@ def _meant(arguments: argparse.Namespace) -> str | None:
 
 
 def _document(session: SessionInfo) -> dict[str, Any]:
-    """Builds the session's object, with the names of the status document."""
+    """Returns the session's JSON object, with the names of the status document."""
     return {
         "id": session.session_id,
         "client": session.client_name,

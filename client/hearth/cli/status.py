@@ -1,4 +1,4 @@
-"""`hearth status`: what a daemon is and does now; its exit status says whether it is ready."""
+"""`hearth status`: shows a daemon's state. The exit status says whether the daemon is ready."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FAULTS_SHOWN = 5
 
 
 def add_to(commands: Any) -> None:
-    """The command and its arguments."""
+    """Adds the command and its arguments."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "status",
         help="is the daemon ready, and what does it do",
@@ -40,7 +40,7 @@ def add_to(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints it; 1 where the daemon is not ready. Raises `HearthError`."""
+    """Prints the status; returns 1 if the daemon is not ready. Raises `HearthError`."""
     with connect_options.ask(arguments) as asker:
         document = asker.status() if arguments.wait is None else _ready(asker, arguments.wait)
         where = connect_options.where(asker.target)
@@ -55,8 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _ready(asker: Asker, seconds: float) -> Document:
-    """The first document of a daemon that is ready, or the last one in time. Raises the last error where none
-    answered: one may be starting."""
+    """Returns the first document of a ready daemon, or the last document before the timeout. Raises the last error if
+    no daemon answered in time: one may be starting."""
     from hearth.errors import ConnectError, TimeoutError
 
     deadline = time.monotonic() + seconds

@@ -1,1 +1,1 @@
-"""The command `hearth bench`: a node's figures beside the floors of this machine."""
+"""The command `hearth bench`: measures a node and, for comparison, the floors of this machine."""

@@ -1,4 +1,4 @@
-"""`hearth bench`: how fast a daemon is from here, and how far that is from what this machine can do at all."""
+"""`hearth bench`: measures a daemon's speed from this machine, and compares it with the machine's own limits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _QUICK_MAX = 16 * MIB
 
 
 def add_to(commands: Any) -> None:
-    """The command and its arguments."""
+    """Adds the command and its arguments."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "bench",
         help="measure a daemon from here",
@@ -52,7 +52,8 @@ def add_to(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measures and prints; 1 where a figure could not be measured. Raises `HearthError` where none could."""
+    """Measures and prints; returns 1 if a figure could not be measured. Raises `HearthError` if no figure could be
+    measured."""
     report = _measured(arguments)
     if arguments.json:
         import json
@@ -89,7 +90,7 @@ def _of_device(
     from hearth.cli.bench.report import BenchReport
 
     device = node.device(arguments.device)
-    device.synchronize()  # attaches: a device that is out of service has one thing to say, not eight
+    device.synchronize()  # attaches, so that a device that is out of service is reported once, not eight times
     version = node.describe().server_version
     effort = rounds.QUICK if arguments.quick else rounds.FULL
     probes, floors = Probes(device, connect), Floors(process)
@@ -133,7 +134,7 @@ class _Progress:
 
 
 def _complain_of(figures: Sequence[Figure]) -> int:
-    """Complains in a line for each distinct error, however many figures it cost; returns the exit status."""
+    """Prints one line for each distinct error, with all figures that it affects; returns the exit status."""
     lost: dict[str, list[str]] = {}
     for figure in figures:
         if figure.error is not None:
@@ -144,13 +145,14 @@ def _complain_of(figures: Sequence[Figure]) -> int:
 
 
 def sizes(arguments: argparse.Namespace) -> list[int]:
-    """1 MiB, 64 MiB, and the largest that was asked for."""
+    """Returns the sizes of the transfers in bytes: 1 MiB, 64 MiB, and the requested maximum."""
     largest = arguments.max_size or (_QUICK_MAX if arguments.quick else _FULL_MAX)
     return sorted({size for size in (MIB, _FULL_MAX) if size <= largest} | {largest})
 
 
 def _max_size(text: str) -> int:
-    """The largest takes an array on each side of each copy: a quarter of the memory is what there is for it."""
+    """Parses the maximum size. A copy of that size needs an array on each side, so the limit is a quarter of the
+    memory."""
     try:
         size = parse_size(text)
     except ValueError as error:

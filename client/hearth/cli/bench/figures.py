@@ -1,4 +1,4 @@
-"""Results of the measurements: a figure of the daemon, and the floors of this machine that it is compared with."""
+"""Results of the measurements: a figure of the daemon, and the floors of this machine with which it is compared."""
 
 from __future__ import annotations
 
@@ -14,30 +14,31 @@ if TYPE_CHECKING:
 
 @dataclass
 class Series:
-    """Samples of one measurement, of all rounds."""
+    """Samples of one measurement, from all rounds."""
 
     measurement: Measurement
     samples: list[float] = field(default_factory=list)
 
     def percentiles(self) -> Percentiles:
-        """Raises `ValueError` where there are no samples."""
+        """Returns the percentiles of the samples. Raises `ValueError` if there are none."""
         return Percentiles.of(self.samples, self.measurement.better)
 
 
 @dataclass
 class Figure:
-    """A row of the result. The ratio is to the first floor; `error`: why it has no samples."""
+    """A row of the result. Its ratio refers to the first floor. `error`: reason for which it has no samples."""
 
     series: Series
     floors: tuple[Series, ...]
     error: HearthError | None = None
 
     def ratio(self, floor: Series) -> float:
-        """Medians, Hearth's over the floor's: times above 1 are slower than it, rates below 1."""
+        """Returns the ratio of the medians, Hearth's to the floor's. Hearth is slower than the floor if the ratio of
+        times is above 1, or the ratio of rates below 1."""
         return self.series.percentiles().p50 / floor.percentiles().p50
 
     def to_json(self) -> dict[str, Any]:
-        """Builds the figure's object of the JSON document."""
+        """Returns the figure's object of the JSON document."""
         measurement = self.series.measurement
         document: dict[str, Any] = {
             "figure": measurement.key,

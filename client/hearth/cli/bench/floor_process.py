@@ -1,4 +1,4 @@
-"""The process at the other end of the floors: started beside the connection to the daemon, ended with the command."""
+"""The server process of the floors: started together with the connection to the daemon, ended with the command."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ _START_S = 30.0
 
 
 class Addresses(NamedTuple):
-    """Addresses of the process."""
+    """Addresses and event loop of the process."""
 
     grpc: str
     raw: str
-    """The name of an abstract Unix socket, or a port."""
+    """Name of an abstract Unix socket, or a port number."""
     loop: str
-    """``"uvloop"`` or ``"asyncio"``."""
+    """Event loop: ``"uvloop"`` or ``"asyncio"``."""
 
 
 class FloorError(HearthError):
-    """A floor of this machine cannot be measured."""
+    """Raised if a floor of this machine cannot be measured."""
 
 
 class FloorProcess:
-    """Started at once; `addresses` waits until it is ready."""
+    """The server process, started on creation; `addresses` blocks until it is ready."""
 
     def __init__(self, kind: Kind) -> None:
         self.kind: Kind = kind
         self._addresses: Addresses | None = None
         try:
             self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
-            # In a separate session: a terminal's Ctrl-C is for the command, which then ends this. -P: what lies in the
-            # present folder is not imported.
+            # In a separate session: a terminal's Ctrl-C reaches only the command, which then ends this process. -P:
+            # modules of the current folder are not imported.
             self.process = subprocess.Popen(
                 [sys.executable, "-P", floor_server.__file__, kind],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, start_new_session=True,
@@ -51,7 +51,7 @@ class FloorProcess:
 
     @property
     def addresses(self) -> Addresses:
-        """Raises `FloorError` where the process does not start."""
+        """Addresses of the process. Blocks until it is ready. Raises `FloorError` if it does not start."""
         if self._addresses is None:
             self._addresses = self._announced()
         return self._addresses
@@ -73,7 +73,7 @@ class FloorProcess:
         return Addresses(*words)
 
     def close(self) -> None:
-        """Ends it and waits for that."""
+        """Kills the process and waits for its end."""
         self.process.kill()
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout, self._log):

@@ -1,8 +1,8 @@
-"""The other side of this machine's floors: ``python -P floor_server.py unix`` (or ``tcp``).
+"""Server of this machine's floors: ``python -P floor_server.py unix`` (or ``tcp``).
 
-It does the least that a server can: hands gRPC messages back or acknowledges them, and takes and gives bytes on a bare
-socket. It prints the addresses of both, and ends when its stdin does, so it never outlives its parent. Unix sockets are
-abstract ones: there is no file to be left behind. Nothing of Hearth is imported here.
+It does the minimum that a server can do: it echoes or acknowledges gRPC messages, and sends and receives bytes on a
+bare socket. It prints the addresses of both, and ends when its stdin ends, so that it never outlives its parent. Its
+Unix sockets are abstract, so that no file is left behind. It imports nothing of Hearth.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 SERVICE = "hearth.bench.Floor"
 HEADER = struct.Struct("<cQ")
-"""A request on the bare socket: the kind of transfer, and the number of bytes."""
+"""Request on the bare socket: direction of the transfer, and number of bytes."""
 UP, DOWN = b"u", b"d"
 DONE = b"."
 PIECE = 1 << 20
@@ -73,7 +73,7 @@ def _accept(listener: socket.socket) -> None:
 
 
 def _answer(connection: socket.socket) -> None:
-    """Requests of one connection, until it ends."""
+    """Serves the requests of one connection until it ends."""
     piece = memoryview(bytearray(os.urandom(64) * (PIECE // 64)))
     with connection:
         try:
@@ -100,7 +100,7 @@ def _end_with_parent() -> None:
 
 
 def _run(main: Coroutine[Any, Any, None]) -> None:
-    """Runs `main`, on uvloop where it is installed, as a daemon's front does: that floor is the lower one."""
+    """Runs `main` on uvloop if it is installed, like a daemon's front, because that gives the lower floor."""
     try:
         import uvloop
     except ImportError:

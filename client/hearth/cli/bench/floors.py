@@ -1,6 +1,6 @@
 """Floors of this machine without a daemon: the same transports, with no work behind them.
 
-The gRPC client is the synchronous one, as Hearth's is.
+The gRPC client is the synchronous one, like Hearth's.
 """
 
 from __future__ import annotations
@@ -22,51 +22,52 @@ if TYPE_CHECKING:
     from hearth.cli.bench.floor_process import FloorProcess
 
 _LAUNCH = 160
-"""About the bytes of a batch with a launch and a synchronize."""
+"""Approximate size, in bytes, of a batch with a launch and a synchronize."""
 _RECORD = struct.Struct("<104s")
-"""A packed launch."""
+"""Layout of a packed launch."""
 _PER_BATCH = 64
 _OPTIONS = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
 _STUCK_S = 60.0
 
 
 class Floors:
-    """The measurements of this machine, by what they stand beside."""
+    """Measurements of this machine, each for comparison with a figure of the daemon."""
 
     def __init__(self, process: FloorProcess) -> None:
         self._process = process
 
     def launch(self) -> Measurement:
-        """Beside launch + synchronize."""
+        """Returns the floor of launch + synchronize."""
         return self._echo("launch", _LAUNCH)
 
     def small(self, size: int) -> Measurement:
-        """Beside a write and a read of `size` bytes."""
+        """Returns the floor of a write and a read of `size` bytes."""
         return self._echo("small", size)
 
     def launches(self, count: int) -> Measurement:
-        """Measures `count` launches that are sent ahead: their records, which the server does not read."""
+        """Returns the floor of `count` pipelined launches: their records are sent ahead, and the server does not read
+        them."""
         name = f"bare gRPC, {_PER_BATCH} records a message"
         return Measurement("records", name, "1/s", partial(self._records, count), count)
 
     def connection(self) -> Measurement:
-        """Beside a new connection's first result."""
+        """Returns the floor of a new connection's first result."""
         return Measurement("connection", "bare gRPC, new connection + echo", "ms", self._connecting)
 
     def upload(self, size: int) -> Measurement:
-        """Beside an upload."""
+        """Returns the floor of an upload of `size` bytes."""
         return Measurement(
             f"send {size}", f"bare socket, {size_name(size)}", "GB/s", partial(self._sending, size), size
         )
 
     def download(self, size: int) -> Measurement:
-        """Beside a download."""
+        """Returns the floor of a download of `size` bytes."""
         return Measurement(
             f"receive {size}", f"bare socket, {size_name(size)}", "GB/s", partial(self._receiving, size), size
         )
 
     def copy(self, size: int) -> Measurement:
-        """Beside both: memory to memory in one process."""
+        """Returns a second floor of uploads and downloads: a copy from memory to memory in one process."""
         return Measurement(f"copy {size}", f"NumPy copy, {size_name(size)}", "GB/s", partial(_copying, size), size)
 
     def _echo(self, key: str, size: int) -> Measurement:

@@ -30,38 +30,39 @@ SMALL = 4096
 
 
 class Probes:
-    """The measurements of a device. The first use compiles `SOURCE`, once in a daemon's life."""
+    """Measurements of a device. The first use compiles `SOURCE`; the daemon caches the result."""
 
     def __init__(self, device: Device, connect: Callable[[], Node]) -> None:
         self._device = device
         self._connect = connect
 
     def launch(self) -> Measurement:
-        """A round trip through everything."""
+        """Returns the measurement of one launch and a synchronize: a round trip through all layers."""
         return Measurement("launch_synchronize", "launch + synchronize", "us", self._launching)
 
     def launches(self, count: int) -> Measurement:
-        """`count` launches sent ahead, one wait at the end."""
+        """Returns the measurement of `count` launches that are sent ahead, with one wait at the end."""
         return Measurement("launches", "pipelined launches", "1/s", partial(self._launching_many, count), count)
 
     def small(self) -> Measurement:
-        """A write and the read of it."""
+        """Returns the measurement of a small write, followed by a read."""
         return Measurement("write_read", f"write + read {size_name(SMALL)}", "us", self._writing)
 
     def connection(self) -> Measurement:
-        """A session, an upload, a kernel that is compiled already, and the download of what it made."""
+        """Returns the measurement of a new session, an upload, a kernel that is already compiled, and the download of
+        its result."""
         return Measurement("first_result", "new connection to first result", "ms", self._connecting)
 
     def upload(self, size: int) -> Measurement:
-        """Measures uploads until the device has the bytes."""
+        """Returns the measurement of uploads, timed until the device has the bytes."""
         return Measurement("upload", f"upload {size_name(size)}", "GB/s", partial(self._uploading, size), size)
 
     def download(self, size: int) -> Measurement:
-        """Into an array that is there."""
+        """Returns the measurement of downloads into an existing array."""
         return Measurement("download", f"download {size_name(size)}", "GB/s", partial(self._downloading, size), size)
 
     def settle(self) -> None:
-        """Drains errors after a failure: they do not belong to the next measurement."""
+        """Clears errors after a failure, so that they do not affect the next measurement."""
         from hearth.errors import HearthError
 
         with contextlib.suppress(HearthError):
@@ -136,7 +137,7 @@ class Probes:
                 write(host)
                 device.synchronize()
 
-            yield once  # the download checks the data: reading needs a separate right
+            yield once  # not checked here, because reading needs a separate right; the download checks the data
 
     @contextlib.contextmanager
     def _downloading(self, size: int) -> Iterator[Once]:
@@ -155,7 +156,7 @@ class Probes:
 
 
 def _kernel(device: Device, name: str) -> Function:
-    """A kernel of `SOURCE`, compiled and loaded. Raises `CompileError`."""
+    """Returns a kernel of `SOURCE`, compiled and loaded. Raises `CompileError`."""
     module = device.RawModule(code=SOURCE)
     module.compile()
     return module.get_function(name)
@@ -168,7 +169,7 @@ def _array(device: Device, size: int) -> Iterator[tuple[_Copy, _Copy]]:
 
     x = device.empty(size, np.uint8)
     try:
-        device.synchronize()  # an allocation that is refused is no time of a transfer
+        device.synchronize()  # waits, so that a refused allocation is not measured as a transfer
 
         def read(out: npt.NDArray[np.uint8]) -> None:
             x.get(out=out)
@@ -179,7 +180,7 @@ def _array(device: Device, size: int) -> Iterator[tuple[_Copy, _Copy]]:
 
 
 def _bytes(size: int) -> npt.NDArray[np.uint8]:
-    """`size` bytes that are not all the same, in pages that are there."""
+    """Returns `size` bytes of varying values, whose pages are already mapped."""
     import numpy as np
 
     return np.resize(np.random.default_rng(size).integers(0, 255, min(size, 1 << 20), np.uint8), size)

@@ -1,4 +1,4 @@
-"""The result of `hearth bench`, for people and as a document."""
+"""Report of `hearth bench`, as text and as a JSON document."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hearth.cli.bench.floor_process import Kind
 
 SCHEMA = 1
-"""Grows with every change that a reader of the document could stumble over."""
+"""Schema number; increases with every change that may break a reader of the document."""
 
 _HEADER = ("", "p50", "p90", "p99", "unit", "n", "floor", "ratio", "the floor is")
 _OVER = {"unix": "a Unix socket", "tcp": "loopback TCP"}
@@ -26,7 +26,7 @@ _NUMBERS = frozenset({1, 2, 3, 5, 6, 7})
 
 @dataclass(frozen=True)
 class BenchReport:
-    """Figures of one run, with the daemon, device and machine that they belong to."""
+    """Figures of one run, with a description of the daemon, the device and this machine."""
 
     target: str
     on_loopback: bool
@@ -43,7 +43,7 @@ class BenchReport:
     figures: Sequence[Figure]
 
     def to_json(self) -> dict[str, Any]:
-        """Builds the JSON document."""
+        """Returns the JSON document."""
         return {
             "schema": SCHEMA,
             "target": self.target,
@@ -63,7 +63,7 @@ class BenchReport:
         }
 
     def to_text(self) -> str:
-        """A heading, the table, and how to read it."""
+        """Returns a heading, the table, and an explanation."""
         rows = [row for figure in self.figures for row in _rows(figure)]
         heading = (
             f"{self.target}, hearthd {self.daemon_version}; device {self.device}: {self.device_name} ({self.backend})\n"
@@ -80,7 +80,7 @@ class BenchReport:
 
 
 def _rows(figure: Figure) -> list[tuple[str, ...]]:
-    """The figure's row, and one for each further floor."""
+    """Returns the figure's row, and a row for each further floor."""
     measurement = figure.series.measurement
     if figure.error is not None:
         return [(measurement.name, f"not measured: {one_line(figure.error.message)}")]

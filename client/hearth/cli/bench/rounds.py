@@ -1,6 +1,6 @@
-"""The course of a measurement: every figure with its floors beside it, round by round.
+"""Sequence of the measurements: every figure is measured together with its floors, in several rounds.
 
-Figure and floor take turns, so that what else the machine does comes upon both.
+Figures and floors alternate, so that other activity of the machine affects both.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _LAST = (UnavailableError, DeviceLostError, SessionExpiredError, ClosedError)
 
 
 _LEAST = 3
-"""Samples of a floor in one round; a figure's one may take its time, over a slow network."""
+"""Minimum number of samples of a floor in one round. A figure needs only one, because it may take long over a slow
+network."""
 
 
 class Effort(NamedTuple):
@@ -37,7 +38,7 @@ class Effort(NamedTuple):
 
     rounds: int
     seconds: float
-    """Seconds for one figure in one round; a quarter of that for warming up."""
+    """Seconds for one figure in one round, and a quarter of that for warming up."""
     floor_seconds: float
     launches: int
     """Number of pipelined launches in one sample."""
@@ -48,7 +49,7 @@ QUICK = Effort(rounds=1, seconds=0.08, floor_seconds=0.03, launches=1000)
 
 
 def planned(probes: Probes, floors: Floors, sizes: Sequence[int], effort: Effort) -> list[Figure]:
-    """All figures, with nothing measured yet."""
+    """Returns all figures, without any samples yet."""
     from hearth.cli.bench.probes import SMALL
 
     count = effort.launches
@@ -68,8 +69,8 @@ def planned(probes: Probes, floors: Floors, sizes: Sequence[int], effort: Effort
 
 
 def run(figures: Sequence[Figure], effort: Effort, settle: Callable[[], None], say: Callable[[str], None]) -> None:
-    """Measures them all. What a figure is refused stands in it, and the others go on. Raises what ends them all:
-    `UnavailableError`, say, or `FloorError`."""
+    """Measures all figures. An error of one figure is stored in the figure, and the others are still measured. Raises
+    errors that affect all figures, such as `UnavailableError` and `FloorError`."""
     for round_ in range(1, effort.rounds + 1):
         measured: set[str] = set()
         for figure in figures:

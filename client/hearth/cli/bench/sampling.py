@@ -13,35 +13,35 @@ from hearth.cli.format.percentiles import Better
 Unit = Literal["us", "ms", "1/s", "GB/s"]
 After = Callable[[], object]
 Once = Callable[[], After | None]
-"""The operation that is timed; it may return a function to be called once the clock has stopped."""
+"""Operation that is timed; it may return a function to be called after the clock has stopped."""
 
 _MOST = 100_000
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """Something to time, of a daemon or of this machine alone."""
+    """An operation to time, of a daemon or of this machine alone."""
 
     key: str
     name: str
     unit: Unit
     opened: Callable[[], AbstractContextManager[Once]]
-    """Prepares, gives what is timed, and cleans up."""
+    """Context manager that prepares the operation, yields it, and cleans up."""
     amount: float = 1
-    """Launches or bytes in one run, for rates."""
+    """Number of launches or bytes in one run, for rates."""
 
     @property
     def better(self) -> Better:
-        """Which direction is."""
+        """Direction in which values improve: "lower" or "higher"."""
         return "lower" if self.unit in ("us", "ms") else "higher"
 
     def samples(self, seconds: float, at_least: int = 1) -> list[float]:
-        """Takes as many samples as there is time for, in `unit`."""
+        """Takes as many samples as fit into `seconds`, in `unit`, but at least `at_least`."""
         with self.opened() as once:
             return [self.value(each) for each in _times(once, seconds, at_least)]
 
     def value(self, seconds: float) -> float:
-        """Returns the measured value, in `unit`, of one time that took `seconds`."""
+        """Converts the duration of one run, `seconds`, to `unit`."""
         if self.unit == "us":
             return seconds * 1e6
         if self.unit == "ms":
@@ -50,8 +50,8 @@ class Measurement:
 
 
 def _times(once: Once, seconds: float, at_least: int) -> list[float]:
-    """Seconds of each time, after a quarter as long to warm up. What takes longer than all that, an upload over a slow
-    network, is not done twice for warmth."""
+    """Returns the duration of each run in seconds, after a warm-up of a quarter of `seconds`. A run that takes longer
+    than `seconds`, such as an upload over a slow network, is not repeated as warm-up."""
     started = time.perf_counter()
     first = _timed(once)
     taken = [first] if first > seconds else []

@@ -1,4 +1,4 @@
-"""A check of `hearth doctor`, run so that it never hangs or crashes the command."""
+"""A check of `hearth doctor`, bounded so that it never hangs or crashes the command."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Check:
 
 @dataclass
 class Findings:
-    """The checks so far; each is passed to `tell` as it comes."""
+    """The checks made so far; each is passed to `tell` as soon as it is added."""
 
     tell: Callable[[Sequence[Check]], None] = lambda checks: None
     checks: list[Check] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Findings:
         return self.add(*bounded(name, seconds, work))
 
     def skip(self, names: Sequence[str], why: str) -> None:
-        """Adds checks that cannot be made."""
+        """Adds checks that cannot be made, for the reason `why`."""
         self.add(*(Check(name, "skipped", why) for name in names))
 
     @property
@@ -61,8 +61,8 @@ class Findings:
 
 
 def bounded(name: str, seconds: float, work: Callable[[], Check | Sequence[Check]]) -> list[Check]:
-    """Returns the results of `work`; if it raises or takes longer, that is the result. Late work continues in a
-    separate thread that holds up nothing."""
+    """Returns the results of `work`. If `work` raises or takes longer than `seconds`, returns a failed check instead.
+    Late work continues in a separate thread and blocks nothing."""
     found: list[Check] = []
     done = threading.Event()
 
@@ -87,7 +87,7 @@ def bounded(name: str, seconds: float, work: Callable[[], Check | Sequence[Check
 
 
 def of_error(name: str, error: Exception) -> Check:
-    """A failure, in one line."""
+    """Returns a failed check for an error, in one line."""
     if isinstance(error, HearthError):
         return Check(name, "failed", one_line(error.message), one_line(error.fix))
     text = getattr(error, "strerror", None) or str(error) or "no text"

@@ -1,4 +1,4 @@
-"""Checks of this side: the client's versions, its environment, its target and credentials."""
+"""Checks on the client's side: its versions, its environment, its target and credentials."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hearth.version import __version__
 
 DISTRIBUTION = "hearth-gpu"
 REQUIRED = {"grpcio": ">=1.84", "protobuf": ">=6.33.5,<8", "numpy": ">=1.26"}
-"""Requirements as in pyproject.toml, for a client that is on the path without being installed."""
+"""Requirements as in pyproject.toml, for a client that is importable without being installed."""
 PYTHON = (3, 11)
 VARIABLES = (
     "HEARTH_TARGET", "HEARTH_TOKEN", "HEARTH_TOKEN_FILE", "HEARTH_CA", "HEARTH_CERTIFICATE", "HEARTH_KEY",
@@ -32,7 +32,7 @@ _DAEMONS = ("HEARTH_CONFIG", "HEARTH_TEST_")
 
 
 def versions(installed: Callable[[str], str] = metadata.version) -> list[Check]:
-    """Client, Python and what the client depends on."""
+    """Checks the versions of the client, of Python and of the client's dependencies."""
     python = platform.python_version()
     checks = [
         Check("client", "ok", f"hearth {__version__}, Python {python}")
@@ -57,7 +57,7 @@ def versions(installed: Callable[[str], str] = metadata.version) -> list[Check]:
 
 
 def in_range(version: str, wanted: str) -> bool:
-    """Returns whether `version` meets ``>=6.31.1,<8``; pre-releases count as their release."""
+    """True if `version` satisfies a range such as ``>=6.31.1,<8``. Pre-releases count as their release."""
     ours = _numbers(version)
     for part in wanted.split(","):
         match = re.fullmatch(r"\s*(>=|<=|<|>|==|!=)\s*([\d.]+)\s*", part)
@@ -76,7 +76,8 @@ def in_range(version: str, wanted: str) -> bool:
 
 
 def environment(environ: Mapping[str, str] = os.environ, *, loopback: bool = True) -> list[Check]:
-    """The variables that the client reads, those that look as if it should, and proxies that stand in the way."""
+    """Checks the environment: variables that the client reads, unknown variables with a similar name, and proxies in
+    the way."""
     checks = []
     set_here = [name for name in VARIABLES if environ.get(name)]
     shown = [f"{name}={environ[name]}" if name != "HEARTH_TOKEN" else f"{name} (not shown)" for name in set_here]
@@ -102,7 +103,7 @@ def environment(environ: Mapping[str, str] = os.environ, *, loopback: bool = Tru
 
 
 def token_file(arguments: argparse.Namespace) -> list[Check]:
-    """The one of the command line."""
+    """Checks the token file of the command line, if one is given."""
     return _file("--token-file", arguments.token_file) if arguments.token_file else []
 
 

@@ -1,4 +1,4 @@
-"""`hearth doctor`: what is wrong between this program and a device's first result, and what to do about it."""
+"""`hearth doctor`: finds problems between this program and a device's first result, and suggests remedies."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from hearth.endpoint.target import Target
 
 SCHEMA = 1
-"""Grows with every change that a reader of the document could stumble over."""
+"""Schema number; increases with every change that may break a reader of the document."""
 _NETWORK = ("name", "port", "protocol")
 _SESSION = ("session", "daemon", "ready", "identity", "clock", "faults", "descriptors", "devices", "compiler", "lanes")
 _CLOSE_S = 3.0
 _COMPILING = 3
-"""Multiple of --timeout that a compile may take: it is slow on a busy host without anything being wrong."""
+"""Multiple of --timeout that a compile may take: it may be slow on a busy host without any problem."""
 _WIDTH = 15
 
 
 def add_to(commands: Any) -> None:
-    """The command and its arguments."""
+    """Adds the command and its arguments."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "doctor",
         help="say what is wrong and what to do",
@@ -49,8 +49,8 @@ def add_to(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs and prints the checks; returns 1 where one failed. Never raises for what is wrong with the daemon or the way
-    to it."""
+    """Runs and prints the checks; returns 1 if one failed. Never raises for a problem of the daemon or of the path to
+    it."""
     from hearth.cli.doctor.check import Findings
 
     findings = Findings() if arguments.json else Findings(_print)
@@ -114,14 +114,15 @@ def _credentials(arguments: argparse.Namespace, findings: Findings, target: Targ
 
 
 def _way(arguments: argparse.Namespace, findings: Findings, target: Target, shown: Credentials | None) -> bool:
-    """Checks each step of the way to the daemon, each of which needs the one before; returns True if none failed."""
+    """Checks each step of the path to the daemon, each of which requires the previous one. Returns True if none
+    failed."""
     from hearth.cli.doctor import network
 
     seconds = arguments.timeout
     if target.address.startswith("unix:"):
         path = target.address.removeprefix("unix:")
         return findings.look("socket", seconds, lambda: network.unix_socket(path))
-    inner = max(0.1, 0.4 * seconds)  # two attempts fit
+    inner = max(0.1, 0.4 * seconds)  # leaves time for two attempts
     steps = (
         ("name", lambda: network.resolved(target)),
         ("port", lambda: network.reachable(target, inner)),
@@ -145,7 +146,7 @@ def _way(arguments: argparse.Namespace, findings: Findings, target: Target, show
 
 
 def _session(arguments: argparse.Namespace, findings: Findings, target: Target, shown: Credentials) -> None:
-    """Everything that a session is needed for, and the session's end."""
+    """Makes the checks that need a session, and closes the session."""
     from hearth.cli.doctor.check import Check, bounded
 
     opened: list[Node] = []
@@ -206,7 +207,8 @@ def _asked(
 
 
 def _print(checks: Sequence[Check]) -> None:
-    """A line for each, and one more that says what to do; what is skipped together has one."""
+    """Prints a line for each check, and another one with the remedy. Checks that are skipped together share one
+    line."""
     if len(checks) > 1 and len({(check.status, check.detail) for check in checks}) == 1:
         names = ", ".join(check.name for check in checks)
         print(f"{checks[0].status:<8} {f'{len(checks)} checks':<{_WIDTH}} {names}: {checks[0].detail}")

@@ -1,4 +1,4 @@
-"""Checks of the daemon itself, by a session: its versions and state, this client's identity, its devices."""
+"""Checks of the daemon itself, through a session: its versions and state, this client's identity, its devices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from hearth.types import DeviceInfo, NodeInfo
 
 SKEW_S = 5.0
-"""Clocks further apart than that make logs hard to read together, and certificates valid too late or too early."""
+"""Maximum difference of the clocks, in seconds. Beyond it, logs are hard to correlate, and certificates become valid
+too late or too early."""
 OPEN_TENANT = "default"
 """Tenant of all clients at a daemon without tenants."""
 _RECENT_S = 3600.0
@@ -42,7 +43,7 @@ def versions(node: Node) -> list[Check]:
 
 
 def version(info: NodeInfo) -> Check:
-    """The daemon's version and its protocols."""
+    """Checks the daemon's version and its protocol versions."""
     oldest, newest = info.protocol
     detail = (
         f"hearthd {info.server_version} on {info.name}; protocol {oldest} to {newest}, here {PROTOCOL_MIN} to "
@@ -68,7 +69,7 @@ def state(info: NodeInfo) -> Check:
 
 
 def devices(info: NodeInfo) -> list[Check]:
-    """Each device's state, driver and runtime."""
+    """Checks each device's state, driver and runtime."""
     if not info.devices:
         return [
             Check("devices", "failed", "none that this client may see",
@@ -139,7 +140,7 @@ def descriptors(document: Mapping[str, Any]) -> Check:
 
 
 def identity(node: Node, shown: str, target: Target) -> Check:
-    """Checks the identity of this client, and whether other logins of this host share it."""
+    """Checks the identity of this client, and whether other users of this host share it."""
     detail = f"tenant {node.tenant!r}, {node.isolation} device processes; shown: {shown}"
     if node.tenant == OPEN_TENANT and open_to_every_login(target):
         return Check(
@@ -150,8 +151,8 @@ def identity(node: Node, shown: str, target: Target) -> Check:
 
 
 def open_to_every_login(target: Target) -> bool:
-    """Returns whether every user of this host can connect to `target`: a port of loopback, or a socket that others may
-    write."""
+    """True if every user of this host can connect to `target`: a loopback port, or a socket that is writable for
+    others."""
     if not target.address.startswith("unix:"):
         return target.loopback
     try:
@@ -162,7 +163,7 @@ def open_to_every_login(target: Target) -> bool:
 
 
 def clock(node: Node, before: float, after: float) -> Check:
-    """The daemon's clock when it opened this session, against ours before and after."""
+    """Compares the daemon's time at which it opened this session with this host's time before and after."""
     opened = next((each.opened for each in node.sessions() if each.session_id == node.session_id), None)
     if opened is None:
         return Check("clock", "skipped", "the daemon does not list this session")
@@ -170,8 +171,8 @@ def clock(node: Node, before: float, after: float) -> Check:
 
 
 def skew(theirs: float, before: float, after: float) -> Check:
-    """Checks the daemon's clock by its time `theirs` of something that happened between two of ours, all in seconds
-    since 1970."""
+    """Checks the daemon's clock by the time `theirs` of an event that happened between `before` and `after` on this
+    host's clock, all in seconds since 1970."""
     off = theirs - after if theirs > after else min(0.0, theirs - before)
     if abs(off) > SKEW_S:
         word = "ahead" if off > 0 else "behind"
@@ -180,7 +181,7 @@ def skew(theirs: float, before: float, after: float) -> Check:
 
 
 def work(device: Device) -> list[Check]:
-    """Checks a kernel that is not in any cache yet, from source to result, and which rights that takes."""
+    """Checks a kernel that is in no cache yet, from source to result, and the rights that the work needs."""
     import numpy as np
 
     name = f"compiler {device.ordinal}"
@@ -221,13 +222,13 @@ def work(device: Device) -> list[Check]:
 
 
 def lanes(device: Device) -> list[Check]:
-    """The ways beside gRPC: commands past the front, shared memory, stripes."""
+    """Checks the connections besides gRPC: lanes for commands, shared memory, stripes."""
     from hearth.transfer.shared_memory import SharedMemory
     from hearth.transfer.stripe_pool import Stripes
 
     connection = device._connection
     transport = connection.transport
-    with suppress(HearthError):  # of the work before, which has been reported
+    with suppress(HearthError):  # an error of earlier work, which has been reported
         device.synchronize()
     attachment = connection.attachment()
     if not transport.target.startswith("unix:"):
@@ -253,7 +254,7 @@ def lanes(device: Device) -> list[Check]:
 
 
 def local_driver(info: NodeInfo, unix: bool, load: Callable[[str], object] | None = None) -> Check:
-    """The GPU's driver on this side, which only `DeviceArray.ipc` needs."""
+    """Checks the GPU driver on the client's side, which only `DeviceArray.ipc` needs."""
     name = "local driver"
     if not unix or all(device.properties.backend != "cuda" for device in info.devices):
         return Check(name, "skipped", "only x.ipc() needs it, of CUDA devices of this host")
@@ -268,7 +269,7 @@ def local_driver(info: NodeInfo, unix: bool, load: Callable[[str], object] | Non
 
 
 def _refusal(device: Device) -> str:
-    """Returns the daemon's answer to a request for bulk connections."""
+    """Returns the reason for which the daemon gives no connections for bulk data."""
     from hearth_proto.v1 import device_pb2
 
     connection = device._connection
@@ -285,7 +286,7 @@ def _refusal(device: Device) -> str:
 
 
 def chosen(info: NodeInfo, ordinals: Sequence[int], wanted: int | None) -> list[int]:
-    """The devices to try: the one that was asked for, else those that serve."""
+    """Returns the devices to check: the requested one, otherwise those that serve."""
     if wanted is not None:
         return [ordinal for ordinal in ordinals if ordinal == wanted]
     return [device.ordinal for device in info.devices if device.state == "serving" and device.ordinal in ordinals]

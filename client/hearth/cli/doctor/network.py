@@ -1,4 +1,4 @@
-"""The way to the daemon: a name, a port, what is spoken there, its certificate; or a Unix socket."""
+"""Checks of the path to the daemon: name, port, protocol and certificate, or a Unix socket."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GRPC, HTTP, TLS = "gRPC", "HTTP/1", "TLS"
 
 
 def unix_socket(path: str) -> list[Check]:
-    """Checks that the socket exists, its owner, and that a process listens."""
+    """Checks that the socket exists, its owner, and that a process listens on it."""
     name = "socket"
     try:
         mode = os.stat(path)  # noqa: PTH116
@@ -57,7 +57,7 @@ def unix_socket(path: str) -> list[Check]:
 
 
 def _refused(path: str, owner: str) -> Check | None:
-    """Connects to the socket; returns the failed check, or None if a process listens."""
+    """Connects to the socket. Returns the failed check, or None if a process listens."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(2.0)
         try:
@@ -103,7 +103,7 @@ def host_and_port(target: Target) -> tuple[str, int]:
 
 
 def resolved(target: Target) -> Check:
-    """The name."""
+    """Checks that the host name resolves."""
     host, port = host_and_port(target)
     try:
         found = sorted({str(each[4][0]) for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)})
@@ -114,7 +114,7 @@ def resolved(target: Target) -> Check:
 
 
 def reachable(target: Target, seconds: float) -> Check:
-    """The port."""
+    """Checks that the port accepts connections within `seconds`."""
     host, port = host_and_port(target)
     started = time.perf_counter()
     try:
@@ -131,7 +131,7 @@ def reachable(target: Target, seconds: float) -> Check:
 
 
 def spoken(target: Target, seconds: float) -> Check:
-    """gRPC, TLS, or something else; and whether that is what was asked for."""
+    """Checks that the protocol at the port, gRPC or TLS, is the requested one."""
     what = _protocol(target, seconds)
     name, port = "protocol", host_and_port(target)[1]
     if target.tls and what == TLS:
@@ -180,8 +180,8 @@ def _protocol(target: Target, seconds: float) -> str:
 
 
 def certificate(target: Target, credentials: Credentials, files: tuple[str, str] | None, seconds: float) -> Check:
-    """Checks that the daemon's certificate is trusted for this name, and for how long. `files`: the client's
-    certificate and key."""
+    """Checks that the daemon's certificate is trusted for this name, and how long it remains valid. `files`: the
+    client's certificate and key."""
     import ssl
 
     host, _ = host_and_port(target)
@@ -211,7 +211,7 @@ _SOON_S = 14 * 86400
 
 
 def judged(peer: Mapping[str, object], now: float) -> Check:
-    """A certificate that is trusted: how long it will be."""
+    """Returns a check of a trusted certificate: a warning if it expires within 14 days after `now`."""
     import ssl
 
     until = str(peer.get("notAfter", ""))
@@ -236,7 +236,7 @@ def _remedy(code: int, credentials: Credentials) -> str:
 
 
 def _shown(target: Target, seconds: float) -> tuple[str, str]:
-    """The names and the end of a certificate that was not accepted: it is taken for its own authority."""
+    """Returns the names and the expiry of a certificate that was not accepted, by treating it as its own authority."""
     import ssl
 
     try:
@@ -268,6 +268,6 @@ def _unverified() -> ssl.SSLContext:
 
     context = ssl.create_default_context()
     context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # nothing is sent, and nothing believed
+    context.verify_mode = ssl.CERT_NONE  # no data is sent or trusted over this connection
     context.set_alpn_protocols(["h2"])
     return context

@@ -1,4 +1,4 @@
-"""Output on stderr: one line for each complaint."""
+"""Messages on stderr, each on one line."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from hearth.cli.format.printable import printable
 
 
 def one_line(text: str) -> str:
-    """Without the line ends of a compiler's log, say, and what else does not print; of bounded length."""
+    """Returns `text` on one line of at most 1003 characters, without line ends (as of a compiler's log) and other
+    unprintable characters."""
     words = " ".join(printable(text).split())
     return words if len(words) <= 1000 else f"{words[:1000]}..."
 
 
 def complain(text: str) -> None:
-    """Says it."""
+    """Prints `text` as one line on stderr."""
     print(f"hearth: {one_line(text)}", file=sys.stderr, flush=True)

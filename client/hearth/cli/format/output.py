@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import argparse
 
 SCHEMA = 1
-"""Schema number of every document: keys may be added under it, none is renamed."""
+"""Schema number of every document. Under the same number, keys may be added, but none is renamed."""
 
 _UNBOUNDED = 1_000_000
 
@@ -20,12 +20,12 @@ RED, GREEN, YELLOW, BOLD, FAINT = "31", "32", "33", "1", "2"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """``--json``."""
+    """Adds the option ``--json``."""
     parser.add_argument("--json", action="store_true", help='print one JSON document ("schema": 1; base units)')
 
 
 def emit(document: Mapping[str, Any], as_json: bool, text: str) -> None:
-    """Prints the document, or `text`, which says the same to people."""
+    """Prints the document as JSON, or `text`, which contains the same for people."""
     if as_json:
         import json
 
@@ -34,7 +34,7 @@ def emit(document: Mapping[str, Any], as_json: bool, text: str) -> None:
 
 
 def emit_line(document: Mapping[str, Any]) -> None:
-    """Prints the document on one line, where more follow."""
+    """Prints the document as JSON on one line, for commands that print several."""
     import json
 
     print(json.dumps({"schema": SCHEMA, **document}), flush=True)
@@ -46,16 +46,16 @@ def columns() -> int:
 
 
 def in_colour() -> bool:
-    """Returns whether stdout shows colours and the user wants them (https://no-color.org)."""
+    """True if stdout is a terminal that shows colours and the user wants them (https://no-color.org)."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
 
 
 class Paint:
-    """Colours, or none."""
+    """Adds colours to text if `shown` is True, otherwise leaves it unchanged."""
 
     def __init__(self, shown: bool) -> None:
         self._shown = shown
 
     def __call__(self, text: str, *codes: str) -> str:
-        """`text`, whose width stays as it is, in the colours of `codes`."""
+        """Returns `text` in the colours of `codes`; its visible width does not change."""
         return f"\x1b[{';'.join(codes)}m{text}\x1b[0m" if self._shown and codes and text else text

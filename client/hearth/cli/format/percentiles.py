@@ -1,4 +1,4 @@
-"""Percentiles of samples, from good to bad."""
+"""Percentiles of samples, ordered from best to worst."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ Better = Literal["lower", "higher"]
 
 
 class Percentiles(NamedTuple):
-    """p99: 99 of 100 samples were at least as good. So of a rate it is the low end, as of a latency the high one."""
+    """Percentiles of `n` samples. p99: 99 of 100 samples were at least as good. So it is the low end of a rate, and the
+    high end of a latency."""
 
     p50: float
     p90: float
@@ -19,7 +20,7 @@ class Percentiles(NamedTuple):
 
     @classmethod
     def of(cls, samples: Sequence[float], better: Better) -> Percentiles:
-        """Raises `ValueError` where there are no samples."""
+        """Returns the percentiles of `samples`. Raises `ValueError` if there are none."""
         if not samples:
             raise ValueError("no samples")
         ordered = sorted(samples, reverse=better == "higher")
@@ -27,7 +28,7 @@ class Percentiles(NamedTuple):
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """Linear interpolation between the neighbours, as NumPy's default."""
+    """Returns a quantile of sorted samples, by linear interpolation between neighbours, like NumPy's default."""
     place = share * (len(ordered) - 1)
     low = math.floor(place)
     high = min(low + 1, len(ordered) - 1)

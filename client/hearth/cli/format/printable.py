@@ -1,4 +1,4 @@
-"""Text of others on a terminal: what a client calls itself is its own business, and may be meant to break a screen."""
+"""Untrusted text on a terminal: a client chooses its own name, which may contain characters that disturb a screen."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import unicodedata
 
 CUT = "..."
 _HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
-"""Categories: controls (escape sequences begin with one), formats (those that turn the direction of writing among
-them), surrogates, private use, what is not assigned, ends of lines."""
+"""Unicode categories that are not printed: controls (with which escape sequences begin), formats (among them those that
+change the direction of writing), surrogates, private use, unassigned, and line and paragraph separators."""
 _NO_WIDTH = frozenset(("Mn", "Me"))
 _WIDE = frozenset("WF")
 _MOST_MARKS = 2
-"""Marks on one letter: more grow over the lines around it."""
+"""Maximum number of combining marks on one letter: more would extend over the adjacent lines."""
 
 
 def printable(text: object) -> str:
-    """`text` on one line, whatever is in it: what does not print stands as ``?``."""
+    """Returns `text` on one line, with ``?`` instead of each unprintable character."""
     shown: list[str] = []
     marks = 0
     for character in str(text):
@@ -31,14 +31,14 @@ def printable(text: object) -> str:
 
 
 def width(text: str) -> int:
-    """Columns that a terminal gives to printable text (Unicode Standard Annex 11)."""
+    """Returns the number of columns that printable text takes on a terminal (Unicode Standard Annex 11)."""
     if text.isascii():
         return len(text)
     return sum(map(_columns, text))
 
 
 def fit(text: str, columns: int) -> str:
-    """Printable text, cut where it is wider than `columns`."""
+    """Returns printable text, shortened if it is wider than `columns`."""
     if width(text) <= columns:
         return text
     room = columns - len(CUT)

@@ -13,7 +13,7 @@ _WRITTEN = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([a-z]*)", re.ASCII | re.IGNO
 
 
 def parse_size(text: str) -> int:
-    """Bytes. Raises `ValueError`."""
+    """Returns the size in bytes. Raises `ValueError`."""
     match = _WRITTEN.fullmatch(text.strip())
     factor = _FACTORS.get(match[2].lower()) if match else None
     if match is None or factor is None:
@@ -22,7 +22,7 @@ def parse_size(text: str) -> int:
 
 
 def size_name(size: int) -> str:
-    """The largest unit that it is a whole number of, or one decimal of."""
+    """Formats a size in the largest unit of which it is at least 1, with at most one decimal."""
     for unit, factor in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if size >= factor:
             return f"{size / factor:.1f}".removesuffix(".0") + f" {unit}"

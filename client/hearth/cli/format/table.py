@@ -10,8 +10,8 @@ _GAP = "  "
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], numbers: frozenset[int] = frozenset()) -> str:
-    """Lines of text. `numbers`: columns that are aligned to the right. A shorter row ends early: its last cell may be
-    as wide as it likes."""
+    """Returns the lines of a table as text. `numbers`: indices of right-aligned columns. In a row that is shorter than
+    the header, the last cell may be of any width."""
     widths = [width(name) for name in header]
     for row in rows:
         for column, cell in enumerate(row if len(row) == len(header) else row[:-1]):
@@ -30,7 +30,7 @@ def _line(row: Sequence[str], widths: Sequence[int], numbers: frozenset[int]) ->
 
 
 def number(value: float) -> str:
-    """Three digits that count, or all of them before the point."""
+    """Formats a number with three significant digits, or with all digits before the decimal point."""
     if value >= 99.95:
         return f"{value:.0f}"
     if value >= 9.995:

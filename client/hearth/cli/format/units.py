@@ -1,4 +1,4 @@
-"""Figures as people read them; documents have them in base units."""
+"""Formats figures for people; JSON documents use base units."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ NONE = "-"
 
 
 def size(value: float | None) -> str:
-    """Bytes: "12.3 GiB"."""
+    """Formats a number of bytes, for example "12.3 GiB"."""
     return NONE if value is None else size_name(int(value))
 
 
 def memory(used: float | None, total: float | None) -> str:
-    """Both in the unit of the larger: "12.3/141 GiB"."""
+    """Formats used and total bytes in the unit of the total, for example "12.3/141 GiB"."""
     if not total:
         return size(used)
     name, unit = next(((name, unit) for name, unit in _UNITS if total >= unit), ("B", 1))
@@ -23,7 +23,7 @@ def memory(used: float | None, total: float | None) -> str:
 
 
 def per_second(value: float | None) -> str:
-    """A count: "0", "12.3", "4.5k", "1.2M"."""
+    """Formats a count per second, for example "0", "12.3", "4.5k", "1.2M"."""
     if value is None:
         return NONE
     for name, factor in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
@@ -33,19 +33,20 @@ def per_second(value: float | None) -> str:
 
 
 def bytes_per_second(value: float | None) -> str:
-    """ "1.2 GiB/s"."""
+    """Formats a number of bytes per second, for example "1.2 GiB/s"."""
     return NONE if value is None else f"{size_name(int(value)).replace('bytes', 'B')}/s"
 
 
 def share(value: float | None) -> str:
-    """Formats a share of 1, which exceeds 1 where several devices are meant: "43 %"."""
+    """Formats a ratio as percentage, for example "43 %". Several devices together may exceed 100 %."""
     if value is None:
         return NONE
     return f"{value:.0%}".replace("%", " %") if not 0 < value < 0.01 else "<1 %"
 
 
 def duration(seconds: float | None) -> str:
-    """Two units: "3 d 4 h", "2 min 5 s"; below a second one: "12 ms", "80 us"."""
+    """Formats a duration with two units, for example "3 d 4 h" or "2 min 5 s"; below 10 seconds with one: "12 ms", "80
+    us"."""
     if seconds is None:
         return NONE
     if seconds < 0:
@@ -67,7 +68,7 @@ def duration(seconds: float | None) -> str:
 
 
 def bar(ratio: float | None, cells: int) -> str:
-    """ "[####----]", of `cells` signs between the brackets."""
+    """Returns a bar such as "[####----]", with `cells` characters between the brackets."""
     filled = 0 if ratio is None else min(cells, max(0, round(ratio * cells)))
     return f"[{'#' * filled}{'-' * (cells - filled)}]"
 
@@ -76,6 +77,6 @@ _UNITS = (("TiB", 1 << 40), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB))
 
 
 def _three(value: float) -> str:
-    """Three digits at most, where there are not more before the point."""
+    """Formats a number with at most three digits, or with all digits before the decimal point."""
     text = f"{value:.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
     return text.rstrip("0").rstrip(".") if "." in text else text

@@ -1,4 +1,4 @@
-"""The arrays of `hearth run`: loaded from files, made, written and shown."""
+"""The arrays of `hearth run`: loading, generating, writing and printing."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ Host = np.ndarray[Any, Any]
 _MAGIC = b"\x93NUMPY"
 _DEFAULT_HIGH = 100
 SHOWN = 1000
-"""Elements that are shown, or stand in a document, in full."""
+"""Maximum number of elements of an array that is printed, or included in a document, in full."""
 
 
 def value_of(spec: Scalar) -> Any:
-    """Returns the value as a NumPy scalar, which has the type."""
+    """Returns the value as a NumPy scalar of its type."""
     return np.dtype(spec.dtype).type(spec.value)
 
 
 def host_array(spec: Array) -> Host | None:
-    """Returns the array's initial contents, C-contiguous and in native byte order; None for a result, which begins as
-    zeros on the device. Raises `ArgumentError`."""
+    """Returns the array's initial contents, C-contiguous and in native byte order; None for a result, which is
+    initially zero on the device. Raises `ArgumentError`."""
     if spec.direction == "out":
         return None
     return _load(spec.source.path) if isinstance(spec.source, FromFile) else _make(spec.source)
 
 
 def refuse_too_much(specs: list[Spec]) -> None:
-    """Raises `ArgumentError` where the arrays to be made take more than this machine's memory."""
+    """Raises `ArgumentError` if the arrays to be generated exceed this machine's memory."""
     size = sum(
         int(np.dtype(spec.source.dtype).itemsize * np.prod(spec.source.shape, dtype=object))
         for spec in specs
@@ -47,8 +47,8 @@ def refuse_too_much(specs: list[Spec]) -> None:
 
 
 def refuse_existing(specs: list[Spec], force: bool) -> None:
-    """Checks the results before anything is run: raises `ArgumentError` for one that cannot be written, or would
-    overwrite."""
+    """Checks the result files before anything runs. Raises `ArgumentError` for one that cannot be written, or that
+    exists unless `force`."""
     for spec in specs:
         if not isinstance(spec, Array) or spec.result is None:
             continue
@@ -64,7 +64,8 @@ def refuse_existing(specs: list[Spec], force: bool) -> None:
 
 
 def write(path: str, array: Host, force: bool) -> None:
-    """All of it or nothing. Raises `ArgumentError` where the file has come to exist meanwhile, and `OSError`."""
+    """Writes the array to a file, completely or not at all. Raises `OSError`, or `ArgumentError` if the file has been
+    created meanwhile."""
     target = Path(path)
     if force and target.is_symlink():
         target = target.resolve()
@@ -76,11 +77,11 @@ def write(path: str, array: Host, force: bool) -> None:
             os.fsync(file.fileno())
         if not force:
             try:
-                target.hardlink_to(draft)  # unlike a rename, never over another file
+                target.hardlink_to(draft)  # unlike a rename, never replaces another file
                 return
             except FileExistsError:
                 raise _wrong(f"the result {path!r} exists by now", "overwrite it with --force") from None
-            except OSError:  # a file system without links
+            except OSError:  # a file system without hard links
                 if os.path.lexists(target):
                     raise _wrong(f"the result {path!r} exists by now", "overwrite it with --force") from None
         draft.replace(target)
@@ -90,12 +91,13 @@ def write(path: str, array: Host, force: bool) -> None:
 
 
 def shown(array: Host) -> str:
-    """Formats the array as NumPy prints it: shortened where it is long."""
+    """Formats the array as NumPy prints it, shortened if it is long."""
     return np.array2string(array, threshold=SHOWN, separator=" ")
 
 
 def listed(array: Host) -> Any:
-    """Nested lists for a JSON document, which has neither NaN nor complex numbers; None where it is long."""
+    """Returns nested lists for a JSON document, which has neither NaN nor complex numbers; None if the array is too
+    long."""
     if array.size > SHOWN:
         return None
     return _plain(array.tolist())
@@ -146,7 +148,7 @@ def _make(source: Generated) -> Host:
             start: Any = options.get("start", 0)
             step: Any = options.get("step", 1)
             wide: Host = np.arange(count, dtype=np.uint64 if dtype.kind in "iub" else np.float64)
-            if dtype.kind in "iub":  # modulo 2**n, as an integer of the kernel's would
+            if dtype.kind in "iub":  # modulo 2**n, like an integer in the kernel
                 made = wide * np.array(int(step.real) % 2**64, np.uint64) + np.array(int(start.real) % 2**64, np.uint64)
             else:
                 made = wide * step + start

@@ -1,4 +1,4 @@
-"""`hearth run`: compiles a kernel's file, launches one kernel of it, and keeps or prints what it computed."""
+"""`hearth run`: compiles a kernel's file, launches one kernel of it, and saves or prints the results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 _THREADS = 256
 LAUNCH_S = 60.0
-"""Seconds; also ends the kernel of an interrupted command, at no cost to others: the process is its own."""
+"""Default timeout of a launch, in seconds. It also ends the kernel of an interrupted command, which affects no other
+session, because the device process is dedicated."""
 _LONGEST_S = 365 * 86400.0
 _MODES = ("checked", "validate", "unchecked")
 _EPILOG = """\
@@ -40,7 +41,7 @@ Results without a file are printed. Types are NumPy's (float32), CUDA's (float, 
 
 
 def add_to(commands: Any) -> None:
-    """The command and its arguments."""
+    """Adds the command and its arguments."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "run",
         help="compile and launch a kernel",
@@ -91,7 +92,7 @@ def add_to(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the kernel. Raises `HearthError`; 1 where the code does not compile or a result cannot be written."""
+    """Runs the kernel; returns 1 if the code does not compile or a result cannot be written. Raises `HearthError`."""
     from hearth.cli.run import arrays, sources
     from hearth.cli.run import kernel as run_kernel
 
@@ -150,7 +151,7 @@ def _host(spec: Spec) -> Any:
 
 
 def _not_compiled(file: str, error: CompileError) -> int:
-    """The compiler's log as it is, and one line."""
+    """Prints the compiler's log unchanged, and a one-line message; returns the exit status."""
     if error.log:
         print(error.log.rstrip("\n"), file=sys.stderr)
         complain(f"{file} does not compile ({error.reason}); the compiler's messages stand above")
@@ -160,7 +161,7 @@ def _not_compiled(file: str, error: CompileError) -> int:
 
 
 def _finish(arguments: argparse.Namespace, report: RunReport) -> int:
-    """Writes the results, then prints."""
+    """Writes the results to their files, then prints the report; returns the exit status."""
     from hearth.cli.run import arrays
 
     status = 0

@@ -1,4 +1,4 @@
-"""The kernel of `hearth run`: found in its module, and launched with its arrays."""
+"""The kernel of `hearth run`: looked up in its module, and launched with its arrays."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 def compiled(
     arguments: argparse.Namespace, device: Device, code: bytes, headers: dict[str, str]
 ) -> tuple[RawModule, Function]:
-    """The module and its kernel. Waits for the compile; the compiler's warnings go to stderr."""
+    """Returns the module and its kernel. Waits for the compile, and prints the compiler's warnings on stderr. Raises
+    `ArgumentError` if the kernel is missing or ambiguous."""
     options = [f"-D{define}" for define in arguments.define] + arguments.option
     name: str | None = arguments.kernel
     templated = name is not None and not name.isidentifier()
@@ -38,7 +39,7 @@ def compiled(
         name = _only(names, arguments.file)
     elif not templated and name not in names:
         module = device.RawModule(code, options=options, headers=headers, name_expressions=[name])
-        with contextlib.suppress(HearthError):  # a C++ function that is no template has such a name, too
+        with contextlib.suppress(HearthError):  # a C++ function that is not a template also has such a name
             module.compile()
             return module, module.get_function(name)
         raise ArgumentError(
@@ -78,7 +79,7 @@ def launched(
     specs: Sequence[Spec],
     values: list[Any],
 ) -> RunReport:
-    """Arrays go up, the kernel runs, results come down."""
+    """Uploads the arrays, runs the kernel, downloads the results, and returns the report."""
     sizes: list[int] = []
     passed: list[Any] = []
     for index, spec in enumerate(specs):
@@ -87,7 +88,7 @@ def launched(
                 passed.append(device.zeros(spec.source.shape, spec.source.dtype))
             else:
                 passed.append(device.asarray(values[index], blocking=True))
-                values[index] = None  # its memory is needed no more
+                values[index] = None  # releases the memory, which is no longer needed
             sizes.append(passed[-1].size)
         else:
             passed.append(values[index])
@@ -97,7 +98,7 @@ def launched(
         mode=arguments.mode, iterations=arguments.iterations, node=node.name, daemon=node.describe().server_version,
         device=device.ordinal, device_name=device.properties.name, backend=device.properties.backend,
     )  # fmt: skip
-    device.synchronize()  # the uploads are done, and are not measured
+    device.synchronize()  # waits for the uploads, so that they are not measured
     if not arguments.json:
         print(report.heading(), flush=True)
     limit: float | None = arguments.launch_timeout or (None if arguments.shared else arguments.usual_launch_timeout)
@@ -119,6 +120,6 @@ def launched(
 
 
 def _grid_for(elements: int, block: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Blocks enough for a thread for each element."""
+    """Returns a grid with one thread for each element."""
     threads = block[0] * block[1] * block[2]
     return max(1, -(-elements // threads)), 1, 1

@@ -1,4 +1,4 @@
-"""Types by their names, and values of them as people write them: what the arguments of `hearth run` are made of."""
+"""Type names and values as people write them, from which the arguments of `hearth run` are made."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CUDA = {
     **{f"{sign}int{bits}_t": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
 }  # fmt: skip
 TYPES: Mapping[str, str] = {name: name for name in NUMPY_TYPES} | _SHORT | _CUDA
-"""Every name of a type, and NumPy's for it."""
+"""NumPy's name of each type, by every name that is accepted for it."""
 
 _EXAMPLES = {
     "in": "in:data.npy",
@@ -50,7 +50,7 @@ _BITS = 64
 
 
 class SpecError(ValueError):
-    """Error in an argument: the problem, its position, and a correct form, in one line."""
+    """Error in an argument: the problem, its position, and a correct example, in one line."""
 
     def __init__(self, what: str, at: int = 0, kind: str = "") -> None:
         super().__init__(what)
@@ -61,12 +61,12 @@ class SpecError(ValueError):
 
     @property
     def example(self) -> str:
-        """A correct example of its kind."""
+        """Correct example of the same kind of argument."""
         return _EXAMPLES[self.kind]
 
 
 def number(dtype: str, text: str, at: int = 0, kind: str = "") -> Number:
-    """A value of the type, in its range. Raises `SpecError`."""
+    """Parses a value of the type `dtype` and checks its range. Raises `SpecError`."""
     text = text.strip()
     try:
         if dtype == "bool":
@@ -90,7 +90,7 @@ def number(dtype: str, text: str, at: int = 0, kind: str = "") -> Number:
 
 
 def integer(text: str) -> int:
-    """``1024``, ``0x400``, ``1_024``, ``1<<10``, ``2**10``. Raises `ValueError`."""
+    """Parses an integer: ``1024``, ``0x400``, ``1_024``, ``1<<10``, ``2**10``. Raises `ValueError`."""
     text = text.strip()
     if (powers := _SHIFTED.fullmatch(text)) is not None and len(text) <= _BITS:
         base, how, by = int(powers[1]), powers[2], int(powers[3])
@@ -104,7 +104,8 @@ def integer(text: str) -> int:
 
 
 def dimensions(text: str) -> tuple[int, int, int]:
-    """A grid or a block: ``1024``, ``32,32`` or ``8x8x4``. Raises `ValueError` with what is wrong."""
+    """Parses a grid or a block: ``1024``, ``32,32`` or ``8x8x4``. Raises `ValueError`, whose text describes the
+    problem."""
     parts = re.split(r"[,x]", text) if not text.strip().lower().startswith("0x") else text.split(",")
     try:
         sizes = [integer(part) for part in parts]
@@ -136,7 +137,7 @@ def _fits(dtype: str, part: float, value: Number, at: int, kind: str) -> Number:
 
 
 def near(name: str, known: Mapping[str, object] | Sequence[str]) -> str:
-    """A name that may have been meant, for an error."""
+    """Returns the suggestion of a similar name, for an error message; empty: there is none."""
     import difflib
 
     close = difflib.get_close_matches(name.strip(), known, 1)

@@ -1,4 +1,4 @@
-"""Report of `hearth run`, as text and as a document."""
+"""Report of `hearth run`, as text and as a JSON document."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from hearth.cli.format.table import number
 from hearth.cli.run.arrays import Host, listed, shown
 
 SCHEMA = 1
-"""Grows with every change that a reader of the document could stumble over."""
+"""Schema number; increases with every change that may break a reader of the document."""
 
 
 @dataclass
 class Result:
-    """An array that came back."""
+    """An array that the kernel wrote."""
 
     argument: int
-    """Place among the kernel's arguments, from 1."""
+    """Position among the kernel's arguments, from 1."""
     array: Host
     file: str | None
     error: str = ""
-    """Why it could not be written."""
+    """Reason why the file could not be written; empty: no error."""
 
     @property
     def type(self) -> str:

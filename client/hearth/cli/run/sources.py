@@ -1,7 +1,7 @@
-"""The code of `hearth run`, and the headers that go with it: the daemon sees none of this machine's files.
+"""The code of `hearth run` and its headers, which are sent along because the daemon sees none of this machine's files.
 
-What a source includes is looked for here, beside the file that includes it and in the folders of ``-I``, as a
-compiler would, and travels with the source. What is not found here is left to the compiler, which has its own headers.
+Files that a source includes are looked up here, next to the including file and in the folders of ``-I``, as a compiler
+does, and are sent with the source. Files that are not found here are left to the compiler, which has its own headers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BINARY = (".cubin", ".fatbin", ".ptx")
 
 
 def read_code(path: str) -> bytes:
-    """The file. Raises `ArgumentError`."""
+    """Returns the contents of the file. Raises `ArgumentError`."""
     data = _read(path)
     if not data.strip():
         raise _wrong(f"{path!r} is empty", "name a file with a kernel in it")
@@ -27,8 +27,8 @@ def read_code(path: str) -> bytes:
 
 
 def headers_of(path: str, code: bytes, folders: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
-    """Returns the headers that the source includes and that are found here, by the names in its includes; `given` come
-    first. Raises `ArgumentError` for a missing folder, or a header that cannot be read."""
+    """Returns the headers that the source includes and that exist here, by the names in its includes. `given` headers
+    take precedence. Raises `ArgumentError` for a missing folder, or a header that cannot be read."""
     for folder in folders:
         if not Path(folder).is_dir():
             raise _wrong(
@@ -59,7 +59,8 @@ def headers_of(path: str, code: bytes, folders: Sequence[str], given: Mapping[st
 
 
 def given_headers(texts: Sequence[str]) -> dict[str, str]:
-    """``--header FILE``, included by its name without folders, or ``--header NAME=FILE``. Raises `ArgumentError`."""
+    """Returns the headers of the options ``--header FILE``, named by the file name without folders, and ``--header
+    NAME=FILE``. Raises `ArgumentError`."""
     found: dict[str, str] = {}
     for text in texts:
         name, equals, path = text.partition("=")

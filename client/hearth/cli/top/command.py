@@ -1,4 +1,4 @@
-"""`hearth top`: what a daemon does, again and again."""
+"""`hearth top`: shows a daemon's activity, refreshed repeatedly."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 _SHORTEST_S = 0.1
 _HANGS_S = 3.0
-"""Seconds without an answer after which the screen says that none comes."""
+"""Seconds without an answer after which the screen reports that the daemon does not answer."""
 _REDRAW_S = 1.0
 _QUIT = frozenset("qQ\x04")
 
 
 def add_to(commands: Any) -> None:
-    """The command and its arguments."""
+    """Adds the command and its arguments."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "top",
         help="what the daemon does, live",
@@ -51,7 +51,7 @@ def add_to(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Shows the picture until it is ended. Raises `HearthError` where no daemon answers at first."""
+    """Shows frames until the user ends the command. Raises `HearthError` if no daemon answers at first."""
     plain = arguments.json or arguments.iterations is not None
     with connect_options.ask(arguments) as asker:
         first = asker.status()
@@ -61,7 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class View:
-    """The last two documents, and since when there are no new ones. Pure but for the clock that is passed in."""
+    """The last two documents, and the time since which no new ones have arrived. Pure, except for the clock values that
+    are passed in."""
 
     def __init__(self, first: Document, at: float) -> None:
         self.before: Document | None = None
@@ -70,24 +71,24 @@ class View:
         self._answered = at
 
     def saw(self, document: Document, at: float) -> None:
-        """The daemon answered."""
+        """Records that the daemon answered with `document` at the time `at`."""
         self.before, self.now = self.now, document
         self.gone, self._answered = None, at
 
     def missed(self, why: str, at: float) -> None:
-        """Notes that the daemon did not answer: `why`."""
+        """Records that the daemon did not answer at the time `at`, for the reason `why`."""
         from hearth.cli.top.frame import Gone
 
         since = self._answered if self.gone is None else self.gone.since
         self.gone, self.before = Gone(why, since), None
 
     def overdue(self, at: float, interval: float) -> None:
-        """Reports an answer that is overdue, with not even an error."""
+        """Records a missing answer if one is overdue, without even an error."""
         if self.gone is None and at - self._answered > interval + _HANGS_S:
             self.missed("it has not answered since.", at)
 
 
-# ---- one picture below the other ----
+# ---- frames printed one below the other ----
 
 
 def _print(arguments: argparse.Namespace, asker: Asker, first: Document) -> int:
@@ -148,7 +149,7 @@ def _document(view: View, where: str) -> dict[str, Any]:
 
 
 class _Watch:
-    """Asks from another thread, so that keys and sizes never wait for the daemon."""
+    """Polls the daemon in another thread, so that keys and resizes never wait for the daemon."""
 
     def __init__(self, asker: Asker, interval: float, wake: Callable[[], None]) -> None:
         self._asker = asker
@@ -161,13 +162,13 @@ class _Watch:
         self._thread.start()
 
     def taken(self) -> list[tuple[float, Document | HearthError]]:
-        """Returns what came since the last call, each with its time."""
+        """Returns and removes the answers and errors since the last call, each with its time."""
         with self._lock:
             came, self._came = self._came, []
         return came
 
     def end(self) -> None:
-        """Gives up the call under way."""
+        """Cancels the call in progress and ends the thread."""
         self._ended.set()
         self._asker.close()
         self._thread.join(1.0)
@@ -204,7 +205,7 @@ def _live(asker: Asker, first: Document, interval: float) -> int:
                 if _QUIT & set(screen.wait(_REDRAW_S)):
                     return 0
         except EOFError:
-            return 0  # the terminal is gone
+            return 0  # the terminal has been closed
         finally:
             watch.end()
 

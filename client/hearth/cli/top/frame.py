@@ -1,4 +1,4 @@
-"""A picture of `hearth top`. Pure: two documents in, lines out."""
+"""One frame of `hearth top`, built from two documents. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hearth.cli.top.lines import ScreenLine
 from hearth.cli.top.rates import Document
 
 _ROOMY = 12
-"""Lines of a terminal on which there is room for totals and gaps."""
+"""Minimum number of lines of a terminal for which totals and gaps are shown."""
 _MOST_WORDS = 3
-"""Lines for why a daemon is gone."""
+"""Maximum number of lines for the reason why a daemon does not answer."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Gone:
 
     why: str
     since: float
-    """Seconds since 1970, of this machine."""
+    """Time of the last answer, in seconds since 1970, by this machine's clock."""
 
 
 def frame(
@@ -36,8 +36,8 @@ def frame(
     columns: int,
     rows: int | None = None,
 ) -> list[ScreenLine]:
-    """Builds the lines of what happened since `before`, by device time. `at`: this machine's time, seconds since 1970;
-    `columns`: width of a line; `rows`: number of lines that fit; None: no limit."""
+    """Returns the lines for the time since `before`, sorted by device time. `at`: this machine's time, in seconds since
+    1970; `columns`: width of a line; `rows`: maximum number of lines (None: no limit)."""
     of_devices, of_sessions = rates.of_devices(before, now), rates.of_sessions(before, now)
     shown = rates.busiest_first(now, of_devices, of_sessions)
     devices, sessions = lines.devices(shown, of_devices, columns), lines.sessions(shown, of_sessions)

@@ -1,4 +1,4 @@
-"""Lines of text of a status document for `status` and `top`, each of one colour. Pure."""
+"""Lines of text of a status document, for `status` and `top`, each in one colour. Pure."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from hearth.cli.format.table import table
 from hearth.cli.top.rates import Document, Rates, memory_used, queued
 
 _NAMES_MOST = (28, 16, 8)
-"""Columns for a device's name: the first with which the table fits, else the last."""
+"""Maximum widths of a device's name: the first with which the table fits is used, otherwise the last."""
 _TENANT_MOST = 16
 _BAR_CELLS = 10
 _LOAD_S = 1.0
-"""A load that has waited less for kernels to end is not worth a line."""
+"""Minimum seconds that a module load has to have waited for kernels before it is shown."""
 
 
 class ScreenLine(NamedTuple):
-    """A line of a screen, of any width."""
+    """A line of a screen, of any width, with its colours."""
 
     text: str = ""
     codes: tuple[str, ...] = ()
 
     def shown(self, columns: int, paint: output.Paint) -> str:
-        """Cut and in colour."""
+        """Returns the text, cut to `columns` and in colour."""
         return paint(fit(self.text, columns), *self.codes)
 
 
 def clock(document: Document) -> float:
-    """The daemon's time when it made the document, in seconds since 1970."""
+    """Returns the time at which the daemon made the document, in seconds since 1970."""
     return float(document.get("started_unix", 0.0)) + float(document.get("uptime_seconds", 0.0))
 
 
 def state(document: Document) -> ScreenLine:
-    """ "ready", "draining" or "not ready"."""
+    """Returns the line "ready", "draining" or "not ready"."""
     if document.get("ready"):
         return ScreenLine("ready", (output.GREEN,))
     return (
@@ -44,7 +44,7 @@ def state(document: Document) -> ScreenLine:
 
 
 def daemon(document: Document) -> str:
-    """Which daemon it is, and since when."""
+    """Returns the daemon's version and uptime as text."""
     return f"hearthd {printable(document.get('version', '?'))}, up {units.duration(document.get('uptime_seconds'))}"
 
 
@@ -56,7 +56,8 @@ def sessions_counted(document: Document) -> str:
 
 
 def devices(document: Document, rates: Mapping[int, Rates], columns: int) -> list[ScreenLine]:
-    """A heading, a line for each in the document's order, and below it why it does not serve."""
+    """Returns a heading and a line for each device, in the document's order. Below a device that does not serve,
+    another line shows the reason."""
     found = document.get("devices", ())
     if not found:
         return [ScreenLine("no devices")]
@@ -73,7 +74,8 @@ def devices(document: Document, rates: Mapping[int, Rates], columns: int) -> lis
 
 
 def _loads(device: Mapping[str, Any]) -> str:
-    """Modules that wait to be loaded; empty: there are none, or for no noticeable time."""
+    """Describes the modules that wait to be loaded; returns an empty string if none has waited for a noticeable
+    time."""
     gauges = device.get("gauges") or {}
     count, longest = int(gauges.get("loads_waiting", 0)), gauges.get("load_wait_longest_ns", 0) / 1e9
     if not count or longest < _LOAD_S:
@@ -123,7 +125,8 @@ def _device(device: Mapping[str, Any], rates: Rates, name_most: int, gpu: bool) 
 
 
 def sessions(document: Document, used: Mapping[str, float | None]) -> list[ScreenLine]:
-    """A heading and a line for each, in the document's order; `used`: device seconds a second, by id."""
+    """Returns a heading and a line for each session, in the document's order. `used`: device seconds per second, by
+    session id."""
     found = document.get("sessions", ())
     if not found:
         return [ScreenLine("no sessions")]
@@ -152,12 +155,12 @@ def lease(connected: bool, left: float | None) -> str:
 
 
 def client(name: str, dedicated: bool) -> str:
-    """Returns the client's name, as it was declared."""
+    """Returns the name that the client declared."""
     return (printable(name) or units.NONE) + (" (dedicated)" if dedicated else "")
 
 
 def faults(document: Document, most: int) -> list[ScreenLine]:
-    """The newest, one a line."""
+    """Returns a line for each of the `most` latest faults."""
     found = list(document.get("faults") or ())
     lines = []
     for fault in found[:most]:

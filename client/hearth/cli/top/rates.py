@@ -1,4 +1,4 @@
-"""Rates between two status documents of one daemon. Pure."""
+"""Rates computed from two status documents of one daemon. Pure."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ Document = Mapping[str, Any]
 
 
 class Rates(NamedTuple):
-    """Rates of one device, per second; None where nothing is known."""
+    """Rates of one device, per second; None: unknown."""
 
     busy: float | None = None
-    """Share of the time in which it worked, of 1."""
+    """Fraction of the time during which the device was busy, from 0 to 1."""
     launches: float | None = None
     commands: float | None = None
     received: float | None = None
-    """Bytes, to the device."""
+    """Bytes per second to the device."""
     sent: float | None = None
-    """Bytes, from the device."""
+    """Bytes per second from the device."""
 
 
 _COUNTERS = ("device_busy_ns", "kernel_launches", "commands", "host_to_device_bytes", "device_to_host_bytes")
@@ -27,11 +27,12 @@ _FACTORS = (1e-9, 1.0, 1.0, 1.0, 1.0)
 NAMES = (
     "busy_ratio", "launches_per_second", "commands_per_second", "received_bytes_per_second", "sent_bytes_per_second",
 )  # fmt: skip
-"""Names of the rates in documents: the daemon reports them under "throughput", over its last seconds."""
+"""Names of the rates in documents. The daemon reports them under "throughput", over its last seconds."""
 
 
 def elapsed(before: Document | None, now: Document) -> float | None:
-    """Seconds from one to the other, by the daemon's clock; None where they are not of one life of it."""
+    """Returns the seconds between the two documents, by the daemon's clock; None if the daemon was restarted in
+    between."""
     if before is None or before.get("started_unix") != now.get("started_unix"):
         return None
     seconds = now.get("uptime_seconds", 0.0) - before.get("uptime_seconds", 0.0)
@@ -39,14 +40,14 @@ def elapsed(before: Document | None, now: Document) -> float | None:
 
 
 def told(device: Mapping[str, Any]) -> Rates:
-    """Returns the rates that the daemon reports, None for missing ones."""
+    """Returns the rates that the daemon reports; None for missing ones."""
     throughput = device.get("throughput") or {}
     return Rates(*(throughput.get(name) for name in NAMES))
 
 
 def of_devices(before: Document | None, now: Document) -> dict[int, Rates]:
-    """Returns the rates by ordinal: between the two documents, or as the daemon reports them where there is nothing to
-    compare."""
+    """Returns the rates by ordinal: computed from the two documents, or those that the daemon reports if there is no
+    earlier document to compare with."""
     seconds = elapsed(before, now)
     counted = {d["ordinal"]: d.get("counters") or {} for d in (before or {}).get("devices", ())}
     found = {}
@@ -65,7 +66,7 @@ def of_devices(before: Document | None, now: Document) -> dict[int, Rates]:
 
 
 def of_sessions(before: Document | None, now: Document) -> dict[str, float | None]:
-    """Returns device seconds per second by session id, more than 1 where several devices work for a session."""
+    """Returns device seconds per second, by session id. A session that uses several devices may exceed 1."""
     seconds = elapsed(before, now)
     used = {session["id"]: session.get("device_seconds", 0.0) for session in (before or {}).get("sessions", ())}
     return {
@@ -77,8 +78,8 @@ def of_sessions(before: Document | None, now: Document) -> dict[str, float | Non
 
 
 def busiest_first(document: Document, devices: Mapping[int, Rates], sessions: Mapping[str, float | None]) -> Document:
-    """The document with its devices and sessions sorted by the device time that they used; then by what they used
-    before, and by their names, so that what rests stays in its place."""
+    """Returns the document with devices and sessions sorted by the device time that they used since the last document,
+    then by their total device time (sessions), then by name, so that idle entries keep their places."""
     return {
         **document,
         "devices": sorted(
@@ -93,8 +94,8 @@ def busiest_first(document: Document, devices: Mapping[int, Rates], sessions: Ma
 
 
 def memory_used(device: Mapping[str, Any]) -> int | None:
-    """Bytes of a device in use: what the driver says, else what the daemon's processes hold of it, as far as one may
-    see them."""
+    """Returns the used bytes of a device: as reported by the driver, otherwise the bytes held by those processes of the
+    daemon that the caller may see. None: unknown."""
     used: int | None = (device.get("memory") or {}).get("used_bytes")
     if used is not None:
         return used
@@ -106,11 +107,11 @@ def memory_used(device: Mapping[str, Any]) -> int | None:
 
 
 def queued(device: Mapping[str, Any]) -> int | None:
-    """Commands that wait."""
+    """Returns the number of waiting commands; None: unknown."""
     waiting: int | None = (device.get("queue") or {}).get("commands")
     return (device.get("gauges") or {}).get("commands_waiting") if waiting is None else waiting
 
 
 def _rate(before: float | None, now: float | None, seconds: float, factor: float = 1.0) -> float | None:
-    """Returns the rate; None if the value is not counted, or went back."""
+    """Returns the rate; None if the value is not counted, or has decreased."""
     return None if before is None or now is None or now < before else (now - before) * factor / seconds

@@ -1,4 +1,4 @@
-"""A terminal taken over as a whole, and given back however the command ends: keys, sizes, signals."""
+"""Full-screen use of a terminal, restored however the command ends: keys, sizes, signals."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J"
-"""Switches to the alternate screen: no cursor, lines are not wrapped."""
+"""Switches to the alternate screen, without a cursor and without line wrapping."""
 _LEAVE = "\x1b[?7h\x1b[?25h\x1b[?1049l"
 _HOME, _REST_OF_LINE, _REST = "\x1b[H", "\x1b[K", "\x1b[J"
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Screen:
-    """stdout's terminal, and stdin's where that is one. Belongs to the main thread, which gets the signals."""
+    """The terminal of stdout, and of stdin if stdin is a terminal. Used from the main thread only, because that thread
+    receives the signals."""
 
     def __init__(self) -> None:
         self._keys = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
@@ -33,7 +34,7 @@ class Screen:
         self._handlers: dict[int, Any] = {}
         self._wakeup = -1
 
-    # ---- taken and given back ----
+    # ---- entering and leaving ----
 
     def __enter__(self) -> Screen:
         for end in (self._awake, self._wake):
@@ -42,7 +43,7 @@ class Screen:
         for number in _ENDING:
             self._handle(number, _end)
         self._handle(signal.SIGTSTP, self._stop)
-        self._handle(signal.SIGWINCH, lambda number, frame: None)  # it only wakes
+        self._handle(signal.SIGWINCH, lambda number, frame: None)  # the signal only wakes `wait`
         try:
             self._take()
         except BaseException:
@@ -66,30 +67,31 @@ class Screen:
     def _take(self) -> None:
         if self._keys is not None:
             self._modes = termios.tcgetattr(self._keys)
-            tty.setcbreak(self._keys, termios.TCSANOW)  # Ctrl-C and Ctrl-Z stay signals
+            tty.setcbreak(self._keys, termios.TCSANOW)  # Ctrl-C and Ctrl-Z still send signals
         _write(_ENTER)
 
     def _give_back(self) -> None:
-        with contextlib.suppress(OSError, ValueError):  # the terminal may be gone
+        with contextlib.suppress(OSError, ValueError):  # the terminal may have been closed
             _write(_LEAVE)
         if self._modes is not None and self._keys is not None:
             with contextlib.suppress(termios.error):
                 termios.tcsetattr(self._keys, termios.TCSADRAIN, self._modes)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        """Suspends on Ctrl-Z: the terminal is the shell's until the command continues."""
+        """Suspends the command on Ctrl-Z: restores the terminal for the shell, and takes it again when the command
+        continues."""
         self._give_back()
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTSTP)
-        signal.signal(signal.SIGTSTP, self._stop)  # it continues here
+        signal.signal(signal.SIGTSTP, self._stop)  # the command continues here
         self._take()
         self.wake()
 
-    # ---- used ----
+    # ---- use ----
 
     @property
     def size(self) -> os.terminal_size:
-        """Columns and lines, now."""
+        """Current number of columns and lines."""
         with contextlib.suppress(OSError):
             found = os.get_terminal_size(sys.stdout.fileno())
             if found.columns and found.lines:
@@ -97,19 +99,19 @@ class Screen:
         return shutil.get_terminal_size()
 
     def draw(self, lines: Sequence[str]) -> None:
-        """Puts the lines, of which none is wider than the screen, in the place of what is there."""
-        # Each place is cleared before it is written: a cursor that is at the last column would take that one with it.
+        """Replaces the contents of the screen by `lines`, none of which may be wider than the screen."""
+        # Each line is cleared before it is written: clearing from the last column would erase the character there.
         text = _HOME + "\r\n".join(f"{_REST_OF_LINE}{line}" for line in lines)
         _write(text + (f"\r\n{_REST}" if len(lines) < self.size.lines else ""))
 
     def wake(self) -> None:
-        """Ends `wait`; from any thread."""
-        with contextlib.suppress(OSError):  # full: it wakes anyway; closed: no thread waits
+        """Ends `wait`. May be called from any thread."""
+        with contextlib.suppress(OSError):  # pipe full: `wait` ends anyway; closed: no thread waits
             os.write(self._wake, b"\0")
 
     def wait(self, seconds: float) -> str:
-        """Waits until a key is pressed, `wake` is called, the size changes, or the time is over; returns the keys.
-        Raises `EOFError` where the terminal is gone."""
+        """Blocks until a key is pressed, `wake` is called, the size changes, or `seconds` have passed. Returns the
+        keys. Raises `EOFError` if the terminal has been closed."""
         poll = select.poll()
         poll.register(self._awake, select.POLLIN)
         if self._keys is not None:

@@ -1,4 +1,4 @@
-"""`hearth trace`: what a program did on its devices, recorded and summed up."""
+"""`hearth trace`: records a program's work on its devices, or summarizes a recording."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ this command: HEARTH_TRACE=trace-%p.json python my_program.py.
 
 
 def add_to(commands: Any) -> None:
-    """The command, its two parts and their arguments."""
+    """Adds the command, its two parts and their arguments."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "trace",
         help="record what a program does on its devices, and sum it up",
@@ -55,7 +55,7 @@ def add_to(commands: Any) -> None:
 
 
 def run_record(arguments: argparse.Namespace) -> int:
-    """Runs the program; its exit status. Raises `ArgumentError`."""
+    """Runs the program, and returns its exit status. Raises `ArgumentError`."""
     from hearth.cli.trace import program as trace_program
     from hearth.profiling import trace_file
 
@@ -87,7 +87,7 @@ def run_record(arguments: argparse.Namespace) -> int:
 
 
 def run_show(arguments: argparse.Namespace) -> int:
-    """Sums it up. Raises `ArgumentError`."""
+    """Prints the summary of a trace. Raises `ArgumentError`."""
     _show(arguments.file, _load(arguments.file), arguments)
     return 0
 
@@ -116,7 +116,8 @@ def _load(path: str) -> Any:
 
 
 def _refuse(output: Path, force: bool) -> None:
-    """A trace may be overwritten by the next; anything else is worth a question."""
+    """Raises `ArgumentError` if the output cannot be written, or would overwrite a file other than a trace without
+    `force`."""
     if output.is_dir():
         raise _wrong(f"the output {str(output)!r} is a folder", "name a file")
     if not output.parent.is_dir() or not os.access(output.parent, os.W_OK | os.X_OK):

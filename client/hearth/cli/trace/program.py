@@ -1,4 +1,4 @@
-"""A program that is run with HEARTH_TRACE set, and what its processes leave."""
+"""A program that runs with HEARTH_TRACE set, and the traces that its processes write."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _AFTER_SIGNAL = 128
 
 
 def traced(program: Sequence[str]) -> tuple[int, list[dict[str, Any]]]:
-    """Runs it to its end: its exit status as a shell says it, and the traces of its processes. Raises `ArgumentError`
-    where it cannot be started."""
+    """Runs the program to its end. Returns its exit status, as a shell reports it, and the traces of its processes.
+    Raises `ArgumentError` if the program cannot be started."""
     folder = Path(tempfile.mkdtemp(prefix="hearth-trace-"))
     try:
         status = _run(program, {**os.environ, "HEARTH_TRACE": str(folder / "%p.json")})
@@ -44,7 +44,7 @@ def _run(program: Sequence[str], environment: dict[str, str]) -> int:
     def pass_on(number: int, _frame: FrameType | None) -> None:
         process.send_signal(number)
 
-    # Ctrl-C goes to the program as well, from the terminal; what it traced until then is what is wanted.
+    # The terminal sends Ctrl-C to the program too; its trace until then is kept.
     before = {number: signal.signal(number, pass_on) for number in _PASSED_ON}
     before[signal.SIGINT] = signal.signal(signal.SIGINT, lambda *_: None)
     try:

@@ -1,4 +1,4 @@
-"""`hearth trace show`: a summary for people and as a document."""
+"""Output of `hearth trace show`, as text and as a JSON document."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from hearth.cli.format.table import number, table
 from hearth.cli.trace.summary import Row, Summary
 
 SCHEMA = 1
-"""Grows with every change that a reader of the document could stumble over."""
+"""Schema number; increases with every change that may break a reader of the document."""
 _LONGEST = 60
 
 
 def to_text(path: str, summary: Summary, top: int) -> str:
-    """Tables, each with the most time first; `top`: rows of each."""
+    """Returns the tables, each sorted by time in descending order. `top`: maximum number of rows of each."""
     work = sum(row.count for rows in (summary.kernels, summary.transfers, summary.others) for row in rows)
     parts = [f"{path}: {work} commands with work for a device, in {_time(summary.span_us)}"]
     if summary.dropped or summary.lost:
@@ -41,7 +41,7 @@ def to_text(path: str, summary: Summary, top: int) -> str:
 
 
 def to_json(path: str, summary: Summary) -> dict[str, Any]:
-    """Builds the JSON document, with all rows."""
+    """Returns the JSON document, with all rows."""
     return {
         "schema": SCHEMA,
         "file": path,

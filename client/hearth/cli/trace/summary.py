@@ -1,6 +1,7 @@
 """Summary of a trace: time by kernel, transfers with their rates, streams, and idle times of a device.
 
-Pure: from a document of Chrome's Trace Event Format, as `hearth.Trace.save` and HEARTH_TRACE write it, to plain data.
+Pure: converts a document in Chrome's Trace Event Format, as `hearth.Trace.save` and HEARTH_TRACE write it, to plain
+data.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _KERNELS = "kernels of "
 
 @dataclass
 class Row:
-    """Work of one name. Times in microseconds."""
+    """Total of all work of one name. Times in microseconds."""
 
     name: str
     count: int = 0
@@ -37,13 +38,13 @@ class Row:
 
     @property
     def gb_per_s(self) -> float | None:
-        """10**9 bytes a second; None where it took no time that could be measured."""
+        """Transfer rate in GB/s (10**9 bytes per second); None if no time was measured."""
         return self.bytes / self.total_us / 1e3 if self.total_us else None
 
 
 @dataclass(frozen=True)
 class Gap:
-    """A stretch in which a device had nothing to do."""
+    """Interval in which a device was idle. Times in microseconds."""
 
     device: str
     start_us: float
@@ -54,23 +55,23 @@ class Gap:
 
 @dataclass(frozen=True)
 class Track:
-    """A stream of one device."""
+    """Totals of one stream of one device."""
 
     device: str
     stream: str
     commands: int
     busy_us: float
     ratio: float
-    """Share of the time from the device's first command to its last."""
+    """Busy fraction of the time from the device's first command to its last."""
 
 
 @dataclass
 class Summary:
-    """All of it; rows with the most time first."""
+    """Summary of a whole trace. Rows are sorted by time in descending order."""
 
     span_us: float = 0.0
     devices: list[tuple[str, float, float]] = field(default_factory=list)
-    """Name, time with work, time from the first command to the last."""
+    """Name, busy time, and time from the first command to the last, of each device, in microseconds."""
     kernels: list[Row] = field(default_factory=list)
     transfers: list[Row] = field(default_factory=list)
     others: list[Row] = field(default_factory=list)
@@ -91,11 +92,11 @@ class _Span:
 
 
 class NotATraceError(ValueError):
-    """The document is something else; the text says what."""
+    """Raised for a document that is not a trace; the text says why."""
 
 
 def summarize(document: Any) -> Summary:
-    """Raises `NotATraceError`."""
+    """Returns the summary of a trace. Raises `NotATraceError`."""
     entries = (
         document if isinstance(document, list) else document.get("traceEvents") if isinstance(document, dict) else None
     )
@@ -124,7 +125,7 @@ def summarize(document: Any) -> Summary:
         start, size = _time(entry.get("ts")), args.get("bytes", 0)
         size = size if isinstance(size, int) else 0
         us = _time(entry.get("dur"))
-        if "started_us" in args and "ended_us" in args:  # where a track shows it shorter than it was
+        if "started_us" in args and "ended_us" in args:  # the track may show the command shorter than it was
             us = max(0.0, _time(args["ended_us"]) - _time(args["started_us"]))
         kind = "kernels" if "grid" in args else "transfers" if size else "others"
         label = name.removeprefix(f"{category} ") if kind == "kernels" else category or name
@@ -180,7 +181,8 @@ def _devices(
 
 
 def _union(work: Sequence[_Span]) -> tuple[float, list[tuple[float, float, str, str]]]:
-    """Time in which something of it ran, and the gaps between: start, length, what ended, what began."""
+    """Returns the time in which any of the work ran, and the gaps in between: start, length, name of the work before,
+    name of the work after."""
     busy, gaps = 0.0, []
     end, latest = work[0].start, work[0]
     for span in work:
