@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 else:
 
     class _Later:
-        """Stands for a module. Safe from any thread: the import is, and what it finds is the same for all."""
+        """Proxy of a module, which is imported at its first use. Thread-safe: imports are thread-safe, and every thread
+        finds the same attributes."""
 
         def __init__(self, module: str) -> None:
             self._module = module

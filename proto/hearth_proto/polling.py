@@ -18,7 +18,7 @@ LISTENER = "event_engine_listener"
 """gRPC experiment that affects connections accepted by this process."""
 _EXPERIMENTS = "GRPC_EXPERIMENTS"
 _SINCE, _BEFORE = (1, 80), (1, 86)
-"""First version that has the switch, and first version (exclusive end) not known to have it."""
+"""Range of gRPC versions that are known to have the switch: the first one, and the exclusive end."""
 
 
 def import_grpc(experiment: str) -> None:

@@ -75,7 +75,7 @@ COMMANDS: Mapping[str, tuple[Right, ...]] = {
     "all_reduce": _COLLECTIVE,
     "sync_collective": _COLLECTIVE,
     "collective": _COLLECTIVE,
-    "dispatch": (Right.LAUNCH, Right.WRITE, Right.READ),  # arrays up, kernel, arrays down
+    "dispatch": (Right.LAUNCH, Right.WRITE, Right.READ),  # uploads, launches and downloads
     "begin_capture": _LAUNCH,
     "end_capture": _LAUNCH,
     "launch_graph": _LAUNCH,
@@ -106,7 +106,7 @@ CALLS: Mapping[str, tuple[Right, ...]] = {
     "Unpublish": (Right.PUBLISH,),
     "AttachBuffer": (Right.ATTACH,),
     "ListPublished": _NONE,  # lists what the caller may attach
-    "ExportIpc": (Right.READ, Right.WRITE),  # a client that maps it does both, unchecked
+    "ExportIpc": (Right.READ, Right.WRITE),  # a client that maps the memory reads and writes it unchecked
     "ReleaseIpc": _NONE,
 }
 """Rights that each method of DeviceService needs, for methods that do not carry a single command."""

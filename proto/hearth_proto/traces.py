@@ -34,9 +34,9 @@ class TraceEvent:
     """Number of the command's batch; `index` is its position in the batch."""
     index: int
     queued_ns: int
-    """Time at which it arrived in the device process."""
+    """Time at which the command arrived in the device process."""
     submitted_ns: int
-    """Time at which it was handed to the device, after its dependencies."""
+    """Time at which the command was handed to the device, after its dependencies."""
     started_ns: int
     ended_ns: int
     bytes: int = 0

@@ -135,7 +135,7 @@ class ExecuteStream:
         responses = self._transport.execute(self._requests(number, attach), self._early)
         with self._lock:
             self._responses = responses
-        if self._driver.over.is_set():  # since `cancel` looked
+        if self._driver.over.is_set():  # the attachment may have ended after `cancel` read the previous stream
             responses.cancel()
         return responses
 
@@ -160,7 +160,7 @@ class ExecuteStream:
                 stream = self._again(error)
         except HearthError as refused:
             error = refused
-        except Exception as unexpected:  # a receiver that dies silently would leave every waiter waiting
+        except Exception as unexpected:  # otherwise every waiting thread would wait forever
             error = HearthError(f"the connection failed: {unexpected!r}.", reason="INTERNAL")
         if isinstance(error, DeviceLostError):
             self._driver.session.device_lost = True

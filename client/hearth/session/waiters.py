@@ -116,7 +116,7 @@ class Waiters:
                 self.channel.expect()
 
     def listen(self, more: int) -> None:
-        """See `ReplyWaiters`."""
+        """See `ReplyWaiters.listen`."""
         with self.lock:
             self.listeners += more
             if more > 0 and self.channel is not None:

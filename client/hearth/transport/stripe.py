@@ -78,7 +78,8 @@ class StripeObserver(Protocol):
 
 
 class Stripe:
-    """A stripe that opens itself in its receiving thread, which calls `live`, and finally `over`, of its owner."""
+    """A stripe that opens itself in its receiving thread. That thread calls the owner's `live` if the stripe opens, and
+    `over` at the end."""
 
     def __init__(self, address: Address, ticket: bytes, owner: StripeObserver) -> None:
         self.max_chunk = address.max_chunk

@@ -145,7 +145,7 @@ def _complain_of(figures: Sequence[Figure]) -> int:
 
 
 def sizes(arguments: argparse.Namespace) -> list[int]:
-    """Returns the sizes of the transfers in bytes: 1 MiB, 64 MiB, and the requested maximum."""
+    """Returns the sizes of the transfers in bytes: the maximum, and 1 MiB and 64 MiB unless they exceed it."""
     largest = arguments.max_size or (_QUICK_MAX if arguments.quick else _FULL_MAX)
     return sorted({size for size in (MIB, _FULL_MAX) if size <= largest} | {largest})
 

@@ -65,7 +65,8 @@ class RunReport:
     results: list[Result] = field(default_factory=list)
 
     def heading(self) -> str:
-        """``saxpy<<<(4096, 1, 1), (256, 1, 1)>>> on device 0 of gpu-box: NVIDIA H200 (cuda)``"""
+        """Returns the heading, such as ``saxpy<<<(4096, 1, 1), (256, 1, 1)>>> on device 0 of gpu-box: NVIDIA H200
+        (cuda)``."""
         how = [f"{self.shared_mem} bytes shared"] if self.shared_mem else []
         how += [f"{self.iterations} times"] if self.iterations > 1 else []
         how += [f"mode {self.mode}"] if self.mode != "checked" else []
@@ -75,7 +76,7 @@ class RunReport:
         )
 
     def to_text(self) -> str:
-        """Returns the text behind the heading and the kernel's output."""
+        """Returns the text that follows the heading and the kernel's output."""
         lines = []
         if self.device_ns is not None and self.wall_ns is not None:
             each = f", {_time(self.device_ns / self.iterations)} each" if self.iterations > 1 else ""
@@ -88,7 +89,7 @@ class RunReport:
         return "".join(f"{line}\n" for line in lines)
 
     def to_json(self) -> dict[str, Any]:
-        """Builds the JSON document."""
+        """Returns the JSON document."""
         document: dict[str, Any] = {
             "schema": SCHEMA,
             "file": self.file,

@@ -1,4 +1,4 @@
-"""One frame of `hearth top`, built from two documents. Pure."""
+"""A frame of `hearth top`, built from two documents. Pure."""
 
 from __future__ import annotations
 
