@@ -1,4 +1,4 @@
-"""The head of a call that travels as frames."""
+"""The head of a call that is sent as frames."""
 
 from __future__ import annotations
 

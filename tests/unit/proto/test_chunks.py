@@ -1,4 +1,4 @@
-"""Hand-made transfer messages against the generated classes."""
+"""Hand-encoded transfer messages, compared with the generated classes."""
 
 from __future__ import annotations
 

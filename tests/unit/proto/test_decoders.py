@@ -1,4 +1,4 @@
-"""Decoders of wire data: the fuzzers' corpus and all their findings again, and a moment of random changes of them."""
+"""Decoders of wire data: replays the fuzzers' corpus and all their findings, and a number of random mutations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_changes_of_them(name: str) -> None:
 
 
 def test_a_number_without_end_is_refused_before_it_is_read() -> None:
-    """Its time grew with the square of its length: minutes for a megabyte of an upload."""
+    """Decoding such a number took time quadratic in its length: minutes for a megabyte of an upload."""
     endless = bytes((decoders.chunks._UPLOAD_DATA,)) + b"\xff" * (1 << 19)
     with pytest.raises(ValueError, match="ten bytes"):
         decoders.chunks.read_varint(memoryview(endless), 1)

@@ -1,4 +1,4 @@
-"""Frames survive any cut of the byte stream, and nothing else passes for one."""
+"""Frames survive any cut of the byte stream, and invalid bytes are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Launch records come back as they went in, and what is no record is refused."""
+"""Launch records survive packing and unpacking, and invalid records are refused."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_garbage_is_refused_or_consistent(data: bytes) -> None:
         parsed = list(unpack(data))
     except RecordError:
         return
-    # Padding is not kept, so it is the records that have to come back, not every byte.
+    # Padding is not kept, so the records have to be equal, not all bytes.
     assert list(unpack(b"".join(pack(record) for record in parsed))) == parsed
 
 

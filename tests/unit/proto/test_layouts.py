@@ -1,4 +1,4 @@
-"""Layouts: CubeCL's pitch, what rows an array has, and when rows or ranges share a byte."""
+"""Layouts: CubeCL's pitch, the rows of an array, and the overlap of rows and ranges."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ itemsizes = st.sampled_from([1, 2, 3, 4, 5, 8, 12, 16, 24])
     ("last", "itemsize", "pitch"),
     [
         (1, 4, 4), (1, 2, 2), (1, 16, 16),  # rows of one element are not padded
-        (2, 4, 16), (3, 4, 16), (4, 4, 16),  # at least a vector load
+        (2, 4, 16), (3, 4, 16), (4, 4, 16),  # at least the alignment of a vector load
         (5, 4, 32), (17, 4, 128), (33, 4, 256), (100, 4, 512), (128, 4, 512),  # the next power of two
         (129, 4, 1024), (250, 4, 1024), (256, 4, 1024), (257, 4, 1536), (1000, 8, 8192),  # at most 512
-        (5, 12, 192), (7, 3, 96),  # whole elements
+        (5, 12, 192), (7, 3, 96),  # a whole number of elements
         (0, 4, 0),
     ],
 )  # fmt: skip
@@ -67,9 +67,9 @@ def test_strides_that_make_no_rows() -> None:
     assert rows_of((3, 4), (4, 12), 4) is None  # transposed
     assert rows_of((3, 4), (0, 4), 4) is None  # broadcast
     assert rows_of((3, 4), (-16, 4), 4) is None  # reversed
-    assert rows_of((3, 4), (8, 4), 4) is None  # rows that run into each other
+    assert rows_of((3, 4), (8, 4), 4) is None  # overlapping rows
     assert rows_of((2, 3, 4), (100, 16, 4), 4) == RowLayout(0, 48, 2, 100)
-    assert rows_of((2, 3, 4), (100, 20, 4), 4) is None  # two distances
+    assert rows_of((2, 3, 4), (100, 20, 4), 4) is None  # two different distances
     assert rows_of((2, 3, 4), (60, 20, 4), 4) == RowLayout(0, 16, 6, 20)
     assert rows_of((5,), (48,), 4) == RowLayout(0, 4, 5, 48)
     assert rows_of((5, 1, 1), (48, 7, 9), 4) == RowLayout(0, 4, 5, 48)

@@ -1,4 +1,4 @@
-"""Settings of gRPC before its import, none of which remain in the environment."""
+"""Settings of gRPC before its import, none of which remain in the environment afterwards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import grpc
 
 
 def _says(experiment: str, before: str = "", **extra: str) -> tuple[str, str]:
-    """Returns the output of a fresh process, and the complaints of its gRPC."""
+    """Returns stdout and stderr of a new process that imports gRPC."""
     done = subprocess.run(
         [sys.executable, "-c", _IMPORT.format(experiment=experiment, before=before)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **extra},
@@ -45,7 +45,7 @@ def test_only_grpc_sees_the_experiment() -> None:
 
 @pytest.mark.parametrize("experiment", [polling.CLIENT, polling.LISTENER])
 def test_this_grpc_knows_it_where_it_should(experiment: str) -> None:
-    """A failure means that gRPC has no such switch any more: `_BEFORE` comes down."""
+    """A failure means that this version of gRPC no longer has the switch: lower `_BEFORE`."""
     version = tuple(map(int, grpc.__version__.split(".")[:2]))
     said, complaint = _says(experiment)
     assert not complaint and said == f"{polling._SINCE <= version < polling._BEFORE} None"

@@ -1,4 +1,4 @@
-"""Refusals cross the wire whole, and Google's own library reads them."""
+"""Refusals are sent without loss, and Google's own library reads them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ PUBLISHED = {
     "DISK_FULL": Code.RESOURCE_EXHAUSTED,
     "OVERLOADED": Code.RESOURCE_EXHAUSTED,
 }
-"""The reasons of version 1 of the protocol, with their gRPC codes. Clients match on both: entries are added only."""
+"""Reasons of version 1 of the protocol, with their gRPC codes. Clients match on both, so entries are only ever
+added."""
 
 
 def test_published_reasons_keep_their_names_and_codes() -> None:

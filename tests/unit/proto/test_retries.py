@@ -1,4 +1,4 @@
-"""Retries: one table, for every reason."""
+"""Retries: one table covers every reason."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_what_may_have_begun_is_not_retryable() -> None:
 
 @pytest.mark.parametrize("kind", ["called", "awaited"])
 def test_what_is_asked_again_is_the_table_s(kind: str) -> None:
-    """The table holds for functions and for coroutine functions alike."""
+    """The table applies to functions and to coroutine functions."""
     again = {name for name in RETRIES if _tries(name, kind) > 1}
     assert again == {name for name, kind in RETRIES.items() if kind is not Retry.NEVER}
 

@@ -1,4 +1,4 @@
-"""The table of rights covers everything that there is, so that nothing new is allowed, or denied, by oversight."""
+"""The tables of rights cover every operation, so that nothing new is allowed or denied by oversight."""
 
 from __future__ import annotations
 

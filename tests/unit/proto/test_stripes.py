@@ -1,4 +1,4 @@
-"""Cuts, frames of stripes, and the pipes that carry them."""
+"""Division into chunks, frames of stripes, and the pipes that carry them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_frames_are_read_as_they_were_made() -> None:
     ):
         head = read_head(frame[:HEAD], 100, KINDS)
         assert head == (length, kind, flags, 7) and len(frame) == HEAD + length
-        assert frames.FrameReader().feed(frame)[0].kind == kind  # as any other frame
+        assert frames.FrameReader().feed(frame)[0].kind == kind  # the general reader accepts the frame too
 
 
 @given(st.binary(min_size=HEAD, max_size=HEAD))
@@ -131,7 +131,7 @@ def test_a_peer_that_stands_still(ends: tuple[Pipe, socket.socket]) -> None:
             theirs.sendall(b"0123")
         return True
 
-    with pytest.raises(PipeStalled):  # patient before the first byte, not in the middle
+    with pytest.raises(PipeStalled):  # `patient` applies before the first byte only, not in the middle
         pipe.receive(memoryview(bytearray(10)), patient)
     assert len(asked) == 2
     with pytest.raises(PipeStalled):

@@ -1,4 +1,4 @@
-"""The generated stubs are those of the .proto files."""
+"""The generated stubs are up to date with the .proto files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The course of a measurement, without a daemon: rounds, refusals, floors of a real process, and the report."""
+"""The sequence of measurements, without a daemon: rounds, refusals, floors of a real process, and the report."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_floor_that_fails_is_an_error_of_hearths() -> None:
 
 
 def counted(takes: float, calls: list[int], ended: list[int], after: float = 0) -> Measurement:
-    """Waits `takes` seconds, and `after` the clock has stopped."""
+    """Returns a measurement whose run takes `takes` seconds, followed by `after` untimed seconds."""
     idle = threading.Event()
 
     def once() -> After:

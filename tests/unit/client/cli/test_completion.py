@@ -1,4 +1,4 @@
-"""Shell completion: made from the parser, tried in the shells themselves."""
+"""Shell completion: scripts generated from the parser, run in the shells themselves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.programs import program
 
 @pytest.fixture(scope="module")
 def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with each shell's."""
+    """Folder with the script of each shell."""
     folder = tmp_path_factory.mktemp("completion")
     for shell in ("bash", "zsh", "fish"):
         (folder / shell).write_text(completion.script(main.build_parser(), shell))
@@ -35,7 +35,7 @@ ask() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=(); _hearth; echo "
 
 @pytest.fixture(scope="module")
 def bash(scripts: Path) -> Any:
-    """Completes command lines, all in one shell."""
+    """Function that completes command lines, all in one shell."""
 
     def complete(lines: list[list[str]]) -> list[list[str]]:
         asks = "\n".join(f"ask {shlex.join(line)}" for line in lines)
@@ -87,7 +87,7 @@ def test_fish(scripts: Path) -> None:
 
 
 def test_zsh_takes_it(scripts: Path) -> None:
-    """Zsh takes the script as an autoloaded function, and sourced."""
+    """Zsh accepts the script both autoloaded and sourced."""
     zsh = program("zsh")
     shell(zsh, "-f", "-n", str(scripts / "zsh"))
     says = shell(zsh, "-f", "-c", f"compdef() {{ print $* }}; source {scripts}/zsh; whence -w _hearth")

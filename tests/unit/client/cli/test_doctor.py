@@ -1,4 +1,4 @@
-"""Conclusions of `hearth doctor`; and that nothing makes it hang or crash."""
+"""Conclusions of `hearth doctor`, which never hangs or crashes."""
 
 from __future__ import annotations
 

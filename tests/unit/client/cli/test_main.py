@@ -1,4 +1,4 @@
-"""The `hearth` command itself: what it loads, and how it ends."""
+"""The `hearth` command itself: its imports and its exit statuses."""
 
 from __future__ import annotations
 

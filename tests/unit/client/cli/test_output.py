@@ -1,4 +1,4 @@
-"""Documents, colours, units: what goes to stdout."""
+"""Documents, colours and units on stdout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Percentiles, sizes and the table of the `hearth` command: plain functions."""
+"""Pure functions of the `hearth` command: percentiles, sizes and tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of others on a terminal: nothing in them moves the cursor, and columns are counted as terminals do."""
+"""Untrusted names on a terminal: no character moves the cursor, and columns are counted as terminals do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hearth run`: its arrays and its headers, from and to files."""
+"""Arrays and headers of `hearth run`, from and to files."""
 
 from __future__ import annotations
 

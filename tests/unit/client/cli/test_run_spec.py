@@ -1,4 +1,5 @@
-"""The arguments of `hearth run`: what is right comes back as it was meant, what is wrong is named with its place."""
+"""Arguments of `hearth run`: valid ones are parsed as written, and errors in others are reported with their
+position."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from hearth.cli.run.numbers import NUMPY_TYPES, TYPES, SpecError, dimensions, integer, number
 from hearth.cli.run.spec import GENERATORS, Array, FromFile, Generated, Scalar, parse, parse_all
 
-# A file of a made array stands behind ":" and "=": anything may be in its name. One that is read may not hold ".npy=".
+# A result file follows ":" or "=", so its name may contain anything. A source file's name may not contain ".npy=".
 results = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12).map(lambda name: f"x{name}.npy")
 sources = results.filter(lambda name: ".npy=" not in name and name.partition(":")[0] not in GENERATORS)
 shapes = st.lists(st.integers(0, 1000), max_size=4).map(tuple)
@@ -34,7 +35,7 @@ def values(draw: st.DrawFn, dtype: str) -> Any:
 
 @st.composite
 def written(draw: st.DrawFn) -> tuple[str, Scalar | Array]:
-    """An argument, and what it means."""
+    """Draws an argument and the value that it stands for."""
     dtype = draw(dtypes)
     name = draw(st.sampled_from([name for name, meant in TYPES.items() if meant == dtype]))
     kind = draw(st.sampled_from(["scalar", "in", "inout", "out", "made"]))
@@ -83,7 +84,7 @@ def test_anything_else_is_refused_at_a_place_in_it(text: str) -> None:
         parse(text)
     except SpecError as error:
         assert 0 <= error.at <= len(text) and error.what
-        parse(error.example)  # which is right
+        parse(error.example)  # the example is valid
 
 
 @pytest.mark.parametrize(

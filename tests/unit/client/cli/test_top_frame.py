@@ -1,4 +1,4 @@
-"""Pictures of `hearth top` and `hearth status` from documents alone: rates, order, hostile names, small terminals."""
+"""Frames of `hearth top` and `hearth status` from documents alone: rates, order, hostile names, small terminals."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_rates_between_two_documents() -> None:
 
 @pytest.mark.parametrize("before", [None, {**BEFORE, "started_unix": 1.0}, {**BEFORE, "uptime_seconds": 102.0}])
 def test_where_nothing_can_be_compared(before: Any) -> None:
-    """The first document, another life of the daemon, the same document: what the daemon says itself, or nothing."""
+    """The first document, a restarted daemon, the same document twice: the rates that the daemon reports, or none."""
     throughput = {"busy_ratio": 0.5, "launches_per_second": 7.0}
     now = {**NOW, "devices": [device(0, throughput=throughput), device(1)]}
     assert rates.of_devices(before, now) == {0: rates.Rates(0.5, 7.0), 1: rates.Rates()}

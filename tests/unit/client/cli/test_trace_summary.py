@@ -1,4 +1,4 @@
-"""`hearth trace`: what a trace is summed up to, and how several become one."""
+"""`hearth trace`: the summary of a trace, and merging several traces."""
 
 from __future__ import annotations
 

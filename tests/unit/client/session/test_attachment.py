@@ -18,7 +18,7 @@ from tests.support.client.waits import wait_for
 
 
 class Sender(threading.Thread):
-    """Takes what there is to send on one stream, until there is none any more."""
+    """Sending thread that collects the requests of one stream until the stream ends."""
 
     def __init__(self, work: Attachment) -> None:
         super().__init__(daemon=True)
@@ -48,7 +48,7 @@ def note() -> commands_pb2.Command:
 
 @pytest.fixture
 def work(monkeypatch: pytest.MonkeyPatch) -> Attachment:
-    """An attachment whose sender checks by itself after a minute only."""
+    """An attachment whose sender checks for work without a wake-up only once a minute."""
     monkeypatch.setattr(attachments, "_IDLE_S", 60.0)
     monkeypatch.setattr(attachments, "HELD_S", 60.0)
     return Attachment(Limits(), lambda *_: None, lambda error: None)
@@ -147,7 +147,7 @@ def test_what_is_freed_calls_it(work: Attachment) -> None:
     assert wait_for(lambda: len(sender.sent) == 1)
     assert wait_for(lambda: work.inspect().sender_waits)
     with work.waiters.lock:
-        deferred_frees.add("buffer", 8)  # as by the garbage collector, in a thread that has the lock
+        deferred_frees.add("buffer", 8)  # like the garbage collector in a thread that holds the lock
     deferred_frees.add("buffer", 9)
     assert wait_for(lambda: len(sender.sent) == 2)
     freed = [list(command.free.buffers) for request in sender.sent for command in request.batch.commands]

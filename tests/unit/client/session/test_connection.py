@@ -1,4 +1,4 @@
-"""Batching, back-pressure, threads, losses, deadlines, close and fork, against a fake daemon."""
+"""Batching, backpressure, threads, losses, deadlines, close and fork, with a fake daemon."""
 
 from __future__ import annotations
 
@@ -55,15 +55,17 @@ def test_launches_gather_in_batches_under_load(gpu: hearth.Device, daemon: FakeD
 
 
 def test_who_submits_without_a_pause_lets_the_sender_have_its_turn(gpu: hearth.Device, daemon: FakeDaemon) -> None:
-    """The interpreter would not take the lock away from it in all this time. What counts is that the sender takes
-    something: that it arrives needs the turns of gRPC's and the daemon's threads, which are in this process here."""
+    """The switch interval prevents the interpreter from preempting the submitting thread during the test. The test
+    checks only that the sender takes commands: their delivery also depends on the threads of gRPC and of the daemon,
+    which run in this process."""
     x = gpu.zeros(4, np.int32)
     gpu.synchronize()
     session, interval = connection_of(gpu).attachment().session, sys.getswitchinterval()
     turns = submitted = queued = 0
     sys.setswitchinterval(60.0)
     try:
-        while submitted < 15_000 and turns < 3:  # the first may be from before; fewer than have to wait for room
+        # the first turn may belong to earlier work; fewer commands than fill the queue
+        while submitted < 15_000 and turns < 3:
             x.fill(1)
             submitted += 1
             turns += session.queue.queued <= queued
@@ -139,14 +141,14 @@ def test_collecting_garbage_anywhere_is_safe(gpu: hearth.Device, daemon: FakeDae
             self.me, self.array = self, gpu.zeros(3)
 
     threshold = gc.get_threshold()
-    gc.set_threshold(1, 1, 1)  # a collection at nearly every allocation, inside locks as well
+    gc.set_threshold(1, 1, 1)  # triggers a collection at nearly every allocation, also while locks are held
     try:
         for _ in range(200):
             Cycle()
     finally:
         gc.set_threshold(*threshold)
     for _ in range(10):
-        gc.collect()  # which does nothing while another thread is at it
+        gc.collect()  # does nothing while another thread collects
         gpu.synchronize()
         if not daemon.buffers:
             break
@@ -171,7 +173,7 @@ def test_a_lost_device(gpu: hearth.Device, daemon: FakeDaemon) -> None:
     for use in (hearth.DeviceArray.get, lambda x: f(*ONE, (x,)), lambda x: x.fill(1), lambda x: x[1:].copy()):
         with pytest.raises(hearth.BufferLostError, match="generation 1"):
             use(x)
-    y = gpu.zeros(3)  # attaches again, to the new generation
+    y = gpu.zeros(3)  # attaches to the new generation
     daemon.records.clear()
     with stream:
         f(*ONE, (y,))
@@ -192,7 +194,7 @@ def test_unawaited_loss_is_reported_once(gpu: hearth.Device, daemon: FakeDaemon)
     daemon.lose_on = "launches"
     f(*ONE, ())
     assert wait_for(lambda: not connection_of(gpu).attached)
-    f(*ONE, ())  # the next use attaches again, and does not hide what was lost
+    f(*ONE, ())  # the next use attaches again, and does not hide the loss
     with pytest.raises(hearth.DeviceLostError):
         gpu.synchronize()
     gpu.synchronize()
@@ -343,7 +345,7 @@ def test_unreferenced_node_is_closed(daemon: FakeDaemon) -> None:
     x = gpu.zeros(3)
     del node
     gc.collect()
-    assert x.get().sum() == 0  # the array keeps it
+    assert x.get().sum() == 0  # the array keeps the session open
     del x, gpu
     gc.collect()
     assert wait_for(lambda: daemon.closed_tokens == ["t"])

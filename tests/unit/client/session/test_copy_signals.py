@@ -1,4 +1,4 @@
-"""A wait for a copy ends when the device has signalled its completion, however late the daemon's answer comes."""
+"""A wait for a copy ends when the device has signalled the completion, however late the daemon's answer arrives."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def daemon() -> Iterator[LaneDaemon]:
 
 @pytest.fixture
 def work(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> Attachment:
-    """An attachment with many cores, where the device may signal; a waiting thread polls for as long as it takes."""
+    """An attachment of a client with many cores and completion signals; a waiting thread polls for up to 20 s."""
     monkeypatch.setattr(attachments, "cores", lambda: 64)
     gpu.synchronize()
     attachment = connection_of(gpu).attachment()
@@ -43,8 +43,9 @@ def work(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> Attachment:
 
 
 def ask(daemon: LaneDaemon, work: Attachment) -> Reply:
-    """Sends a request that the daemon receives and does not answer. Its waiting thread receives: the background thread
-    does while an ack is due, and goes by the answer."""
+    """Sends a request that the daemon receives and does not answer. Returns when the background thread no longer
+    receives, so that the waiting thread will: the background thread ignores signals, and receives while an ack is
+    expected."""
     daemon.never_answer.add("memory_usage")
     count = daemon.count("memory_usage")
     reply = work.request(commands_pb2.Command(memory_usage=commands_pb2.MemoryUsage()), reports=True)
@@ -72,7 +73,7 @@ def signal(work: Attachment, reply: Reply) -> None:
 
 
 def wait(reply: Reply) -> tuple[threading.Thread, list[object]]:
-    """A thread that waits, and what came of it."""
+    """Starts a thread that waits for `reply`; returns it and the list to which it appends the result or the error."""
     found: list[object] = []
 
     def run() -> None:
@@ -126,7 +127,7 @@ def test_who_does_not_go_by_signals_waits_for_the_answer(daemon: LaneDaemon, wor
 
 
 def test_what_was_said_before_has_come(daemon: LaneDaemon, work: Attachment) -> None:
-    """A failure that the daemon told of before the device was given the work is known when that is done."""
+    """A failure that the daemon reported before the signalled work is delivered when the wait for that work ends."""
     before, reply = ask(daemon, work), ask(daemon, work)
     refused = reasons.Refusal(reasons.Reason.INVALID_HANDLE, "there is no such buffer", fix="none")
     answer(daemon, before, refused)
@@ -148,7 +149,7 @@ def test_error_behind_a_signal_is_a_late_error(daemon: LaneDaemon, work: Attachm
 
 
 def test_a_lane_that_breaks_behind_it(daemon: LaneDaemon, work: Attachment) -> None:
-    """The batch goes again over the next one, and is answered there."""
+    """After the lane has broken, the batch is sent again over the next lane, and answered there."""
     reply = ask(daemon, work)
     signal(work, reply)
     assert reply.wait(20) is DONE
@@ -162,7 +163,7 @@ def test_a_lane_that_breaks_behind_it(daemon: LaneDaemon, work: Attachment) -> N
 
 
 def test_what_follows_one_does_not_wait_for_its_ack(daemon: LaneDaemon, work: Attachment) -> None:
-    """A launch behind a copy that is done goes as it would behind its answer."""
+    """A launch after a signalled copy is sent as if the copy's answer had arrived."""
     channel = work.channel
     assert channel is not None
     reply = ask(daemon, work)
@@ -173,7 +174,8 @@ def test_what_follows_one_does_not_wait_for_its_ack(daemon: LaneDaemon, work: At
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(1e-4, 1e-2)), max_size=60))
 def test_copies_are_due_no_later_for_signals(program: list[tuple[int, float]]) -> None:
-    """They end one after the other, each by a signal or by its answer, which may come behind the next one's begin."""
+    """The copies end one after another, each by a signal or by its answer. The answer may arrive after the next copy
+    has begun."""
     lookout, now, size = Lookout(CORES), 1.0, LEAST_BYTES
     untold: list[float] = []
     for kind, took in program:

@@ -1,4 +1,4 @@
-"""Commands with a count: those that follow each other travel as one, and nothing else changes."""
+"""Counted commands: consecutive ones of the same kind are merged into one, and the order of all others is kept."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def fill(number: int) -> bytes:
 
 
 def sent(session: Session) -> list[tuple[str, int]]:
-    """Returns the steps of the next batch: launches of graphs one by one."""
+    """Returns the steps of the next batch, with counted graph launches expanded."""
     batch = session.next_batch()
     if batch is None:
         return []
@@ -86,7 +86,7 @@ def test_what_follows_each_other_is_one_command() -> None:
     assert session.queue.queued == 1001
     commands = device_pb2.ExecuteRequest.FromString(session.next_batch() or b"").batch.commands
     assert [(each.launch_graph.graph, each.launch_graph.count) for each in commands] == [(1, 3000), (2, 1)]
-    session.queue.count_up("b", 1, lambda n: launch_of(2, n))  # the one before has been sent
+    session.queue.count_up("b", 1, lambda n: launch_of(2, n))  # not merged, because the previous command has been sent
     assert len(sent(session)) == 1
 
 

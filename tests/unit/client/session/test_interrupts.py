@@ -1,4 +1,4 @@
-"""The session core where a Ctrl-C comes in the middle: what is done again then is done once."""
+"""Ctrl-C in the middle of the session core: an interrupted step that is repeated has its effect once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def session() -> Session:
 
 
 def with_launches() -> tuple[Session, bytes]:
-    """A session with five launches that wait, and all their bytes."""
+    """Returns a session with five queued launches, and the bytes of all of them."""
     core, records = session(), [bytes((number,)) * 40 for number in range(5)]
     for record in records:
         core.queue.launch(record)
@@ -28,7 +28,7 @@ def with_launches() -> tuple[Session, bytes]:
 
 
 def carried(requests: list[tuple[int, bytes]]) -> tuple[list[int], bytes, list[int]]:
-    """Batches, launches and streams of other commands."""
+    """Returns the batch numbers, the bytes of all launches, and the streams of other commands in `requests`."""
     launches, streams = b"", []
     for _, request in requests:
         for command in device_pb2.ExecuteRequest.FromString(request).batch.commands:
@@ -39,7 +39,7 @@ def carried(requests: list[tuple[int, bytes]]) -> tuple[list[int], bytes, list[i
 
 
 def test_sending() -> None:
-    """The next stream or lane gets it again; what is behind it follows."""
+    """The next stream or lane gets the interrupted batch again, and the later batches after it."""
     step = 1
     while sending(step):
         step += 1
@@ -47,7 +47,8 @@ def test_sending() -> None:
 
 
 def sending(step: int) -> bool:
-    """Sends, is interrupted at line number `step`, and sends on; returns whether there were that many lines."""
+    """Sends, is interrupted at the traced line number `step`, and continues. Returns False if there were fewer
+    lines."""
     core = session()
     records = [bytes((number,)) * 40 for number in range(12)]
     for number, record in enumerate(records):
@@ -78,7 +79,8 @@ def sending(step: int) -> bool:
 
 
 def test_asking_at_once() -> None:
-    """A request that goes out with the launches before it is sent and kept, or neither; the launches go in any case."""
+    """A request that is sent together with queued launches is both sent and registered, or neither; the launches are
+    sent in any case."""
     step = 1
     while asking(step):
         step += 1
@@ -118,7 +120,8 @@ def asking(step: int) -> bool:
 
 
 def test_asking_of_who_sends() -> None:
-    """A batch that is made ready for another thread goes out, or was never numbered: the stream continues."""
+    """A batch that is prepared for another thread is either sent or was never numbered, so that the numbers have no
+    gap."""
     step = 1
     while readying(step):
         step += 1

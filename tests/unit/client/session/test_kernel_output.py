@@ -1,4 +1,4 @@
-"""Output of kernels, between its arrival and the thread that writes it."""
+"""Kernel output between its arrival and the thread that writes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lanes: work that goes past gRPC, and what happens where a lane breaks, stalls, or never comes to life."""
+"""Lanes: work that bypasses gRPC, and lanes that break, stall, or never go live."""
 
 from __future__ import annotations
 
@@ -115,8 +115,9 @@ def test_lone_work_goes_at_once_and_much_goes_together(daemon: LaneDaemon, gpu: 
 def test_what_takes_long_goes_in_several_batches_at_once(
     daemon: LaneDaemon, gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Collectives: each batch is under way until all ranks have come to it, and the next ones are not kept for that."""
-    monkeypatch.setattr(lane_channel, "_IDLE_S", 60.0)  # after which the thread that sends takes what there is
+    """Collectives: each batch is in flight until all ranks have reached it, and later batches are not held back for
+    that."""
+    monkeypatch.setattr(lane_channel, "_IDLE_S", 60.0)  # after this time, the sending thread takes queued work
     gpu.synchronize()
     work = attachment(gpu)
     daemon.gate.clear()
@@ -143,7 +144,7 @@ def test_who_submits_is_not_held_up_for_a_thread_that_sends(
     gpu.synchronize()
     work = attachment(gpu)
     assert attachments._LANE_TURN_S < 1e-3
-    monkeypatch.setattr(attachments, "_TURN_S", -1.0)  # every command has lain there for too long
+    monkeypatch.setattr(attachments, "_TURN_S", -1.0)  # treats every command as queued for too long
     monkeypatch.setattr(attachments, "_LANE_TURN_S", 0.05)
     daemon.gate.clear()
     began = time.monotonic()
@@ -177,8 +178,8 @@ def test_without_a_lane_work_goes_over_the_stream(
 
 
 def test_a_lane_that_was_missed_is_opened_later(daemon: LaneDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A session on a machine that was busy for a second does not stay without a lane. While answers are owed its stream
-    is kept, and each further attempt waits for longer."""
+    """A session on a machine that was busy for a second gets a lane later. The stream is kept while answers are
+    pending, and each further attempt waits longer."""
     monkeypatch.setattr(transports, "open_lane", partial(open_lane, seconds=0.05))
     monkeypatch.setattr(execute_stream, "LANE_AGAIN_S", 0.2)
     daemon.silent = True
@@ -216,7 +217,7 @@ def test_a_lane_that_was_missed_is_opened_later(daemon: LaneDaemon, monkeypatch:
 
 
 class _Deaf(set[bytes]):
-    """Tickets that are never found."""
+    """Set of tickets in which no ticket is found."""
 
     def __contains__(self, ticket: object) -> bool:
         return False
@@ -475,7 +476,7 @@ def _run(code: str) -> str:
 
 
 def test_a_lane_waits_until_the_daemon_has_finished_what_it_had(daemon: LaneDaemon, gpu: hearth.Device) -> None:
-    """An answer that is owed comes over the new stream, or is kept: the lane begins behind it."""
+    """A pending answer is sent over the new stream, or kept; a lane is opened only after it."""
     gpu.synchronize()
     work = attachment(gpu)
     daemon.never_answer.add("memory_usage")
@@ -516,7 +517,7 @@ def test_whatever_is_cut_every_command_runs_once_and_every_reply_comes_once(
                 if not step:
                     replies[-1].wait(10)
             for reply in replies:
-                reply.wait(10)  # to complete one twice would raise where it is completed
+                reply.wait(10)  # completing a reply twice would raise in the completing thread
             assert work.session.error is None
         assert notes(daemon) == list(range(1, number + 1))
         assert daemon.count("memory_usage") == len(replies) == len(daemon.kept)

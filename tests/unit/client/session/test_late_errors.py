@@ -1,4 +1,4 @@
-"""Errors of work that no thread waited for: the calls that raise them."""
+"""Late errors: the calls that raise them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOSS = HearthError("loss")
 
 @pytest.fixture
 def deferred() -> DeferredErrors:
-    """Errors of this thread's work on stream 1, of buffer 7, and on stream 2, of buffer 8."""
+    """Two errors of this thread's work: A on stream 1 and buffer 7, B on stream 2 and buffer 8."""
     made = DeferredErrors()
     made.keep(A, origin_here(1, 7))
     made.keep(B, origin_here(2, 8))
@@ -23,7 +23,7 @@ def deferred() -> DeferredErrors:
 
 
 def elsewhere(deferred: DeferredErrors, stream: int | None, buffer: int = 0) -> HearthError | None:
-    """Returns the error that another thread gets."""
+    """Returns the error that another thread takes."""
     with ThreadPoolExecutor(1) as threads:
         return threads.submit(deferred.take, stream, buffer).result()
 

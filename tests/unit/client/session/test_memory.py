@@ -16,7 +16,7 @@ def buried(dead: deque[tuple[Kind, int]]) -> list[commands_pb2.Command]:
 
 
 def test_every_command_fits_a_batch() -> None:
-    first = 1 << 28  # handles of five bytes, late in a long life
+    first = 1 << 28  # large handles, encoded in five bytes, as in a long session
     dead: deque[tuple[Kind, int]] = deque(("buffer", handle) for handle in range(first, first + MANY))
     commands = buried(dead)
     assert not dead

@@ -28,7 +28,7 @@ def batch(session: Session) -> commands_pb2.Batch | None:
 
 
 class SessionMachine(RuleBasedStateMachine):
-    """Any interleaving of submits, sends, acks, results and a loss."""
+    """Random interleavings of submissions, sends, acks, results and a loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class SessionMachine(RuleBasedStateMachine):
         self.sent_requests: set[int] = set()
         self.failed = False
         self.ready = 0
-        """Number of submitted commands in a batch that only has to be sent."""
+        """Number of submitted commands in a batch that is ready to be sent."""
 
     @initialize()
     def attach(self) -> None:
@@ -91,7 +91,7 @@ class SessionMachine(RuleBasedStateMachine):
         for command in sent.commands:
             if command.WhichOneof("kind") == "launches":
                 run = command.launches
-                while run:  # records of the test are distinguished by their length
+                while run:  # the test's records differ in length
                     record = self.submitted[len(self.sent)]
                     assert run.startswith(record)
                     self.sent.append(record)

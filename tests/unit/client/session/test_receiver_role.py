@@ -1,4 +1,4 @@
-"""Receiving over a lane: by one waiting thread at a time, or the background thread; and Ctrl-C among them."""
+"""Receiving over a lane by one waiting thread at a time, or by the background thread, also under Ctrl-C."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def daemon() -> Iterator[LaneDaemon]:
 
 @pytest.fixture
 def cores(request: pytest.FixtureRequest) -> int:
-    """Number of cores that the client has; with one or two, a waiting thread does not poll before it sleeps."""
+    """Number of the client's cores; with one or two, a waiting thread does not poll before it sleeps."""
     return int(getattr(request, "param", 1))
 
 
@@ -69,7 +69,7 @@ def role(work: Attachment) -> ReceiverRole:
 
 
 def answer(daemon: LaneDaemon, index: int = -1) -> None:
-    """The answer to a `memory_usage` that was held back."""
+    """Sends the held-back answer to a `memory_usage` request."""
     with daemon.working:
         asked = [command for command in daemon.commands if command.WhichOneof("kind") == "memory_usage"]
         result = commands_pb2.Result(request=asked[index].request)
@@ -107,7 +107,7 @@ Background: TypeAlias = tuple[ReceiverRole, threading.Lock, threading.Thread]
 
 @pytest.fixture
 def passed() -> list[bool]:
-    """The ticks of the background, True for each that passed in full."""
+    """Arguments of the background thread's ticks: True for each tick that passed in full."""
     return []
 
 
@@ -115,8 +115,8 @@ def passed() -> list[bool]:
 def background(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, passed: list[bool]
 ) -> Iterator[Background]:
-    """A background thread that has found thread 1 receiving in its place for more than a tick; the slow ticks last as
-    long as the parameter says."""
+    """A background thread that has found thread 1 receiving for more than a tick. The parameter is the length of slow
+    ticks in seconds."""
     monkeypatch.setattr(receiver_role, "SLOW_TICK_S", request.param)
     lock = threading.Lock()
     role = ReceiverRole(lock, [], lambda: False, passed.append)
@@ -179,7 +179,7 @@ def test_a_background_that_looks_seldom_comes_by_itself(background: Background) 
 
 
 def test_many_threads_wait_at_once(daemon: LaneDaemon, work: Attachment) -> None:
-    """Their answers come in any order; each wakes for its own, and the last of them still has someone to receive."""
+    """The answers arrive in any order. Each thread wakes for its own answer, and the last one still has a receiver."""
     daemon.never_answer.add("memory_usage")
     replies = [work.request(ask()) for _ in range(16)]
     assert wait_for(lambda: daemon.count("memory_usage") == 16 and work.session.idle)
@@ -211,7 +211,7 @@ def test_many_threads_wait_at_once(daemon: LaneDaemon, work: Attachment) -> None
 def test_spinning_thread_finds_an_answer_whenever_it_comes(
     daemon: LaneDaemon, work: Attachment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The answer comes at once, when a copy is due, behind that, and when no thread polls any more."""
+    """The answer arrives immediately, when a copy is due, later, or when no thread polls any more."""
     lookout, size, channel = work.lookout, 64 << 20, work.channel
     assert channel is not None
     asleep: list[float] = []
@@ -229,7 +229,7 @@ def test_spinning_thread_finds_an_answer_whenever_it_comes(
         daemon.never_answer.add("memory_usage")
         now = time.monotonic()
         lookout.begin(UP, size, now - 1.0)
-        lookout.end(UP, size, now - 0.02, now)  # which is how long they take
+        lookout.end(UP, size, now - 0.02, now)  # teaches the duration of such a copy
         count = daemon.count("memory_usage")
         reply = work.request(ask())
         lookout.begin(UP, size, now)
@@ -265,7 +265,8 @@ def test_threads_wait_for_one_reply(daemon: LaneDaemon, work: Attachment) -> Non
 def test_a_wait_that_times_out_leaves_the_role_to_others(daemon: LaneDaemon, work: Attachment) -> None:
     daemon.never_answer.add("memory_usage")
     first, second = work.request(ask()), work.request(ask())
-    assert wait_for(lambda: daemon.count("memory_usage") == 2 and work.session.idle)  # else the background receives
+    # otherwise the background thread receives
+    assert wait_for(lambda: daemon.count("memory_usage") == 2 and work.session.idle)
     waiting = threading.Thread(target=second.wait, args=(20,))
     started = threading.Event()
 
@@ -292,7 +293,7 @@ def test_a_wait_that_times_out_leaves_the_role_to_others(daemon: LaneDaemon, wor
 
 
 def test_responses_without_a_waiting_thread(daemon: LaneDaemon, work: Attachment, gpu: hearth.Device) -> None:
-    """Output, late errors, and answers that are only polled for, right after a wait."""
+    """Output, late errors, and answers that are only polled for arrive right after a wait."""
     printed: list[str] = []
     work.session.on_output = printed.append
     for number in range(20):
@@ -339,10 +340,9 @@ def test_a_launch_and_a_wait_are_one_message(daemon: LaneDaemon, work: Attachmen
 def test_acks_that_open_the_window_come_without_a_waiting_thread(
     daemon: LaneDaemon, work: Attachment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Work that is left for an ack continues right after a wait, whichever thread had the role, and not only at the
-    next tick."""
+    """Work that waits for an ack continues right after a wait, not only at the next tick, whichever thread received."""
     monkeypatch.setattr(receiver_role, "TICK_S", 60.0)
-    monkeypatch.setattr(lane_channel, "_SOON_S", -1.0)  # no work is left for a request, which goes with a tick
+    monkeypatch.setattr(lane_channel, "_SOON_S", -1.0)  # no command is held back for a request until a tick
     for start in range(1, 1001, 10):
         work.request(ask()).wait(10)
         for number in range(start, start + 10):
@@ -367,7 +367,7 @@ def test_an_interrupted_wait_gives_the_role_back(daemon: LaneDaemon, work: Attac
 def interrupted_waits(
     daemon: LaneDaemon, work: Attachment, rounds: int, before: Callable[[int], None], seed: int
 ) -> int:
-    """Waits for answers in the main thread, under Ctrl-C at random times; how often it hit."""
+    """Waits for answers in the main thread, under Ctrl-C at random times. Returns the number of interrupted waits."""
     me, pauses, over = threading.main_thread().ident, random.Random(seed), threading.Event()
     assert me == threading.get_ident()
 
@@ -390,7 +390,7 @@ def interrupted_waits(
             except KeyboardInterrupt:
                 ignored = False
                 while not ignored:
-                    with contextlib.suppress(KeyboardInterrupt):  # one more, right behind the first
+                    with contextlib.suppress(KeyboardInterrupt):  # another Ctrl-C right after the first
                         signal.signal(signal.SIGINT, signal.SIG_IGN)
                         ignored = True
                 hits += 1
@@ -404,7 +404,8 @@ def interrupted_waits(
 
 @pytest.fixture
 def unheard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C may come in a finalizer, which cannot raise it; pytest would make a text of that, and be interrupted."""
+    """Silences exceptions in finalizers, which cannot raise a Ctrl-C: pytest would format them and be interrupted
+    itself."""
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
 
 
@@ -429,7 +430,7 @@ def test_ctrl_c_in_a_wait_loses_nothing(daemon: LaneDaemon, work: Attachment, un
 def test_ctrl_c_at_any_line_of_a_wait_loses_nothing(
     daemon: LaneDaemon, work: Attachment, gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The wait may send on what was left for an ack."""
+    """The waiting thread may also send work that was held back for an ack."""
     monkeypatch.setattr(attachment, "HELD_S", 0.05)
     monkeypatch.setattr(execute_stream, "LANE_AGAIN_S", 0.05)
     f = gpu.RawModule(code="source").get_function("f")
@@ -437,14 +438,15 @@ def test_ctrl_c_at_any_line_of_a_wait_loses_nothing(
     me = threading.get_ident()
 
     def channel() -> bool:
-        """Over a lane that brings nothing, several times in a row, there are no more."""
+        """Makes a request, because no more lanes are opened after several that received nothing. Returns True if there
+        is a live lane."""
         nonlocal asked
         work.request(ask()).wait(20)
         asked += 1
         return work.channel is not None and not work.channel.over
 
     def submit() -> None:
-        """While it receives: it sends what is left for an ack."""
+        """Submits work while the main thread receives, which then sends the work that was held back for an ack."""
         nonlocal last
         assert wait_for(lambda: work.channel is not None and (role(work).holder == me or work.waiters.sleepers))
         for _ in range(100):
@@ -456,7 +458,7 @@ def test_ctrl_c_at_any_line_of_a_wait_loses_nothing(
         answer(daemon)
 
     strides = random.Random(5)
-    while missed < 3 and step < 250:  # how many lines it is depends on when what comes, too
+    while missed < 3 and step < 250:  # the number of traced lines also depends on timing
         step += strides.randint(1, 9)
         for _ in range(2):
             work.request(ask()).wait(20)  # so that the background stays away
@@ -486,7 +488,8 @@ def test_ctrl_c_at_any_line_of_a_wait_loses_nothing(
 
 
 def test_ctrl_c_leaves_another_thread_to_receive(daemon: LaneDaemon, work: Attachment) -> None:
-    """Wherever it comes, another thread that waits gets its answer, though the first does nothing more."""
+    """Wherever the Ctrl-C occurs, another waiting thread gets its answer, even if the interrupted thread does nothing
+    more."""
     me, step, missed, asked = threading.get_ident(), 0, 0, 0
     while missed < 2 and step < 150:
         step += 1
@@ -501,7 +504,7 @@ def test_ctrl_c_leaves_another_thread_to_receive(daemon: LaneDaemon, work: Attac
         waiting = threading.Thread(target=second.wait, args=(20,))
 
         def wait(left: threading.Event = left, other: Reply = second, waiting: threading.Thread = waiting) -> None:
-            """The first is answered once it is received for by a thread that has done so for long."""
+            """Answers the first request after its thread has received for long, and the other thread waits."""
 
             def received(long: bool) -> bool:
                 channel = work.channel
@@ -559,7 +562,7 @@ def test_a_signal_handler_that_waits_inside_of_a_wait(daemon: LaneDaemon, work: 
     inner: list[bool] = []
 
     def handle(number: int, frame: object) -> None:
-        answer(daemon)  # the outer one's, which the inner wait may receive
+        answer(daemon)  # the answer of the outer wait, which the inner wait may receive
         daemon.never_answer.clear()
         inner.append(bool(work.request(ask()).wait(10)))
 
@@ -596,7 +599,7 @@ def test_end_wakes_waiting_threads(daemon: LaneDaemon, work: Attachment) -> None
 
 
 def test_lane_breaks_under_a_waiting_thread(daemon: LaneDaemon, work: Attachment) -> None:
-    """The answer comes over the next one."""
+    """The answer arrives over the next lane."""
     daemon.never_answer.add("memory_usage")
     for number in range(1, 6):
         reply = work.request(ask())

@@ -1,7 +1,7 @@
-"""Resume without a network: the client's session against what the daemon keeps, over streams that are cut anywhere.
+"""Resumption without a network: the client's session and the daemon's records, over streams that are cut anywhere.
 
-The daemon's side is its own `InFlightBatches` and `ResumeBuffer` with the rules of `front/rpc/execute.py` around them;
-both pipes of a stream are lists, and a cut loses any tail of either.
+The daemon's side consists of its own `InFlightBatches` and `ResumeBuffer`, with the rules of `front/rpc/execute.py`.
+Both directions of a stream are lists, and a cut loses any tail of either.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ Response = device_pb2.ExecuteResponse
 
 
 class Daemon:
-    """Front and device of one attachment: takes requests, passes batches on, executes them later, answers."""
+    """Front and device of one attachment: receives requests, forwards batches, executes them later, and answers."""
 
     def __init__(self) -> None:
         self.batches = InFlightBatches()
         self.replies = ResumeBuffer(10**6, KEPT, 10**9)
         self.executed: list[bytes] = []
         self.held: deque[device_pb2.ExecuteRequest] = deque()
-        self.passed_on: deque[device_pb2.ExecuteRequest] = deque()  # on the link, which is reliable
+        self.passed_on: deque[device_pb2.ExecuteRequest] = deque()  # batches on the link, which is reliable
         self.down: list[bytes] = []
         self.attached = False
         self.sizes: dict[int, int] = {}
@@ -77,7 +77,7 @@ class Daemon:
             self.passed_on.append(request)
 
     def execute(self) -> None:
-        """The device does the oldest batch."""
+        """Executes the oldest batch, as the device does."""
         batch = self.passed_on.popleft().batch
         for command in batch.commands:
             self.executed.append(command.SerializeToString())
@@ -178,7 +178,7 @@ class ResumeMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.session.generation)
     @rule(went_up=st.integers(0, 10), came_down=st.integers(0, 20))
     def cut(self, went_up: int, came_down: int) -> None:
-        """Cuts the stream: frames on their way may have arrived, up to any of them."""
+        """Cuts the stream. Any number of the frames in transit may have arrived before."""
         for request in self.up[:went_up]:
             self.daemon.take(request)
         for payload in self.daemon.down[:came_down]:
@@ -196,7 +196,7 @@ class ResumeMachine(RuleBasedStateMachine):
         assert self.printed == [f"{number} " for number in range(1, len(self.printed) + 1)]
 
     def teardown(self) -> None:
-        """Checks that everything is completed once no more faults occur."""
+        """Checks that everything completes once no more faults occur."""
         try:
             self._finish()
         finally:
@@ -269,7 +269,7 @@ def test_received_downloads_are_reported_again_after_a_break() -> None:
     assert session.next_request() is None
     session.attach("t", 0)
     session.receive(Response(attached=device_pb2.Attached(generation=1, resumed=True)))
-    [told] = receipts(session)  # it may have been lost
+    [told] = receipts(session)  # the receipt may have been lost
     assert {entry.transfer: entry.bytes for entry in told.transfers} == {7: DOWNLOADED_BYTES, 8: 6}
     for transfer in range(1000):
         session.receipts.arrived(transfer, 1)

@@ -1,4 +1,4 @@
-"""The watchdog of an attachment: when it asks, what it makes of the answer, and that what was lost comes again."""
+"""The watchdog of an attachment: the times at which it asks, its conclusions, and the repetition of lost frames."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def status(**fields: Any) -> device_pb2.AttachmentStatusResponse:
         ({}, ""),
         ({"last_seq": None}, ""),
         ({"last_seq": 6}, ""),
-        ({"responses": 6}, ""),  # the client has more than the front has heard of
+        ({"responses": 6}, ""),  # the client has received more than the front has counted
         ({"known": False}, "no stream"),
         ({"lane": True}, "by a lane"),
         ({"responses": 8}, "8 answers, and 7"),
@@ -46,7 +46,7 @@ def test_what_is_missing(fields: dict[str, Any], why: str) -> None:
 
 
 class Watched:
-    """An attachment, a daemon and a clock; `check` runs at once instead of in a thread."""
+    """A watchdog with a fake attachment, daemon and clock. Checks run in the calling thread."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
@@ -140,14 +140,15 @@ def test_an_older_daemon_is_asked_once(watched: Watched) -> None:
 
 
 class Forgetful(LaneDaemon):
-    """Does what it is asked, and may forget to say so."""
+    """Daemon that executes all requests, but may lose its responses."""
 
     silent_from = 1 << 60
-    """The first response that does not go out."""
+    """Number of the first response that is lost."""
 
     def answer(self, response: Response) -> None:
         if self.kept and len(self.kept) >= self.silent_from:
-            self.silent_from = 1 << 60 if response.HasField("ack") else self.silent_from  # that batch's alone
+            # only that batch's responses are lost
+            self.silent_from = 1 << 60 if response.HasField("ack") else self.silent_from
             return
         super().answer(response)
 

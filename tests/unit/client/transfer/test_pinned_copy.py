@@ -1,4 +1,4 @@
-"""Copies of shared memory as they are sent: once, whenever a Ctrl-C comes; and what holds the memory meanwhile."""
+"""Copies of shared memory are sent once, also under Ctrl-C, and hold their memory until they are answered."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SIZE = 1 << 16
 
 
 class Daemon(LaneDaemon):
-    """Takes copies of shared memory as done."""
+    """Daemon that answers copies of shared memory without copying."""
 
     short = 0
 
@@ -58,11 +58,11 @@ class Shared:
         return False
 
     def tell(self) -> None:
-        """The device writes no signals."""
+        """Enables no signals."""
 
 
 class Memory:
-    """Memory that a copy keeps."""
+    """Memory to which a copy refers."""
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_ctrl_c_at_any_line(daemon: Daemon, gpu: hearth.Device, segment: Segment
         assert daemon.count(name) - before in ((0, 1) if hit else (1,))
         session = connection_of(gpu).attachment().session
         assert wait_for(lambda session=session: session.idle and not session.outstanding)
-        if gone() is not None:  # a traceback may hold it in a cycle
+        if gone() is not None:  # a traceback may refer to the memory in a cycle
             gc.collect()
         assert gone() is None, "all that was sent is answered"
     assert step > 40 and not segment.spoiled

@@ -1,4 +1,4 @@
-"""The ring's slots: none is taken twice, none is lost, and no wait is for a slot that does not come."""
+"""The ring's slots: none is taken twice, none is lost, and no thread waits for a slot that never comes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STALL = 0.05
 
 
 def ring_of(count: int, most: int | None = None, stall: float = STALL) -> Ring:
-    """A ring of up to `count` slots, of which there can be only `most`."""
+    """Returns a ring of up to `count` slots, of which only `most` can be made."""
     made: list[Slot] = []
 
     def make() -> Slot | None:
@@ -84,14 +84,14 @@ def test_whatever_transfers_do_no_slot_has_two_holders_and_none_is_lost(
         elif what == "give" and (mine or sent):
             slot = sent.pop(0) if sent else mine.pop()
             ring.give(slot)
-            ring.give(slot)  # again: nothing
+            ring.give(slot)  # a second call does nothing
         elif what == "reclaim":
             ring.reclaim(transfers[who])
             mine.clear()
         elif what == "give up" and sent:
             slot = sent.pop()
             ring.give_up(slot)
-            ring.give(slot)  # its answer comes after all
+            ring.give(slot)  # the answer arrives nevertheless
     for slot in sent:
         ring.give(slot)
     for transfer in transfers:

@@ -1,5 +1,5 @@
-"""Transfers through the ring, against a device process that answers when and as it likes: every byte in its place, or
-an error, and every slot back."""
+"""Transfers through the ring, with a device process that answers at any time and in any way: every byte arrives or an
+error is raised, and every slot is returned."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ REFUSED = HearthError("refused", reason="OUT_OF_BOUNDS")
 
 
 class Device:
-    """Memory, and a thread that executes commands in order; `plan` may fail, delay or swallow the n-th."""
+    """Memory, and a thread that executes commands in order. `plan` may fail or delay the n-th command."""
 
     def __init__(self, size: int, slots: int = 4, stall: float = 0.2) -> None:
         self.memory = np.zeros(size, np.uint8)
@@ -135,7 +135,7 @@ def download(
 
 
 def settled(gpu: Device) -> None:
-    """All is answered, and every slot back."""
+    """Waits until all commands are answered, and checks that every slot was returned."""
     gpu.close()
     assert gpu.ring.idle == gpu.ring.made
 
@@ -191,7 +191,7 @@ def test_a_failure_is_raised_once_and_costs_no_slot(failing: int) -> None:
             assert error.reason == "OUT_OF_BOUNDS"
             told = 1
         settled(gpu)
-        assert told + len(gpu.deferred) == 1  # also of many pieces that fail
+        assert told + len(gpu.deferred) == 1  # one error, even if many pieces fail
     with device(len(host)) as gpu:
         gpu.plan = lambda number: REFUSED if number >= failing else None
         with pytest.raises(HearthError, match="refused"):
@@ -273,12 +273,12 @@ def test_a_deadline_ends_a_download_and_its_slots_come_back_when_they_are_answer
 
 
 def test_what_a_lost_connection_took_from_a_download_is_not_told() -> None:
-    """Each piece fails with a different message; all of them take another path."""
+    """Each piece fails with a different message; all pieces take another route."""
     with device(20 * EACH, slots=6) as gpu:
 
         def lose(number: int) -> HearthError | None:
             gpu.alive = False
-            assert number or gpu.both.wait(5)  # others are under way when the first fails
+            assert number or gpu.both.wait(5)  # other pieces are in flight when the first one fails
             return HearthError(f"segment {number} is not shared", reason="INVALID_HANDLE")
 
         gpu.plan = lose
@@ -309,13 +309,14 @@ def test_an_interruption_leaves_no_slot_behind(way: Any, at: int) -> None:
             raise KeyboardInterrupt
 
     with device(20 * EACH) as gpu:
-        with contextlib.suppress(KeyboardInterrupt):  # or in a helper thread, where it is not raised
+        # the exception may occur in a helper thread, which does not raise it here
+        with contextlib.suppress(KeyboardInterrupt):
             way(gpu, BufferPart(0, 1, 0), np.zeros(20 * EACH, np.uint8), interrupt)
         settled(gpu)
 
 
 class Interrupting(np.ndarray):
-    """Ctrl-C comes at the n-th copy into it."""
+    """Array that raises KeyboardInterrupt at the n-th copy into it."""
 
     left = 3
 

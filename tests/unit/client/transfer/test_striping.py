@@ -1,4 +1,4 @@
-"""Number of stripes, size of chunks, and stripes that are refused."""
+"""Number of stripes, size of chunks, and refused stripes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_chunks_are_what_the_daemon_takes(size: int, count: int, most: int) -> N
 
 
 class Door:
-    """Opens stripes in place of a daemon, with the answers that it is given."""
+    """Fake daemon that opens stripes and gives predefined answers."""
 
     target = "127.0.0.1:1"
 
@@ -92,7 +92,7 @@ def test_unsupported_is_for_good() -> None:
 
 
 def test_none_come_to_life() -> None:
-    """They are asked for again, but not at once."""
+    """Stripes are requested again, but not immediately."""
     door = Door()
     of = opened(door, again=0.5)
     assert of.open(1, 3) == of.open(1, 3) == [] and door.asked == [3]

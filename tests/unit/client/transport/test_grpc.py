@@ -1,4 +1,4 @@
-"""Broken connections, their retries, and the change to another channel."""
+"""Broken connections, retries of calls, and the replacement of a channel."""
 
 from __future__ import annotations
 
@@ -92,10 +92,10 @@ def test_a_channel_is_left_when_its_connection_broke() -> None:
     first = line.channel()
     assert line.channel() is first and len(opened) == 1
     line.broke(first)
-    line.broke(first)  # told by every call on it
+    line.broke(first)  # every call on the channel reports it
     second = line.channel()
     assert second is not first and [channel.closed for channel in opened] == [True, False]
-    line.broke(first)  # news of the one that was left
+    line.broke(first)  # a late report about the replaced channel
     assert line.channel() is second
     line.close()
     assert all(channel.closed for channel in opened)

@@ -1,4 +1,4 @@
-"""`empty_pinned` and its like: what NumPy would make, in memory that can be shared."""
+"""`empty_pinned` and related functions: the arrays that NumPy would make, in memory that can be shared."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DTYPES = [np.uint8, "f4", float, ">i4", np.complex128, np.dtype([("a", "u1"), ("
 
 
 def pinned(array: np.ndarray) -> bool:
-    """Returns whether a device could copy from the array directly."""
+    """Returns True if a device could copy from the array directly."""
     start, end = np.lib.array_utils.byte_bounds(array) if hasattr(np.lib, "array_utils") else np.byte_bounds(array)
     return memory_segments.known.find(start, end - start) is not None
 

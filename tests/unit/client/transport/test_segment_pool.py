@@ -1,4 +1,4 @@
-"""Segments: what lies at an address, blocks used again, and what a fork leaves alone."""
+"""Segments: lookup by address, reuse of blocks, and memory that a fork protects from reuse."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_segment_cannot_change_its_size() -> None:
     for size in (0, 1 << 20):
         with pytest.raises(OSError, match="not permitted"):
             os.ftruncate(segment.descriptor, size)
-    with mmap.mmap(segment.descriptor, segment.size) as again:  # the same memory, wherever it is mapped
+    with mmap.mmap(segment.descriptor, segment.size) as again:  # the same memory, mapped at another address
         again[7] = 42
     assert segment.bytes[7] == 42
 
@@ -181,7 +181,7 @@ def test_spoiled_memory_is_never_used_again() -> None:
 def test_memory_of_a_forks_time_is_used_again_by_neither() -> None:
     pool = SegmentPool()
     array = array_of(pool, 4 << 20)
-    array_of(pool, 5 << 20)  # waits to be used again
+    array_of(pool, 5 << 20)  # kept for reuse
     pool.forking()
     after = array_of(pool, 4 << 20)
     waited = pool.cached
@@ -189,7 +189,7 @@ def test_memory_of_a_forks_time_is_used_again_by_neither() -> None:
     assert pool.cached == waited == 5 << 20
     del after
     assert pool.cached == 9 << 20
-    pool.forked()  # a child has nothing of what waits
+    pool.forked()  # a child process keeps no blocks for reuse
     assert pool.cached == 0
 
 

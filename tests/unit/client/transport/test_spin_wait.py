@@ -85,7 +85,7 @@ def test_a_slower_one_changes_little_and_a_faster_one_all() -> None:
         lookout.end(DOWN, size, now, now + took)
         lookout.begin(DOWN, size, now + 1.0)
         due = _due(lookout, now + 1.0) - now - 1.0
-        lookout.signalled(now + 1.0)  # the second one, whose end is not reported
+        lookout.signalled(now + 1.0)  # ends the second copy, whose answer is not processed
         return due
 
     assert after(0.010) == pytest.approx(0.010)
@@ -107,7 +107,7 @@ def test_small_and_very_long_ones_are_not_foreseen() -> None:
 
 
 def _due(lookout: Lookout, now: float) -> float:
-    """The middle of a window that is one margin long before it and two behind."""
+    """Returns the predicted end of the last copy: the window begins one margin before it and ends two margins after."""
     window = lookout.due(now)
     assert window is not None
     due = (2 * window[0] + window[1]) / 3
