@@ -34,7 +34,8 @@ class Shape(NamedTuple):
 
     source: int = 0
     destination: int = 0
-    """Amount written, and read in `source`. 0: nothing; 1: one count; 2: one count per rank."""
+    """Amount that a rank writes; `source` is the amount that it reads. 0: nothing; 1: one count; 2: one count per
+    rank."""
     source_at_root: bool = False
     destination_at_root: bool = False
     reduces: bool = False

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hearth.transport.lane import Came, Lane
 
     class Owner(Protocol):
-        """The attachment. All methods except `changed` take its lock themselves or need none."""
+        """The attachment. Its methods are called with its lock held."""
 
         session: Session
         waiters: Waiters
