@@ -1,6 +1,6 @@
-"""Arrays, devices and nodes as the modules below their own use them.
+"""Protocols of arrays, devices and nodes, for annotations in the layers below those classes.
 
-Covers annotations only: nothing imports this module at run time. The classes are `hearth.arrays.base_array.BaseArray`,
+Covers annotations only: no module imports this one at run time. The classes are `hearth.arrays.base_array.BaseArray`,
 `hearth.base_device.BaseDevice` and `hearth.base_node.BaseNode`.
 """
 
@@ -37,14 +37,14 @@ class Connected(Protocol):
 
 
 class Handled(Protocol):
-    """An object that commands name by a number: a module, a stream, an event, a profile."""
+    """An object that commands refer to by a handle: a module, a stream, an event, a profile."""
 
     @property
     def _handle(self) -> int: ...
 
 
 class NodeContext(Protocol):
-    """A node, as its devices use it."""
+    """The part of a node that its devices use."""
 
     _session: NodeSession
 
@@ -55,14 +55,15 @@ class NodeContext(Protocol):
 
 
 class DeviceContext(Connected, Protocol[A_co]):
-    """A device, as its arrays and modules use it."""
+    """The part of a device that its arrays and modules use."""
 
     @property
     def _node(self) -> NodeContext: ...
 
     @property
     def _array_type(self) -> Callable[..., A_co]:
-        """The class of its arrays, called with device, memory, offset, shape, dtype and, where not C order, strides."""
+        """The class of the device's arrays. Called with device, memory, offset, shape, dtype and, unless in C order,
+        strides."""
 
     @property
     def ordinal(self) -> int: ...
@@ -80,7 +81,7 @@ class DeviceContext(Connected, Protocol[A_co]):
 
 
 class ArrayLike(Connected, Protocol):
-    """An array on a device, as what views, converts, assigns and exports it uses it."""
+    """The part of an array on a device that views, conversions, assignments and exports use."""
 
     _dtype: Dtype
     _memory: Memory
