@@ -62,7 +62,7 @@ def session_of(
         key: PEM file with the key of `certificate`.
         insecure: Allows a token to be sent to another host without TLS.
         isolation: ``"dedicated"``, ``"shared"``, or None: as the daemon is configured.
-        launch_timeout: Seconds that a launch without a timeout may take, up to one year; 0: the daemon's default.
+        launch_timeout: Time limit in seconds of launches that have no timeout, up to one year; 0: the daemon's default.
         lanes: Uses direct connections to the device processes if the daemon offers them.
         wait_for_ready: Repeats failed attempts for `timeout` seconds in total.
         make_connection: Makes the connection to each device.
@@ -152,7 +152,7 @@ class BaseNode(ABC, Generic[D]):
 
     @property
     def isolation(self) -> str:
-        """``"dedicated"`` if no other session shares the device processes, else ``"shared"``."""
+        """``"dedicated"`` if no other session shares the device processes, otherwise ``"shared"``."""
         dedicated = self._session.opened.isolation == node_pb2.ISOLATION_DEDICATED
         return "dedicated" if dedicated else "shared"
 

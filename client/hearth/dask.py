@@ -55,7 +55,7 @@ class HearthPlugin(WorkerPlugin):
         self._node: Node | None = None
         self._lock = threading.Lock()
 
-    def __reduce__(self) -> tuple[Any, ...]:  # pickled to the workers: each of them opens a session of its own
+    def __reduce__(self) -> tuple[Any, ...]:  # pickled to the workers: each worker opens a separate session
         return _again, (type(self), self._target, self._options)
 
     async def setup(self, worker: Worker) -> None:

@@ -35,8 +35,9 @@ class _Asked:
 
 
 class show_progress:
-    """Shows transfers of at least 16 MiB, and waits for a compile, once they have taken half a second. Draws one line
-    on stderr if stderr is a terminal, or in a notebook's output; otherwise shows nothing.
+    """Shows the progress of transfers of at least 16 MiB, and the duration of waits for a compile, if they take longer
+    than half a second. Draws one line on stderr if stderr is a terminal, or in a notebook's output; otherwise shows
+    nothing.
 
     ``hearth.show_progress()`` applies from now on, in all threads, until ``hearth.show_progress(False)``. ``with
     hearth.show_progress(): ...`` applies to the block. The ``progress=`` argument of a call takes precedence.
@@ -78,7 +79,7 @@ def reporter(progress: bool | Progress | None, label: str) -> Progress | None:
 
 @contextlib.contextmanager
 def waiting(label: str) -> Iterator[None]:
-    """Shows how long the block takes, once it has taken half a second, if `show_progress` is on."""
+    """Context manager that shows how long its block takes, after half a second, if `show_progress` is on."""
     line = _line() if _Asked.always else None
     if line is None:
         yield
@@ -105,10 +106,20 @@ def waiting(label: str) -> Iterator[None]:
 class _Line(Protocol):
     """A line of text that is redrawn in place."""
 
-    def draw(self, text: str) -> None: ...
+    def draw(self, text: str) -> None:
+        """Draws the text in place of the previous one.
+
+        Args:
+            text: The text, one line.
+        """
+        ...
 
     def end(self, text: str) -> None:
-        """Draws the final text; does nothing if no text was drawn before."""
+        """Draws the final text; does nothing if no text was drawn before.
+
+        Args:
+            text: The text, one line.
+        """
 
 
 class _Terminal:

@@ -190,7 +190,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
         return await self._connection.home.call(attach, undo=lambda array: array.free())
 
     async def published(self) -> list[PublishedArray]:
-        """Lists the arrays that this session may attach, beginning with those of its own tenant.
+        """Lists the arrays that this session may attach, beginning with those of the session's tenant.
 
         Returns:
             A description of each array.

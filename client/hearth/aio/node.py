@@ -60,7 +60,7 @@ def connect(
         key: PEM file with the key of `certificate`; None: HEARTH_KEY.
         insecure: Allows a token to be sent to another host without TLS.
         isolation: ``"dedicated"`` asks for device processes that no other session shares; None: as configured.
-        launch_timeout: Seconds that a launch without a timeout of its own may take; 0: the daemon's default.
+        launch_timeout: Time limit in seconds of launches that have no timeout; 0: the daemon's default.
         lanes: Uses direct connections to the device processes if the daemon offers them.
         wait_for_ready: Tries again for `timeout` seconds in total while no daemon is ready. By default the first
             failure is raised at once.

@@ -29,7 +29,7 @@ class PublishedArray:
 
     name: str
     tenant: str
-    """Name of the tenant that published it."""
+    """Name of the tenant that published the array."""
     nbytes: int
     shape: tuple[int, ...] | None
     dtype: np.dtype[Any] | None

@@ -413,7 +413,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
         return self._publications.attach(self, name, tenant, shape, dtype)
 
     def published(self) -> list[PublishedArray]:
-        """Lists the arrays that this session may attach, beginning with those of its own tenant. Blocks until the
+        """Lists the arrays that this session may attach, beginning with those of the session's tenant. Blocks until the
         daemon has answered.
 
         Returns:

@@ -1,4 +1,4 @@
-"""Groups of devices whose calls that wait block the calling thread."""
+"""Groups of devices: operations are sent one way, other calls block the calling thread."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def connect(
         key: PEM file with the key of `certificate`; None: HEARTH_KEY.
         insecure: Allows a token to be sent to another host without TLS.
         isolation: ``"dedicated"`` asks for device processes that no other session shares; None: as configured.
-        launch_timeout: Seconds that a launch without a timeout of its own may take; 0: the daemon's default.
+        launch_timeout: Time limit in seconds of launches that have no timeout; 0: the daemon's default.
         lanes: Uses direct connections to the device processes if the daemon offers them: for commands on the daemon's
             host, and for large arrays over TCP.
         wait_for_ready: As in gRPC: while no daemon answers, or the daemon is starting, draining or full, tries again

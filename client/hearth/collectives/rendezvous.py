@@ -35,7 +35,7 @@ class Formed:
 
     @property
     def coordinator(self) -> NodeSession:
-        """The session of the first rank."""
+        """The session of the first rank, whose daemon coordinates the group."""
         return self.sessions[0]
 
     @property

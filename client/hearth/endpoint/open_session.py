@@ -53,7 +53,7 @@ def open_session(
         timeout: Time limit in seconds that the session keeps for later calls.
         client_name: Name of the session in the daemon's logs; None: `default_name`.
         dedicated: Asks for dedicated (True) or shared (False) device processes; None: as the daemon is configured.
-        launch_timeout: Seconds that a launch without a timeout may take; 0: the daemon's default.
+        launch_timeout: Time limit in seconds of launches that have no timeout; 0: the daemon's default.
         lanes: Uses direct connections to the device processes if the daemon offers them.
         within: Seconds for this attempt; None: `timeout`.
         make_connection: Makes the connection to each device; see `NodeSession`.

@@ -28,7 +28,7 @@ def fetch(path: str, ticket: bytes, seconds: float = WAIT_S) -> int:
 
     Raises:
         UnsupportedError: This process cannot reach the socket.
-        ConnectError: The daemon has not sent the file in time, or sent something else.
+        ConnectError: The daemon has not sent the file in time, or has sent an invalid answer.
     """
     deadline = time.monotonic() + seconds
     files: list[int] = []

@@ -39,7 +39,7 @@ _AXES = "xyz"
 
 
 class ByValue:
-    """Base class of `Struct`, which has a module of its own because few programs need it and creating a dataclass takes
+    """Base class of `Struct`, which has a separate module because few programs need it and creating a dataclass takes
     long."""
 
     __slots__ = ()

@@ -32,8 +32,17 @@ State = Literal["pending", "done", "failed"]
 class Carrier(Protocol):
     """Carries out the transfers of a dispatch: a thread, or an object with the same methods."""
 
-    def is_alive(self) -> bool: ...
-    def join(self, timeout: float | None = None) -> None: ...
+    def is_alive(self) -> bool:
+        """Returns True until the transfers have ended."""
+        ...
+
+    def join(self, timeout: float | None = None) -> None:
+        """Blocks until the transfers have ended.
+
+        Args:
+            timeout: Seconds to wait at most; None: no limit.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -91,7 +100,7 @@ class Output:
 
 
 class Job:
-    """One dispatch with its transfers. `uploads` are pairs of transfer and bytes; the bytes must not change before they
+    """A dispatch with its transfers. `uploads` are pairs of transfer and bytes; the bytes must not change before they
     are sent.
 
     A job does not refer to the `PendingDispatch`, so it continues if that object is gone.

@@ -273,7 +273,7 @@ def send_inputs(
         dispatch: The command, which is completed.
         limits: Limits of the session.
         mint: Makes numbers for transfers.
-        copy: Copies the bytes of an upload; None: the bytes are sent from where they are.
+        copy: Copies the bytes of an upload; None: the bytes are not copied.
 
     Returns:
         The uploads, each with its transfer and its bytes.

@@ -108,7 +108,7 @@ class DispatchBytes:
         ]
 
     def place(self) -> bool:
-        """Tells the device the addresses of bytes in shared memory, where that is possible. Returns True if no other
+        """Tells the device the addresses of bytes in shared memory, if possible. Returns True if no other
         transfers remain. Does not wait for the device. A second call does nothing."""
         if not self._tried:
             self._tried = True
