@@ -36,8 +36,8 @@ class HearthError(Exception):
     @property
     def retryable(self) -> bool:
         """True if no part of the request has run and a retry after `retry_after` seconds may succeed, because the
-        failure was a temporary lack of memory, quota or a running daemon. `hearth_proto.retries` has the table of
-        reasons. See `hearth.retrying`."""
+        failure was temporary: no memory, no quota, or no running daemon at that time. `hearth_proto.retries` has the
+        table of reasons. See `hearth.retrying`."""
         return retryable(self.reason, self.retry_after) and not self.failures and not self.broken
 
     def __init__(

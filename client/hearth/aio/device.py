@@ -169,7 +169,8 @@ class Device(BaseDevice[DeviceArray, Stream]):
     async def attach(
         self, name: str, tenant: str | None = None, *, shape: shapes.Shape | None = None, dtype: Any = None
     ) -> DeviceArray:
-        """Attaches a published array, read-only. If the await is cancelled, the array is freed.
+        """Attaches a published array, read-only. If the await is cancelled, an array that is attached nevertheless is
+        freed.
 
         Args:
             name: The published name.

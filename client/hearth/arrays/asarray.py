@@ -144,7 +144,7 @@ def copied(obj: Any, found: OnGpu, device: DeviceContext[A], stream: BaseStream 
 
 
 def local_gpu(obj: Any, device: DeviceContext[Any]) -> CudaDevice:
-    """Finds the GPU of this process that a device of the session is.
+    """Finds the GPU of this process that is the same as a device of the session.
 
     Args:
         obj: The object that is to be copied, named in the error.

@@ -284,6 +284,7 @@ class BaseArray(DeviceOperand):
 
         Raises:
             ArgumentError: `axes` does not name each axis once.
+            IndexError: There is no such axis.
             UnsupportedError: The order would need a copy.
         """
         from hearth.arrays import views
