@@ -44,7 +44,7 @@ class Function(BaseFunction):
         return (await self._describe()).constant_bytes
 
     async def max_threads_per_block(self) -> int:
-        """Returns the threads of the largest block that the kernel's use of registers allows."""
+        """Returns the number of threads of the largest block that the kernel's use of registers allows."""
         return (await self._describe()).max_threads_per_block
 
     async def max_dynamic_shared_size_bytes(self) -> int:

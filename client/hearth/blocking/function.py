@@ -47,7 +47,7 @@ class Function(BaseFunction):
 
     @property
     def max_threads_per_block(self) -> int:
-        """Threads of the largest block that the kernel's use of registers allows."""
+        """Number of threads of the largest block that the kernel's use of registers allows."""
         return self._describe().max_threads_per_block
 
     @property
