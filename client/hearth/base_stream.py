@@ -60,7 +60,7 @@ def resolve(stream: BaseStream | None, connection: Connection, attachment: Attac
 
     Raises:
         ArgumentError: The stream belongs to another device or session.
-        LaunchError: `work` is True, and the stream's work is being recorded.
+        LaunchError: `work` is True, and the stream accepts only launches, which are being prepared.
     """
     if stream is None:
         stream = current(connection)
@@ -88,7 +88,7 @@ def resolve_for_memory(stream: BaseStream | None, connection: Connection, attach
 
     Raises:
         ArgumentError: The stream belongs to another device or session.
-        LaunchError: The stream's work is being recorded in a graph.
+        LaunchError: The stream's work is being recorded.
     """
     handle = resolve(stream, connection, attachment)
     target = stream if stream is not None else current(connection)
@@ -114,7 +114,7 @@ def resolve_for_collective(stream: BaseStream | None, connection: Connection, at
 
     Raises:
         ArgumentError: The stream belongs to another device or session.
-        LaunchError: The stream's work is being recorded in a graph.
+        LaunchError: The stream's work is being recorded.
     """
     if stream is None:
         return 0
