@@ -1,4 +1,4 @@
-"""Hearth's client: arrays and kernels on the GPUs of a node, with no CUDA installed here.
+"""Hearth's client: arrays and kernels on the GPUs of a node, without a CUDA installation in the client's process.
 
 >>> import numpy as np, hearth
 >>> with hearth.connect() as node:
@@ -8,7 +8,7 @@
 ...     double((1,), (4,), (x,))
 ...     print(x.get())
 
-Names are CuPy's where CuPy has one. Nothing heavy is imported before it is used.
+Classes and methods have CuPy's names if CuPy has an equivalent. Modules are imported when a name is first used.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # to type checkers there would be nothing that it has not
+if not TYPE_CHECKING:  # with it, type checkers would accept every attribute name
 
     def __getattr__(name: str) -> Any:
         if name == "aio":

@@ -1,7 +1,7 @@
-"""Devices of a node: where arrays are made, and what is ordered on a device's streams.
+"""Abstract devices: properties, new arrays, and commands that are ordered on a device's streams.
 
-Covers state and commands that are sent one way: all that `hearth.Device` and `hearth.aio.Device` have in common. Does
-not cover calls that wait, nor the classes of modules and streams; each of the two classes has its own.
+Covers everything that `hearth.Device` and `hearth.aio.Device` have in common: state, and commands that are sent one
+way. Does not cover calls that wait, nor the classes of modules and streams; each of the two device classes has its own.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 A = TypeVar("A", bound=BaseArray)
 """The class of the device's arrays."""
 S = TypeVar("S", bound=BaseStream)
-"""The class of its streams."""
+"""The class of the device's streams."""
 
 
 class BaseDevice(ABC, Generic[A, S]):
-    """Abstract device: properties, new arrays, durability, and the requests whose answers a subclass waits for."""
+    """Abstract device: properties, new arrays, durability, and the requests whose answers the subclass waits for."""
 
     _array_type: type[A]
     _stream_type: type[S]
@@ -67,7 +67,7 @@ class BaseDevice(ABC, Generic[A, S]):
 
     @property
     def properties(self) -> DeviceProperties:
-        """Name, backend, memory and limits of the device, as of the connect."""
+        """Name, backend, memory and limits of the device, as they were when the session was opened."""
         if self._properties is None:
             from hearth.types import DeviceProperties
 
@@ -98,12 +98,12 @@ class BaseDevice(ABC, Generic[A, S]):
 
     @property
     def default_stream(self) -> S:
-        """The stream of work that names no stream, unless ``with`` made another one current."""
+        """The stream of work that names no stream, unless a ``with`` block made another stream current."""
         return self._default_stream
 
     @property
     def current_stream(self) -> S:
-        """The stream that ``with`` made current in this thread or task, else the default one."""
+        """The stream that a ``with`` block made current in this thread or task, otherwise the default stream."""
         return cast("S | None", current(self._connection)) or self._default_stream
 
     # ---- arrays ----
@@ -117,29 +117,30 @@ class BaseDevice(ABC, Generic[A, S]):
         blocking: bool = False,
         progress: bool | Progress | None = None,
     ) -> A:
-        """Returns `a` as an array on this device; the array itself if it is here already with that dtype.
+        """Returns `a` as an array on this device: `a` itself if it is on this device already and has that dtype.
 
-        Host arrays are uploaded. Arrays of another device of the session are copied, as by `DeviceArray.copy_from`; an
-        array of this session with another dtype is converted, as by `DeviceArray.astype`. Arrays in GPU memory of this
-        process (CuPy, PyTorch) are copied on the GPU, where the daemon has that GPU on this host.
+        Host arrays are uploaded. An array of another device of the session is copied, as by `DeviceArray.copy_from`; an
+        array of this session with another dtype is converted, as by `DeviceArray.astype`. An array in GPU memory of
+        this process (CuPy, PyTorch) is copied on the GPU, if the daemon serves that GPU on this host.
 
         Args:
-            a: Anything that `np.asarray` takes or that speaks DLPack; arrays in this process's GPU memory; a device
-                array.
+            a: Any object that `np.asarray` accepts or that supports DLPack; an array in this process's GPU memory; a
+                device array.
             dtype: Type of the elements; None: that of `a`.
             stream: Stream of the copy; None: the current one.
             blocking: Blocks until pinned memory has been read. By default the device reads pinned memory
-                (`hearth.empty_pinned`, or a C-contiguous part of such) in the order of the stream, and it must stay
-                unchanged until that was synchronized with; it need not be kept alive. Other host arrays are captured
-                when the call returns. An array that is not C-contiguous is copied on the host first.
+                (`hearth.empty_pinned`, or a C-contiguous part of such an array) in the order of the stream: it must
+                stay unchanged until the stream has been synchronized, but it need not be kept alive. Other host arrays
+                may be changed as soon as the call returns. An array that is not C-contiguous is copied on the host
+                first.
             progress: True for a progress bar, or ``f(done, total)``, called with bytes.
 
         Returns:
             The array: `a` itself, or a new one.
 
         Raises:
-            DtypeError: `a` makes no array, or not one of that dtype.
-            UnsupportedError: `a` is another session's, or cannot be read from here.
+            DtypeError: `a` cannot be converted to an array, or not to one of that dtype.
+            UnsupportedError: `a` belongs to another session, or this process cannot read it.
         """
         if isinstance(a, BaseArray):
             if a._device._node._session is not self._node._session:
@@ -164,7 +165,7 @@ class BaseDevice(ABC, Generic[A, S]):
         """Copies `obj` to new memory on this device; otherwise like `asarray`.
 
         Args:
-            obj: See `asarray`.
+            obj: Any object that `asarray` accepts.
             dtype: Type of the elements; None: that of `obj`.
             stream: Stream of the copy; None: the current one.
             blocking: Blocks until pinned memory has been read; see `asarray`.
@@ -174,10 +175,10 @@ class BaseDevice(ABC, Generic[A, S]):
             The new array.
 
         Raises:
-            DtypeError: `obj` makes no array, or not one of that dtype.
-            UnsupportedError: `obj` cannot be read from here.
+            DtypeError: `obj` cannot be converted to an array, or not to one of that dtype.
+            UnsupportedError: This process cannot read `obj`.
         """
-        if not np.here():  # else it sees the same in them
+        if not np.here():  # NumPy, if it is imported, reads the same contents from such buffers
             host = dtypes.host(obj)
             if host is not None and (dtype is None or dtypes.named(dtype) is host.element):
                 plain = allocate(self, host.shape, host.element, stream)
@@ -188,7 +189,7 @@ class BaseDevice(ABC, Generic[A, S]):
             same = obj._device._node._session is self._node._session
             if same and (wanted is None or wanted == obj.dtype or _converts(obj.dtype, wanted)):
                 return self._from_session(cast("A", obj), wanted, stream)
-            obj = self._at_host(obj)  # another session's; or strings and dates, which only the host converts
+            obj = self._at_host(obj)  # an array of another session; or strings and dates, which only the host converts
         made: list[A] = []
 
         def upload(host: np.ndarray[Any, Any]) -> None:
@@ -209,7 +210,7 @@ class BaseDevice(ABC, Generic[A, S]):
         return made[0]
 
     def _from_session(self, obj: A, wanted: np.dtype[Any] | None, stream: BaseStream | None) -> A:
-        """Copies an array of one of the session's devices."""
+        """Copies an array of any device of this session, converted to dtype `wanted`; None: without conversion."""
         if wanted is not None and wanted != obj.dtype:
             obj = obj.astype(wanted, stream if obj._connection is self._connection else None)
             if obj._connection is self._connection:
@@ -238,10 +239,11 @@ class BaseDevice(ABC, Generic[A, S]):
         return allocate(self, shapes.shape_of(shape), shapes.type_of(dtype), stream)
 
     def empty_pitched(self, shape: shapes.Shape, dtype: Any = float, stream: BaseStream | None = None) -> A:
-        """Makes an array with arbitrary contents whose rows (along the last axis) are padded: `x.pitch` bytes apart.
+        """Makes an array with arbitrary contents and padded rows: rows (along the last axis) start `x.pitch` bytes
+        apart.
 
-        The pitch is CubeCL's: the row's size rounded up to a power of two from 16 to 512 bytes that grows with it, so
-        that every row starts where vector loads can.
+        The pitch follows CubeCL: the size of a row is rounded up to a multiple of a power of two from 16 to 512 bytes,
+        which grows with the row, so that every row is aligned for vector loads.
 
         Args:
             shape: Elements along each axis: an int or a sequence.
@@ -258,9 +260,9 @@ class BaseDevice(ABC, Generic[A, S]):
         return allocate(self, shapes.shape_of(shape), shapes.type_of(dtype), stream, pitched=True)
 
     def empty_many(self, specs: Iterable[tuple[shapes.Shape, Any]], stream: BaseStream | None = None) -> list[A]:
-        """Makes several arrays with arbitrary contents in one reservation, which is had as a whole or not at all.
+        """Makes several arrays with arbitrary contents in one allocation, which succeeds or fails as a whole.
 
-        Each array is aligned as the device wants it. The memory goes back when the last of them is gone.
+        Each array is aligned as the device requires. The memory is freed when no array uses it any more.
 
         Args:
             specs: (shape, dtype) of each array.
@@ -277,11 +279,12 @@ class BaseDevice(ABC, Generic[A, S]):
 
     @contextmanager
     def persistent_memory(self) -> Iterator[None]:
-        """Keeps memory that is allocated inside with this session when it is freed, for its next allocation of the same
-        size.
+        """Keeps memory that is allocated in the ``with`` block reserved for this session after it is freed, for later
+        allocations of the same size by this session.
 
-        No other session gets it, however short of memory it is, until `memory_cleanup` or the end of the session.
-        Applies to all of the session's work on the device, from every thread; windows nest.
+        No other session gets that memory, even if the device runs out of memory, until `memory_cleanup` or the end of
+        the session. The block applies to all of the session's work on the device, from every thread; blocks may be
+        nested.
         """
         connection = self._connection
         attachment = connection.attachment()
@@ -290,7 +293,8 @@ class BaseDevice(ABC, Generic[A, S]):
             yield
         finally:
             now = connection.attachment() if connection.refusal is None else None
-            if now is not None and now.space is attachment.space:  # another generation has no window to be closed
+            # a later process generation has no persistent window to close
+            if now is not None and now.space is attachment.space:
                 now.submit(_mode(commands_pb2.ALLOCATION_MODE_AUTO))
 
     def zeros(self, shape: shapes.Shape, dtype: Any = float, stream: BaseStream | None = None) -> A:
@@ -415,7 +419,7 @@ class BaseDevice(ABC, Generic[A, S]):
         """
         return self.full(a.shape, fill_value, _type_of(a) if dtype is None else dtype, stream)
 
-    # ---- a subclass's ----
+    # ---- methods that subclasses implement ----
 
     @abstractmethod
     def RawKernel(
@@ -427,7 +431,7 @@ class BaseDevice(ABC, Generic[A, S]):
             code: CUDA C++ source, PTX, CUBIN or fatbin.
             name: Name of the kernel in the code.
             options: Options of the compiler.
-            **unsupported: Further keywords of CuPy's.
+            **unsupported: Further keywords of CuPy's `RawKernel`.
         """
 
     @abstractmethod
@@ -442,11 +446,11 @@ class BaseDevice(ABC, Generic[A, S]):
 
     @abstractmethod
     def _from_gpu(self, obj: Any, found: OnGpu, stream: BaseStream | None) -> A:
-        """A copy of `obj`, an array in GPU memory of this process."""
+        """Returns a copy on this device of `obj`, an array in GPU memory of this process."""
 
     @abstractmethod
     def _at_host(self, a: Any) -> Any:
-        """The contents of an array that only the host converts to another dtype."""
+        """Returns the contents of an array on the host, for a conversion of its dtype that the device does not do."""
 
     # ---- durable arrays ----
 
@@ -455,27 +459,28 @@ class BaseDevice(ABC, Generic[A, S]):
     @overload
     def durable(self, array: A, /, *more: A, durable: bool = True, stream: BaseStream | None = None) -> list[A]: ...
     def durable(self, *arrays: A, durable: bool = True, stream: BaseStream | None = None) -> A | list[A]:
-        """Makes arrays durable: they are brought back, bit for bit, when the device's process is lost.
+        """Makes arrays durable: when the device process is lost, their contents are restored bit for bit.
 
-        A copy is taken in the daemon's host memory at this point of the stream, and at each `checkpoint`. The stream
-        continues beside it; only work that writes to the arrays next waits. All arrays on the same memory (views) are
-        durable together. Each takes twice its size, which counts against `durable_bytes` of the tenant and the node.
+        A copy is taken in the daemon's host memory at this point of the stream, and again at each `checkpoint`. The
+        stream continues while the copy is taken; only later work that writes to the arrays waits for it. All arrays on
+        the same memory (views) are durable together. Each array takes twice its size of host memory, which counts
+        against `durable_bytes` of the tenant and the node.
 
-        Until the first copy is complete, which is certain once a `synchronize` has returned, a loss of the device loses
-        the array. After it, everything written since the last complete copy is gone: `DeviceLostError` reports that
-        once, at the next `synchronize` or `get`, even if nothing was under way.
+        Until the first copy is complete, which is certain after a `synchronize` has returned, a loss of the device
+        loses the array. After that, a loss discards only what was written since the last complete copy:
+        `DeviceLostError` reports that once, at the next `synchronize` or `get`, even if no work was in progress.
 
         Args:
             *arrays: Arrays of this device.
-            durable: False ends it, and so does the end of the array.
+            durable: False ends the durability of the arrays; freeing an array ends it as well.
             stream: Stream that orders the copy; None: the current one.
 
         Returns:
             The array, or a list of the arrays.
 
         Raises:
-            QuotaExceededError: By the next `synchronize`, `flush` or `get`, as every failure of a copy: the copies
-                exceed a limit.
+            QuotaExceededError: The copies exceed a limit. Like every failure of a copy, it is raised by the next
+                `synchronize`, `flush` or `get`.
         """
         from hearth.arrays.durable import set_durable
 
@@ -483,14 +488,14 @@ class BaseDevice(ABC, Generic[A, S]):
         return arrays[0] if len(arrays) == 1 else list(arrays)
 
     def checkpoint(self, *arrays: A, stream: BaseStream | None = None) -> None:
-        """Takes new copies of durable arrays, as they are at this point of the stream: all of them, or none.
+        """Takes new copies of durable arrays, as they are at this point of the stream: of all of them, or of none.
 
-        Does not block, and the stream continues beside the copies. After a loss the arrays are as in their last
-        complete copies; those of this call are complete once a `synchronize` has returned without an error. If the
-        producer of an array failed, none of the copies is taken, and the previous ones stand.
+        Does not block, and the stream continues while the copies are taken. After a loss, each array has the contents
+        of its last complete copy; the copies of this call are complete once a `synchronize` has returned without an
+        error. If the producer of an array failed, no copy is taken, and the previous copies remain valid.
 
         Args:
-            *arrays: Durable arrays; none: all of this session on the device.
+            *arrays: Durable arrays; none: all durable arrays of this session on the device.
             stream: Stream that orders the copies; None: the current one.
 
         Raises:
@@ -505,16 +510,16 @@ class BaseDevice(ABC, Generic[A, S]):
     # ---- output ----
 
     def on_output(self, callback: Callable[[str], object] | None) -> None:
-        """Sets the callback for what this session's kernels print on the device.
+        """Sets the callback for text that this session's kernels print on the device.
 
-        It is called by the thread that waits for the device, before its `synchronize` or `get` returns.
+        The callback is called by the thread that waits for the device, before its `synchronize` or `get` returns.
 
         Args:
-            callback: Called with text; None: ``sys.stdout`` is written to again.
+            callback: Called with the text; None: the text is written to ``sys.stdout``, the default.
         """
         self._connection.kernel_output.callback = callback
 
-    # ---- requests, whose answers a subclass waits for ----
+    # ---- requests whose answers the subclass waits for ----
 
     def _synchronizing(self) -> Reply:
         connection = self._connection
@@ -529,7 +534,7 @@ class BaseDevice(ABC, Generic[A, S]):
 
     def _flushing(self, stream: BaseStream | None) -> Reply:
         connection = self._connection
-        connection.raise_deferred(NO_STREAM)  # which one it is, is known when the device is attached
+        connection.raise_deferred(NO_STREAM)  # the stream's handle is known only after the device is attached
         attachment = connection.attachment()
         command = commands_pb2.Command(stream=resolve(stream, connection, attachment), flush=commands_pb2.Flush())
         return connection.reporting(command, attachment=attachment)

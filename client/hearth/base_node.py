@@ -1,7 +1,7 @@
-"""Nodes: one session each, with the node's devices.
+"""Abstract nodes: one session each, with the node's devices.
 
-Covers the opening of the session, state, and the requests to the node's daemon: all that `hearth.Node` and
-`hearth.aio.Node` have in common. Does not cover calls that wait; each of the two classes has its own.
+Covers everything that `hearth.Node` and `hearth.aio.Node` have in common: the opening of the session, state, and the
+requests to the node's daemon. Does not cover calls that wait; each of the two node classes has its own.
 """
 
 from __future__ import annotations
@@ -48,10 +48,32 @@ def session_of(
     make_connection: ConnectionFactory,
     meanwhile: Callable[[], object],
 ) -> NodeSession:
-    """Opens a session, as `hearth.connect` says.
+    """Opens a session with the arguments of `hearth.connect`. Blocks until the session is open.
 
-    `make_connection` makes the connection to each device; `meanwhile` imports what the devices need, while the daemon
-    answers.
+    Reads the environment variable ``HEARTH_TRACE``: if it names a file, the session is traced to that file.
+
+    Args:
+        target: Address of the daemon; None: the environment's HEARTH_TARGET, otherwise ``"local"``.
+        timeout: Seconds for the connect; above 0.
+        name: Name of the session in the daemon's logs.
+        token: Token of the caller; None: from the environment.
+        ca: PEM file with the authority of the daemon's certificate.
+        certificate: PEM file with the caller's certificate.
+        key: PEM file with the key of `certificate`.
+        insecure: Allows a token to be sent to another host without TLS.
+        isolation: ``"dedicated"``, ``"shared"``, or None: as the daemon is configured.
+        launch_timeout: Time limit in seconds of launches that have no timeout, up to one year; 0: the daemon's default.
+        lanes: Uses direct connections to the device processes if the daemon offers them.
+        wait_for_ready: Repeats failed attempts for `timeout` seconds in total.
+        make_connection: Makes the connection to each device.
+        meanwhile: Imports the modules that devices need, while the daemon answers.
+
+    Returns:
+        The open session.
+
+    Raises:
+        ArgumentError: `timeout`, `launch_timeout` or `isolation` is out of range.
+        HearthError: An error that `hearth.connect` raises.
     """
     if timeout <= 0:
         raise ArgumentError(f"timeout is {timeout} s.", reason="INVALID_ARGUMENT", fix="give seconds above 0.")
@@ -68,7 +90,7 @@ def session_of(
     dedicated = None if isolation is None else isolation == "dedicated"
 
     def attempt(within: float | None = None) -> NodeSession:
-        found = targets.resolve(target)  # each time: a daemon that starts makes its socket
+        found = targets.resolve(target)  # for each attempt: a daemon that starts meanwhile creates its socket
         shown = credentials.find(found, token, ca, certificate, key, insecure=insecure)
         session = open_session(
             found, shown, timeout, name,
@@ -87,7 +109,7 @@ def session_of(
     try:
         return attempt()
     except HearthError as error:
-        if error.reason != "OVERLOADED":  # a daemon that is overloaded says when to come again
+        if error.reason != "OVERLOADED":  # an overloaded daemon tells when to try again
             raise
         from hearth.endpoint.retry import persist_after
 
@@ -111,26 +133,26 @@ class BaseNode(ABC, Generic[D]):
         self._session = session
         self._devices: weakref.WeakValueDictionary[int, D] = weakref.WeakValueDictionary()
         self._finalizer = weakref.finalize(self, session.abandon)
-        self._finalizer.atexit = False  # the session closes then, and waits
+        self._finalizer.atexit = False  # at exit the session's own handler closes it and waits
 
     @property
     def name(self) -> str:
-        """The host's name."""
+        """The node's name: the name of its host."""
         return self._session.opened.node
 
     @property
     def session_id(self) -> str:
-        """The session's public id, as in the daemon's logs."""
+        """The public id of the session, which also appears in the daemon's logs."""
         return self._session.session_id
 
     @property
     def tenant(self) -> str:
-        """The tenant of this client; ``"default"`` where the daemon does not authenticate."""
+        """The tenant of this client; ``"default"`` if the daemon does not authenticate."""
         return self._session.opened.tenant
 
     @property
     def isolation(self) -> str:
-        """``"dedicated"`` if no other session shares the device processes, else ``"shared"``."""
+        """``"dedicated"`` if no other session shares the device processes, otherwise ``"shared"``."""
         dedicated = self._session.opened.isolation == node_pb2.ISOLATION_DEDICATED
         return "dedicated" if dedicated else "shared"
 
@@ -144,6 +166,9 @@ class BaseNode(ABC, Generic[D]):
 
         Args:
             ordinal: Number of the device on the node, from 0.
+
+        Returns:
+            The device; the same object for every call while the program keeps a reference to it.
 
         Raises:
             ArgumentError: The node has no device of that number.
@@ -166,27 +191,28 @@ class BaseNode(ABC, Generic[D]):
 
     @abstractmethod
     def _make_device(self, connection: Connection, opened: node_pb2.Device) -> D:
-        """Makes a device of the class that belongs to this node's."""
+        """Makes a device of the class that belongs to this class of nodes."""
 
     @property
     def draining(self) -> bool:
-        """True once the daemon has announced that it will stop: it takes no new sessions, and ends this one before
-        long.
+        """True once the daemon has announced that it will stop: it accepts no new sessions, and will end this session
+        soon.
 
-        Known as soon as a device has been used; unlike `describe`, this sends no request.
+        The announcement arrives over the connection to a device, so the property is False before a device has been
+        used. Unlike `describe`, it sends no request.
         """
         return any(connection.draining for connection in self._session.connections.values())
 
     @property
     def closed(self) -> bool:
-        """True once the node was closed."""
+        """True once the node has been closed."""
         return self._session.closed
 
     def on_output(self, callback: Callable[[str], object] | None) -> None:
-        """Sets the callback for output of kernels on all devices: see `Device.on_output`.
+        """Sets the callback for text that kernels print, on all devices: see `Device.on_output`.
 
         Args:
-            callback: Called with text; None: ``sys.stdout`` is written to again.
+            callback: Called with the text; None: the text is written to ``sys.stdout``, the default.
         """
         for connection in self._session.connections.values():
             connection.kernel_output.callback = callback

@@ -1,10 +1,11 @@
-"""Logical streams and events, by CuPy's names.
+"""Abstract logical streams and events, with CuPy's names.
 
-A stream belongs to a device of a session; used with `with`, it is the current stream of the thread (or task) for that
-device. Work that names no stream goes to the current one, at first the device's default stream.
+A stream belongs to one device of a session. A ``with`` block makes it the current stream of the thread (or task) for
+that device. Work that names no stream goes to the current stream, which is the device's default stream outside of such
+blocks.
 
-Covers state and commands that are sent one way: all that the streams and events of `hearth` and of `hearth.aio` have in
-common. Does not cover calls that wait; each of the two clients has its own.
+Covers everything that the streams and events of `hearth` and of `hearth.aio` have in common: state, and commands that
+are sent one way. Does not cover calls that wait; each of the two clients has its own.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
 
 class _Scope(NamedTuple):
-    """Streams that a ``with`` block made current, by device; `outer` is restored at its end. Immutable, so that a
-    stream can be entered in several threads at once."""
+    """Streams that a ``with`` block made current, by device; `outer` is restored when the block ends. Immutable, so
+    that several threads may enter a stream at the same time."""
 
     streams: dict[int, BaseStream]
     outer: _Scope | None
@@ -39,15 +40,27 @@ _current: ContextVar[_Scope | None] = ContextVar("hearth_current_streams", defau
 
 
 def current(connection: Connection) -> BaseStream | None:
-    """The stream that `with` made current here for the connection's device; None: the default stream."""
+    """Returns the stream that a ``with`` block made current in this thread or task for the connection's device; None:
+    the default stream."""
     scope = _current.get()
     return None if scope is None else scope.streams.get(id(connection))
 
 
 def resolve(stream: BaseStream | None, connection: Connection, attachment: Attachment, *, work: bool = True) -> int:
-    """The handle of `stream`, or of the current one. Raises `ArgumentError` for a stream of another device.
+    """Returns the handle of `stream`, or of the current stream, on an attachment.
 
-    `work`: False for commands that give the stream nothing to do.
+    Args:
+        stream: A stream of the connection's device; None: the current stream.
+        connection: The connection to the device.
+        attachment: The attachment on which the handle will be used; the stream is created there if necessary.
+        work: False for commands that submit no work to the stream.
+
+    Returns:
+        The handle; 0 is the default stream.
+
+    Raises:
+        ArgumentError: The stream belongs to another device or session.
+        LaunchError: `work` is True, and the stream accepts only launches, which are being prepared.
     """
     if stream is None:
         stream = current(connection)
@@ -63,7 +76,20 @@ def resolve(stream: BaseStream | None, connection: Connection, attachment: Attac
 
 
 def resolve_for_memory(stream: BaseStream | None, connection: Connection, attachment: Attachment) -> int:
-    """The handle of a stream for an allocation; see `resolve`. Raises `LaunchError` if its work is being recorded."""
+    """Returns the handle of a stream for an allocation; see `resolve`.
+
+    Args:
+        stream: A stream of the connection's device; None: the current stream.
+        connection: The connection to the device.
+        attachment: The attachment on which the handle will be used.
+
+    Returns:
+        The handle; 0 is the default stream.
+
+    Raises:
+        ArgumentError: The stream belongs to another device or session.
+        LaunchError: The stream's work is being recorded.
+    """
     handle = resolve(stream, connection, attachment)
     target = stream if stream is not None else current(connection)
     if target is not None and target._recorder is not None:
@@ -76,7 +102,20 @@ def resolve_for_memory(stream: BaseStream | None, connection: Connection, attach
 
 
 def resolve_for_collective(stream: BaseStream | None, connection: Connection, attachment: Attachment) -> int:
-    """The handle of `stream`; None: of the default one. Raises `LaunchError` where its work is being recorded."""
+    """Returns the handle of a stream for a collective operation; see `resolve`.
+
+    Args:
+        stream: A stream of the connection's device; None: the default stream.
+        connection: The connection to the device.
+        attachment: The attachment on which the handle will be used.
+
+    Returns:
+        The handle; 0 is the default stream.
+
+    Raises:
+        ArgumentError: The stream belongs to another device or session.
+        LaunchError: The stream's work is being recorded.
+    """
     if stream is None:
         return 0
     if stream._recorder is not None:
@@ -87,7 +126,7 @@ def resolve_for_collective(stream: BaseStream | None, connection: Connection, at
 
 
 class LaunchCall(NamedTuple):
-    """A launch as it was asked for, without its arguments."""
+    """A launch as the caller requested it, without its arguments."""
 
     function: Any
     """The kernel: `hearth.kernels.base_function.BaseFunction`."""
@@ -101,23 +140,37 @@ class LaunchCall(NamedTuple):
 
 
 class LaunchRecorder(Protocol):
-    """Takes the launches of a stream whose work is recorded rather than run: see `hearth.kernels.recorders`."""
+    """Receives the launches of a stream whose work is recorded instead of run: see `hearth.kernels.recorders`."""
 
     def launched(self, attachment: Attachment, record: bytes, call: LaunchCall, args: object) -> None:
-        """Takes a packed launch."""
+        """Receives one launch.
+
+        Args:
+            attachment: The attachment for which the launch was packed.
+            record: The packed launch.
+            call: The launch as the caller requested it.
+            args: The kernel's arguments.
+        """
 
     def check_work(self) -> None:
-        """Raises `LaunchError` where the stream takes nothing but launches."""
+        """Raises `LaunchError` if the stream accepts only launches."""
 
     def check_attachment(self, attachment: Attachment) -> None:
-        """Raises `InvalidHandleError` where the recording was lost with an earlier attachment."""
+        """Checks that the recording can be continued.
+
+        Args:
+            attachment: The attachment that is about to be used.
+
+        Raises:
+            InvalidHandleError: The recording was made on an earlier attachment and lost with it.
+        """
 
 
 class BaseStream:
     """Abstract sequence of commands that run in order; see `Device.stream`."""
 
     _recorder: LaunchRecorder | None = None
-    """Takes the launches of the stream instead of the device; None: they run."""
+    """Receives the launches of the stream instead of the device; None: launches run."""
 
     def __init__(self, connection: Connection, priority: int = 0, *, default: bool = False) -> None:
         self._connection = connection
@@ -127,14 +180,16 @@ class BaseStream:
         self._handle = 0
         self._making = threading.Lock()
         self._sync = 0, SYNC
-        """The command that waits for it, behind its handle."""
+        """The stream's handle, and the serialized Sync command that waits for that stream."""
         self._probe: tuple[tuple[Attachment, int], BaseEvent] | None = None
-        """The event that `done` recorded last, and after how many submissions: polling does not record ever anew."""
+        """The event that `done` recorded last, with the attachment and its number of submissions at that time. While
+        neither has changed, `done` queries that event again instead of recording another."""
         if not default:
             self._handle_on(connection.attachment())
 
     def _handle_on(self, attachment: Attachment) -> int:
-        """Returns the stream's handle on the attachment that is about to be used: after a loss it is created again."""
+        """Returns the stream's handle on the attachment that is about to be used; creates the stream again after a
+        loss."""
         if self._default or self._attachment is attachment:
             return self._handle
         if self._recorder is not None:
@@ -148,14 +203,14 @@ class BaseStream:
         return self._handle
 
     def _work_on(self, attachment: Attachment) -> int:
-        """Returns the stream's handle, for work."""
+        """Returns the stream's handle for submitting work. Raises `LaunchError` if the stream accepts only launches."""
         if self._recorder is not None:
             self._recorder.check_work()
         return self._handle_on(attachment)
 
     @property
     def records(self) -> bool:
-        """True while the work of the stream is recorded rather than run; see `Device.graph`."""
+        """True while the work of the stream is recorded instead of run; see `Device.graph`."""
         return self._recorder is not None
 
     def _synchronizing(self) -> Reply:
@@ -178,7 +233,7 @@ class BaseStream:
         attachment.submit(command)
 
     def wait_event(self, event: BaseEvent) -> None:
-        """Lets later work of this stream wait, on the device, for the event's last record. Does not block.
+        """Makes later work of this stream wait, on the device, for the event's last record. Does not block.
 
         Args:
             event: A recorded event of the same device.
@@ -193,8 +248,8 @@ class BaseStream:
         attachment.submit(command)
 
     def _probing(self) -> tuple[BaseEvent, bool]:
-        """An event behind everything submitted so far, and whether it was recorded just now: then it is to be queried
-        twice, for an idle stream needs a moment for the record itself."""
+        """Returns an event behind all work submitted so far, and True if it was recorded just now. A fresh event is to
+        be queried twice, because even an idle stream needs a moment to complete the record itself."""
         attachment = self._connection.attachment()
         probe = self._probe
         if probe is not None and probe[0] == (attachment, attachment.session.queue.submitted):
@@ -230,7 +285,7 @@ class BaseStream:
 
 
 class BaseEvent:
-    """Abstract point in a stream. Recorded by `Stream.record`."""
+    """Abstract event: a point in the order of a stream's work. Recorded by `Stream.record`."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

@@ -1,6 +1,6 @@
-"""Dask: every task works with the daemon of the node that it runs on.
+"""Dask plugin: every task uses the daemon of the node that it runs on.
 
-Placing work over many nodes is the engine's; Hearth serves each of them. One session a worker, shared by its threads:
+Dask assigns work to nodes; Hearth serves each node. Each worker has one session, shared by its threads:
 
 >>> from distributed import Client
 >>> import hearth.dask
@@ -11,7 +11,7 @@ Placing work over many nodes is the engine's; Hearth serves each of them. One se
 ...     return float(gpu.asarray(part).get().sum())
 >>> client.submit(total, np.ones(4)).result()
 
-Needs the package ``distributed``; nothing else of Hearth does.
+Needs the package ``distributed``; no other module of Hearth does.
 """
 
 from __future__ import annotations
@@ -37,10 +37,13 @@ _FIX = "register it: client.register_plugin(hearth.dask.HearthPlugin())."
 
 
 class HearthPlugin(WorkerPlugin):
-    """Connects each worker when it is registered, or starts: where there is no daemon, that fails, and says where.
+    """Connects each Dask worker to a daemon when the plugin is registered or the worker starts. If no daemon answers,
+    that fails with an error that names the address.
 
-    `target`: as in `hearth.connect`, on the worker; ``"local"``, its own machine's daemon; None: the worker's
-    HEARTH_TARGET. `options`: further keywords of `connect`.
+    Args:
+        target: Address of the daemon as in `hearth.connect`, resolved on the worker; ``"local"``: the daemon of the
+            worker's own machine; None: the worker's HEARTH_TARGET.
+        **options: Further keywords of `hearth.connect`.
     """
 
     name = NAME
@@ -52,23 +55,35 @@ class HearthPlugin(WorkerPlugin):
         self._node: Node | None = None
         self._lock = threading.Lock()
 
-    def __reduce__(self) -> tuple[Any, ...]:  # to the workers, which have nodes of their own
+    def __reduce__(self) -> tuple[Any, ...]:  # pickled to the workers: each worker opens a separate session
         return _again, (type(self), self._target, self._options)
 
     async def setup(self, worker: Worker) -> None:
-        """Connects. Raises what `hearth.connect` raises."""
+        """Connects the worker; called by Dask.
+
+        Args:
+            worker: The Dask worker, whose address is used in the session's name.
+
+        Raises:
+            HearthError: An error that `hearth.connect` raises.
+        """
         self._options.setdefault("name", f"dask {worker.address}")
         await asyncio.to_thread(self.node)
 
     async def teardown(self, worker: Worker) -> None:
-        """Ends the session."""
+        """Closes the worker's session; called by Dask.
+
+        Args:
+            worker: The Dask worker.
+        """
         with self._lock:
             node, self._node = self._node, None
         if node is not None:
             await asyncio.to_thread(node.close)
 
     def node(self) -> Node:
-        """The worker's session; another one where it has ended, with its daemon perhaps: what lay there is gone."""
+        """Returns the worker's session. Opens a new one if the session has ended, for example with its daemon; arrays
+        of the ended session are lost. Blocks for one request to the daemon."""
         with self._lock:
             if self._node is not None and not _lives(self._node):
                 self._node.close()
@@ -79,8 +94,15 @@ class HearthPlugin(WorkerPlugin):
 
 
 def node() -> Node:
-    """Returns, in a task, the session of its worker. Raises `UnsupportedError` elsewhere, or where the plugin is not
-    registered, and the errors of `hearth.connect`."""
+    """Returns the session of the worker that runs the calling task.
+
+    Returns:
+        The session, shared by all tasks of the worker.
+
+    Raises:
+        UnsupportedError: The caller is not a task on a Dask worker, or the plugin is not registered.
+        HearthError: An error that `hearth.connect` raises.
+    """
     try:
         worker = get_worker()
     except ValueError:
@@ -98,7 +120,7 @@ def _again(kind: type[HearthPlugin], target: str | None, options: dict[str, Any]
 
 
 def _lives(node: Node) -> bool:
-    """True if the session still exists; a broken connection does not count against it, since it may come back."""
+    """Returns True if the session still exists. A broken connection counts as alive, because it may be restored."""
     session = node._session
     request = node_pb2.RenewSessionRequest(session_token=session.token)
     try:

@@ -1,7 +1,7 @@
-"""Types of elements that are known without NumPy: those that Python's own buffers and `struct` have a code for.
+"""Element types that are known without NumPy: those for which Python's buffers and `struct` have a code.
 
-A `DeviceArray` of one, made in a process that has not imported NumPy, holds an `Element` in the place of a dtype until
-the dtype is read.
+In a process that has not imported NumPy, a `DeviceArray` of such a type holds an `Element` instead of a dtype until its
+dtype is read.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     import numpy as np
 
     Dtype: TypeAlias = "np.dtype[Any] | Element"
-    """The type of an array's elements, as arrays hold it."""
+    """The type of an array's elements: a NumPy dtype, or an `Element` that stands for one."""
 
 
 class Element:
-    """A type of elements that is known without NumPy. A singleton for each type: to be compared by ``is``."""
+    """An element type that is known without NumPy. There is one instance of each type, so compare instances with
+    ``is``."""
 
     __slots__ = ("code", "itemsize", "kind", "name", "str")
 
@@ -31,7 +32,7 @@ class Element:
         self.code = code
         """Format character of `struct` and `memoryview`."""
         self.kind = kind
-        """NumPy's letter: b, i, u or f."""
+        """NumPy's letter for the kind of type: b, i, u or f."""
         self.itemsize = struct.calcsize(code)
         self.str = f"{'<' if self.itemsize > 1 else '|'}{kind}{self.itemsize}"
         """Typestring in the format of `numpy.dtype.str`."""
@@ -44,7 +45,7 @@ class Element:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The NumPy dtype of this name. Imports NumPy; `np.dtype` takes an `Element` through this attribute."""
+        """The NumPy dtype of this type. Imports NumPy; `np.dtype` accepts an `Element` because of this attribute."""
         import numpy as np
 
         return np.dtype(self.name)
@@ -69,28 +70,30 @@ _ALL = [
 _BY_NAME: dict[object, Element] = {name: each for each in _ALL for name in (each.name, each.str, each.str[1:])}
 _BY_NAME |= {bool: _BY_NAME["bool"], int: _BY_NAME["int64"], float: _BY_NAME["float64"]}
 _KINDS = {"?": "b", **dict.fromkeys("bhilq", "i"), **dict.fromkeys("BHILQ", "u"), "f": "f", "d": "f"}
-"""Kinds by the code of a buffer, which also gives the size of an element."""
+"""Kind of type by the format code of a buffer; the buffer itself gives the size of an element."""
 
 
 def named(value: object) -> Element | None:
-    """The element that `np.dtype(value)` is, if `value` is an element, its name or a Python number type; else None."""
+    """Returns the element that `np.dtype(value)` is, if `value` is an element, an element's name or a Python number
+    type; otherwise None."""
     if isinstance(value, Element):
         return value
     return _BY_NAME.get(value) if isinstance(value, str | type) else None
 
 
 class Host(NamedTuple):
-    """A buffer of this process, C-contiguous, as the array that NumPy would see in it."""
+    """A C-contiguous buffer of this process, described as the array that NumPy would make of it."""
 
     data: memoryview
-    """Bytes of the array."""
+    """The bytes of the array."""
     shape: tuple[int, ...]
     element: Element
 
 
 def host(obj: object) -> Host | None:
-    """An object's buffer (`array.array`, bytearray, memoryview, mmap); None for what has none, or one that only NumPy
-    can read. Bytes are none either: to NumPy they are one string, not numbers."""
+    """Returns the buffer of an object such as `array.array`, bytearray, memoryview or mmap. Returns None for an object
+    without a buffer, for a buffer that only NumPy can interpret, and for `bytes`, because NumPy makes one string of
+    them and not numbers."""
     if isinstance(obj, bytes):
         return None
     try:
@@ -114,8 +117,19 @@ def _bytes(view: memoryview) -> memoryview:
 
 
 def writable(buffer: object, size: int) -> memoryview:
-    """The bytes of a buffer that `size` bytes are read into. Raises `DtypeError` for what has none, `ArgumentError` for
-    one that cannot take them."""
+    """Returns the bytes of a buffer that is about to be filled.
+
+    Args:
+        buffer: A writable, contiguous buffer.
+        size: Number of bytes that it must have.
+
+    Returns:
+        The buffer's memory as bytes.
+
+    Raises:
+        DtypeError: `buffer` has no buffer interface.
+        ArgumentError: The buffer is read-only, not contiguous, or of another size.
+    """
     try:
         view = memoryview(buffer)  # type: ignore[arg-type]
     except (TypeError, ValueError, BufferError):
@@ -133,15 +147,22 @@ def writable(buffer: object, size: int) -> memoryview:
         )
     try:
         return _bytes(view)
-    except (TypeError, ValueError):  # no format of Python's own: records, and what ctypes has
+    except (TypeError, ValueError):  # a format that Python cannot cast, e.g. of records or ctypes structures
         import ctypes
 
         return memoryview((ctypes.c_char * size).from_buffer(buffer)).cast("B")  # type: ignore[arg-type]
 
 
 def pattern(value: object, element: Element) -> bytes | None:
-    """A Python number as one element, where NumPy makes the same of it; None where it may make something else of it, or
-    refuses it."""
+    """Packs a Python number as one element, without NumPy.
+
+    Args:
+        value: The number.
+        element: Type of the element.
+
+    Returns:
+        The bytes of the element, little-endian; None if NumPy may convert `value` differently or may refuse it.
+    """
     if not (type(value) is int or type(value) is bool or (type(value) is float and element.kind == "f")):
         return None
     try:
@@ -151,12 +172,21 @@ def pattern(value: object, element: Element) -> bytes | None:
 
 
 def elements(data: memoryview, shape: Sequence[int], element: Element) -> Any:
-    """Bytes as nested lists of Python's numbers; without axes, as the number."""
+    """Unpacks bytes as Python numbers.
+
+    Args:
+        data: The bytes of the elements, in C order.
+        shape: Elements along each axis.
+        element: Type of the elements.
+
+    Returns:
+        Nested lists of numbers; for a shape without axes, the number.
+    """
     if not all(shape):
         return _empty(shape)
     return data.cast(element.code, tuple(shape)).tolist()  # type: ignore[call-overload]
 
 
 def _empty(shape: Sequence[int]) -> list[Any]:
-    """Lists around nothing: of a shape with an axis of 0, as far as that."""
+    """Returns the nested lists of a shape that has an axis of length 0, nested down to that axis."""
     return [] if not shape[0] else [_empty(shape[1:]) for _ in range(shape[0])]

@@ -1,8 +1,8 @@
-"""Exceptions that Hearth raises: a class for each kind of reason.
+"""Exceptions that Hearth raises: one class for each kind of reason.
 
-Every error says what was wrong, with requested and allowed values, and how to fix it (`fix`). A command that was sent
-one way fails later: its error is raised by the next `synchronize`, `get`, `flush` or end of a profile of its stream,
-together with every other failure of that stream (`failures`, oldest first); the first one decides the class.
+Every error says what was wrong, with requested and allowed values, and how to fix it (`fix`). The error of a command
+that was sent one way is raised later: by the next `synchronize`, `get`, `flush` or end of a profile on its stream,
+together with every other failure of that stream (`failures`, oldest first). The first failure determines the class.
 """
 
 from __future__ import annotations
@@ -19,16 +19,25 @@ if TYPE_CHECKING:
 
 
 class HearthError(Exception):
-    """A command or call was refused or failed; the base of every error that Hearth raises."""
+    """A command or call was refused or failed; the base class of every error that Hearth raises.
+
+    Args:
+        message: Description of the failure.
+        reason: Stable name of the reason, e.g. ``OUT_OF_MEMORY``.
+        fix: Advice on how to avoid the error; empty: none.
+        details: Requested and allowed values by name.
+        failures: Failed commands that this error reports, oldest first.
+        retry_after: Seconds after which a retry may succeed; None: a retry cannot help.
+    """
 
     broken = False
-    """True if the connection broke, so that the error is not an answer of the daemon."""
+    """True if the connection broke, which means that the daemon did not send this error as an answer."""
 
     @property
     def retryable(self) -> bool:
-        """True if nothing of the request has run and a retry after `retry_after` seconds may succeed: no room, no quota
-        or no daemon at that time. `hearth_proto.retries` has the table of reasons. See `hearth.retrying`.
-        """
+        """True if no part of the request has run and a retry after `retry_after` seconds may succeed, because the
+        failure was temporary: no memory, no quota, or no running daemon at that time. `hearth_proto.retries` has the
+        table of reasons. See `hearth.retrying`."""
         return retryable(self.reason, self.retry_after) and not self.failures and not self.broken
 
     def __init__(
@@ -50,7 +59,7 @@ class HearthError(Exception):
         """Requested and allowed values, as the daemon sent them."""
         self.failures = list(failures)
         self.retry_after = retry_after
-        """Seconds after which a retry can help; None where it cannot."""
+        """Seconds after which a retry may succeed; None: a retry cannot help."""
 
     def __str__(self) -> str:
         if not self.fix:
@@ -63,7 +72,7 @@ class HearthError(Exception):
         return _rebuild, (type(self), self.message, state)
 
     def again(self) -> HearthError:
-        """A copy to raise in another thread: a traceback belongs to one."""
+        """Returns a copy to be raised in another thread, because a traceback belongs to one thread only."""
         return _rebuild(type(self), self.message, dict(self.__dict__))
 
 
@@ -77,7 +86,7 @@ class CompileError(HearthError):
 
 
 class LaunchError(HearthError):
-    """A launch was refused: grid, block, shared memory or arguments; or the kernel failed."""
+    """A launch was refused because of its grid, block, shared memory or arguments, or the kernel failed."""
 
 
 class LaunchTypeError(LaunchError, TypeError):
@@ -85,15 +94,15 @@ class LaunchTypeError(LaunchError, TypeError):
 
 
 class OutOfMemoryError(HearthError, MemoryError):
-    """The device, the session's quota or the pool has not enough memory."""
+    """The device, the session's quota or the memory pool does not have enough memory."""
 
 
 class InvalidHandleError(HearthError):
-    """Something that does not exist (any more), or belongs to another session."""
+    """The object does not exist, no longer exists, or belongs to another session."""
 
 
 class DeviceLostError(HearthError):
-    """The device's process ended with work under way. Its arrays are lost; modules and streams carry on."""
+    """The device process ended while work was in progress. Its arrays are lost; modules and streams remain usable."""
 
 
 class BufferLostError(HearthError):
@@ -101,22 +110,24 @@ class BufferLostError(HearthError):
 
 
 class QuotaExceededError(HearthError):
-    """A limit of the session, the tenant or the queue."""
+    """A limit of the session, the tenant or the queue was exceeded."""
 
 
 class CommunicatorError(HearthError):
-    """A collective operation did not match (``COLLECTIVE_MISMATCH``), was late (``COLLECTIVE_TIMEOUT``), or its
-    communicator failed (``COMMUNICATOR_FAILED``), with a rank that was lost, for one. The group works for its next
-    operation; where a rank or a daemon is gone for good, see `Group.rebuild`."""
+    """A collective operation failed: the ranks' operations did not match (``COLLECTIVE_MISMATCH``), a rank was late
+    (``COLLECTIVE_TIMEOUT``), or the communicator failed (``COMMUNICATOR_FAILED``), for example because a rank was
+    lost. The group remains usable for its next operation; if a rank or a daemon is lost permanently, see
+    `Group.rebuild`."""
 
     @property
     def recorder(self) -> list[str]:
-        """The last operations of the group before it, oldest first, as the daemon's flight recorder has them."""
+        """The group's last operations before the failure, oldest first, from the daemon's flight recorder."""
         return self.details.get("recorder", "").splitlines()
 
     @property
     def missing(self) -> list[int]:
-        """Participants that did not come, or did not finish: devices in a group of one session, else ranks."""
+        """Participants that did not arrive or did not finish: ordinals of devices in a group of one session, otherwise
+        ranks."""
         return [int(each) for each in self.details.get("missing", "").split(",") if each.strip().isdecimal()]
 
     def __str__(self) -> str:
@@ -127,11 +138,11 @@ class CommunicatorError(HearthError):
 
 
 class SessionExpiredError(HearthError):
-    """The daemon does not know the session (any more)."""
+    """The daemon does not know the session, or no longer knows it."""
 
 
 class AuthenticationError(HearthError):
-    """No valid credentials, or not the right to do this."""
+    """The caller has no valid credentials, or no right to perform the request."""
 
 
 class UnsupportedError(HearthError):
@@ -139,43 +150,50 @@ class UnsupportedError(HearthError):
 
 
 class UnsupportedTypeError(UnsupportedError, TypeError):
-    """An operation of NumPy arrays that device arrays do not have: arithmetic, comparisons, pickling."""
+    """An operation of NumPy arrays that device arrays do not support: arithmetic, comparisons, pickling."""
 
 
 class UnavailableError(HearthError):
-    """The daemon or the device does not take work: draining, overloaded, or fenced after too many
-    faults."""
+    """The daemon or the device does not accept work: it is draining, overloaded, or fenced after too many faults."""
 
 
 class ConnectError(UnavailableError, ConnectionError):
-    """No daemon answers, or the connection to it broke."""
+    """No daemon answers at the address, or the connection to the daemon broke."""
 
 
 def broken(what: str, fix: str = "connect again.") -> ConnectError:
-    """Builds the error of a connection that broke: the work under way may continue over another."""
+    """Builds the error of a broken connection; the work in progress may continue over another connection.
+
+    Args:
+        what: Message of the error.
+        fix: Advice on how to continue.
+
+    Returns:
+        A `ConnectError` whose `broken` is True.
+    """
     error = ConnectError(what, reason="DEVICE_UNAVAILABLE", fix=fix)
     error.broken = True
     return error
 
 
 class TransferError(HearthError):
-    """The bytes of an upload or download did not arrive."""
+    """The bytes of an upload or download did not arrive completely."""
 
 
 class TimeoutError(HearthError, builtins.TimeoutError):
-    """A deadline that the caller set has passed; the work continues."""
+    """A deadline that the caller set has passed; the work itself continues."""
 
 
 class ClosedError(HearthError):
-    """The node was closed, or belongs to the process that this one was forked from."""
+    """The node is closed, or it was opened in the parent process before a fork."""
 
 
 class ArgumentError(HearthError, ValueError):
-    """A value that cannot be right: a shape, a size, an index, a name."""
+    """An argument has an invalid value: a shape, a size, an index, a name."""
 
 
 class DtypeError(HearthError, TypeError):
-    """A type that cannot be right: an array of another dtype, an object array."""
+    """An argument has an invalid type: an array of another dtype, an object array."""
 
 
 _BY_REASON: Mapping[str, type[HearthError]] = {
@@ -226,12 +244,13 @@ _BY_REASON: Mapping[str, type[HearthError]] = {
 
 
 def error_class(reason: str) -> type[HearthError]:
-    """The class for a reason; `HearthError` itself for a reason without a separate class."""
+    """Returns the exception class of a reason; `HearthError` itself for a reason without a separate class."""
     return _BY_REASON.get(reason, HearthError)
 
 
 def from_status(status: status_pb2.Status) -> HearthError:
-    """The error that a wire status describes. A status that lists failed commands becomes the first one's class."""
+    """Builds the error that a wire status describes. If the status lists failed commands, the class is that of the
+    first failure."""
     from hearth_proto import reasons
 
     refusal = reasons.from_status(status)
@@ -271,7 +290,8 @@ def from_status(status: status_pb2.Status) -> HearthError:
 
 
 def _reason(reason: str, details: Mapping[str, str]) -> str:
-    """The name that was sent: a newer daemon's reason, unknown here, travels in the details."""
+    """Returns the name of the reason as the daemon sent it. A newer daemon's reason that this client does not know is
+    sent in the details."""
     return details.get("reason", str(reason)) if reason == "INTERNAL" else str(reason)
 
 

@@ -1,6 +1,7 @@
 """The failures that an error lists.
 
-Apart from `errors.py`, which every client imports: a dataclass takes longer to make than all of those classes.
+Separate from `errors.py`, which every client imports, because the creation of a dataclass takes longer than that of all
+exception classes.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ class Failure:
     command: str
     """Kind and subject of the command, e.g. ``launch saxpy``."""
     stream: int
-    """The number of the logical stream it was submitted to."""
+    """Handle of the logical stream that the command was submitted to."""
     reason: str
     message: str
     merged: int = 0
-    """Number of older failures that this entry stands for, beyond itself."""
+    """Number of older failures that this entry represents in addition to its own."""

@@ -1,6 +1,7 @@
-"""Small HTML tables, as which notebooks show Hearth's objects.
+"""Small HTML tables with which notebooks display Hearth's objects.
 
-The objects give titles and rows: of what is known here, so that no table waits or asks the daemon. Text is escaped.
+The objects pass titles and rows made from values that the client already has, so that a display never waits for the
+daemon. Text is escaped.
 """
 
 from __future__ import annotations
@@ -13,13 +14,30 @@ _MOST_ROWS = 20
 
 
 def pairs(title: str, rows: Iterable[tuple[str, object]]) -> str:
-    """A title and rows of a name and a value."""
+    """Builds a table with a title and rows of a name and a value.
+
+    Args:
+        title: Title of the table.
+        rows: Name and value of each row.
+
+    Returns:
+        The HTML text.
+    """
     body = "".join(f"<tr><th>{_text(name)}</th><td>{_text(value)}</td></tr>" for name, value in rows)
     return f"<div><b>hearth.{_text(title)}</b><table>{body}</table></div>"
 
 
 def table(title: str, head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A title and rows under a head, the first twenty of them."""
+    """Builds a table with a title, a header row and the first twenty rows.
+
+    Args:
+        title: Title of the table.
+        head: Names of the columns.
+        rows: Values of each row, in the order of the columns.
+
+    Returns:
+        The HTML text.
+    """
     cells = "".join(f"<th>{_text(name)}</th>" for name in head)
     body = "".join(f"<tr>{''.join(f'<td>{_text(value)}</td>' for value in row)}</tr>" for row in rows[:_MOST_ROWS])
     more = len(rows) - _MOST_ROWS
@@ -29,7 +47,7 @@ def table(title: str, head: Sequence[str], rows: Sequence[Sequence[object]]) -> 
 
 
 def size(count: float) -> str:
-    """Bytes, as people read them."""
+    """Formats a number of bytes with a binary unit, e.g. ``1.5 MiB``."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if abs(count) < 1024:
             return f"{count:.0f} {unit}" if unit == "bytes" or count == int(count) else f"{count:.1f} {unit}"
@@ -38,7 +56,7 @@ def size(count: float) -> str:
 
 
 def duration(nanoseconds: float) -> str:
-    """A time, as people read it."""
+    """Formats nanoseconds with a suitable unit, from ns to s."""
     for unit in ("ns", "µs", "ms"):
         if nanoseconds < 1000:
             return f"{nanoseconds:.3g} {unit}"

@@ -1,6 +1,6 @@
-"""Arrays, devices and nodes as the modules below their own use them.
+"""Protocols of arrays, devices and nodes, for annotations in the layers below those classes.
 
-Covers annotations only: nothing imports this module at run time. The classes are `hearth.arrays.base_array.BaseArray`,
+Covers annotations only: no module imports this one at run time. The classes are `hearth.arrays.base_array.BaseArray`,
 `hearth.base_device.BaseDevice` and `hearth.base_node.BaseNode`.
 """
 
@@ -37,14 +37,14 @@ class Connected(Protocol):
 
 
 class Handled(Protocol):
-    """An object that commands name by a number: a module, a stream, an event, a profile."""
+    """An object that commands refer to by a handle: a module, a stream, an event, a profile."""
 
     @property
     def _handle(self) -> int: ...
 
 
 class NodeContext(Protocol):
-    """A node, as its devices use it."""
+    """The part of a node that its devices use."""
 
     _session: NodeSession
 
@@ -55,14 +55,15 @@ class NodeContext(Protocol):
 
 
 class DeviceContext(Connected, Protocol[A_co]):
-    """A device, as its arrays and modules use it."""
+    """The part of a device that its arrays and modules use."""
 
     @property
     def _node(self) -> NodeContext: ...
 
     @property
     def _array_type(self) -> Callable[..., A_co]:
-        """The class of its arrays, called with device, memory, offset, shape, dtype and, where not C order, strides."""
+        """The class of the device's arrays. Called with device, memory, offset, shape, dtype and, unless in C order,
+        strides."""
 
     @property
     def ordinal(self) -> int: ...
@@ -70,17 +71,53 @@ class DeviceContext(Connected, Protocol[A_co]):
     @property
     def properties(self) -> DeviceProperties: ...
 
-    def empty(self, shape: Shape, dtype: Any = ..., stream: BaseStream | None = ...) -> A_co: ...
+    def empty(self, shape: Shape, dtype: Any = ..., stream: BaseStream | None = ...) -> A_co:
+        """Makes an array with arbitrary contents; see `hearth.base_device.BaseDevice.empty`.
 
-    def RawKernel(self, code: str | bytes, name: str) -> Callable[..., None]: ...
+        Args:
+            shape: Elements along each axis: an int or a sequence.
+            dtype: Type of the elements; float64 by default.
+            stream: Stream of the allocation; None: the current one.
 
-    def publish(self, name: str, array: Any, tenants: Sequence[str] = ...) -> Any: ...
+        Returns:
+            The new array.
+        """
+        ...
 
-    def checkpoint(self, *arrays: Any, stream: BaseStream | None = ...) -> None: ...
+    def RawKernel(self, code: str | bytes, name: str) -> Callable[..., None]:
+        """Loads one kernel as a separate module; see `hearth.Device.RawKernel`.
+
+        Args:
+            code: CUDA C++ source, PTX, CUBIN or fatbin.
+            name: Name of the kernel in the code.
+
+        Returns:
+            The kernel.
+        """
+        ...
+
+    def publish(self, name: str, array: Any, tenants: Sequence[str] = ...) -> Any:
+        """Publishes an array under a name; see `hearth.Device.publish`.
+
+        Args:
+            name: Name within this tenant.
+            array: An array of this device.
+            tenants: Other tenants that may attach it; ``"*"``: all.
+        """
+        ...
+
+    def checkpoint(self, *arrays: Any, stream: BaseStream | None = ...) -> None:
+        """Takes new copies of durable arrays; see `hearth.base_device.BaseDevice.checkpoint`.
+
+        Args:
+            *arrays: Durable arrays; none: all durable arrays of this session on the device.
+            stream: Stream that orders the copies; None: the current one.
+        """
+        ...
 
 
 class ArrayLike(Connected, Protocol):
-    """An array on a device, as what views, converts, assigns and exports it uses it."""
+    """The part of an array on a device that views, conversions, assignments and exports use."""
 
     _dtype: Dtype
     _memory: Memory
@@ -121,15 +158,52 @@ class ArrayLike(Connected, Protocol):
 
     def reshape(self, *shape: Any) -> Self: ...
 
-    def astype(self, dtype: Any) -> Self: ...
+    def astype(self, dtype: Any) -> Self:
+        """Copies the array with its elements converted; see `hearth.arrays.base_array.BaseArray.astype`.
 
-    def copy(self, stream: BaseStream | None = ...) -> Self: ...
+        Args:
+            dtype: Type of the new elements.
 
-    def copy_from(self, other: Any, stream: BaseStream | None = ...) -> None: ...
+        Returns:
+            The converted array.
+        """
+        ...
 
-    def fill(self, value: Any) -> None: ...
+    def copy(self, stream: BaseStream | None = ...) -> Self:
+        """Copies the array to new, contiguous memory on the same device.
 
-    def set(self, a: Any) -> None: ...
+        Args:
+            stream: Stream that orders the copy; None: the current one.
+
+        Returns:
+            The new array.
+        """
+        ...
+
+    def copy_from(self, other: Any, stream: BaseStream | None = ...) -> None:
+        """Overwrites the array with a device array of the same shape and dtype.
+
+        Args:
+            other: The source.
+            stream: Stream that orders the copy; None: the current one.
+        """
+        ...
+
+    def fill(self, value: Any) -> None:
+        """Sets every element to one value.
+
+        Args:
+            value: The value, converted to the array's dtype.
+        """
+        ...
+
+    def set(self, a: Any) -> None:
+        """Overwrites the array with a host array.
+
+        Args:
+            a: An array of the same shape and dtype.
+        """
+        ...
 
     def _as_rows(self) -> RowLayout: ...
 

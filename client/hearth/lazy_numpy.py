@@ -1,8 +1,8 @@
-"""NumPy, imported when something of it is first needed: ``from hearth import lazy_numpy as np``.
+"""NumPy, imported when one of its attributes is first used: ``from hearth import lazy_numpy as np``.
 
-Importing it takes longer than everything that a client does to its first result. A program that passes and takes
-Python's own numbers and buffers goes without; an array of NumPy's cannot reach a process that has not imported it, so
-nothing is looked for in one where it is not `here`.
+The import of NumPy takes longer than everything else that a client does until its first result. A program that uses
+only Python's own numbers and buffers never imports it. No NumPy array can exist in a process that has not imported
+NumPy, so values are not checked for being one unless `here` is true.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def here() -> builtins.bool:
-    """True if this process has imported NumPy, or is importing it."""
+    """Returns True if this process has imported NumPy, or is importing it."""
     return sys.modules.get("numpy") is not None
 
 
@@ -27,5 +27,5 @@ if not TYPE_CHECKING:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         import numpy
 
-        value = globals()[name] = getattr(numpy, name)  # the next time it is found before this is asked
+        value = globals()[name] = getattr(numpy, name)  # later accesses find the global and do not call this function
         return value

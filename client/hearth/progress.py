@@ -1,7 +1,7 @@
 """Progress of long transfers and compiles, on request: a line on a terminal or in a notebook, or a callback.
 
-Asked for at one call, ``x.get(progress=True)``, or for all of them, ``hearth.show_progress()``. What is long is shown,
-and only while it lasts.
+Requested for one call, ``x.get(progress=True)``, or for all calls, ``hearth.show_progress()``. Only long operations are
+shown, while they last.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 Progress = Callable[[int, int], None]
-"""Called with bytes done and bytes in all, from whichever thread moves them."""
+"""Callback that receives the bytes done and the total number of bytes, called from any thread that transfers them."""
 
 _WIDTH = 30
 _INTERVAL_S = 0.1
 _LEAST_BYTES = 16 << 20
-"""Smaller transfers are not shown, but where they were asked for themselves."""
+"""Smallest transfer that `show_progress` shows; a call's own ``progress=True`` shows smaller ones too."""
 _PATIENCE_S = 0.5
-"""Nor is what is over sooner."""
+"""Seconds that an operation must take before `show_progress` shows it."""
 
 
 class _Asked:
@@ -35,11 +35,12 @@ class _Asked:
 
 
 class show_progress:
-    """Shows transfers of 16 MiB and more, and waits for a compile, once they have taken half a second: one line on
-    stderr where that is a terminal, or in a notebook's output; nowhere else.
+    """Shows the progress of transfers of at least 16 MiB, and the duration of waits for a compile, if they take longer
+    than half a second. Draws one line on stderr if stderr is a terminal, or in a notebook's output; otherwise shows
+    nothing.
 
-    ``hearth.show_progress()`` from now on, in all threads; ``hearth.show_progress(False)`` no more; ``with
-    hearth.show_progress(): ...`` for the block. A call's own ``progress=`` comes before it.
+    ``hearth.show_progress()`` applies from now on, in all threads, until ``hearth.show_progress(False)``. ``with
+    hearth.show_progress(): ...`` applies to the block. The ``progress=`` argument of a call takes precedence.
 
     Args:
         on: False shows nothing from now on.
@@ -59,7 +60,16 @@ class show_progress:
 
 
 def reporter(progress: bool | Progress | None, label: str) -> Progress | None:
-    """The function to call as bytes move; None: none. Draws a line only on a terminal or in a notebook."""
+    """Returns the function to call as bytes are transferred.
+
+    Args:
+        progress: The ``progress`` argument of the call: a callback; True for a progress bar; False for none; None: as
+            `show_progress` was set.
+        label: Text at the start of the progress bar.
+
+    Returns:
+        The callback, or a progress bar if stderr is a terminal or a notebook's output; otherwise None.
+    """
     if callable(progress):
         return progress
     if progress is None and _Asked.always:
@@ -69,7 +79,7 @@ def reporter(progress: bool | Progress | None, label: str) -> Progress | None:
 
 @contextlib.contextmanager
 def waiting(label: str) -> Iterator[None]:
-    """Shows, where `show_progress` asked for it, that a wait lasts, once it has taken half a second."""
+    """Context manager that shows how long its block takes, after half a second, if `show_progress` is on."""
     line = _line() if _Asked.always else None
     if line is None:
         yield
@@ -96,14 +106,24 @@ def waiting(label: str) -> Iterator[None]:
 class _Line(Protocol):
     """A line of text that is redrawn in place."""
 
-    def draw(self, text: str) -> None: ...
+    def draw(self, text: str) -> None:
+        """Draws the text in place of the previous one.
+
+        Args:
+            text: The text, one line.
+        """
+        ...
 
     def end(self, text: str) -> None:
-        """The last text; nothing where none was drawn."""
+        """Draws the final text; does nothing if no text was drawn before.
+
+        Args:
+            text: The text, one line.
+        """
 
 
 class _Terminal:
-    """A line on a terminal. Ignores errors of writing: the work continues."""
+    """A line on a terminal. Ignores write errors, so that the work continues."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -120,7 +140,7 @@ class _Terminal:
             self._write("\n")
 
     def _write(self, text: str) -> None:
-        with contextlib.suppress(OSError, ValueError):  # closed meanwhile
+        with contextlib.suppress(OSError, ValueError):  # the stream was closed meanwhile
             self._stream.write(text)
             self._stream.flush()
 
@@ -145,7 +165,7 @@ class _Notebook:
 
 
 def _line() -> _Line | None:
-    """The line to draw on: a notebook's output or a terminal; None if stderr is neither."""
+    """Returns the line to draw on: a notebook's output or a terminal; None if stderr is neither."""
     stderr = sys.stderr
     if stderr is None:
         return None
@@ -157,7 +177,7 @@ def _line() -> _Line | None:
         return _Notebook(shown.display)
     try:
         return _Terminal(stderr) if stderr.isatty() else None
-    except ValueError:  # closed
+    except ValueError:  # stderr is closed
         return None
 
 
@@ -167,7 +187,7 @@ def _bar(label: str, least: int, patience: float) -> _Bar | None:
 
 
 class _Bar:
-    """A transfer of `least` bytes or more, from `patience` seconds on."""
+    """Progress bar of a transfer of at least `least` bytes; drawn from `patience` seconds after its start."""
 
     def __init__(self, label: str, line: _Line, least: int = 0, patience: float = 0.0) -> None:
         self._label = label
@@ -194,7 +214,7 @@ class _Bar:
                 self._said = ""
 
     def __del__(self) -> None:
-        if getattr(self, "_said", ""):  # broken off: the next output starts on a new line
+        if getattr(self, "_said", ""):  # the transfer was interrupted: the next output must start on a new line
             self._line.end(f"{self._said}(broken off)")
 
     def _text(self, done: int, total: int, seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Shapes, dtypes and sizes, checked before anything is sent."""
+"""Checks and computations of shapes, dtypes and sizes, done before a command is sent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _ML_DTYPE = r"(b?float|b?complex|u?int)[0-9][0-9a-z_]{0,20}"
 
 
 def shape_of(value: Shape) -> tuple[int, ...]:
-    """An int or a sequence of ints as a shape. Raises `ArgumentError` for a negative or fractional axis."""
+    """Converts an int or a sequence of ints to a shape. Raises `ArgumentError` for a negative axis, `DtypeError` for an
+    axis that is not a whole number."""
     axes: Sequence[Any] = value if isinstance(value, Sequence) else (value,)
     try:
         shape = tuple(operator.index(axis) for axis in axes)
@@ -36,20 +37,22 @@ def shape_of(value: Shape) -> tuple[int, ...]:
 
 
 def type_of(value: Any) -> Dtype:
-    """The type that `value` names: an `Element` if NumPy is not imported and one fits, else as by `dtype_of`."""
+    """Returns the type that `value` names: an `Element` if NumPy is not imported and a matching one exists, otherwise
+    the result of `dtype_of`."""
     return (None if np.here() else dtypes.named(value)) or dtype_of(value)
 
 
 def type_of_value(value: Any) -> Dtype:
-    """The type of an array made of `value` alone: NumPy's default for it."""
+    """Returns the default type of an array made of the single `value`, which is NumPy's default."""
     found = None if np.here() else dtypes.named(type(value))
-    if found is None or dtypes.pattern(value, found) is None:  # a longer number is of another type
+    if found is None or dtypes.pattern(value, found) is None:  # an int beyond 64 bits has another type
         return np.asarray(value).dtype
     return found
 
 
 def dtype_of(value: Any) -> np.dtype[Any]:
-    """A dtype that device memory can hold, in native byte order. Raises `DtypeError` for Python objects."""
+    """Returns a dtype that device memory can hold, in native byte order. Raises `DtypeError` for other values, e.g.
+    dtypes of Python objects."""
     try:
         dtype = np.dtype(value)
     except TypeError as error:
@@ -70,8 +73,8 @@ def dtype_of(value: Any) -> np.dtype[Any]:
 
 
 def reinterpreted(value: Any) -> Dtype:
-    """A dtype that bytes on a device can be seen as. Raises `DtypeError` also for another byte order than this
-    machine's: nothing is converted there."""
+    """Returns a dtype with which the bytes of a device array can be viewed. Raises `DtypeError` as `dtype_of` does, and
+    for a byte order other than this machine's, because a view converts nothing."""
     dtype = type_of(value)
     if isinstance(dtype, dtypes.Element):
         return dtype
@@ -85,8 +88,9 @@ def reinterpreted(value: Any) -> Dtype:
 
 
 def named(name: str) -> np.dtype[Any] | None:
-    """A dtype of `ml_dtypes` (bfloat16, float8_e4m3fn, ...) by its name, where that package is installed."""
-    import re  # few need it, and it takes as long as a dozen modules
+    """Returns a dtype of `ml_dtypes` (bfloat16, float8_e4m3fn, ...) by its name; None if there is none or the package
+    is not installed."""
+    import re  # imported here: rarely needed, and the import takes as long as a dozen modules
 
     if re.fullmatch(_ML_DTYPE, name) is None:
         return None
@@ -102,7 +106,19 @@ def named(name: str) -> np.dtype[Any] | None:
 
 
 def element(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """`value` as one element of `dtype`. Raises `DtypeError` where it cannot be one."""
+    """Converts a value to one element, for a fill.
+
+    Args:
+        value: A number, a tuple (of a structured dtype) or an array without axes.
+        dtype: Type of the element.
+
+    Returns:
+        An array without axes.
+
+    Raises:
+        DtypeError: `value` cannot be converted.
+        ArgumentError: `value` is an array with axes.
+    """
     try:
         element = np.asarray(value).astype(dtype) if not isinstance(value, int | tuple) else np.array(value, dtype)
     except (TypeError, ValueError, OverflowError) as error:
@@ -117,7 +133,18 @@ def element(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
 
 
 def bytes_of(shape: tuple[int, ...], dtype: Dtype) -> int:
-    """The size in bytes. Raises `ArgumentError` where it does not fit 63 bits."""
+    """Computes the size of an array.
+
+    Args:
+        shape: Elements along each axis.
+        dtype: Type of the elements.
+
+    Returns:
+        The size in bytes.
+
+    Raises:
+        ArgumentError: The size does not fit in 63 bits.
+    """
     size = math.prod(shape) * dtype.itemsize
     if size > _MAX_BYTES:
         raise ArgumentError(
@@ -129,7 +156,19 @@ def bytes_of(shape: tuple[int, ...], dtype: Dtype) -> int:
 
 
 def squeezed(shape: tuple[int, ...], axis: int | tuple[int, ...] | None) -> set[int]:
-    """Which axes go. Raises IndexError for one that is not there, `ArgumentError` for one that is longer than 1."""
+    """Determines the axes that `squeeze` removes.
+
+    Args:
+        shape: Elements along each axis.
+        axis: Axis or axes to remove, negative ones counted from the end; None: all of length 1.
+
+    Returns:
+        The axes to remove.
+
+    Raises:
+        IndexError: There is no such axis.
+        ArgumentError: A given axis is not of length 1.
+    """
     if axis is None:
         return {at for at, length in enumerate(shape) if length == 1}
     gone = {_axis(at, len(shape)) for at in (axis if isinstance(axis, tuple) else (axis,))}
@@ -144,7 +183,20 @@ def squeezed(shape: tuple[int, ...], axis: int | tuple[int, ...] | None) -> set[
 
 
 def permutation(axes: int, given: Sequence[Any]) -> tuple[int, ...]:
-    """The order of axes that `transpose` was given, in one of NumPy's ways. Raises `ArgumentError`."""
+    """Determines the order of axes that the arguments of `transpose` describe.
+
+    Args:
+        axes: Number of axes of the array.
+        given: The arguments of `transpose`: none or None to reverse the axes, one sequence, or one number for each
+            axis.
+
+    Returns:
+        For each axis of the result, the axis of the array.
+
+    Raises:
+        ArgumentError: `given` does not name each axis once.
+        IndexError: There is no such axis.
+    """
     if len(given) == 1 and (given[0] is None or isinstance(given[0], Sequence)):
         given = given[0] or ()
     if not given:
@@ -167,7 +219,15 @@ def _axis(value: SupportsIndex, axes: int) -> int:
 
 
 def unraveled(at: int, shape: Sequence[int]) -> tuple[int, ...]:
-    """The index of the element at a flat index, C order."""
+    """Converts a flat index to an index for each axis.
+
+    Args:
+        at: Flat index in C order.
+        shape: Elements along each axis.
+
+    Returns:
+        The index of the same element along each axis.
+    """
     index = []
     for axis in reversed(shape):
         at, along = divmod(at, axis)
@@ -176,7 +236,15 @@ def unraveled(at: int, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def strides_of(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Bytes from one element to the next along each axis, C order."""
+    """Computes the strides of a C-contiguous array.
+
+    Args:
+        shape: Elements along each axis.
+        itemsize: Bytes of an element.
+
+    Returns:
+        Bytes from one element to the next along each axis.
+    """
     strides = []
     step = itemsize
     for axis in reversed(shape):
@@ -186,7 +254,18 @@ def strides_of(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 
 
 def reshaped(size: int, shape: Sequence[SupportsIndex]) -> tuple[int, ...]:
-    """`shape` for `size` elements, with at most one axis of -1 worked out. Raises `ArgumentError`."""
+    """Computes the shape that `reshape` results in.
+
+    Args:
+        size: Number of elements of the array.
+        shape: The requested shape; at most one axis may be -1, which is computed.
+
+    Returns:
+        The shape without an axis of -1.
+
+    Raises:
+        ArgumentError: The shape does not have `size` elements.
+    """
     axes = [operator.index(axis) for axis in shape]
     known = math.prod(axis for axis in axes if axis != -1)
     if axes.count(-1) == 1 and known > 0 and size % known == 0:

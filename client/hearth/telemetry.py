@@ -1,8 +1,9 @@
-"""Spans of OpenTelemetry's around what waits or is long, where the application uses that.
+"""OpenTelemetry spans around calls that wait or take long, if the application uses OpenTelemetry.
 
-Nothing is imported for it: an application that makes spans has loaded OpenTelemetry itself, and configured a provider.
-What is sent one way, a launch for one, has no span; an error of it is in that of the wait which
-raises it. The daemon's spans have those from here as their parents: calls carry W3C's trace context.
+This module imports nothing for that: an application that creates spans has loaded OpenTelemetry itself and configured a
+tracer provider. A command that is sent one way, such as a launch, has no span; its error appears in the span of the
+call that raises it. The client's spans are the parents of the daemon's spans, because calls carry the W3C trace
+context.
 """
 
 from __future__ import annotations
@@ -43,17 +44,17 @@ Attributes = Mapping[str, "str | int | float | bool"]
 
 _API: Final = "opentelemetry.trace"
 _COROUTINE: Final = 0x80
-"""`inspect.CO_COROUTINE`; to import that would take longer than all that is needed to connect."""
+"""The value of `inspect.CO_COROUTINE`; an import of `inspect` would take longer than all imports needed to connect."""
 _MOST_STATE: Final = 512
-"""Characters of ``tracestate`` that are passed on, the least that W3C asks for: metadata is bounded, and a call is not
-to fail for its trace."""
+"""Maximum number of characters of ``tracestate`` that are passed on, which is the minimum that W3C requires. Metadata
+is bounded, and a call must not fail because of its trace."""
 _modules: Final = sys.modules
 _tracer: tuple[Any, Any] = (None, None)
-"""The application's provider, and the tracer that was got from it."""
+"""The application's tracer provider, and the tracer obtained from it."""
 
 
 class _Nothing:
-    """A span where there are none."""
+    """A span that records nothing, used if the application makes no spans."""
 
     __slots__ = ()
 
@@ -71,7 +72,11 @@ _NOTHING: Final = _Nothing()
 
 
 def span(name: str, /, attributes: Attributes | None = None) -> AbstractContextManager[Any]:
-    """``with span("hearth.get", {"hearth.bytes": 4096}):`` one around the block, with the error that it raises."""
+    """Returns a context manager that makes a span around its block and records the error that the block raises.
+
+    >>> with span("hearth.get", {"hearth.bytes": 4096}):
+    ...     read()
+    """
     tracer = _find_tracer() if _API in _modules else None
     return _NOTHING if tracer is None else _recorded(tracer, name, attributes)
 
@@ -81,10 +86,17 @@ def traced(
     describe: Callable[..., Attributes | None] | None = None,
     outcome: Callable[[Any], Attributes] | None = None,
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """A function, or a coroutine function, in a span of `name`.
+    """Decorates a function, or a coroutine function, so that each call runs in a span. The callbacks are not called if
+    no spans are made.
 
-    `describe`: gets the function's arguments and says what stands in the span, or None for a call without one; without
-    it, what `place` says. `outcome`: the same of what is returned. Neither is called if no spans are made.
+    Args:
+        name: Name of the span.
+        describe: Called with the function's arguments; returns the attributes of the span, or None if the call is to
+            have no span. None: `place`.
+        outcome: Called with the function's result; returns further attributes of the span. None: no further attributes.
+
+    Returns:
+        The decorator.
     """
     describing = describe or place
 
@@ -134,7 +146,8 @@ def _awaiting(
 
 
 def context() -> tuple[tuple[str, str], ...]:
-    """Metadata that carries the current span with a call: ``traceparent`` and ``tracestate``; empty without a span."""
+    """Returns the metadata that carries the current span with a call: ``traceparent`` and ``tracestate``; empty without
+    a span."""
     if _API not in _modules:
         return ()
     try:
@@ -144,7 +157,7 @@ def context() -> tuple[tuple[str, str], ...]:
 
         carrier: dict[str, str] = {}
         TraceContextTextMapPropagator().inject(carrier)
-    except Exception:  # half imported by another thread, say: no call fails for its trace
+    except Exception:  # e.g. half imported by another thread: no call may fail because of its trace
         return ()
     if len(carrier.get("tracestate", "")) > _MOST_STATE:
         del carrier["tracestate"]
@@ -152,15 +165,16 @@ def context() -> tuple[tuple[str, str], ...]:
 
 
 def made() -> bool:
-    """True if spans are made: the application has set up a tracer provider of OpenTelemetry."""
+    """Returns True if spans are made, which means that the application has configured a tracer provider of
+    OpenTelemetry."""
     return _API in _modules and _find_tracer() is not None
 
 
-# ---- what stands in spans ----
+# ---- attributes of spans ----
 
 
 def place(owner: Any, /, *_: object, **__: object) -> Attributes:
-    """Daemon, session and device of what has a connection, or is a node or a group."""
+    """Returns daemon, session and device as attributes, for an object that has a connection or is a node or a group."""
     connection = getattr(owner, "_connection", None)
     if connection is not None:
         return of(connection)
@@ -169,55 +183,56 @@ def place(owner: Any, /, *_: object, **__: object) -> Attributes:
 
 
 def of(connection: _Connection) -> dict[str, Any]:
-    """Daemon, session and device of a connection."""
+    """Returns daemon, session and device of a connection as attributes."""
     return {**_of_transport(connection.transport), "hearth.device": connection.ordinal}
 
 
 def of_array(array: Any, /, *_: object, **__: object) -> Attributes:
-    """An array that is read."""
+    """Returns the attributes for reading an array."""
     return {**of(array._connection), "hearth.bytes": array.nbytes}
 
 
 def of_upload(array: Any, host: Any, /, *_: object, **__: object) -> Attributes | None:
-    """A host array that is written; none that goes inside of a command, one way."""
+    """Returns the attributes for writing a host array; None if its bytes are sent inside a command, one way."""
     if host.nbytes <= array._connection.limits.max_inline_bytes:
         return None
     return {**of(array._connection), "hearth.bytes": host.nbytes}
 
 
 def of_dispatch(device: Any, function: Any, /, *_: object, **__: object) -> Attributes:
-    """A kernel that is dispatched."""
+    """Returns the attributes for the dispatch of a kernel."""
     return {**of(device._connection), "hearth.kernel": str(getattr(function, "name", ""))}
 
 
 def of_result(pending: Any, /, *_: object, **__: object) -> Attributes | None:
-    """A dispatch that is waited for, unless it is done."""
+    """Returns the attributes for waiting for a dispatch; None if the dispatch has completed."""
     job = pending._job
     return None if job.result is not None else of(job.connection)
 
 
 def of_name(device: Any, name: Any, /, *_: object, **__: object) -> Attributes:
-    """An array that is published, or attached, under a name."""
+    """Returns the attributes for an array that is published or attached under a name."""
     return {**of(device._connection), "hearth.name": str(name)}
 
 
 def of_group(group: Any, ranks: Any, /, *_: object, **__: object) -> Attributes:
-    """A group over daemons that is formed."""
+    """Returns the attributes for forming a group over daemons."""
     return {"hearth.ranks": len(ranks)}
 
 
 def of_target(target: object = None, /, *_: object, **__: object) -> Attributes:
-    """The target of a connect, as the caller gave it."""
+    """Returns the target of a connect, as the caller gave it, as an attribute."""
     return {} if target is None else {"hearth.target": str(target)}
 
 
 def of_node(node: _Node, /) -> Attributes:
-    """A session that was opened."""
+    """Returns the attributes of a session that has been opened."""
     return {**_of_transport(node._session.transport), "hearth.tenant": node.tenant}
 
 
 def _of_transport(transport: Any) -> dict[str, Any]:
-    """Returns the span attributes of a transport; by the conventions, a Unix socket's address is its path."""
+    """Returns session and address of a transport as attributes; by OpenTelemetry's conventions, the address of a Unix
+    socket is its path."""
     found: dict[str, Any] = {"hearth.session": transport.session_id}
     target: str = transport.target
     if target.startswith("unix:"):
@@ -227,11 +242,12 @@ def _of_transport(transport: Any) -> dict[str, Any]:
     return {**found, "server.port": int(port)} if port.isdecimal() else found
 
 
-# ---- inside ----
+# ---- internals ----
 
 
 def _said(describe: Callable[..., Attributes | None], args: Any, keywords: Any) -> Attributes | None:
-    """The attributes that `describe` returns; none if it fails, since the called function reports wrong arguments."""
+    """Returns the attributes that `describe` returns; no attributes if it fails, because the called function itself
+    reports wrong arguments."""
     try:
         return describe(*args, **keywords)
     except Exception:
@@ -239,7 +255,8 @@ def _said(describe: Callable[..., Attributes | None], args: Any, keywords: Any) 
 
 
 def _find_tracer() -> Any:
-    """The tracer of the application's provider; None where it has none, or OpenTelemetry is not all there."""
+    """Returns the tracer of the application's provider; None if there is no provider, or OpenTelemetry is not
+    completely imported."""
     global _tracer  # noqa: PLW0603 - replaced as a whole
     try:
         api = _modules[_API]
@@ -252,7 +269,7 @@ def _find_tracer() -> Any:
             tracer = None if inactive else provider.get_tracer("hearth", __version__)
             _tracer = provider, tracer
         return tracer
-    except Exception:  # half imported by another thread, or set up wrongly: not ours to tell
+    except Exception:  # half imported by another thread, or configured wrongly, which is not for Hearth to report
         return None
 
 

@@ -1,4 +1,4 @@
-"""Descriptions of nodes, devices, sessions and memory by the daemon, as plain data."""
+"""Plain data with which the daemon describes nodes, devices, sessions and memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DeviceProperties:
-    """Names and meanings are those of ``cudaDeviceProp``; sizes in bytes."""
+    """Properties of a device. Names and meanings are those of ``cudaDeviceProp``; sizes are in bytes."""
 
     name: str
     backend: str
@@ -37,11 +37,16 @@ class DeviceProperties:
     memory_alignment: int
     """Alignment of every buffer, in bytes."""
     confinement: str = ""
-    """Confinement of the device's processes by the kernel, e.g. ``"landlock 7, seccomp"``; empty: not at all."""
+    """Confinement of the device's processes by the operating system's kernel, e.g. ``"landlock 7, seccomp"``; empty:
+    none."""
 
     @classmethod
     def of(cls, message: node_pb2.DeviceProperties) -> DeviceProperties:
-        """Builds the properties from the wire message."""
+        """Builds the properties from the wire message.
+
+        Args:
+            message: The daemon's description of the device.
+        """
         return cls(
             name=message.name,
             backend=message.backend,
@@ -70,23 +75,27 @@ class DeviceProperties:
 
 @dataclass(frozen=True)
 class ProcessInfo:
-    """A process that serves a device, to one tenant or to one session alone."""
+    """A process that serves a device: all sessions, the sessions of one tenant, or one session."""
 
     pid: int
     generation: int
     state: str
     tenant: str
-    """Empty: shared by all."""
+    """The tenant that the process serves; empty: all tenants."""
     session_id: str
-    """Dedicated to it; empty: to none."""
+    """The session that the process serves exclusively; empty: it is not dedicated to a session."""
     memory_granted: int
-    """Bytes that it may hold on the device."""
+    """Bytes of device memory that the process may hold."""
     memory_held: int
-    """Bytes that it holds, as it last said."""
+    """Bytes of device memory that the process holds, by its last report."""
 
     @classmethod
     def of(cls, message: node_pb2.DeviceProcess) -> ProcessInfo:
-        """Builds the process's description from the wire message."""
+        """Builds the process's description from the wire message.
+
+        Args:
+            message: The daemon's description of the process.
+        """
         return cls(
             pid=message.pid,
             generation=message.generation,
@@ -100,23 +109,27 @@ class ProcessInfo:
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """A device as the node describes it."""
+    """A device, as the node's daemon describes it."""
 
     ordinal: int
     state: str
     """``"starting"``, ``"serving"``, ``"lost"``, ``"fenced"`` or ``"stalled"``."""
     generation: int
-    """Counts its processes; arrays of an older one are lost."""
+    """Number of the device's present process; arrays of an earlier generation are lost."""
     properties: DeviceProperties
     pid: int
     detail: str
-    """Why it is not serving."""
+    """Reason why the device is not serving; empty if it is."""
     processes: tuple[ProcessInfo, ...] = ()
     """The device's processes that this client may see."""
 
     @classmethod
     def of(cls, message: node_pb2.Device) -> DeviceInfo:
-        """Builds the device's description from the wire message."""
+        """Builds the device's description from the wire message.
+
+        Args:
+            message: The daemon's description of the device.
+        """
         return cls(
             ordinal=message.ordinal,
             state=_STATES.get(int(message.state), "unknown"),
@@ -129,25 +142,29 @@ class DeviceInfo:
 
 
 _DEDICATED = 2
-"""``ISOLATION_DEDICATED``."""
+"""Value of ``ISOLATION_DEDICATED`` on the wire."""
 _STATES = {1: "starting", 2: "serving", 3: "lost", 4: "fenced", 5: "stalled"}
 
 
 @dataclass(frozen=True)
 class NodeInfo:
-    """A node as it describes itself."""
+    """A node, as its daemon describes it."""
 
     name: str
     server_version: str
     protocol: tuple[int, int]
-    """The oldest and the newest version that it speaks."""
+    """Oldest and newest protocol version that the daemon supports."""
     devices: tuple[DeviceInfo, ...]
     features: frozenset[str]
     draining: bool
 
     @classmethod
     def of(cls, message: node_pb2.DescribeResponse) -> NodeInfo:
-        """Builds the node's description from the wire message."""
+        """Builds the node's description from the wire message.
+
+        Args:
+            message: The daemon's description of the node.
+        """
         return cls(
             name=message.node,
             server_version=message.server_version,
@@ -165,19 +182,23 @@ class SessionInfo:
     session_id: str
     client_name: str
     opened: float
-    """Seconds since 1970."""
+    """Time when the session was opened, in seconds since 1970."""
     connected: bool
     lease_left: float
-    """Seconds, while it is not connected."""
+    """Seconds until the session ends unless its client reconnects; meaningful only while it is not connected."""
     devices: tuple[int, ...]
     tenant: str = ""
     isolation: str = "shared"
     device_seconds: float = 0.0
-    """Time of devices that it has used."""
+    """Device time that the session has used, in seconds."""
 
     @classmethod
     def of(cls, message: node_pb2.SessionInfo) -> SessionInfo:
-        """Builds the session's description from the wire message."""
+        """Builds the session's description from the wire message.
+
+        Args:
+            message: The daemon's description of the session.
+        """
         return cls(
             session_id=message.session_id,
             client_name=message.client_name,
@@ -193,28 +214,28 @@ class SessionInfo:
 
 @dataclass(frozen=True)
 class MemoryUsage:
-    """Memory of a device; sizes in bytes."""
+    """Memory of a device, for all sessions and for this session; sizes are in bytes."""
 
     allocations: int
-    """Live ones of this session."""
+    """Number of live allocations of this session."""
     bytes_in_use: int
-    """Bytes that this session's allocations asked for."""
+    """Bytes that this session's live allocations asked for."""
     bytes_padding: int
-    """Rounding of those to the pool's granularity."""
+    """Bytes added to those allocations by rounding up to the granularity of the memory pool."""
     bytes_reserved: int
-    """Held by the device process's pool, for all sessions."""
+    """Bytes that the device process's memory pool holds, for all sessions."""
     device_free: int
     device_total: int
     bytes_pinned: int = 0
-    """Page-locked host memory that the device process has for copies, for all sessions."""
+    """Bytes of page-locked host memory that the device process holds for copies, for all sessions."""
     bytes_pinned_in_use: int = 0
-    """Part of `bytes_pinned` used by this session's copies under way."""
+    """Part of `bytes_pinned` that this session's copies in progress use."""
     bytes_persistent: int = 0
-    """Freed, and kept for this session: see `Device.persistent_memory`."""
+    """Bytes that are freed but reserved for this session: see `Device.persistent_memory`."""
     bytes_peak: int = 0
-    """The most that this session has had in use."""
+    """Largest value that `bytes_in_use` has had."""
     bytes_durable: int = 0
-    """Host memory of the daemon for copies of this session's durable arrays."""
+    """Bytes of the daemon's host memory that hold copies of this session's durable arrays."""
 
     def _repr_html_(self) -> str:
         from hearth import html_repr
@@ -228,7 +249,11 @@ class MemoryUsage:
 
     @classmethod
     def of(cls, message: commands_pb2.MemoryUsageResult) -> MemoryUsage:
-        """Builds the memory usage from the wire message."""
+        """Builds the memory usage from the wire message.
+
+        Args:
+            message: The device process's answer.
+        """
         return cls(
             allocations=message.allocations,
             bytes_in_use=message.bytes_in_use,

@@ -1,4 +1,4 @@
-"""Hearth for asyncio: the same client, whose waits are awaited.
+"""Hearth for asyncio: the same client, with coroutines for the calls that wait.
 
 >>> async def main():
 ...     async with hearth.aio.connect() as node:                 # or: node = await hearth.aio.connect()
@@ -8,39 +8,42 @@
 ...         print(await x.get())                                 # waits
 
 **One client.** Classes here are siblings of those of `hearth`: `aio.DeviceArray` and `hearth.DeviceArray` are both
-a `BaseArray`, and so on. Calls that do not wait are inherited from it, the same for both; those that wait have the same
-name and are coroutines. A property that would
-ask the daemon is a coroutine method (``await event.done()``, ``await f.num_regs()``, ``await mod.functions()``), and a
-block whose end waits is entered by ``async with`` (`graph`, `prepared`, `profile`, `trace`, groups, the node). Each
-request is sent, and its answer read, by code that both clients share (`hearth.session.reply.PendingResult`); only the
-wait between is this package's.
+subclasses of `BaseArray`, and so on. Calls that do not wait are inherited from the base class and are the same for
+both; calls that wait have the same name and are coroutines. A property that would send a request to the daemon is a
+coroutine method (``await event.done()``, ``await f.num_regs()``, ``await mod.functions()``), and a block whose end
+waits is entered by ``async with`` (`graph`, `prepared`, `profile`, `trace`, groups, the node). Both clients share the
+code that sends a request and reads its answer (`hearth.session.reply.PendingResult`); only the waiting is implemented
+in this package.
 
-**Waiting takes no thread.** An answer completes a future of the loop, which the receiving thread sets: the session
-has that thread anyway. So thousands may be awaited at once. Threads are used only where they are needed: to connect,
-attach and close; for calls about the node (`describe`, `status`, `publish`, `attach`, groups over daemons); arrays
-above the inline limit (1 MiB; reads of 512 KiB on, once there have been some), and dispatches with such. On the
-daemon's host those go by shared memory: a thread tells the device where they are, and copies them, and none waits for
-it. Elsewhere a thread carries each to its end. They are daemon threads, at most eighteen for a node
-(`hearth.aio.event_loop`), made when they are needed and gone 2 s later.
+**Waiting takes no thread.** An answer completes a future of the event loop. The thread that receives the session's
+answers, which exists anyway, sets the future, so thousands of answers may be awaited at once. Threads are used only
+for: connecting, attaching and closing; calls about the node (`describe`, `status`, `publish`, `attach`, groups over
+daemons); arrays above the inline limit (1 MiB; for reads 512 KiB, after some reads of that size); and dispatches with
+such arrays. On the daemon's host such arrays are transferred through shared memory: a thread tells the device where the
+bytes are, and copies them, and no thread waits for the transfer. On other hosts a thread carries out the whole
+transfer. The threads are daemon threads, at most eighteen for each node (`hearth.aio.event_loop`), started on demand
+and ended after being idle for 2 s.
 
-**Nothing holds the loop up.** Where a thread of the other client would wait in a plain call, here it does not: commands
-may be given before the device has been attached to; a large array is copied when the call returns, and travels in the
-background; a full queue takes four times what it takes of a thread, and then raises `QuotaExceededError` (QUEUE_FULL).
-One in pinned memory (`hearth.empty_pinned`) is not copied on the daemon's host: the device reads it in the order of the
-stream, and it is to stay as it is until that was synchronized with. So is one in this process's own GPU memory (CuPy,
-PyTorch), which a thread copies by way of the host. A program that submits without ever waiting for a result awaits
-``gpu.ready()`` now and then, as one awaits a stream writer's `drain`. After a `DeviceLostError` a plain call works at
-once, for the device is attached again behind it; but where durable arrays come back it raises `UnavailableError` until
-``await gpu.ready()``.
+**No call blocks the event loop.** Plain calls that would wait in a thread of the other client do not wait here.
+Commands may be submitted before the device is attached. A large array is copied when the call returns, and is
+transferred in the background. A full queue accepts four times the amount that it accepts from a thread, and then raises
+`QuotaExceededError` (QUEUE_FULL). On the daemon's host, an array in pinned memory (`hearth.empty_pinned`) is not
+copied: the device reads it in the order of the stream, and it must stay unchanged until the stream has been
+synchronized. The same applies to an array in this process's own GPU memory (CuPy, PyTorch), which a thread copies
+through the host. A program that submits work without ever waiting for a result should await ``gpu.ready()`` from time
+to time, like the `drain` of a stream writer. After a `DeviceLostError` a plain call works at once, because the device
+is attached again in the background; but while durable arrays are being restored, it raises `UnavailableError` until
+``await gpu.ready()`` has returned.
 
-**Cancelling** an await, by `asyncio.timeout` for one, leaves the session as it was: the work continues, its answer is
-dropped, and what failed before it is raised by the next `synchronize`, `get`, `flush` or end of a profile. Nothing
-writes to an array passed as `out`, or reads a dispatch's inputs, once the await has ended: if one is being copied at
-that moment, it ends with the copy. `publish` and other calls about the node, once begun, may be carried out all the
-same.
+**Cancelling** an await, for example by `asyncio.timeout`, leaves the session as it was: the work continues, its answer
+is dropped, and earlier failures are raised by the next `synchronize`, `get`, `flush` or end of a profile. After the
+await has ended, an array passed as `out` is not written to and the inputs of a dispatch are not read; if such an array
+is being copied at the moment of the cancellation, the await ends after that copy. `publish` and other calls about the
+node may take effect although they are cancelled, once they have started.
 
-A node belongs to the event loop that it was connected in; to await it in another one is an error (`UnsupportedError`).
-Plain calls may come from any thread, and wait there as those of `hearth` do. What kernels print is written by the loop.
+A node belongs to the event loop in which it was connected; awaiting its calls in another loop is an error
+(`UnsupportedError`). Plain calls may come from any thread; in a thread without an event loop they block like those of
+`hearth`. Text that kernels print is written by the event loop.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Arrays on a device, for asyncio: what reads them waits in the loop, what writes them does not wait."""
+"""Arrays on a device, for asyncio: calls that read an array are awaited, calls that write to it do not wait."""
 
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ if TYPE_CHECKING:
 
 
 _MIDDLING = 512 << 10
-"""Bytes of what is read from which on shared memory takes less time than a batch, though it takes two turns of other
-threads: half of it at 1 MiB (CPU)."""
+"""Size in bytes from which a read through shared memory takes less time than a read in a batch, although it needs two
+wake-ups of other threads: half the time at 1 MiB (CPU)."""
 
 
 class DeviceArray(BaseArray):
-    """The asyncio counterpart of `hearth.DeviceArray`: `get`, `item`, `publish`, `ipc` and the like are awaited."""
+    """The asyncio counterpart of `hearth.DeviceArray`: `get`, `item`, `publish`, `ipc` and similar calls are
+    awaited."""
 
     __slots__ = ()
 
@@ -60,20 +61,22 @@ class DeviceArray(BaseArray):
         timeout: float | None = None,
         progress: bool | Progress | None = None,
     ) -> np.ndarray[Any, Any]:
-        """Copies the array to host memory, after the work before it on `stream` and on the array.
+        """Copies the array to host memory, after the earlier work on `stream` and on the array.
 
-        Its place in the order of the stream is where it is first awaited. Cancelled or late, it leaves `out` as it is,
-        or filled if that had begun, and nothing writes to it afterwards.
+        The read takes its place in the order of the stream when the coroutine is first awaited. If the await is
+        cancelled or times out, `out` is either unchanged or, if copying had begun, filled; it is not written to
+        afterwards.
 
         Args:
             out: Host array of the same shape and dtype to fill; None: a new one.
             stream: Stream that orders the read; None: the current one.
-            blocking: False returns before `out` is filled, if it lies in pinned memory (`hearth.empty_pinned`) and is
-                C-contiguous: the device fills it in the order of the stream, and it must not be read before that was
-                synchronized with, which raises failures. Otherwise the contents are awaited all the same.
+            blocking: False returns before `out` is filled if `out` lies in pinned memory (`hearth.empty_pinned`) and is
+                C-contiguous: the device fills `out` in the order of the stream, and it must not be read before the
+                stream has been synchronized, which raises failures. In other cases the contents are awaited
+                nevertheless.
             timeout: Seconds to wait at most; None: no limit.
             progress: True for a bar on a terminal or in a notebook, or ``f(done, total)``, called with bytes in the
-                loop.
+                event loop.
 
         Returns:
             `out`, or the new array.
@@ -82,7 +85,8 @@ class DeviceArray(BaseArray):
             HearthError: Earlier work on the stream or the array failed.
             BufferLostError: The array was lost with its device process.
             DeviceLostError: The device was lost; raised once for each loss.
-            TimeoutError: The contents have not come in time.
+            TimeoutError: The contents have not arrived in time.
+            ArgumentError: `out` is read-only, or of another shape or dtype.
         """
         connection = self._connection
         await connection.opened()
@@ -104,20 +108,22 @@ class DeviceArray(BaseArray):
         timeout: float | None = None,
         progress: bool | Progress | None = None,
     ) -> int:
-        """Reads the bytes of the array, in C order, into a buffer. Cancelled or late, it leaves it as `get` does.
+        """Reads the bytes of the array, in C order, into a buffer. If the await is cancelled or times out, the same
+        applies to `buffer` as to `out` in `get`.
 
         Args:
-            buffer: A writable, contiguous buffer of that size, whatever the type of its elements.
+            buffer: A writable, contiguous buffer of `nbytes` bytes: a bytearray, `array.array`, memoryview, mmap or
+                NumPy array with elements of any type.
             stream: Stream that orders the read; None: the current one.
             timeout: Seconds to wait at most; None: no limit.
-            progress: True for a progress bar, or ``f(done, total)``, called with bytes in the loop.
+            progress: True for a progress bar, or ``f(done, total)``, called with bytes in the event loop.
 
         Returns:
             The number of bytes, as `io.RawIOBase.readinto` does.
 
         Raises:
-            DtypeError: `buffer` is no buffer.
-            ArgumentError: It is read-only, not contiguous, or of another size.
+            DtypeError: `buffer` has no buffer interface.
+            ArgumentError: `buffer` is read-only, not contiguous, or of another size.
             HearthError: An error that `get` raises.
         """
         data = dtypes.writable(buffer, self._nbytes)
@@ -138,7 +144,8 @@ class DeviceArray(BaseArray):
         timeout: float | None,
         progress: bool | Progress | None,
     ) -> None:
-        """Reads all bytes, into memory of the caller or memory that nothing else refers to."""
+        """Reads all bytes into `data`. `callers`: `data` is memory of the caller; otherwise nothing else refers to it.
+        Raises `TimeoutError` after `timeout` seconds."""
         connection, part = self._connection, host_copy.part_of(self, attachment, stream)
         report = progresses.reporter(progress, "download")
         if plan.inline(len(data), attachment.session.limits) and not _beside(connection, attachment, len(data)):
@@ -150,10 +157,10 @@ class DeviceArray(BaseArray):
             await transfers.download(
                 connection, cast("LoopAttachment", attachment), part, data, timeout, report, ours=not callers
             )
-        connection.raise_deferred()  # a copy that was sent before may have failed since: its answer has come
+        connection.raise_deferred()  # an earlier copy may have failed meanwhile, and its answer has arrived
 
     async def item(self, *index: SupportsIndex) -> Any:
-        """Reads one element, and no more than that, as a Python object.
+        """Reads one element as a Python object, and transfers only that element.
 
         Args:
             *index: A flat index, or one index for each axis; none: the only element.
@@ -163,7 +170,7 @@ class DeviceArray(BaseArray):
 
         Raises:
             ValueError: No index is given, and there are several elements; or the number of indices is neither one nor
-                that of the axes.
+                the number of axes.
             IndexError: The index is out of bounds.
             HearthError: An error that `get` raises.
         """
@@ -210,13 +217,15 @@ class DeviceArray(BaseArray):
         raise TypeError("an array of hearth.aio is not copied to the host without a word: use await x.get()")
 
     async def ipc(self) -> Exported:
-        """Maps the array's memory into this process, for CuPy, PyTorch and others: see `hearth.DeviceArray.ipc`.
+        """Maps the array's memory into this process, for CuPy, PyTorch and other libraries: see
+        `hearth.DeviceArray.ipc`.
 
         Returns:
-            The mapping. Cancelled, the call closes the one that was being made.
+            The mapped memory, which the caller closes. If the await is cancelled, the memory is unmapped.
 
         Raises:
-            UnsupportedError: This process cannot map it: it is on another host, has no CUDA, or does not see that GPU.
+            UnsupportedError: This process cannot map the memory: it runs on another host, has no CUDA, or does not see
+                that GPU.
             ArgumentError: The array is empty, attached, published or used by graphs.
             OutOfMemoryError: The device has no room for the memory that is shared.
             QuotaExceededError: A limit is exceeded.
@@ -228,7 +237,7 @@ class DeviceArray(BaseArray):
         return await self._connection.home.call(partial(ipc.export, self), undo=lambda exported: exported.close())
 
     async def publish(self, name: str, tenants: Sequence[str] = ()) -> None:
-        """Lets other sessions attach the array under a name, read-only, once the work before is done.
+        """Lets other sessions attach the array under a name, read-only, after the earlier work is done.
 
         Args:
             name: Name within this tenant.
@@ -248,7 +257,7 @@ class DeviceArray(BaseArray):
         blocking: bool,
         shared: bool,
     ) -> None:
-        if not in_loop():  # a plain call of another thread, which may wait
+        if not in_loop():  # a plain call from another thread, which may block
             router.write(self._connection, attachment, part, data, report, blocking=blocking, shared=shared)
             return
         if blocking:
@@ -264,7 +273,8 @@ class DeviceArray(BaseArray):
 
 
 def _beside(connection: LoopConnection, attachment: Attachment, size: int) -> bool:
-    """True if a read that fits a batch goes beside it: such reads are a habit, and memory may be shared."""
+    """Returns True if a read that would fit in a batch is to use shared memory instead: the connection has read such
+    sizes repeatedly, and memory can probably be shared with the device."""
     return plan.worth_a_ring(connection, size) and size >= _MIDDLING and registered.likely(connection, attachment)
 
 
@@ -297,10 +307,14 @@ class GlobalArray(DeviceArray):
         """Overwrites the variable with a host array, like `DeviceArray.set`.
 
         Args:
-            a: An array of the variable's shape and dtype; of any dtype and the same size if `get_global` was given no
-                dtype.
+            a: An array of the variable's shape and dtype; an array of any dtype and the same size if `get_global` was
+                given no dtype.
             stream: Stream that orders the write; None: the current one.
-            blocking: Must be False in the event loop, which cannot wait here.
+            blocking: Must be False in the event loop, which cannot wait in this call.
             progress: True for a progress bar, or ``f(done, total)``, called with bytes.
+
+        Raises:
+            ArgumentError: The size or shape differs, or `blocking` is True in the event loop.
+            DtypeError: The dtypes differ.
         """
         super().set(a if self._typed else as_bytes(self, a), stream, blocking=blocking, progress=progress)

@@ -1,4 +1,4 @@
-"""Objects that are entered by ``async with`` here, and by ``with`` in the other client."""
+"""Base class of objects that are entered by ``async with`` in `hearth.aio` and by ``with`` in `hearth`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import NoReturn
 
 
 class AsyncWith:
-    """Refuses ``with``, naming ``async with``."""
+    """Mix-in that makes ``with`` raise an error which names ``async with``."""
 
     def __enter__(self) -> NoReturn:
         raise TypeError(f"a {type(self).__name__} of hearth.aio is entered by `async with`")
 
     def __exit__(self, *_: object) -> None:
-        """Present because ``with`` checks for it before it enters."""
+        """Does nothing; present because ``with`` looks up this method before it calls ``__enter__``."""

@@ -1,7 +1,8 @@
-"""The connection to one device for an event loop: it never blocks where that of `hearth` does.
+"""The connection to one device for an event loop: its calls never block in the event loop.
 
-Commands may be submitted before the device is attached: a thread attaches, and they are sent afterwards. A call that
-cannot be served so (arrays that come back after a loss) raises an error that names the await to use.
+Commands may be submitted before the device is attached: a thread attaches it, and they are sent afterwards. A call that
+is impossible during that time (while arrays are restored after a loss) raises an error that names the coroutine to
+await.
 """
 
 from __future__ import annotations
@@ -28,19 +29,20 @@ if TYPE_CHECKING:
     from hearth.transport.base import Transport
 
 TIMES = 4
-"""Factor by which an event loop may queue more than a thread that would have to wait."""
+"""Factor by which an event loop may fill the queue beyond the limit at which a thread has to wait."""
 UPLOADS_SOFT = 256 << 20
 UPLOADS_HARD = 1 << 30
-"""Bytes of large arrays that are on their way: beyond the first `ready` waits, beyond the second a call raises."""
+"""Limits on the bytes of large arrays being uploaded: above `UPLOADS_SOFT`, `ready` waits; above `UPLOADS_HARD`, a call
+raises `QuotaExceededError`."""
 _POLL_S = 1e-3
 
 
 class LoopAttachment(Attachment):
-    """An attachment that takes commands from the event loop without blocking, also while it is being opened."""
+    """An attachment that accepts commands from the event loop without blocking, even before it is open."""
 
     _trying = False
     _failed: HearthError | None = None
-    """The error of the last attempt to open it."""
+    """The error of the last attempt to open the attachment."""
 
     def __init__(
         self,
@@ -54,14 +56,25 @@ class LoopAttachment(Attachment):
         self._opened = threading.Event()
 
     def wait_opened(self) -> None:
-        """Blocks until the device is attached; called in a thread. Raises the reason why it cannot be."""
+        """Blocks until the device is attached; not for the event loop's thread. Raises the error for which the device
+        cannot be attached."""
         self._opened.wait()
         if self.session.error is not None:
             raise self.session.error.again()
 
     def open_patiently(self, transport: Transport, token: str, device: int, lease: float, again: AttachBackoff) -> None:
-        """Attaches, with the retries of `BlockingConnection`; commands that were queued meanwhile stay. Raises the last
-        failure.
+        """Attaches, with the same retries as `BlockingConnection`; commands queued meanwhile are kept. Blocks; called
+        in a thread of the pool.
+
+        Args:
+            transport: Transport of the session.
+            token: Token of the session.
+            device: Ordinal of the device.
+            lease: Seconds for which a broken connection may be resumed.
+            again: Backoff that decides about further attempts.
+
+        Raises:
+            HearthError: The error of the last attempt.
         """
         session = self.session
         try:
@@ -82,7 +95,7 @@ class LoopAttachment(Attachment):
 
     def _try(self, execute: ExecuteStream, device: int, timeout: float) -> None:
         session = self.session
-        if session.error is not None:  # closed meanwhile
+        if session.error is not None:  # the connection was closed meanwhile
             raise session.error.again()
         self._failed, self._trying = None, True
         self.execute = execute
@@ -101,7 +114,11 @@ class LoopAttachment(Attachment):
             )  # fmt: skip
 
     def end(self, error: HearthError) -> None:
-        """Ends the attachment. While it is being opened, only a close ends it: there may be another attempt."""
+        """Ends the attachment. While it is being opened, only a close ends it, because further attempts may follow.
+
+        Args:
+            error: The reason, raised by later calls.
+        """
         if self._trying and not isinstance(error, ClosedError):
             with self._lock:
                 self._failed = error
@@ -118,12 +135,13 @@ class LoopAttachment(Attachment):
 
     @property
     def roomy(self) -> bool:
-        """True if a thread could submit without waiting."""
+        """True if a thread could submit a command without waiting."""
         return not self.queue.full or self.session.error is not None
 
 
 class LoopConnection(Connection):
-    """The connection to one device, for the loop of `home`; in other threads it blocks like `hearth`'s."""
+    """The connection to one device for the event loop of `home`; in other threads its calls block like those of
+    `hearth`."""
 
     def __init__(
         self, home: Home, transport: Transport, token: str, ordinal: int, limits: Limits, timeout: float, lease: float
@@ -131,10 +149,10 @@ class LoopConnection(Connection):
         super().__init__(transport, token, ordinal, limits, timeout, lease)
         self.home = home
         self.uploading = 0
-        """Bytes of large arrays that are on their way up."""
+        """Bytes of large arrays that are being uploaded."""
         self._opening: Work[None] | None = None
         self._last: LoopAttachment | None = None
-        """The attachment that is, or was, being opened."""
+        """The attachment that is being opened, or was opened last."""
 
     # ---- attachments ----
 
@@ -148,7 +166,7 @@ class LoopConnection(Connection):
             opening.result()
         attachment = self._attachment
         if attachment is not None and (attachment.alive or attachment is self._last):
-            return attachment  # where it has failed this moment, its use says so
+            return attachment  # if it has just failed, its use raises the error
         raise UnavailableError(
             f"device {self.ordinal} is being attached again, and arrays on it come back.",
             reason="DEVICE_UNAVAILABLE",
@@ -156,7 +174,7 @@ class LoopConnection(Connection):
         )
 
     def _begin(self) -> Work[None]:
-        """Starts to attach in another thread, unless that is under way."""
+        """Starts to attach in a thread of the pool, unless that is in progress. Returns the task."""
         if self.refusal is not None:
             raise self.refusal.again()
         with self._attaching:
@@ -166,12 +184,13 @@ class LoopConnection(Connection):
                 if under_way or (attachment is not None and attachment.alive):
                     return opening
             if attachment is not None and attachment.session.device_lost and self._space is not None:
-                self._space.lost = True  # as `_ended` will say in a moment
+                self._space.lost = True  # `_ended` is about to set this
             self._last = fresh = LoopAttachment(
                 self.limits, self._ended, self._deferred.keep, self.kernel_output, self._requests
             )
             if self._space is None or (self._space.lost and not self.durables.any()):
-                self._space = space = Space(0)  # nothing of another one is left: its generation can wait
+                # no array of an earlier space is left, so its generation may become known later
+                self._space = space = Space(0)
                 fresh.session.reverts = self.durables.any
                 fresh.adopt(space)
                 fresh.alive = True
@@ -181,7 +200,7 @@ class LoopConnection(Connection):
 
     def _ended(self, attachment: Attachment, error: HearthError, report: bool) -> None:
         if not attachment.session.generation and attachment.space is not None:
-            attachment.space.lost = True  # what was made in it never was
+            attachment.space.lost = True  # objects submitted in that space were never created
         super()._ended(attachment, error, report)
 
     def _open(self, fresh: LoopAttachment) -> None:
@@ -194,13 +213,13 @@ class LoopConnection(Connection):
             self.generation = space.generation = fresh.session.generation
             if self.recorder is not None:
                 self.recorder.attached(self, fresh)
-            for handle in fresh.session.durable:  # no array referred to them when it began
+            for handle in fresh.session.durable:  # no array referred to these handles when the attach began
                 space.deferred_frees.add("buffer", handle)
         if self.refusal is not None:
             fresh.end(self.refusal)
 
     async def opened(self) -> None:
-        """Returns when commands can be given. Raises as `attachment` does."""
+        """Returns when commands can be submitted. Raises the errors of `attachment`."""
         self.home.check()
         attachment = self._attachment
         if attachment is not None and attachment.alive:
@@ -212,33 +231,47 @@ class LoopConnection(Connection):
             opening.result()
 
     async def until_attached(self) -> None:
-        """Returns when the device is attached, so that its generation is known. Raises why it cannot be."""
+        """Returns when the device is attached and its generation is known. Raises the error for which it cannot be
+        attached."""
         self.home.check()
         opening = self._begin()
         await self.home.over(opening)
         opening.result()
 
     async def ready(self) -> None:
-        """Returns when the device is attached, the queue has room, and not too much is on its way up."""
+        """Returns when the device is attached, the queue has room, and at most `UPLOADS_SOFT` bytes are being
+        uploaded."""
         await self.until_attached()
         while self.uploading > UPLOADS_SOFT or not self._roomy():  # noqa: ASYNC110 - there is no notification of room
             await asyncio.sleep(_POLL_S)
-        await asyncio.sleep(0)  # a task that only submits lets others run
+        await asyncio.sleep(0)  # lets other tasks run even if the calling task only submits work
 
     def _roomy(self) -> bool:
         attachment = self._attachment
         return not isinstance(attachment, LoopAttachment) or attachment.roomy
 
-    # ---- large arrays on their way up ----
+    # ---- large arrays being uploaded ----
 
     def take_on(self, size: int) -> None:
-        """Counts `size` bytes that are to be uploaded. Raises `QuotaExceededError` where too many are already."""
+        """Counts bytes that are about to be uploaded.
+
+        Args:
+            size: Number of bytes.
+
+        Raises:
+            QuotaExceededError: More than `UPLOADS_HARD` bytes would be in transit. A single array of any size is
+                accepted.
+        """
         if self.uploading and self.uploading + size > UPLOADS_HARD:
             raise full(f"{self.uploading} bytes of arrays are on their way to the device")
         self.uploading += size
 
     def put_down(self, size: int) -> None:
-        """Counts `size` bytes as uploaded."""
+        """Counts bytes as uploaded. Safe from any thread.
+
+        Args:
+            size: Number of bytes, as given to `take_on`.
+        """
         self.home.later(partial(self._put_down, size))
 
     def _put_down(self, size: int) -> None:
@@ -246,7 +279,7 @@ class LoopConnection(Connection):
 
 
 def full(what: str) -> QuotaExceededError:
-    """The error of a call that would have to wait."""
+    """Builds the error of a call that would have to wait; `what` describes the full queue."""
     return QuotaExceededError(
         f"{what}, and an event loop cannot wait in this call.",
         reason="QUEUE_FULL",

@@ -1,4 +1,4 @@
-"""A device of a node, for asyncio."""
+"""Devices for asyncio: plain calls never wait, and calls that wait are coroutines."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 class Device(BaseDevice[DeviceArray, Stream]):
     """The asyncio counterpart of `hearth.Device`.
 
-    Arrays, modules, streams and launches are made by plain calls, as there, which never wait; calls that wait are
-    awaited. See `hearth.aio` for how much may be submitted, and `ready`.
+    Arrays, modules, streams and launches are made by plain calls, as in `hearth.Device`, but these never wait; calls
+    that wait are awaited. See `hearth.aio` for the amount of work that may be queued, and `ready`.
     """
 
     _connection: LoopConnection
@@ -49,24 +49,25 @@ class Device(BaseDevice[DeviceArray, Stream]):
         def node(self) -> Node: ...
 
     async def ready(self) -> None:
-        """Returns when plain calls succeed: the device is attached, also again after a loss, and its queue has room.
+        """Returns when plain calls succeed: the device is attached, also after a loss, and its queue has room.
 
-        To be awaited now and then by a program that submits much, as a stream writer's `drain`; and after a
-        `DeviceLostError`, before the next array.
+        To be awaited from time to time by a program that submits much work, like the `drain` of a stream writer; and
+        after a `DeviceLostError`, before the next array is made.
 
         Raises:
-            UnavailableError: The device is not there within the node's `timeout`.
+            UnavailableError: The device is not available within the node's `timeout`.
         """
         await self._connection.ready()
 
-    # ---- what is awaited ----
+    # ---- calls that are awaited ----
 
     async def state(self) -> str:
-        """Returns ``"starting"``, ``"serving"``, ``"lost"``, ``"fenced"`` or ``"stalled"``, from the daemon."""
+        """Returns ``"starting"``, ``"serving"``, ``"lost"``, ``"fenced"`` or ``"stalled"``. Sends one request to the
+        daemon."""
         return (await self._known()).state
 
     async def generation(self) -> int:
-        """Returns the number of processes that have served the device, from the daemon."""
+        """Returns the number of processes that have served the device. Sends one request to the daemon."""
         return (await self._known()).generation
 
     async def _known(self) -> DeviceInfo:
@@ -91,7 +92,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
 
     @telemetry.traced("hearth.flush")
     async def flush(self, stream: Stream | None = None, timeout: float | None = None) -> None:
-        """Returns when everything submitted before is handed to the device. Does not wait for the work itself.
+        """Returns when everything submitted before has been handed to the device. Does not wait for the work itself.
 
         Args:
             stream: Stream whose failures are reported; None: the current one.
@@ -99,23 +100,23 @@ class Device(BaseDevice[DeviceArray, Stream]):
 
         Raises:
             HearthError: A command of the stream failed.
-            TimeoutError: The commands are not handed over in time.
+            TimeoutError: The commands are not handed to the device in time.
         """
         await self._connection.opened()
         await self._connection.home.answer(self._flushing(stream), timeout)
 
     async def memory_usage(self) -> MemoryUsage:
-        """Returns the memory that this session holds on the device, and what is free."""
+        """Returns the memory that this session holds on the device, and the memory that is free."""
         await self._connection.opened()
         return await self._connection.home.asked(self._asking_usage())
 
     async def memory_cleanup(self) -> None:
-        """Returns unused memory of the pools to the device."""
+        """Returns unused memory of the memory pools to the device."""
         await self._connection.opened()
         await self._connection.home.answer(self._cleaning())
 
     async def prepare(self, launches: Iterable[Sequence[Any]]) -> Prepared:
-        """Checks launches together, to be run by one small command.
+        """Checks launches together, which one small command then runs. Returns when they are checked.
 
         Args:
             launches: For each launch ``(kernel, grid, block, args)`` or ``(kernel, grid, block, args, shared_mem)``.
@@ -125,7 +126,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
 
         Raises:
             LaunchError: Launches are invalid; the error lists everything that is wrong with them.
-            ArgumentError: An entry of `launches` is no such tuple.
+            ArgumentError: An entry of `launches` is not such a tuple.
         """
         from hearth.kernels.base_prepared import launch_all
 
@@ -135,9 +136,10 @@ class Device(BaseDevice[DeviceArray, Stream]):
 
     @telemetry.traced("hearth.publish", telemetry.of_name)
     async def publish(self, name: str, array: DeviceArray, tenants: Sequence[str] = ()) -> None:
-        """Lets other sessions attach an array under a name, once the work before is done; see `hearth.Device.publish`.
+        """Lets other sessions attach an array under a name, after the earlier work is done; see
+        `hearth.Device.publish`.
 
-        Cancelled, it may take effect all the same.
+        If the await is cancelled, the array may be published nevertheless.
 
         Args:
             name: Name within this tenant.
@@ -145,15 +147,15 @@ class Device(BaseDevice[DeviceArray, Stream]):
             tenants: Other tenants that may attach it; ``"*"``: all.
 
         Raises:
-            InvalidHandleError: The name is taken (``NAME_IN_USE``).
-            ArgumentError: The array cannot be published, or the name is no valid one.
-            UnsupportedError: The daemon does not publish arrays.
+            InvalidHandleError: The name is in use (``NAME_IN_USE``).
+            ArgumentError: The array cannot be published, e.g. because it is part of a buffer, or the name is invalid.
+            UnsupportedError: The daemon does not publish arrays, or the array belongs to another device or session.
         """
         await self._connection.opened()
         await self._connection.home.call(partial(self._publications.publish, name, array, tenants))
 
     async def unpublish(self, name: str) -> None:
-        """Ends a name of this tenant, whichever of its sessions published it. Attached arrays stay usable.
+        """Ends a publication under a name of this tenant, by any of its sessions. Attached arrays remain usable.
 
         Args:
             name: The published name.
@@ -167,7 +169,8 @@ class Device(BaseDevice[DeviceArray, Stream]):
     async def attach(
         self, name: str, tenant: str | None = None, *, shape: shapes.Shape | None = None, dtype: Any = None
     ) -> DeviceArray:
-        """Attaches a published array, read-only. Cancelled, it frees the array that was being attached.
+        """Attaches a published array, read-only. If the await is cancelled, an array that is attached nevertheless is
+        freed.
 
         Args:
             name: The published name.
@@ -179,15 +182,16 @@ class Device(BaseDevice[DeviceArray, Stream]):
             The array.
 
         Raises:
-            InvalidHandleError: There is no such name, or it is not for this tenant (``NOT_PUBLISHED``).
-            ArgumentError: The memory does not hold an array of that shape and dtype.
+            InvalidHandleError: There is no such name, or it is not published to this tenant (``NOT_PUBLISHED``).
+            ArgumentError: The memory does not have the size of an array of that shape and dtype.
+            BufferLostError: The device process was lost during the call.
         """
-        await self._connection.until_attached()  # whose generation the array is of
+        await self._connection.until_attached()  # the generation of the array is that of the attached process
         attach = partial(self._publications.attach, self, name, tenant, shape, dtype)
         return await self._connection.home.call(attach, undo=lambda array: array.free())
 
     async def published(self) -> list[PublishedArray]:
-        """Lists the arrays that this session may attach, its tenant's own first.
+        """Lists the arrays that this session may attach, beginning with those of the session's tenant.
 
         Returns:
             A description of each array.
@@ -214,8 +218,8 @@ class Device(BaseDevice[DeviceArray, Stream]):
     ) -> list[Array]:
         """Uploads the inputs, runs the kernel and returns the outputs, in the order of the arguments.
 
-        Inputs must stay unchanged until it returns. Where this is cancelled, the dispatch continues, without a report,
-        and leaves `out` as it is.
+        Inputs must stay unchanged until the await ends. If the await is cancelled, the dispatch continues, reports no
+        error, and leaves `out` unchanged.
 
         Args:
             function: The kernel.
@@ -230,7 +234,8 @@ class Device(BaseDevice[DeviceArray, Stream]):
             timeout: Seconds that the kernel may take, after which the device process is ended; None: the session's
                 limit.
             stream: Stream to run on; None: the current one.
-            out: For each output an array to fill, or None for a new one. Nothing is written before the kernel is done.
+            out: For each output an array to fill, or None for a new one. Arrays are written only after the kernel is
+                done.
 
         Returns:
             The outputs as host arrays.
@@ -238,7 +243,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
         Raises:
             LaunchError: The dispatch is invalid; the error lists everything that is wrong. Failures of earlier commands
                 are not reported here.
-            ArgumentError, DtypeError: An argument or an array of `out` does not fit.
+            ArgumentError, DtypeError: An argument or an array of `out` does not match.
         """
         from hearth.aio.dispatch import PendingDispatch
 
@@ -247,7 +252,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
         job = job_of(self, function, grid, block, (args, ins, outs, scalars), out, how)
         return await PendingDispatch(job, take=True)._run()
 
-    # ---- what is not ----
+    # ---- plain calls ----
 
     def dispatch_async(
         self,
@@ -273,26 +278,27 @@ class Device(BaseDevice[DeviceArray, Stream]):
             function: The kernel.
             grid: Blocks along each axis, as in a launch.
             block: Threads along each axis, as in a launch.
-            args: Arguments in the kernel's order.
+            args: Arguments in the kernel's order; see `dispatch`.
             ins: Instead of `args`: inputs.
             outs: Instead of `args`: outputs.
             scalars: Instead of `args`: values.
             shared_mem: Dynamic shared memory in bytes.
             iterations: Number of launches between the upload and the download.
-            timeout: Seconds that the kernel may take; None: the session's limit.
+            timeout: Seconds that the kernel may take, after which the device process is ended; None: the session's
+                limit.
             stream: Stream to run on; None: the current one.
-            out: For each output an array to fill, or None. They hold the outputs once `PendingDispatch.result` has
-                returned.
+            out: For each output an array to fill, or None for a new one. The arrays hold the outputs after
+                `PendingDispatch.result` has returned.
             timed: Measures the times on the device, for `PendingDispatch.timing`.
-            copy: False saves a copy of large inputs, which must then stay unchanged until the dispatch is done. By
-                default inputs may be changed once this returns.
+            copy: False avoids a copy of large inputs, which must then stay unchanged until the dispatch is done. By
+                default inputs may be changed as soon as this call returns.
 
         Returns:
             The pending dispatch.
 
         Raises:
-            LaunchError: The dispatch is invalid, as far as that can be seen here.
-            ArgumentError, DtypeError: An argument or an array of `out` does not fit.
+            LaunchError: The client has found the dispatch invalid. Other errors are raised by `PendingDispatch.result`.
+            ArgumentError, DtypeError: An argument or an array of `out` does not match.
         """
         from hearth.aio.dispatch import PendingDispatch
 
@@ -316,8 +322,8 @@ class Device(BaseDevice[DeviceArray, Stream]):
             path: Local file with the code.
             options: Options of the compiler, e.g. ``("-DN=4",)``.
             name_expressions: C++ names to instantiate, e.g. ``["scale<float>"]``.
-            headers: Texts of headers by the name in the source's ``#include``.
-            **unsupported: Further keywords of CuPy's, accepted with their defaults.
+            headers: Texts of headers, by their names in the source's ``#include``.
+            **unsupported: Further keywords of CuPy's `RawModule`, accepted with their default values only.
 
         Returns:
             The module. Errors of the compiler are raised by `RawModule.compile`, or by the first call that waits for a
@@ -327,7 +333,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
             ArgumentError: Neither or both of `code` and `path` are given, or the code is larger than the daemon
                 accepts.
             DtypeError: `code` or `options` has a wrong type.
-            UnsupportedError: A keyword of CuPy's asks for something that Hearth does not do.
+            UnsupportedError: A keyword of CuPy's asks for a feature that Hearth does not have.
         """
         return RawModule(
             self,
@@ -340,10 +346,10 @@ class Device(BaseDevice[DeviceArray, Stream]):
         )
 
     def stream(self, priority: int = 0) -> Stream:
-        """Makes a stream. ``with`` makes it the current one of the task.
+        """Makes a stream. A ``with`` block makes it the current stream of the task.
 
         Args:
-            priority: CUDA's stream priority: lower numbers are more urgent; 0 is the default.
+            priority: CUDA stream priority: lower numbers are more urgent; 0 is the default.
 
         Returns:
             The new stream.
@@ -357,10 +363,13 @@ class Device(BaseDevice[DeviceArray, Stream]):
             code: CUDA C++ source, PTX, CUBIN or fatbin.
             name: Name of the kernel in the code.
             options: Options of the compiler.
-            **unsupported: Further keywords of CuPy's; see `RawModule`.
+            **unsupported: Further keywords of CuPy's `RawKernel`; see `RawModule`.
 
         Returns:
             The kernel.
+
+        Raises:
+            HearthError: An error that `RawModule` raises.
         """
         return self.RawModule(code, options=options, **unsupported).get_function(name)
 
@@ -373,46 +382,50 @@ class Device(BaseDevice[DeviceArray, Stream]):
         return Event(self._connection)
 
     def graph(self) -> Graph:
-        """Makes a graph: ``async with gpu.graph() as g:`` records the block; then ``g.launch(n)``.
+        """Makes a graph: an ``async with gpu.graph() as g:`` block records launches, copies and fills; ``g.launch(n)``
+        then runs them.
 
         Returns:
-            The graph, to be entered.
+            The graph, to be entered by ``async with``.
         """
         from hearth.aio.graph import Graph
 
         return Graph(self._connection)
 
     def prepared(self) -> Prepared:
-        """Makes a list: ``async with gpu.prepared() as p:`` collects launches; then ``p.launch(n)``.
+        """Makes prepared launches: an ``async with gpu.prepared() as p:`` block collects and checks them;
+        ``p.launch(n)`` then runs them.
 
         Returns:
-            The list, to be entered.
+            The prepared launches, to be entered by ``async with``.
         """
         from hearth.aio.graph import Prepared
 
         return Prepared(self._connection)
 
     def profile(self, stream: Stream | None = None) -> Profile:
-        """Measures the time of the work of an ``async with`` block.
+        """Measures the time that the work of an ``async with`` block takes. The end of the block waits until the work
+        is done.
 
         Args:
             stream: Stream whose work is measured; None: the current one.
 
         Returns:
-            The profile, to be entered; its times are there after the block.
+            The profile, to be entered by ``async with``; its times are available after the block.
         """
         from hearth.aio.profile import Profile
 
         return Profile(self._connection, stream)
 
     def trace(self, max_events: int | None = None) -> Trace:
-        """Records every command of an ``async with`` block, of all streams.
+        """Records every command during an ``async with`` block, on all streams. The end of the block waits until the
+        work is done.
 
         Args:
-            max_events: Number of commands after which further ones are dropped; None: the daemon's default.
+            max_events: Number of commands after which further ones are not recorded; None: the daemon's default.
 
         Returns:
-            The trace, to be entered; its events are there after the block.
+            The trace, to be entered by ``async with``; its events are available after the block.
 
         Raises:
             ArgumentError: `max_events` is not between 1 and 2**32 - 1.
@@ -425,7 +438,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
         from hearth.arrays.asarray import copied, local_gpu
         from hearth.transport.memory_segments import address_of
 
-        if not in_loop():  # a plain call of another thread, which may wait
+        if not in_loop():  # a plain call from another thread, which may block
             return copied(obj, found, self, stream)
         here = local_gpu(obj, self)
         fresh = allocate(self, found.shape, shapes.dtype_of(found.dtype), stream)
@@ -437,7 +450,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
                 here.copy(address_of(into), found.address, len(into), found.stream)
                 del keep[:]
 
-            keep = [obj]  # until it was read
+            keep = [obj]  # keeps the source alive until it has been read
             transfers.upload_read(self._connection, cast("LoopAttachment", attachment), part, fresh.nbytes, read)
         return fresh
 

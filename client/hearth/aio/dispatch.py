@@ -1,4 +1,4 @@
-"""A dispatch in flight, for asyncio."""
+"""A dispatch in progress, for asyncio."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class PendingDispatch(BasePendingDispatch):
-    """The asyncio counterpart of `hearth.PendingDispatch`: `result` is awaited, by any number of tasks. Cancelling that
-    does not cancel the dispatch.
-    """
+    """The asyncio counterpart of `hearth.PendingDispatch`: any number of tasks may await `result`. Cancelling such an
+    await does not cancel the dispatch."""
 
     def __init__(self, job: Job, *, take: bool = False) -> None:
-        """`take`: its large inputs are the caller's, and are copied by a thread."""
+        """Starts the transfers of the dispatch. `take`: its large inputs still lie in the caller's memory, and a thread
+        copies them."""
         self._home = cast("LoopConnection", job.connection).home
         self._over: asyncio.Task[None] | None = None
         self._take = take
@@ -45,6 +45,9 @@ class PendingDispatch(BasePendingDispatch):
         Args:
             timeout: Seconds to wait at most; None: no limit.
 
+        Returns:
+            The outputs as host arrays.
+
         Raises:
             HearthError: The dispatch failed; raised by every call.
             TimeoutError: The dispatch is still pending; it continues.
@@ -53,7 +56,7 @@ class PendingDispatch(BasePendingDispatch):
         return self._finish(0)
 
     async def _settled(self, timeout: float | None) -> None:
-        """Returns when the dispatch has ended. Raises `TimeoutError`."""
+        """Returns when the dispatch has ended. Raises `TimeoutError` after `timeout` seconds."""
         self._home.check()
         if self._over is None:
             ending = self._home.over(self._carrier) if isinstance(self._carrier, Work) else None
@@ -67,9 +70,8 @@ class PendingDispatch(BasePendingDispatch):
             )
 
     async def _run(self) -> list[np.ndarray[Any, Any]]:
-        """Returns the result. Where this is cancelled, the dispatch continues, and leaves the arrays that it was given
-        as they are.
-        """
+        """Returns the result. If the await is cancelled, the dispatch continues, but no longer reads or writes the
+        caller's arrays."""
         try:
             return await self.result()
         except BaseException as error:
@@ -80,14 +82,15 @@ class PendingDispatch(BasePendingDispatch):
 
 
 class _Carrying:
-    """Carries the bytes of one dispatch.
+    """Transfers the bytes of one dispatch.
 
-    A thread tells the device where bytes in shared memory are, and copies the outputs once the dispatch is answered;
-    none waits in between. Other bytes are carried by that thread.
+    If memory is shared, a thread tells the device where the bytes are, and another copies the outputs after the
+    dispatch is answered; no thread waits in between. Otherwise one thread carries out all transfers.
     """
 
     def __init__(self, home: Home, job: Job, taken: Work[None] | None) -> None:
-        """`taken`: what copies its inputs, in another thread."""
+        """Prepares the transfer. `taken` is the task that copies the inputs in another thread; None: no copy is
+        needed."""
         self.over: Work[None] = Work(lambda: None)
         self._home = home
         self._job = job
@@ -96,7 +99,7 @@ class _Carrying:
         self._listens = False
 
     def begin(self) -> None:
-        """Begins; called in a thread."""
+        """Starts the transfer; called in a thread of the pool, which may block."""
         job = self._job
         try:
             if self._taken is not None:
@@ -106,7 +109,7 @@ class _Carrying:
                 self._listens = True
                 job.reply.listen(self._answered)
                 return
-        except BaseException as error:  # MemoryError, of a copy
+        except BaseException as error:  # e.g. MemoryError of a copy
             if not isinstance(error, HearthError):
                 error = HearthError(f"the dispatch was given up: {error!r}.", reason="CANCELLED", fix="try again.")
             job.fail(error)
@@ -116,7 +119,7 @@ class _Carrying:
         self._carry()
 
     def _answered(self) -> None:
-        """Called by the receiving thread, perhaps twice."""
+        """Has a thread finish the transfer. Called by the receiving thread, possibly twice."""
         with self._lock:
             first, self._listens = self._listens, False
         if first:

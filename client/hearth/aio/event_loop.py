@@ -1,4 +1,4 @@
-"""The event loop that a node belongs to: it is woken for answers, and has threads that work for it."""
+"""The event loop that a node belongs to: wakes tasks for answers, and runs blocking work in threads."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ OPENINGS = 2
 UPLOADS = 4
 DOWNLOADS = 4
 DISPATCHES = 4
-"""Threads of one node, at most, for each of these."""
+"""Maximum number of threads of one node for each kind of work."""
 
 
 def in_loop() -> bool:
-    """True if this thread runs an event loop, so that it must not block here."""
+    """Returns True if this thread runs an event loop, and therefore must not block."""
     return asyncio._get_running_loop() is not None
 
 
 class Home:
-    """The event loop of one node, and its threads. Functions that are no coroutines are safe from any thread."""
+    """The event loop of one node, and its threads. Methods that are not coroutines may be called from any thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -46,7 +46,7 @@ class Home:
         self._called = False
 
     def check(self) -> None:
-        """Raises `UnsupportedError` in another event loop."""
+        """Raises `UnsupportedError` if called in another event loop."""
         running = asyncio._get_running_loop()
         if running is not self.loop and running is not None:
             raise UnsupportedError(
@@ -58,7 +58,19 @@ class Home:
     # ---- answers ----
 
     async def answer(self, reply: Reply, timeout: float | None = None) -> commands_pb2.Result:
-        """Returns the answer, as `Reply.wait` does. Where this is cancelled, the reply is abandoned."""
+        """Returns the answer to a command, as `Reply.wait` does. If the await is cancelled, the reply is abandoned.
+
+        Args:
+            reply: The reply to wait for.
+            timeout: Seconds to wait at most; None: no limit.
+
+        Returns:
+            The result that the device sent.
+
+        Raises:
+            TimeoutError: The answer has not arrived in time.
+            HearthError: The command failed.
+        """
         try:
             await self.answered(reply, timeout)
         except BaseException:
@@ -69,12 +81,33 @@ class Home:
         return reply.wait()
 
     async def asked(self, asked: PendingResult[T], timeout: float | None = None) -> T:
-        """Returns the result of a request."""
+        """Returns the result of a request. If the await is cancelled, the reply is abandoned.
+
+        Args:
+            asked: The request that was sent.
+            timeout: Seconds to wait at most; None: no limit.
+
+        Returns:
+            The result, converted as the request says.
+
+        Raises:
+            TimeoutError: The answer has not arrived in time.
+            HearthError: The request failed.
+        """
         await self.answer(asked.reply, timeout)
         return asked.wait()
 
     async def answers(self, replies: Sequence[Reply], timeout: float | None = None) -> None:
-        """Waits for all replies, like `wait_for_all`."""
+        """Waits for all replies, like `wait_for_all`. If the await is cancelled, the replies are abandoned.
+
+        Args:
+            replies: The replies to wait for.
+            timeout: Seconds to wait at most for all of them; None: no limit.
+
+        Raises:
+            TimeoutError: An answer has not arrived in time.
+            HearthError: The error of the first command that failed.
+        """
         deadline = None if timeout is None else self.loop.time() + timeout
         try:
             for reply in replies:
@@ -89,7 +122,16 @@ class Home:
             raise late[0]
 
     async def answered(self, reply: Reply, timeout: float | None = None) -> None:
-        """Returns when the answer is there, or after `timeout` seconds. One at a time for one reply."""
+        """Returns when the answer has arrived or `timeout` seconds have passed. Only one task may wait for a reply at a
+        time.
+
+        Args:
+            reply: The reply to wait for.
+            timeout: Seconds to wait at most; None: no limit.
+
+        Raises:
+            UnsupportedError: The node belongs to another event loop.
+        """
         self.check()
         if reply.answered:
             return
@@ -107,8 +149,18 @@ class Home:
     # ---- threads ----
 
     async def call(self, work: Callable[[], T], *, undo: Callable[[T], object] | None = None) -> T:
-        """Has a thread do some work, and returns its result. Where this is cancelled, work that has not begun is not
-        done; work that has begun continues, and `undo` gets its result.
+        """Runs a function in a thread and returns its result. If the await is cancelled, work that has not started is
+        not run; work that has started continues.
+
+        Args:
+            work: The function; it may block.
+            undo: Called in a thread with the result of work that completes after the await was cancelled.
+
+        Returns:
+            The result of `work`.
+
+        Raises:
+            UnsupportedError: The node belongs to another event loop.
         """
         self.check()
         given = self.calls.run(work)
@@ -121,7 +173,15 @@ class Home:
         return given.result()
 
     async def over(self, work: Work[Any], timeout: float | None = None) -> None:
-        """Returns when the work has ended, or after `timeout` seconds. Several tasks may wait for the same work."""
+        """Returns when the work has ended or `timeout` seconds have passed. Several tasks may wait for the same work.
+
+        Args:
+            work: The work of a thread.
+            timeout: Seconds to wait at most; None: no limit.
+
+        Raises:
+            UnsupportedError: The node belongs to another event loop.
+        """
         self.check()
         if work.done():
             return
@@ -131,10 +191,14 @@ class Home:
             await came
 
     async def outlast(self, work: Work[Any], error: BaseException) -> None:
-        """Waits until a thread has left the memory of the task that is to get `error`, even if that task is cancelled
-        before: the end of one copy, no more.
+        """Waits until a thread no longer uses the memory of the calling task, even if the task is cancelled meanwhile.
+        The wait is short: until the end of one copy.
+
+        Args:
+            work: The work of the thread.
+            error: The exception that the task is about to raise; for `GeneratorExit` the wait blocks the loop.
         """
-        if isinstance(error, GeneratorExit):  # the coroutine is not run any more
+        if isinstance(error, GeneratorExit):  # the coroutine cannot be resumed any more
             work.join()
         while not work.done():
             try:
@@ -146,15 +210,19 @@ class Home:
                 continue
 
     def later(self, work: Callable[[], object]) -> None:
-        """Has the loop do some work, while it runs."""
-        with contextlib.suppress(RuntimeError):  # it is closed: no task waits there
+        """Has the event loop call a function; does nothing if the loop is closed.
+
+        Args:
+            work: The function.
+        """
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits there
             self.loop.call_soon_threadsafe(work)
 
-    # ---- inside ----
+    # ---- internals ----
 
     @contextlib.contextmanager
     def _waking(self, came: asyncio.Future[None], timeout: float | None) -> Iterator[None]:
-        """Wakes the task that waits for the future after `timeout` seconds, unless the block has ended before."""
+        """Wakes the task that waits for the future after `timeout` seconds, unless the block ends earlier."""
         late = None if timeout is None else self.loop.call_later(timeout, _wake, came)
         try:
             yield
@@ -167,14 +235,15 @@ class Home:
             self.calls.run(partial(undo, work.result()))
 
     def _post(self, came: asyncio.Future[None]) -> None:
-        """Wakes the task that waits for the future: all that come at about the same time by one call."""
+        """Wakes the task that waits for the future. Futures completed at about the same time are delivered by one call
+        into the loop."""
         self._came.append(came)
         if not self._called:
             self._called = True
             self.later(self._deliver)
 
     def _deliver(self) -> None:
-        self._called = False  # before: what comes now calls again
+        self._called = False  # reset first, so that a future posted from now on schedules another call
         while self._came:
             _wake(self._came.popleft())
 

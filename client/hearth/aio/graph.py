@@ -1,4 +1,4 @@
-"""Graphs and prepared lists, for asyncio: the end of ``async with`` is awaited, launches do not wait."""
+"""Graphs and prepared launches, for asyncio: the end of ``async with`` is awaited, launches do not wait."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class _Recording(AsyncWith, Program):
-    """The ``async with`` block of graphs and prepared lists, whose end is awaited."""
+    """The ``async with`` block of graphs and prepared launches, whose end waits until the daemon has answered."""
 
     _connection: LoopConnection
     _stream_type = Stream

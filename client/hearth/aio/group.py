@@ -24,16 +24,17 @@ if TYPE_CHECKING:
 class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
     """A `hearth.Group` for asyncio: operations are plain calls, sent one way.
 
-    ``Group(node.devices)`` of one session can be used at once. One over several sessions is formed where it is awaited
-    or entered: ``group = await Group([a.device(0), b.device(0)])`` or ``async with Group(...) as group:``. Before two
-    of its ranks on different daemons send to each other outside of a batch, ``await group.pair(rank, peer)``.
+    A group of one session's devices, ``Group(node.devices)``, can be used at once. A group over several sessions is
+    formed when it is awaited or entered: ``group = await Group([a.device(0), b.device(0)])`` or ``async with Group(...)
+    as group:``. Before two of its ranks on different daemons send to each other outside of a batch, call ``await
+    group.pair(rank, peer)``.
 
     Args:
         devices: Devices of one or several sessions of `hearth.aio`, in rank order.
         timeout: Seconds for forming a group over several sessions; None: 30.
 
     Raises:
-        ArgumentError: There are no devices, or one is named twice, or `timeout` is not above 0.
+        ArgumentError: There are no devices, a device is named twice, or `timeout` is not above 0.
         DtypeError: A member is no device of `hearth.aio`.
         HearthError: When awaited, an error that `hearth.Group` raises.
     """
@@ -57,7 +58,7 @@ class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
     def _form_all(self) -> None:
         self._unformed = True
 
-    # ---- what is awaited ----
+    # ---- calls that are awaited ----
 
     def __await__(self) -> Generator[Any, None, Self]:
         return self._formed_now().__await__()
@@ -70,7 +71,8 @@ class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
         return self
 
     async def pair(self, rank: int, peer: int) -> None:
-        """Prepares two ranks on different daemons to send to each other outside of a batch; once is enough.
+        """Prepares two ranks on different daemons to send to each other outside of a batch. One call for each pair is
+        enough.
 
         Ranks of one session need no preparation.
 
@@ -87,20 +89,25 @@ class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
             await self._home.call(partial(super()._pair, rank, peer))
 
     async def subgroup(self, ranks: Iterable[int]) -> Group:
-        """Makes a group of some of the devices, formed when this returns.
+        """Makes a group of some of the devices. Returns when the group is formed.
 
         Args:
-            ranks: Ranks of this group, in the order of the new one.
+            ranks: Ranks of this group, in the order of the new group.
 
         Returns:
-            The new group; this one stays usable.
+            The new group; this group remains usable.
+
+        Raises:
+            ArgumentError: A rank is not in this group, or is named twice.
+            ClosedError: The group is closed.
         """
         return await Group(self._chosen(ranks), timeout=self._timeout)
 
     async def rebuild(self, without: Iterable[Named] | Named = ()) -> Group:
-        """Makes the group anew without lost members, in the same order, and closes this one.
+        """Makes a new group without lost members, in the same order, and closes this one.
 
-        To be called after a `CommunicatorError`. No request is sent to a node that is named, so that it may be gone.
+        To be called after a `CommunicatorError`. No request is sent to the nodes in `without`, so they may be
+        unreachable.
 
         Args:
             without: Members to leave out: ranks, devices or whole nodes.
@@ -109,7 +116,7 @@ class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
             The new group.
 
         Raises:
-            HearthError: An error that `Group` raises; this group stays as it is.
+            HearthError: An error that the `Group` constructor raises; this group then stays as it is.
         """
         fresh = await Group(self._left(without), timeout=self._timeout)
         await self.close()
@@ -120,7 +127,8 @@ class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
         return await self._home.call(self._flight_records)
 
     async def close(self) -> None:
-        """Closes the group: see `hearth.Group.close`. Where this is cancelled, it continues in the background."""
+        """Closes the group: see `hearth.Group.close`. If the await is cancelled, the close continues in the
+        background."""
         self._home.check()
         closing = self._home.calls.run(self._close)
         await self._home.over(closing)
@@ -134,7 +142,7 @@ class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
     ) -> None:
         await self.close()
 
-    # ---- inside ----
+    # ---- internals ----
 
     def __repr__(self) -> str:
         if self._unformed:

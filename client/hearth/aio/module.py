@@ -24,11 +24,11 @@ class Function(BaseFunction):
     _connection: LoopConnection
 
     async def attributes(self) -> dict[str, int]:
-        """Returns registers, shared, local and constant memory and the largest block, by name."""
+        """Returns registers, shared, local and constant memory, and the largest block, by CuPy's name."""
         return {name: await getattr(self, name)() for name in ATTRIBUTES}
 
     async def num_regs(self) -> int:
-        """Returns the registers of a thread; 0 where the backend has none."""
+        """Returns the registers per thread; 0 if the backend has no registers."""
         return (await self._describe()).registers
 
     async def shared_size_bytes(self) -> int:
@@ -44,11 +44,11 @@ class Function(BaseFunction):
         return (await self._describe()).constant_bytes
 
     async def max_threads_per_block(self) -> int:
-        """Returns the largest block that the kernel's registers allow, in threads."""
+        """Returns the number of threads of the largest block that the kernel's use of registers allows."""
         return (await self._describe()).max_threads_per_block
 
     async def max_dynamic_shared_size_bytes(self) -> int:
-        """Returns the most dynamic shared memory that a launch may ask for, in bytes."""
+        """Returns the maximum dynamic shared memory of a launch, in bytes."""
         return (await self._describe()).max_dynamic_shared_bytes
 
     async def parameters(self) -> list[tuple[int, int]]:
@@ -56,18 +56,18 @@ class Function(BaseFunction):
         return [(parameter.offset, parameter.size) for parameter in (await self._describe()).parameters]
 
     async def occupancy(self, block: Any, shared_mem: int = 0, *, cluster: Any = None) -> Occupancy:
-        """Computes the number of blocks of the kernel that the device holds at once, once it is compiled.
+        """Computes the number of blocks of the kernel that the device can run at the same time. Waits for the compile.
 
         Args:
-            block: Threads of a block along each axis: an int or one to three.
+            block: Threads of a block along each axis: an int or a tuple of one to three.
             shared_mem: Dynamic shared memory of a block in bytes.
             cluster: Blocks of a cluster along each axis; None: no clusters.
 
         Returns:
-            Blocks on a multiprocessor, multiprocessors, and further limits.
+            Blocks on a multiprocessor, number of multiprocessors, and further limits.
 
         Raises:
-            LaunchError: Such a block can never run.
+            LaunchError: No multiprocessor can run such a block.
         """
         await self._connection.opened()
         return await self._connection.home.asked(self._occupying(block, shared_mem, cluster))
@@ -92,12 +92,13 @@ class RawModule(BaseModule[Function, GlobalArray]):
         """Returns when the module is compiled and loaded.
 
         Args:
-            log_stream: Text file that the compiler's messages are written to.
+            log_stream: Text file to which the compiler's messages are written.
             timeout: Seconds to wait at most; None: no limit.
 
         Raises:
             CompileError: The code does not compile.
-            QuotaExceededError: A kernel that does not end kept the module from being loaded; a later call tries again.
+            QuotaExceededError: The module was not loaded because a running kernel did not end; a later call tries
+                again.
             TimeoutError: The compile is not done in time; it continues.
         """
         await self._connection.opened()
@@ -105,26 +106,29 @@ class RawModule(BaseModule[Function, GlobalArray]):
             log.append((await self._connection.home.asked(self._describing(), timeout)).log)
 
     async def functions(self) -> list[str]:
-        """Returns the names of the kernels of the module, once it is compiled."""
+        """Returns the names of the kernels of the module. Waits until the module is compiled."""
         await self._connection.opened()
         return list((await self._connection.home.asked(self._describing())).functions)
 
     async def globals(self) -> list[str]:
-        """Returns the names of the variables of the module, once it is compiled."""
+        """Returns the names of the variables of the module. Waits until the module is compiled."""
         await self._connection.opened()
         return list((await self._connection.home.asked(self._describing())).globals)
 
     async def get_global(self, name: str, dtype: Any = None, shape: shapes.Shape | None = None) -> GlobalArray:
-        """Returns a ``__constant__`` or ``__device__`` variable as an array, once the module is compiled.
+        """Returns a ``__constant__`` or ``__device__`` variable as an array. Waits until the module is compiled.
 
         Args:
             name: Name of the variable in the code.
             dtype: Type of its elements; None: bytes, which can be set from any array of the same size.
             shape: Elements along each axis; None: one axis of all elements.
 
+        Returns:
+            The variable's memory as an array.
+
         Raises:
             InvalidHandleError: There is no such variable.
-            ArgumentError: `dtype` and `shape` do not make its size.
+            ArgumentError: An array of `dtype` and `shape` does not have the variable's size.
         """
         await self._connection.opened()
         return await self._connection.home.asked(self._finding(name, dtype, shape))

@@ -45,30 +45,31 @@ def connect(
     wait_for_ready: bool = False,
 ) -> Connecting:
     """Opens a session on a node's daemon: ``async with hearth.aio.connect(...) as node:``, or ``node = await
-    hearth.aio.connect(...)`` and ``await node.close()``.
+    hearth.aio.connect(...)`` and later ``await node.close()``.
 
-    The node belongs to the event loop that this is awaited in. Cancelled, it leaves no session behind: one that was
-    being opened is closed as soon as it is there.
+    The node belongs to the event loop in which the result is awaited. If the await is cancelled, no session remains: a
+    session that was being opened is closed as soon as it is open.
 
     Args:
         target: Address of the daemon; see `hearth.connect`.
-        timeout: Seconds for the connect, and later for a device that comes back after a loss.
+        timeout: Seconds for the connect, and later for the restart of a device after a loss.
         name: Name of the session in the daemon's logs.
-        token: Token of the caller.
-        ca: PEM file with the authority of the daemon's certificate.
-        certificate: PEM file with the caller's certificate.
-        key: PEM file with the key of `certificate`.
+        token: Token of the caller; None: see `hearth.connect`.
+        ca: PEM file with the authority of the daemon's certificate; None: see `hearth.connect`.
+        certificate: PEM file with the caller's certificate, for TLS; None: HEARTH_CERTIFICATE.
+        key: PEM file with the key of `certificate`; None: HEARTH_KEY.
         insecure: Allows a token to be sent to another host without TLS.
-        isolation: ``"dedicated"`` asks for device processes that no other session shares.
-        launch_timeout: Seconds that a launch may take that has no timeout; 0: the daemon's default.
-        lanes: Uses direct connections to the device processes where the daemon offers them.
-        wait_for_ready: Tries again for `timeout` seconds while no daemon is ready.
+        isolation: ``"dedicated"`` asks for device processes that no other session shares; None: as configured.
+        launch_timeout: Time limit in seconds of launches that have no timeout; 0: the daemon's default.
+        lanes: Uses direct connections to the device processes if the daemon offers them.
+        wait_for_ready: Tries again for `timeout` seconds in total while no daemon is ready. By default the first
+            failure is raised at once.
 
     Returns:
-        The opening session, to be awaited or entered.
+        The session being opened, to be awaited or entered by ``async with``.
 
     Raises:
-        HearthError: When awaited, as `hearth.connect`.
+        HearthError: When awaited, an error that `hearth.connect` raises.
     """
     return Connecting(
         partial(
@@ -109,7 +110,7 @@ class Connecting:
 def _make_connection(
     home: Home, transport: Transport, token: str, ordinal: int, limits: Limits, timeout: float, lease: float
 ) -> Connection:
-    from hearth.aio.connection import LoopConnection  # when the daemon has been asked
+    from hearth.aio.connection import LoopConnection  # imported while the daemon answers
 
     return LoopConnection(home, transport, token, ordinal, limits, timeout, lease)
 
@@ -120,10 +121,11 @@ def _import_parts() -> None:
 
 
 class Node(AsyncWith, BaseNode["Device"]):
-    """The asyncio counterpart of `hearth.Node`, for the event loop that it was made in: requests to the daemon are
+    """The asyncio counterpart of `hearth.Node`, for the event loop in which it was made: requests to the daemon are
     awaited.
 
-    Closed by `close`, at the end of ``async with``, when collected, or when Python exits.
+    The session is closed by `close`, at the end of ``async with``, when the object is garbage-collected, or when Python
+    exits.
     """
 
     def __init__(self, home: Home, session: NodeSession) -> None:
@@ -136,8 +138,13 @@ class Node(AsyncWith, BaseNode["Device"]):
         Args:
             ordinal: Number of the device on the node, from 0.
 
+        Returns:
+            The device; the same object for every call while the program keeps a reference to it.
+
         Raises:
             ArgumentError: The node has no device of that number.
+            ClosedError: The node is closed.
+            UnsupportedError: The node belongs to another event loop.
         """
         self._home.check()
         return super().device(ordinal)
@@ -152,7 +159,7 @@ class Node(AsyncWith, BaseNode["Device"]):
         """Returns when all work of this session is done, on all its devices at once.
 
         Args:
-            timeout: Seconds to wait at most, for the answers of the devices; None: no limit.
+            timeout: Seconds to wait at most for the answers of the devices; None: no limit.
 
         Raises:
             HearthError: The first failure on the first device that has one, as by `Device.synchronize`. Failures on
@@ -174,10 +181,10 @@ class Node(AsyncWith, BaseNode["Device"]):
         return await self._home.call(self._describe)
 
     async def sessions(self) -> list[SessionInfo]:
-        """Lists the sessions on the node that this one may see.
+        """Lists the sessions on the node that this session may see.
 
         Returns:
-            The sessions: those of the caller's tenant, or with the right to observe or administer, all.
+            The sessions of the caller's tenant; all sessions if the caller has the right to observe or administer.
         """
         return await self._home.call(self._list_sessions)
 
@@ -186,26 +193,26 @@ class Node(AsyncWith, BaseNode["Device"]):
         return await self._home.call(self._fetch_status)
 
     async def end_session(self, session_id: str) -> list[int]:
-        """Ends a session of the caller's tenant, or, with the right to administer, of any tenant.
+        """Ends a session of the caller's tenant; with the right to administer, a session of any tenant.
 
         Args:
             session_id: Public id of the session, as `sessions` lists it.
 
         Returns:
-            The ordinals of devices on which a kernel of the session still runs. Memory of the session is freed there
-            when that kernel has ended. Empty where everything is freed.
+            The ordinals of devices on which a kernel of the session is still running; the session's memory on those
+            devices is freed when the kernel ends. Empty if everything is freed.
 
         Raises:
             InvalidHandleError: There is no session of that id.
-            AuthenticationError: The session is another tenant's, and the caller has no right to administer.
+            AuthenticationError: The session belongs to another tenant, and the caller has no right to administer.
         """
         return await self._home.call(partial(self._end_session, session_id))
 
     async def restart_device(self, ordinal: int) -> None:
-        """Replaces the processes of a device and lifts its fence. Arrays on it are lost.
+        """Replaces the processes of a device and lifts its fence. Arrays on the device are lost.
 
         Args:
-            ordinal: Number of the device on the node.
+            ordinal: Number of the device on the node, from 0.
 
         Raises:
             AuthenticationError: The caller has no right to administer.
@@ -213,17 +220,22 @@ class Node(AsyncWith, BaseNode["Device"]):
         await self._home.call(partial(self._restart_device, ordinal))
 
     async def drain(self) -> int:
-        """Has the daemon refuse new sessions, and returns the number of those that continue: see `hearth.Node.drain`.
+        """Makes the daemon refuse new sessions; existing sessions continue. To wait for room in a queue, see
+        `Device.ready`.
 
-        To wait for room in a queue, see `Device.ready`.
+        Returns:
+            The number of sessions that continue.
+
+        Raises:
+            AuthenticationError: The caller has no right to administer.
         """
         return await self._home.call(self._drain)
 
     @telemetry.traced("hearth.close")
     async def close(self) -> None:
-        """Sends queued commands, ends the session and frees all that it holds on the devices.
+        """Sends queued commands, ends the session and frees everything that it holds on the devices.
 
-        Where this is cancelled, it continues in the background.
+        If the await is cancelled, the close continues in the background.
         """
         self._home.check()
         closing = self._home.calls.run(self._close)

@@ -1,4 +1,4 @@
-"""Times and traces of a stretch of work, for asyncio: the end of ``async with`` waits for the work."""
+"""Profiles and traces of an ``async with`` block: the end of the block waits until the work is done."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Profile(AsyncWith, BaseProfile):
 class Trace(AsyncWith, BaseTrace):
     """The asyncio counterpart of `hearth.Trace`: ``async with gpu.trace() as t:``.
 
-    A block that is cancelled ends without waiting, and its trace is lost.
+    If the block is cancelled, it ends without waiting, and the trace is lost.
     """
 
     _connection: LoopConnection
@@ -72,6 +72,6 @@ class Trace(AsyncWith, BaseTrace):
                 self._resume()
 
     def _undo(self, begun: PendingResult[None]) -> None:
-        with contextlib.suppress(HearthError):  # it did not begin: another runs, for one
+        with contextlib.suppress(HearthError):  # the trace did not start, e.g. because another trace is running
             begun.wait()
             self._drop()

@@ -1,4 +1,5 @@
-"""Streams and events, for asyncio. ``with`` makes a stream the current one of the task, also across its awaits."""
+"""Streams and events, for asyncio. A ``with`` block makes a stream the current one of the task, also across its
+awaits."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ class Stream(BaseStream):
 
         Raises:
             HearthError: The first failure on the stream since errors were last reported; `HearthError.failures` lists
-                all.
+                all of them.
+            DeviceLostError: The device was lost; raised once for each loss.
             TimeoutError: The work is not done in time; it continues.
         """
         connection = self._connection
@@ -44,13 +46,16 @@ class Stream(BaseStream):
 
         Returns:
             The event.
+
+        Raises:
+            ArgumentError: The event belongs to another device.
         """
         event = event or Event(self._connection)
         self._record(event)
         return event
 
     async def done(self) -> bool:
-        """Returns True if everything submitted so far is done. Reports no errors."""
+        """Returns True if everything submitted to the stream so far is done. Reports no errors."""
         connection = self._connection
         await connection.opened()
         event, fresh = self._probing()

@@ -1,7 +1,7 @@
-"""A pool of few threads for work that needs one: started when they are needed, gone when they were idle for a while.
+"""A small pool of threads for blocking work; threads are started on demand and end after being idle for a while.
 
-They are separate daemon threads, not asyncio's executor: that one is shared with the application, and is joined at the
-end of the loop or the interpreter, whatever a thread of it waits for.
+The pool has separate daemon threads instead of asyncio's executor, because that executor is shared with the
+application, and is joined at the end of the loop or the interpreter even if one of its threads is blocked.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ IDLE_S = 2.0
 
 
 class Work(Future[T]):
-    """A task for the pool; a `hearth.kernels.base_pending_dispatch.Carrier`."""
+    """A task of the pool; also a `hearth.kernels.base_pending_dispatch.Carrier`."""
 
     def __init__(self, work: Callable[[], T]) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Work(Future[T]):
         self._work: Callable[[], T] | None = lambda: context.run(work)
 
     def do(self) -> None:
-        """Called by the thread."""
+        """Runs the task; called by a thread of the pool."""
         work, self._work = self._work, None
         if work is None or not self.set_running_or_notify_cancel():
             return
@@ -42,30 +42,41 @@ class Work(Future[T]):
             self.set_result(result)
 
     def is_alive(self) -> bool:
-        """Returns True until it has ended."""
+        """Returns True until the task has ended."""
         return not self.done()
 
     def join(self, timeout: float | None = None) -> None:
-        """Waits for its end."""
+        """Blocks until the task has ended.
+
+        Args:
+            timeout: Seconds to wait at most; None: no limit.
+        """
         over = threading.Event()
         self.add_done_callback(lambda _: over.set())
         over.wait(timeout)
 
 
 class Threads:
-    """Up to `most` threads, which take what they are given in order. Safe from any thread."""
+    """A pool of up to `most` threads, which run tasks in the order of their submission. Safe from any thread."""
 
     def __init__(self, name: str, most: int) -> None:
         self._name = name
         self._most = most
-        # Not a `SimpleQueue`: several that wait there for a time may do so for ever (CPython 3.11).
+        # Not a `SimpleQueue`: if several threads wait for it with a timeout, some may wait forever (CPython 3.11).
         self._given = threading.Condition()
         self._queue: deque[Work[Any]] = deque()
         self._threads = 0
         self._idle = 0
 
     def run(self, work: Callable[[], T]) -> Work[T]:
-        """Has a thread do it. Never waits."""
+        """Queues a task and starts a thread if necessary. Does not block.
+
+        Args:
+            work: The function to call, in a copy of the caller's context.
+
+        Returns:
+            The task. Its error is a `HearthError` if no thread could be started.
+        """
         given = Work(work)
         with self._given:
             self._queue.append(given)
@@ -75,7 +86,7 @@ class Threads:
             self._threads += 1
         try:
             threading.Thread(target=self._run, name=self._name, daemon=True).start()
-        except RuntimeError as error:  # the system gives no more, or the interpreter shuts down
+        except RuntimeError as error:  # the system allows no more threads, or the interpreter shuts down
             with self._given:
                 self._threads -= 1
                 if self._threads:
@@ -87,7 +98,7 @@ class Threads:
     def _run(self) -> None:
         while (given := self._next()) is not None:
             given.do()
-            del given  # it may hold much
+            del given  # releases memory that the task refers to
 
     def _next(self) -> Work[Any] | None:
         with self._given:

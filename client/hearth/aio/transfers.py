@@ -1,8 +1,9 @@
-"""Large arrays in transit: the command that writes or reads them has its place among the others, and their bytes go
-beside it.
+"""Transfers of large arrays for asyncio: the command that writes or reads an array is ordered on its stream, and the
+bytes are transferred separately.
 
-On the daemon's host they go by shared memory (`hearth.transfer.registered`): a thread only says where they are, which
-waits for no device, and copies downloads to their destination. Elsewhere a thread carries them.
+On the daemon's host, bytes are transferred through shared memory (`hearth.transfer.registered`): a thread only tells
+the device where the bytes are, which does not wait for the device, and copies downloads to their destination. On other
+hosts, a thread carries out the transfer.
 """
 
 from __future__ import annotations
@@ -48,26 +49,37 @@ class _Carried:
 
 
 def _in_loop(home: Home, report: Progress) -> Progress:
-    """A progress callback that any thread may call, and that reports in the loop."""
+    """Wraps a progress callback so that any thread may call it; the event loop then calls `report`."""
     return lambda done, total: home.later(partial(report, done, total))
 
 
-# ---- up ----
+# ---- uploads ----
 
 
 def upload(
     connection: LoopConnection, attachment: LoopAttachment, part: BufferPart, data: memoryview, report: Progress | None
 ) -> None:
-    """Writes bytes in the order of the stream: they are copied, unless they lie in memory that can be shared.
+    """Writes bytes in the order of the stream. They are copied before the call returns, unless they lie in memory that
+    is shared with the device. Called in the event loop.
 
-    An error is reported by the next await that reports errors. Raises `QuotaExceededError` where too many bytes are on
-    their way.
+    An error is raised by the next await that reports errors.
+
+    Args:
+        connection: The connection to the device.
+        attachment: The attachment to use.
+        part: The bytes on the device to overwrite, and the stream.
+        data: The bytes to write.
+        report: Progress callback, called in the event loop; None: none.
+
+    Raises:
+        QuotaExceededError: Too many bytes are being uploaded.
     """
     size = len(data)
     connection.take_on(size)
     try:
         if not (registered.shareable(data) and registered.likely(connection, attachment)):
-            data = registered.taken(connection, attachment, data)  # the caller's may change as soon as this returns
+            # the caller may change its memory as soon as this call returns
+            data = registered.taken(connection, attachment, data)
         reply, number = router.begin_upload(connection, attachment, part, size)
     except BaseException:
         connection.put_down(size)
@@ -83,11 +95,19 @@ def upload_read(
     size: int,
     read: Callable[[memoryview], None],
 ) -> None:
-    """Writes bytes in the order of the stream that a thread reads first: `read` fills the host memory that it is given,
-    and may block.
+    """Writes bytes that a thread produces first, in the order of the stream. Called in the event loop.
 
-    An error of `read` is kept for the next await that reports errors, and the write fails. Raises
-    `QuotaExceededError` where too many bytes are on their way.
+    An error of `read` is raised by the next await that reports errors, and the write fails.
+
+    Args:
+        connection: The connection to the device.
+        attachment: The attachment to use.
+        part: The bytes on the device to overwrite, and the stream.
+        size: Number of bytes.
+        read: Fills the host memory that it is given; called in a thread, may block.
+
+    Raises:
+        QuotaExceededError: Too many bytes are being uploaded.
     """
     connection.take_on(size)
     try:
@@ -108,7 +128,7 @@ def upload_read(
 
 
 class _Upload(_Carried):
-    """An upload. The session, which waits for the answer, holds it, and it holds the bytes."""
+    """An upload. The session refers to it until the write is answered, so its bytes stay alive until then."""
 
     def __init__(
         self,
@@ -120,27 +140,27 @@ class _Upload(_Carried):
         size: int,
         source: Callable[[], memoryview],
     ) -> None:
-        """`source` returns the bytes; it is called by a thread, once."""
+        """Prepares the upload. `source` returns the bytes; a thread calls it once."""
         super().__init__(connection, attachment, reply, number, report)
         self._source: Callable[[], memoryview] | None = source
         self._data: memoryview | None = None
-        """The bytes, until the write is answered."""
+        """The bytes, kept until the write is answered."""
         self._size = size
         reply.on_late_error = partial(_told, connection, attachment)
-        reply.abandon()  # so that its error is known before the answer of a synchronize that comes behind it
+        reply.abandon()  # so that its error is known before the answer to a later synchronize
         reply.on_answer = self._answered
         if reply.answered:
             self._answered()
 
     def _answered(self) -> None:
-        """Called when the bytes are not needed any more, by the device either."""
+        """Releases the bytes. Called when neither the client nor the device needs them any more."""
         with self._lock:
             source, self._source, self._data = self._source, None, None
         if source is not None:
             self._connection.put_down(self._size)
 
     def carry(self) -> None:
-        """Has the bytes taken from shared memory, or carries them; called in a thread."""
+        """Makes the device read the bytes from shared memory, or transfers them; called in a thread of the pool."""
         connection, attachment, reply, source = self._connection, self._attachment, self._reply, self._source
         if source is None:
             return
@@ -149,7 +169,7 @@ class _Upload(_Carried):
             data = self._read(source)
             with self._lock:
                 if self._source is None:
-                    return  # it has failed meanwhile, which the answer reports
+                    return  # the write failed meanwhile, which its answer reports
                 self._data = data
             if registered.upload(connection, attachment, self._number, data) is None:
                 router.carry_upload(connection, attachment, reply, self._number, data, self._report)
@@ -160,13 +180,14 @@ class _Upload(_Carried):
                 _told(connection, attachment, error)
 
     def _read(self, source: Callable[[], memoryview]) -> memoryview:
-        """Returns the bytes. If `source` fails, cancels the transfer at the daemon, which would wait for them."""
+        """Returns the bytes. If `source` fails, cancels the transfer at the daemon, which would otherwise wait for the
+        bytes."""
         try:
             return source()
-        except BaseException as error:  # MemoryError, for one
+        except BaseException as error:  # e.g. MemoryError
             from hearth.transfer.grpc_stream import give_up
 
-            self._reply.on_late_error = None  # this error is the cause
+            self._reply.on_late_error = None  # the error of `source` is the cause, and is reported instead
             give_up(self._connection, self._number)
             if isinstance(error, HearthError):
                 raise
@@ -174,18 +195,17 @@ class _Upload(_Carried):
 
 
 def _told(connection: LoopConnection, attachment: LoopAttachment, error: HearthError) -> None:
-    """Keeps an error for the next await that reports."""
+    """Keeps an error for the next await that reports errors."""
     if not heard_otherwise(attachment, error):
         connection.defer(error)
 
 
-# ---- down ----
+# ---- downloads ----
 
 
 class _Download(_Carried):
-    """A download. It completes whether or not a task waits for it: the daemon keeps the bytes until they are taken, and
-    work behind the read waits for that.
-    """
+    """A download. It completes whether or not a task waits for it, because the daemon keeps the bytes until they are
+    received, and work behind the read waits for that."""
 
     def __init__(
         self,
@@ -202,13 +222,13 @@ class _Download(_Carried):
         self._into = into
         self._ours = ours
         self._from: memoryview | None = None
-        """Receive buffer, copied to the caller's memory afterwards; the device writes to it while it is shared."""
+        """Receive buffer, copied to the caller's memory afterwards. While it is shared memory, the device writes
+        to it."""
         self._dropped = self._landing = False
 
     def begin(self) -> bool:
-        """Begins, in a thread; True if the bytes will be in shared memory when the read is answered, else they have
-        come.
-        """
+        """Starts the transfer; called in a thread of the pool. Returns True if the bytes will be in shared memory when
+        the read is answered, False if they are in the caller's memory already."""
         size = len(self._into)
         there = registered.memory(size) if registered.likely(self._connection, self._attachment) else None
         if there is None:
@@ -219,11 +239,13 @@ class _Download(_Carried):
         return False
 
     def fill(self) -> bool:
-        """Has the bytes put where they belong, in a thread; True if they will be there when the read is answered."""
+        """Transfers the bytes directly to their destination; called in a thread of the pool. Returns True if they will
+        be there when the read is answered, False if they are there already."""
         return self._come(self._into)
 
     def _come(self, there: memoryview) -> bool:
-        """Has the bytes come to `there`; True if they will be there when the read is answered, else they are."""
+        """Transfers the bytes to `there`. Returns True if they will be there when the read is answered, False if they
+        are there already."""
         connection, attachment, reply, number = self._connection, self._attachment, self._reply, self._number
         attachment.wait_opened()
         landing = None
@@ -231,7 +253,7 @@ class _Download(_Carried):
             landing = registered.download(connection, attachment, number, there)
         self._from = there
         if landing is not None and landing.sure:
-            reply.on_error = partial(registered.spoil, there)  # with which the session holds it
+            reply.on_error = partial(registered.spoil, there)  # the session thereby keeps `there` alive
             if reply.error is not None:
                 registered.spoil(there)
             return True
@@ -239,12 +261,12 @@ class _Download(_Carried):
             router.carry_download(connection, attachment, reply, number, there, None, self._report)
         except HearthError:
             if landing is None or not reply.answered or reply.error is not None:
-                raise  # else the daemon had received their place, and is done
+                raise  # otherwise the device had received the address of `there`, and has written to it
         self._report = None
         return False
 
     def land(self) -> None:
-        """Copies the bytes to the caller's memory; called in a thread."""
+        """Copies the bytes to the caller's memory; called in a thread of the pool."""
         with self._lock:
             if self._dropped or self._from is None:
                 return
@@ -255,7 +277,8 @@ class _Download(_Carried):
             self._report(len(self._into), len(self._into))
 
     def drop(self) -> bool:
-        """Leaves the caller's memory as it is from now on; True if a copy has begun, which then ends in a moment."""
+        """Stops all further writes to the caller's memory. Returns True if a copy has started, which then ends
+        shortly."""
         with self._lock:
             self._dropped = True
             return self._landing and not self._ours
@@ -271,9 +294,20 @@ async def download(
     *,
     ours: bool,
 ) -> None:
-    """Reads bytes into memory, which is not written to once this returns or raises.
+    """Reads bytes into memory. The memory is not written to after this coroutine has returned or raised.
 
-    `ours`: nothing else refers to that memory, so that late writes do no harm.
+    Args:
+        connection: The connection to the device.
+        attachment: The attachment to use.
+        part: The bytes on the device to read, and the stream.
+        into: The memory to fill.
+        timeout: Seconds to wait at most; None: no limit.
+        report: Progress callback, called in the event loop; None: none.
+        ours: Nothing else refers to `into`, so later writes to it do no harm.
+
+    Raises:
+        TimeoutError: The bytes have not arrived in time.
+        HearthError: The read failed.
     """
     home = connection.home
     deadline = None if timeout is None else home.loop.time() + timeout
@@ -304,7 +338,16 @@ async def download(
 
 
 def fillable(connection: LoopConnection, attachment: Attachment, into: memoryview) -> bool:
-    """True if the device can probably fill that memory itself."""
+    """Checks whether the device can probably write to a piece of memory itself.
+
+    Args:
+        connection: The connection to the device.
+        attachment: The attachment to use.
+        into: The memory.
+
+    Returns:
+        True if it probably can.
+    """
     return registered.shareable(into) and registered.likely(connection, attachment)
 
 
@@ -316,8 +359,21 @@ async def fill(
     timeout: float | None,
     report: Progress | None,
 ) -> None:
-    """Has the device fill memory in the order of the stream, and returns when that is certain; an error is then
-    reported by the next await that reports errors. Where the device cannot, returns when the memory is filled.
+    """Makes the device fill memory in the order of the stream. Returns when it is certain that the device will do so;
+    an error is then raised by the next await that reports errors. If the device cannot write to the memory, returns
+    when the memory is filled.
+
+    Args:
+        connection: The connection to the device.
+        attachment: The attachment to use.
+        part: The bytes on the device to read, and the stream.
+        into: The memory to fill.
+        timeout: Seconds to wait at most; None: no limit.
+        report: Progress callback, called in the event loop; None: none.
+
+    Raises:
+        TimeoutError: The device has not confirmed in time.
+        HearthError: The read failed.
     """
     home = connection.home
     reply, number = router.begin_download(connection, attachment, part, len(into))

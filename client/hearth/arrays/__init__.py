@@ -1,4 +1,4 @@
-"""Device arrays: views, copies to and from the host, casts, published and durable arrays.
+"""Device arrays: views, copies to and from the host, dtype conversions, published and durable arrays.
 
 Above: `hearth.kernels`. Below: `hearth.profiling`.
 """

@@ -1,4 +1,5 @@
-"""Allocation of device memory for new arrays; sent one way, so that a lack of memory surfaces at the next wait."""
+"""Allocation of device memory for new arrays. Sent one way, so `OutOfMemoryError` is raised by the next call that
+waits."""
 
 from __future__ import annotations
 
@@ -28,7 +29,22 @@ def allocate(
     *,
     pitched: bool = False,
 ) -> A:
-    """An array with arbitrary contents; `pitched`: with padded rows."""
+    """Makes an array with arbitrary contents.
+
+    Args:
+        device: The device.
+        shape: Elements along each axis.
+        dtype: Type of the elements.
+        on: Stream of the allocation; None: the current one.
+        pitched: Pads the rows; see `BaseDevice.empty_pitched`.
+
+    Returns:
+        The new array.
+
+    Raises:
+        ArgumentError: The array is too large to be addressed.
+        LaunchError: The stream's work is being recorded in a graph.
+    """
     size = shapes.bytes_of(shape, dtype)
     strides = None
     if pitched:
@@ -44,7 +60,20 @@ def allocate(
 def allocate_many(
     device: DeviceContext[A], specs: Sequence[tuple[tuple[int, ...], Dtype]], on: BaseStream | None = None
 ) -> list[A]:
-    """Arrays in one reservation, which succeeds or fails as a whole."""
+    """Makes arrays with arbitrary contents in one allocation, which succeeds or fails as a whole.
+
+    Args:
+        device: The device.
+        specs: (shape, dtype) of each array.
+        on: Stream of the allocation; None: the current one.
+
+    Returns:
+        The new arrays, in the order of `specs`.
+
+    Raises:
+        ArgumentError: An array is too large to be addressed.
+        LaunchError: The stream's work is being recorded in a graph.
+    """
     if not specs:
         return []
     connection = device._connection

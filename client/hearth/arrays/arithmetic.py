@@ -1,7 +1,7 @@
-"""Operators that arrays on a device refuse: arithmetic, comparisons, NumPy's ufuncs, pickling.
+"""Operators that device arrays refuse: arithmetic, comparisons, NumPy's ufuncs, pickling.
 
-Hearth is no array library: `a + x` would take a fetch of `x` that the caller did not ask for, or kernels that Hearth
-chooses. The refusal names what to write instead. NumPy's functions that accept whatever `np.asarray` accepts
+Hearth is not an array library: `a + x` would need either a download of `x` that the caller did not ask for, or kernels
+that Hearth chooses. The error names an alternative. NumPy functions that accept every argument of `np.asarray`
 (`np.save`, `np.testing.assert_allclose`, plotting) work on a copy, as with any object that has ``__array__``.
 """
 
@@ -24,9 +24,10 @@ _FIX = "have a kernel do it on the device (gpu.RawKernel), or do it here with a 
 
 
 def refuse_operators(array_type: type[T]) -> type[T]:
-    """Class decorator that adds the refusals. Type checkers do not see them: to them the operands are wrong.
+    """Class decorator that adds operators which raise an error. Type checkers do not see these methods, so they report
+    the operands as wrong.
 
-    An array stays hashable by identity, whatever it holds.
+    Arrays remain hashable by identity, whatever their contents.
     """
     for name, symbol in (_BINARY | _UNARY | _COMPARISONS).items():
         setattr(array_type, f"__{name}__", _refusing(symbol))
@@ -39,7 +40,7 @@ def refuse_operators(array_type: type[T]) -> type[T]:
 
 
 def refusal(what: str) -> UnsupportedTypeError:
-    """The error for an operation, which is named as in a sentence."""
+    """Builds the error of an operation; `what` names the operation as the subject of a sentence."""
     return UnsupportedTypeError(
         f"{what} is not done for arrays on a device: Hearth runs kernels, and provides none.",
         reason="UNSUPPORTED",
@@ -48,7 +49,7 @@ def refusal(what: str) -> UnsupportedTypeError:
 
 
 def unpicklable() -> UnsupportedTypeError:
-    """The error for an attempt to pickle an array."""
+    """Builds the error of an attempt to pickle an array."""
     return UnsupportedTypeError(
         "an array on a device cannot be pickled: it is memory of this session.",
         reason="UNSUPPORTED",
@@ -64,7 +65,8 @@ def _refusing(symbol: str) -> Callable[..., NoReturn]:
 
 
 def _comparing(symbol: str) -> Callable[[object, object], Any]:
-    """A comparison that is refused with numbers and arrays, where it would mean each element; others are unequal."""
+    """Makes a comparison that raises an error for numbers and arrays, with which NumPy would compare each element;
+    objects of other types compare as unequal."""
 
     def compare(self: object, other: object) -> Any:
         if isinstance(other, int | float | complex) or hasattr(other, "__array__"):

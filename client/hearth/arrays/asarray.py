@@ -1,6 +1,5 @@
-"""Arrays of other libraries, as ``gpu.asarray`` takes them: host memory by whatever protocol it speaks, and GPU memory
-of this process (CuPy, PyTorch, JAX, Numba), which is copied on the GPU where the daemon has the same host's.
-"""
+"""Conversion of other libraries' arrays for ``gpu.asarray``: host memory, accessed by any protocol, and GPU memory of
+this process (CuPy, PyTorch, JAX, Numba), which is copied on the GPU if the daemon serves the same GPU of this host."""
 
 from __future__ import annotations
 
@@ -23,12 +22,12 @@ if TYPE_CHECKING:
 A = TypeVar("A", bound="ArrayLike")
 
 _FAILURES = (TypeError, ValueError, RuntimeError, BufferError)
-"""Exceptions that libraries raise for an object that makes no array."""
+"""Exceptions that libraries raise for an object that cannot be converted to an array."""
 _TO_HOST = "pass it from host memory: a.get() of CuPy, a.cpu() of PyTorch, np.asarray(a) of JAX."
 
 
 class OnGpu(NamedTuple):
-    """Memory of a GPU in this process, contiguous."""
+    """Contiguous memory of a GPU in this process."""
 
     address: int
     shape: tuple[int, ...]
@@ -38,8 +37,16 @@ class OnGpu(NamedTuple):
 
 
 def with_host_array(obj: Any, dtype: np.dtype[Any] | None, use: Callable[[np.ndarray[Any, Any]], None]) -> None:
-    """Calls `use` with the object as a host array in C order, which may be its own memory, and not for longer. Raises
-    `DtypeError` where it makes no array."""
+    """Calls a function with an object as a host array in C order.
+
+    Args:
+        obj: The object.
+        dtype: Type of the elements; None: that of `obj`.
+        use: Receives the array, which may be the object's own memory and is valid only during the call.
+
+    Raises:
+        DtypeError: `obj` cannot be converted to an array.
+    """
     kind, why = _dlpack_device(obj)[0], ""
     try:
         if kind in (dlpack.CPU, dlpack.CUDA_HOST) and not hasattr(obj, "__array__"):
@@ -53,7 +60,7 @@ def with_host_array(obj: Any, dtype: np.dtype[Any] | None, use: Callable[[np.nda
     if host is not None:
         use(host)
         return
-    if kind in (dlpack.CPU, dlpack.CUDA_HOST):  # PyTorch's bfloat16, for one, which its __array__ does not do
+    if kind in (dlpack.CPU, dlpack.CUDA_HOST):  # e.g. PyTorch's bfloat16, which its __array__ does not support
         try:
             _by_dlpack(obj, dtype, use)
             return
@@ -72,15 +79,15 @@ def _by_dlpack(obj: Any, dtype: np.dtype[Any] | None, use: Callable[[np.ndarray[
 
 
 def on_gpu(obj: Any) -> OnGpu | None:
-    """Describes an object's GPU memory; None if it has none.
+    """Describes an object's GPU memory; returns None if the object has none.
 
     Raises:
-        UnsupportedError: The memory is not contiguous, or the object speaks DLPack for a device that is neither host
+        UnsupportedError: The memory is not contiguous, or the object supports DLPack for a device that is neither host
             nor CUDA.
     """
     try:
         said = getattr(obj, "__cuda_array_interface__", None)
-    except _FAILURES as error:  # PyTorch's, of a tensor with gradients
+    except _FAILURES as error:  # PyTorch raises for a tensor with gradients
         raise UnsupportedError(
             f"this {_name(obj)} does not give its memory away: {error}.",
             reason="UNSUPPORTED",
@@ -95,7 +102,8 @@ def on_gpu(obj: Any) -> OnGpu | None:
     if kind == dlpack.CUDA:
         with dlpack.Taken(obj.__dlpack__()) as taken:
             address = _dense(obj, taken.address, taken.shape, taken.strides, taken.dtype)
-            return OnGpu(address, taken.shape, taken.dtype, None)  # the object keeps its memory
+            # the memory remains valid because the object keeps it
+            return OnGpu(address, taken.shape, taken.dtype, None)
     if kind not in (0, dlpack.CPU, dlpack.CUDA_HOST) and not hasattr(obj, "__array__"):
         raise UnsupportedError(
             f"this {_name(obj)} lies on a device of DLPack's type {kind}, which cannot be read here.",
@@ -106,9 +114,19 @@ def on_gpu(obj: Any) -> OnGpu | None:
 
 
 def copied(obj: Any, found: OnGpu, device: DeviceContext[A], stream: BaseStream | None) -> A:
-    """A new array on the device with the contents of this process's GPU memory; done when it returns, for both sides.
+    """Copies GPU memory of this process to a new array on a device. Blocks until the copy is complete, for both sides.
 
-    Raises `UnsupportedError` where this process cannot map memory of the device.
+    Args:
+        obj: The object that owns the memory.
+        found: The memory.
+        device: The device.
+        stream: Stream of the allocation; None: the current one.
+
+    Returns:
+        The new array.
+
+    Raises:
+        UnsupportedError: This process cannot map memory of the device.
     """
     from hearth.arrays.allocation import allocate
     from hearth.interop import ipc
@@ -126,7 +144,18 @@ def copied(obj: Any, found: OnGpu, device: DeviceContext[A], stream: BaseStream 
 
 
 def local_gpu(obj: Any, device: DeviceContext[Any]) -> CudaDevice:
-    """The device as this process has it. Raises `UnsupportedError`, about `obj`, where it does not have the device."""
+    """Finds the GPU of this process that is the same as a device of the session.
+
+    Args:
+        obj: The object that is to be copied, named in the error.
+        device: The device of the session.
+
+    Returns:
+        The GPU, as this process sees it.
+
+    Raises:
+        UnsupportedError: This process does not have that GPU, or the device is no GPU.
+    """
     from hearth.interop.cuda_driver import CudaDevice
     from hearth.interop.ipc_memory import device_of
 
@@ -161,7 +190,7 @@ def _dense(obj: Any, address: int, shape: tuple[int, ...], strides: tuple[int, .
 
 
 def _dlpack_device(obj: Any) -> tuple[int, int]:
-    """Returns DLPack's device type and number of `obj`; type 0: it does not speak DLPack."""
+    """Returns DLPack's device type and number of `obj`; type 0: the object does not support DLPack."""
     ask = getattr(type(obj), "__dlpack_device__", None)
     if ask is None or not hasattr(type(obj), "__dlpack__"):
         return 0, 0

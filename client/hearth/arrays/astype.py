@@ -1,6 +1,6 @@
-"""Arrays of another dtype, converted on the device by a kernel that is compiled for each pair of dtypes once.
+"""Conversion of arrays to another dtype on the device, by a kernel that is compiled once for each pair of dtypes.
 
-A value that the new type does not hold becomes what C++ makes of it on that device, as in CuPy.
+A value that the new dtype cannot represent is converted as C++ does on that device, as in CuPy.
 """
 
 from __future__ import annotations
@@ -52,7 +52,22 @@ _PARTS = {"complex64": "float", "complex128": "double"}
 
 
 def astype(array: A, dtype: Any, on: BaseStream | None, casting: Casting, copy: bool) -> A:
-    """See `DeviceArray.astype`."""
+    """Converts an array; see `BaseArray.astype`.
+
+    Args:
+        array: The array.
+        dtype: Type of the new elements.
+        on: Stream that orders the conversion; None: the current one.
+        casting: Conversions that are allowed, as in NumPy.
+        copy: False returns `array` itself if it has the dtype already.
+
+    Returns:
+        The converted array.
+
+    Raises:
+        UnsupportedError: The device does not convert between these dtypes.
+        DtypeError: `casting` forbids the conversion.
+    """
     wanted = shapes.dtype_of(dtype)
     if wanted == array.dtype:
         return array.copy(on) if copy else array
@@ -75,7 +90,18 @@ def astype(array: A, dtype: Any, on: BaseStream | None, casting: Casting, copy: 
 
 
 def kernel_source(since: np.dtype[Any], to: np.dtype[Any]) -> str:
-    """CUDA C++ that converts. Raises `UnsupportedError` for dtypes that it has no types for."""
+    """Generates the CUDA C++ source of a conversion kernel.
+
+    Args:
+        since: Type of the source's elements.
+        to: Type of the result's elements.
+
+    Returns:
+        The source of the kernel ``hearth_astype``.
+
+    Raises:
+        UnsupportedError: One of the dtypes has no C++ type here.
+    """
     for dtype in (since, to):
         if not known(dtype):
             raise UnsupportedError(
@@ -90,7 +116,7 @@ def kernel_source(since: np.dtype[Any], to: np.dtype[Any]) -> str:
 
 
 def known(*dtypes: np.dtype[Any] | None) -> bool:
-    """True if the device converts between these dtypes; None stands for no dtype and counts as known."""
+    """Returns True if the device converts between these dtypes; None stands for no dtype and counts as known."""
     return all(dtype is None or (dtype.name in _NAMES and dtype.isbuiltin != 0) for dtype in dtypes)
 
 
@@ -110,7 +136,7 @@ def _conversion(since: str, to: str) -> str:
 
 
 def _plain(value: str, dtype: str) -> str:
-    """The C++ expression for `value`, converted to a type with arithmetic operators."""
+    """Returns the C++ expression for `value`, converted to a type with arithmetic operators."""
     return _TO_FLOAT.get(dtype, "{}").format(value)
 
 
@@ -118,7 +144,8 @@ def _narrowed(value: str, since: str, to: str) -> str:
     if to not in _FROM_FLOAT:
         return f"({_NAMES[to]})({value})"
     short = since in ("float32", "complex64", *_TO_FLOAT, "bool", "int8", "uint8", "int16", "uint16")
-    return (_FROM_FLOAT if short else _FROM_DOUBLE)[to].format(value)  # rounded once
+    # converts in one step, so that the value is rounded only once
+    return (_FROM_FLOAT if short else _FROM_DOUBLE)[to].format(value)
 
 
 def _kernel(device: DeviceContext[Any], source: str) -> Callable[..., None]:

@@ -1,7 +1,7 @@
-"""Arrays on a device, by CuPy's and NumPy's names: contiguous, or rows at one distance from each other.
+"""Abstract arrays on a device, with CuPy's and NumPy's names: contiguous memory, or rows at a constant distance.
 
-Covers state, views and commands that are sent one way: all that `hearth.DeviceArray` and `hearth.aio.DeviceArray` have
-in common. Does not cover calls that wait; each of the two classes has its own.
+Covers everything that `hearth.DeviceArray` and `hearth.aio.DeviceArray` have in common: state, views, and commands that
+are sent one way. Does not cover calls that wait; each of the two array classes has its own.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from hearth.transfer.plan import BufferPart
 
 _PATTERNS = (1, 2, 4, 8, 16)
-"""Sizes in bytes of the patterns that the daemon repeats."""
+"""Sizes in bytes of the patterns that the daemon's fill command can repeat."""
 _INTERFACES = ("__cuda_array_interface__", "__array_interface__")
 _NUMPYS = frozenset({
     "all", "any", "argmax", "argmin", "argsort", "clip", "conj", "cumprod", "cumsum", "diagonal", "dot", "imag", "max",
@@ -53,9 +53,9 @@ _NUMPYS = frozenset({
 class BaseArray(DeviceOperand):
     """Abstract array in a device's memory: shape, dtype, views and the commands that do not wait.
 
-    Views (slices, `reshape`, `view`) share their buffer, which is freed when the last of them is gone. A kernel is
-    passed the address of an array's first element, whatever its strides: pass `x.pitch` or `x.strides` beside it.
-    Commands are ordered on a stream and sent one way.
+    Views (slices, `reshape`, `view`) share one buffer, which is freed when neither the array nor any view of it exists
+    any more. A kernel receives the address of an array's first element, whatever its strides: pass `x.pitch` or
+    `x.strides` as a further argument. Commands are ordered on a stream and sent one way.
     """
 
     __slots__ = (
@@ -64,7 +64,7 @@ class BaseArray(DeviceOperand):
 
     _connection: Connection
     _dtype: Dtype
-    """An `Element` until the dtype is asked for."""
+    """The dtype, or an `Element` until `dtype` is first read."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class BaseArray(DeviceOperand):
         dtype: Dtype,
         strides: tuple[int, ...] | None = None,
     ) -> None:
-        """Raises `UnsupportedError` for strides that make no rows."""
+        """Raises `UnsupportedError` if elements with these strides do not form rows at a constant distance."""
         self._device = device
         self._connection = device._connection
         self._memory = memory
@@ -87,7 +87,7 @@ class BaseArray(DeviceOperand):
         """Bytes from one element to the next along each axis; None: C order."""
         self._copies: host_copy.PinnedCopies | None = None
         self._rows: layouts.RowLayout | None = None
-        """The rows of the array, from its start; None: it is contiguous."""
+        """The rows of the array, relative to its start; None: the array is contiguous."""
         if strides is not None:
             rows = layouts.rows_of(shape, strides, dtype.itemsize)
             if rows is None:
@@ -100,7 +100,7 @@ class BaseArray(DeviceOperand):
 
     @property
     def device(self) -> Any:
-        """The device on which the array lies."""
+        """The device whose memory holds the array."""
         return self._device
 
     @property
@@ -159,7 +159,7 @@ class BaseArray(DeviceOperand):
 
     @property
     def durable(self) -> bool:
-        """True if the array is brought back after a loss of the device: see `Device.durable`."""
+        """True if the array is restored after a loss of the device: see `Device.durable`."""
         return self._memory.owner is not None and self._memory in self._connection.durables
 
     def __repr__(self) -> str:
@@ -197,20 +197,21 @@ class BaseArray(DeviceOperand):
         return self._shape[0]
 
     def __iter__(self) -> Iterator[Self]:
-        """Iterates over views along the first axis: rows, or elements where there is but one axis."""
+        """Iterates over views along the first axis: rows, or elements if there is only one axis."""
         if not self._shape:
             raise TypeError("an array without axes has no rows to go through; x.item() reads its element")
         return (self[row] for row in range(self._shape[0]))
 
     def __getitem__(self, index: Any) -> Self:
-        """Returns a view: integers, slices, `...` and None, as in NumPy, of elements that lie in rows at one distance.
+        """Returns a view of the selected elements. Integers, slices, `...` and None work as in NumPy, if the selected
+        elements lie in rows at a constant distance.
 
-        That is, contiguous memory, or one axis cut: ``x[2:5]``, ``x[:, 3:7]``, ``x[..., 0]``, ``x[::2]``. An element is
-        a view, too, without axes: ``x[3].item()`` reads it.
+        This holds for contiguous memory and for one cut axis: ``x[2:5]``, ``x[:, 3:7]``, ``x[..., 0]``, ``x[::2]``. A
+        single element is a view without axes: ``x[3].item()`` reads it.
 
         Raises:
             IndexError: The index is out of range.
-            UnsupportedError: The index steps back, is a mask or a list, or selects no such rows.
+            UnsupportedError: The index has a negative step, is a mask or a list, or does not select such rows.
         """
         if index is Ellipsis:
             return self._view(0, self._shape, self._dtype, self._strides)
@@ -225,8 +226,12 @@ class BaseArray(DeviceOperand):
         Args:
             *shape: Elements along each axis, as one tuple or several ints; one may be -1.
 
+        Returns:
+            The view, which shares the array's memory.
+
         Raises:
-            UnsupportedError: NumPy would make a copy.
+            ArgumentError: The shape does not have `size` elements.
+            UnsupportedError: The shape would need a copy, as NumPy would make.
         """
         axes: Any = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
         fresh = shapes.reshaped(self.size, axes)
@@ -240,7 +245,7 @@ class BaseArray(DeviceOperand):
         """Returns a view with one axis.
 
         Raises:
-            UnsupportedError: That takes a copy: see `flatten`.
+            UnsupportedError: The array is not contiguous, so this would need a copy: see `flatten`.
         """
         return self.reshape(self.size)
 
@@ -250,8 +255,12 @@ class BaseArray(DeviceOperand):
         Args:
             axis: The axes to leave out; None: all of length 1.
 
+        Returns:
+            The view, which shares the array's memory.
+
         Raises:
-            ArgumentError: An axis is longer.
+            ArgumentError: An axis in `axis` is longer than 1.
+            IndexError: There is no such axis.
         """
         from hearth.arrays import views
 
@@ -264,14 +273,19 @@ class BaseArray(DeviceOperand):
         return self.transpose()
 
     def transpose(self, *axes: int | Sequence[int] | None) -> Self:
-        """Returns a view with its axes in another order, as far as rows of memory can be seen so: of an array with one
-        axis, or where only axes of length 1 change places.
+        """Returns a view with the axes in another order. This is possible if the elements still lie in rows at a
+        constant distance: for an array with one axis, or if only axes of length 1 change places.
 
         Args:
             *axes: The order, as one tuple or several ints; none: reverse order.
 
+        Returns:
+            The view, which shares the array's memory.
+
         Raises:
-            UnsupportedError: The order takes a copy.
+            ArgumentError: `axes` does not name each axis once.
+            IndexError: There is no such axis.
+            UnsupportedError: The order would need a copy.
         """
         from hearth.arrays import views
 
@@ -279,11 +293,18 @@ class BaseArray(DeviceOperand):
         return self._view(0, shape, self._dtype, strides)
 
     def view(self, dtype: Any) -> Self:
-        """Returns a view of the same bytes as another dtype.
+        """Returns a view of the same bytes as elements of another dtype.
 
         Args:
-            dtype: Type of the elements. The last axis, which must be contiguous if the size differs, changes as in
-                NumPy.
+            dtype: Type of the elements. If its size differs, the length of the last axis, which must be contiguous,
+                changes as in NumPy.
+
+        Returns:
+            The view, which shares the array's memory.
+
+        Raises:
+            ArgumentError: The last axis is not contiguous, or its bytes are not a multiple of the new element's size.
+            DtypeError: No device has elements of that type, or the type has another byte order than this machine.
         """
         from hearth.arrays import views
 
@@ -301,14 +322,14 @@ class BaseArray(DeviceOperand):
         blocking: bool = False,
         progress: bool | Progress | None = None,
     ) -> None:
-        """Overwrites the array with a host array.
+        """Overwrites the array with a host array. Sent one way: does not block, unless `blocking` is True.
 
         Args:
             a: An array of the same shape and dtype.
             stream: Stream that orders the write; None: the current one.
             blocking: Blocks until pinned memory has been read. By default the device reads pinned memory
-                (`hearth.empty_pinned`) in the order of the stream, and it must stay unchanged until that was
-                synchronized with. Other arrays may be changed once this returns.
+                (`hearth.empty_pinned`) in the order of the stream, and the memory must stay unchanged until the stream
+                has been synchronized. Other arrays may be changed as soon as this call returns.
             progress: True for a progress bar, or ``f(done, total)``, called with bytes.
 
         Raises:
@@ -346,16 +367,16 @@ class BaseArray(DeviceOperand):
         host_copy.write(self, host, stream, progress, blocking)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        """Sets ``x[index]`` to a number, a host array or an array on the device, cast and broadcast as in NumPy.
+        """Sets ``x[index]`` to a number, a host array or a device array, converted and broadcast as in NumPy.
 
-        Sent one way; nothing passes through the host from the device itself.
+        Sent one way; a device array is copied on the device and not through the host.
 
         Raises:
             IndexError: The index is out of range.
-            ArgumentError: The shape of the value does not fit.
-            DtypeError: The dtype of the value does not fit.
-            UnsupportedError: An array on the device would be repeated along inner axes, or belongs to another session;
-                or the index selects no view, as by ``x[index]``.
+            ArgumentError: The shape of the value does not match.
+            DtypeError: The dtype of the value cannot be converted.
+            UnsupportedError: A device array would have to be repeated along inner axes, or belongs to another session;
+                or the index selects no view: see ``x[index]``.
         """
         from hearth.arrays.setitem import assign, assign_array
 
@@ -365,7 +386,7 @@ class BaseArray(DeviceOperand):
             assign(self[index], value)
 
     def fill(self, value: Any, stream: BaseStream | None = None) -> None:
-        """Sets every element to one value.
+        """Sets every element to one value. Sent one way: does not block.
 
         Args:
             value: The value, converted to the array's dtype.
@@ -373,7 +394,7 @@ class BaseArray(DeviceOperand):
 
         Raises:
             ArgumentError: `value` is more than one value.
-            DtypeError: `value` cannot be an element of the array's type.
+            DtypeError: `value` cannot be converted to the array's dtype.
         """
         pattern = dtypes.pattern(value, self._dtype) if isinstance(self._dtype, Element) else None
         if pattern is None:
@@ -397,18 +418,20 @@ class BaseArray(DeviceOperand):
             attachment.submit(device_copy.command(handle, self, self, move))
 
     def copy_from(self, other: BaseArray, stream: BaseStream | None = None) -> None:
-        """Overwrites the array with one of the same shape and dtype, on this device or on another one of the session.
+        """Overwrites the array with a device array of the same shape and dtype, on this device or another device of the
+        session. Sent one way: does not block.
 
-        From another device it is a send and a receive, so that it takes the right to collectives.
+        A copy from another device consists of a send and a receive, so the caller needs the right to use collectives.
 
         Args:
             other: The source.
-            stream: Stream of this array's device that orders the copy; None: the current one. On another device of
-                `other`, the current stream is used.
+            stream: Stream of this array's device that orders the copy; None: the current one. If `other` is on another
+                device, the current stream of that device is used there.
 
         Raises:
-            UnsupportedError: `other` is another session's.
+            UnsupportedError: `other` belongs to another session.
             ArgumentError: The shape or dtype differs, or the memory overlaps.
+            DtypeError: `other` is not a device array.
             LaunchError: The copy cannot be recorded in a graph.
         """
         if not isinstance(other, BaseArray):
@@ -424,10 +447,13 @@ class BaseArray(DeviceOperand):
     # ---- new arrays ----
 
     def copy(self, stream: BaseStream | None = None) -> Self:
-        """Copies the array to new, contiguous memory on the same device.
+        """Copies the array to new, contiguous memory on the same device. Sent one way: does not block.
 
         Args:
             stream: Stream that orders the copy; None: the current one.
+
+        Returns:
+            The new array.
         """
         self._usable()
         fresh: Self = allocate(self._device, self._shape, self._dtype, stream)
@@ -435,10 +461,13 @@ class BaseArray(DeviceOperand):
         return fresh
 
     def flatten(self, stream: BaseStream | None = None) -> Self:
-        """Copies the array to new memory on the same device, with one axis.
+        """Copies the array to new memory on the same device, with one axis. Sent one way: does not block.
 
         Args:
             stream: Stream that orders the copy; None: the current one.
+
+        Returns:
+            The new array.
         """
         return self.copy(stream).ravel()
 
@@ -451,11 +480,12 @@ class BaseArray(DeviceOperand):
     def astype(
         self, dtype: Any, stream: BaseStream | None = None, *, casting: Casting = "unsafe", copy: bool = True
     ) -> Self:
-        """Copies the array on the same device with its elements converted.
+        """Copies the array on the same device with its elements converted to another dtype.
 
-        One way, by a kernel that the daemon compiles once for each pair of dtypes. Booleans, integers, floats of 16
-        (also bfloat16), 32 and 64 bits and complex numbers are converted; a real dtype takes the real part of a complex
-        number. A value that the new type does not hold becomes what C++ makes of it on the device.
+        Sent one way; the conversion is done by a kernel that the daemon compiles once for each pair of dtypes.
+        Booleans, integers, floats of 16 (also bfloat16), 32 and 64 bits, and complex numbers can be converted; the
+        conversion of a complex number to a real dtype takes its real part. A value that the new dtype cannot represent
+        is converted as C++ does on the device.
 
         Args:
             dtype: Type of the new elements.
@@ -463,8 +493,11 @@ class BaseArray(DeviceOperand):
             casting: Conversions that are allowed, as in NumPy; ``"unsafe"``: all.
             copy: False returns the array itself if it has the dtype already.
 
+        Returns:
+            The converted array.
+
         Raises:
-            UnsupportedError: The dtypes are none of those above.
+            UnsupportedError: One of the dtypes is not among those above.
             DtypeError: `casting` forbids the conversion.
         """
         from hearth.arrays.astype import astype
@@ -485,8 +518,9 @@ class BaseArray(DeviceOperand):
             The tensor map.
 
         Raises:
-            ArgumentError: Both or neither of `box` and `im2col` are given, or the numbers of an option do not fit.
-            DtypeError: `dtype` has elements of another size than the array, or a number is no whole one.
+            ArgumentError: Both or neither of `box` and `im2col` are given, or a number of an option is out of range.
+            DtypeError: The elements of `dtype` have another size than those of the array, or a number is not a whole
+                number.
         """
         from hearth.arrays.tensor_map import TensorMap
 
@@ -499,20 +533,23 @@ class BaseArray(DeviceOperand):
 
         Args:
             stream: Stream that orders the copy; None: the current one.
+
+        Raises:
+            ArgumentError: The array is not durable.
         """
         self._device.checkpoint(self, stream=stream)
 
     def free(self) -> None:
-        """Gives the memory back now, for all views. Using any of them afterwards is an error."""
+        """Frees the memory now, for the array and all its views. Using any of them afterwards is an error."""
         self._memory.free()
 
-    # ---- inside ----
+    # ---- internals ----
 
     def _usable(self) -> Attachment:
         return self._connection.check(self._memory, self)
 
     def _as_rows(self) -> layouts.RowLayout:
-        """The rows of the array, from its start."""
+        """Returns the rows of the array, relative to its start; one row if the array is contiguous."""
         return self._rows if self._rows is not None else layouts.RowLayout(0, self.nbytes)
 
     def _view(
@@ -522,11 +559,12 @@ class BaseArray(DeviceOperand):
         dtype: Dtype,
         strides: tuple[int, ...] | None = None,
     ) -> Self:
-        """Returns the array `offset` bytes further on in the same memory; without strides, in C order."""
+        """Returns an array in the same memory that starts `offset` bytes after this one; without strides, in C
+        order."""
         made: Self = self._device._array_type(self._device, self._memory, self._offset + offset, shape, dtype, strides)
         return made
 
-    @abstractmethod  # checked by mypy only: `isinstance` of an ABC would cost more in every upload
+    @abstractmethod  # enforced by mypy only: for an ABC, `isinstance` would take longer in every upload
     def _send(
         self,
         attachment: Attachment,
@@ -536,8 +574,8 @@ class BaseArray(DeviceOperand):
         blocking: bool,
         shared: bool,
     ) -> PinnedCopy | None:
-        """Writes host memory to the device; returns the copy where it can be repeated. `shared`: the device may read
-        the memory itself."""
+        """Writes host memory to the device; returns the copy if it can be repeated, otherwise None. `shared`: the
+        device may read the memory itself."""
 
     # ---- refused ----
 

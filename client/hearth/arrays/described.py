@@ -1,4 +1,4 @@
-"""Shape and dtype of a published buffer, in the form that its publisher and its readers share."""
+"""Shape and dtype of a published buffer, in the format that publisher and readers share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hearth import shapes
 from hearth.errors import UnsupportedError
 
 _MAX_AXES = 64
-"""NumPy's own limit."""
+"""Maximum number of axes, which is NumPy's own limit."""
 _PLAIN = re.compile(r"[<>|=]?(b1|[iufc][0-9]{1,2}|[SU][0-9]{1,9}|[mM]8(\[[0-9a-zA-Z]{1,8}\])?)")
 _NAMED = re.compile(r"[a-z][a-z0-9_]{2,31}")
 """Names of dtypes that packages register with NumPy, e.g. ``bfloat16``."""
@@ -24,20 +24,32 @@ _REGISTERED = 2
 
 @dataclass(frozen=True)
 class PublishedArray:
-    """An array that can be attached. `shape` and `dtype` are None where the publisher gives none, or invalid ones."""
+    """A published array that can be attached. `shape` and `dtype` are None if the publisher gives none, or invalid
+    ones."""
 
     name: str
     tenant: str
-    """Name of the tenant that published it."""
+    """Name of the tenant that published the array."""
     nbytes: int
     shape: tuple[int, ...] | None
     dtype: np.dtype[Any] | None
     attached: int
-    """Sessions that have it attached."""
+    """Number of sessions that have attached the array."""
 
 
 def describe(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
-    """Serializes shape and dtype for readers. Raises `UnsupportedError` for a dtype that a name does not describe."""
+    """Serializes shape and dtype for readers.
+
+    Args:
+        shape: Elements along each axis.
+        dtype: Type of the elements.
+
+    Returns:
+        The description, a JSON document.
+
+    Raises:
+        UnsupportedError: The dtype cannot be described by a name.
+    """
     name = dtype.str if dtype.isbuiltin == 1 or dtype.kind in "SUmM" else dtype.name
     if _dtype_named(name) != dtype:
         raise UnsupportedError(
@@ -49,7 +61,8 @@ def describe(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
 
 
 def parse(description: bytes) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
-    """Shape and dtype from a description; None where it describes no array: the publisher may be any program."""
+    """Returns shape and dtype from a description; None if it describes no valid array, because any program may
+    publish."""
     try:
         said = json.loads(description)
         shape, name = said["shape"], said["dtype"]
@@ -66,11 +79,12 @@ def parse(description: bytes) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
 
 
 def _dtype_named(name: str) -> np.dtype[Any] | None:
-    """The dtype of plain elements that a name describes: no fields, no Python objects."""
+    """Returns the dtype that a name describes, if its elements are plain: no fields, no Python objects; otherwise
+    None."""
     plain = _PLAIN.fullmatch(name) is not None
     if not plain and _NAMED.fullmatch(name) is None:
         return None
-    dtype = shapes.named(name)  # a package's, which this process may not have imported
+    dtype = shapes.named(name)  # a dtype of `ml_dtypes`, which this process may not have imported yet
     if dtype is None:
         try:
             dtype = np.dtype(name)

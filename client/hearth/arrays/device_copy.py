@@ -1,4 +1,4 @@
-"""Copies of arrays on the devices of one session: on a device, or to another one as one send and its receive."""
+"""Copies between arrays of one session: on one device, or to another device as one send and one receive."""
 
 from __future__ import annotations
 
@@ -21,7 +21,17 @@ if TYPE_CHECKING:
 
 
 def copy_into(to: ArrayLike, since: ArrayLike, stream: BaseStream | None) -> None:
-    """See `DeviceArray.copy_from`."""
+    """Copies an array into another one; see `BaseArray.copy_from`.
+
+    Args:
+        to: The destination.
+        since: The source, of the same shape and dtype.
+        stream: Stream of the destination's device; None: the current one.
+
+    Raises:
+        UnsupportedError: The arrays belong to different sessions.
+        ArgumentError: The shape or dtype differs, or the memory overlaps.
+    """
     if since._device._node._session is not to._device._node._session:
         raise UnsupportedError(
             "the arrays belong to different sessions.",
@@ -55,7 +65,17 @@ def copy_into(to: ArrayLike, since: ArrayLike, stream: BaseStream | None) -> Non
 
 
 def command(stream: int, to: ArrayLike, since: ArrayLike, move: strided.StridedCopy) -> commands_pb2.Command:
-    """The copy command of a part of an array to a part of another one on the same device."""
+    """Builds the command that copies part of an array to another array on the same device.
+
+    Args:
+        stream: Handle of the stream.
+        to: The destination.
+        since: The source.
+        move: The rows to copy, relative to the starts of the two arrays.
+
+    Returns:
+        The command.
+    """
     made = commands_pb2.Command(stream=stream)
     made.copy.destination = to._memory.handle
     made.copy.destination_offset = to._offset + move.to
@@ -70,10 +90,15 @@ def command(stream: int, to: ArrayLike, since: ArrayLike, move: strided.StridedC
 
 
 def copy_between(to: ArrayLike, since: ArrayLike, stream: BaseStream | None) -> None:
-    """Copies an array to another device of its session: on `stream` (None: the current one) there, and on the current
-    stream here. Shapes and dtypes are the same, and not empty.
+    """Copies an array to another device of its session.
 
-    Raises `LaunchError` inside the recording of a graph.
+    Args:
+        to: The destination, of the same shape and dtype; not empty.
+        since: The source. Its device's current stream is used there.
+        stream: Stream of the destination's device; None: the current one.
+
+    Raises:
+        LaunchError: One of the streams is being recorded in a graph.
     """
     source = since if since._as_rows().dense else since.copy()
     target: ArrayLike = to if to._as_rows().dense else to._device.empty(to.shape, to.dtype, stream)
@@ -99,12 +124,21 @@ def copy_between(to: ArrayLike, since: ArrayLike, stream: BaseStream | None) -> 
 
 
 def moved(array: ArrayLike, elements: int) -> tuple[str, int]:
-    """The dtype to send `elements` of the array as, where they are only moved, and how many of it they are."""
+    """Chooses the dtype with which elements are sent that are only moved.
+
+    Args:
+        array: The array.
+        elements: Number of elements to send.
+
+    Returns:
+        Name of the dtype, which is ``"uint8"`` if collectives do not support the array's own, and number of elements of
+        it.
+    """
     name = name_of(array.dtype)
     return (name, elements) if name in ITEM_SIZES else ("uint8", elements * array.itemsize)
 
 
 @lru_cache(64)
 def name_of(dtype: np.dtype[Any]) -> str:
-    """The dtype's name, which NumPy puts together anew each time."""
+    """Returns the dtype's name. Cached, because NumPy builds the name at each access."""
     return dtype.name

@@ -1,8 +1,8 @@
-"""Durable arrays: they are there again after a loss of the device, as their last complete copy has them.
+"""Durable arrays: after a loss of the device they are restored with the contents of their last complete copy.
 
-The daemon keeps copies in its host's memory, taken on the device's side at points of a stream. When a device's process
-is lost, the next one has the arrays back, under the same handles, before it serves any session; here their `Memory`
-moves to the new `Space`, and they are used on as if nothing had happened.
+The daemon keeps copies in its host's memory, taken by the device process at points of a stream. When a device process
+is lost, its successor restores the arrays, under the same handles, before it serves any session; the client moves their
+`Memory` to the new `Space`, so that the program can continue to use them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,19 @@ if TYPE_CHECKING:
 
 
 def set_durable(connection: Connection, arrays: Sequence[Any], durable: bool, stream: BaseStream | None) -> None:
-    """See `Device.durable`."""
+    """Makes arrays durable, or ends that; see `BaseDevice.durable`.
+
+    Args:
+        connection: The connection to the device.
+        arrays: Arrays of the device; at least one.
+        durable: False ends the durability.
+        stream: Stream that orders the copy; None: the current one.
+
+    Raises:
+        ArgumentError: There is no array.
+        DtypeError: An argument is no device array.
+        UnsupportedError: An array belongs to another device or session.
+    """
     attachment = connection.attachment()
     command = commands_pb2.Command(stream=streams.resolve(stream, connection, attachment))
     for array in _checked(connection, arrays, "durable"):
@@ -37,7 +49,18 @@ def set_durable(connection: Connection, arrays: Sequence[Any], durable: bool, st
 
 
 def checkpoint(connection: Connection, arrays: Sequence[Any], stream: BaseStream | None) -> None:
-    """See `Device.checkpoint`."""
+    """Takes new copies of durable arrays; see `BaseDevice.checkpoint`.
+
+    Args:
+        connection: The connection to the device.
+        arrays: Durable arrays of the device; none: all of the session.
+        stream: Stream that orders the copies; None: the current one.
+
+    Raises:
+        ArgumentError: An array is not durable.
+        DtypeError: An argument is no device array.
+        UnsupportedError: An array belongs to another device or session.
+    """
     attachment = connection.attachment()
     command = commands_pb2.Command(stream=streams.resolve(stream, connection, attachment))
     command.checkpoint.SetInParent()
@@ -51,7 +74,7 @@ def checkpoint(connection: Connection, arrays: Sequence[Any], stream: BaseStream
 
 
 def _checked(connection: Connection, arrays: Sequence[Any], what: str) -> list[BaseArray]:
-    """The arrays, one for each buffer. Raises where they cannot be used here."""
+    """Returns one array for each buffer. Raises an error if an array cannot be used on this connection."""
     if not arrays:
         raise ArgumentError(f"{what} of no array.", reason="INVALID_ARGUMENT", fix=f"gpu.{what}(x, y)")
     for array in arrays:

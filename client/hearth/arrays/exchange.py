@@ -1,8 +1,9 @@
 """DLPack for arrays on a device: ``np.from_dlpack(x)``, ``cupy.from_dlpack(x)``, ``torch.from_dlpack(x)``.
 
-A consumer sees the array's memory itself, mapped into this process as by `DeviceArray.ipc`, for as long as it holds the
-capsule; this works on the daemon's host only. Arrays have no ``__cuda_array_interface__``: libraries read that
-attribute without being asked to, and keep nothing alive by it; `x.ipc()` has it, with an explicit end.
+A consumer uses the array's memory itself, mapped into this process as by `DeviceArray.ipc`, until it releases the
+capsule; this works on the daemon's host only. Arrays have no ``__cuda_array_interface__``, because libraries read that
+attribute without being asked to and do not keep the memory alive; the object that `x.ipc()` returns has the attribute,
+and an explicit end.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _KDLCPU = 1
 
 
 def device_number(array: Shareable) -> tuple[int, int]:
-    """See `DeviceArray.__dlpack_device__`."""
+    """Returns the device's number for DLPack; see `DeviceArray.__dlpack_device__`."""
     try:
         return device_of(array._device.properties).dlpack_device
     except UnsupportedError as error:
@@ -45,7 +46,20 @@ def device_number(array: Shareable) -> tuple[int, int]:
 def capsule(
     array: Shareable, max_version: tuple[int, int] | None, dl_device: tuple[int, int] | None, copy: bool | None
 ) -> Any:
-    """See `DeviceArray.__dlpack__`."""
+    """Makes a DLPack capsule; see `DeviceArray.__dlpack__`.
+
+    Args:
+        array: The array.
+        max_version: Newest version of DLPack that the consumer supports; None: a version before 1.0.
+        dl_device: Device type and number that the consumer asks for; None: the array's own.
+        copy: True for a copy, False for an error if a copy is necessary, None for either.
+
+    Returns:
+        The capsule.
+
+    Raises:
+        BufferError: The memory cannot be shared, or not without a copy.
+    """
     try:
         if dl_device is not None and tuple(dl_device) != array.__dlpack_device__():
             return _on_host(array, tuple(dl_device), copy, max_version)

@@ -45,11 +45,12 @@ if TYPE_CHECKING:
 
 
 _PAIRS = 8
-"""Host arrays that an array remembers, and directions and streams of each; with more it starts afresh."""
+"""Maximum number of host arrays that an array remembers, and of directions and streams for each of them. The memory is
+cleared when it is full."""
 
 
 class _Pair(NamedTuple):
-    """A host array and the owner of its memory, by weak references; how it is copied each way, if it was."""
+    """A host array and the owner of its memory, as weak references, and the prepared copies for them."""
 
     host: Callable[[], Any]
     base: Callable[[], Any]
@@ -58,9 +59,9 @@ class _Pair(NamedTuple):
 
 
 class PinnedCopies:
-    """Copies between one array and pinned host arrays, kept so that they can be repeated.
+    """Copies between one device array and pinned host arrays, kept so that they can be repeated.
 
-    To find out anew where a host array lies, and that it can be copied as it is, takes longer than the rest of the
+    Determining the address of a host array, and whether it can be copied directly, takes longer than the rest of the
     client's work for a copy.
     """
 
@@ -71,7 +72,18 @@ class PinnedCopies:
         """Pairs by the id of the host array."""
 
     def find(self, array: ArrayLike, host: Any, way: int, on: BaseStream | None, blocking: bool) -> PinnedCopy | None:
-        """The copy to repeat, where nothing that matters has changed since it was made."""
+        """Looks up the copy to repeat.
+
+        Args:
+            array: The device array.
+            host: The host array, or any other object.
+            way: `UP` or `DOWN`.
+            on: Stream of the copy; None: the current one.
+            blocking: The call is to block until the copy is complete.
+
+        Returns:
+            The copy; None if there is none, or host array, stream or memory have changed since it was made.
+        """
         pair = self._pairs.get(id(host))
         if (
             pair is None or pair.host() is not host or pair.base() is not host.base
@@ -86,13 +98,21 @@ class PinnedCopies:
         copy = pair.copies.get((way, None if on is None else id(on)))
         if copy is None or copy.again(array._memory, on, blocking):
             return copy
-        self._pairs = {}  # a remembered copy may keep an attachment that has ended
+        self._pairs = {}  # a remembered copy may refer to an attachment that has ended
         return None
 
     def remember(
         self, array: ArrayLike, host: np.ndarray[Any, Any], way: int, given: BaseStream | None, copy: PinnedCopy
     ) -> None:
-        """Keeps a copy that was made of the host array as it is."""
+        """Keeps a copy, to be found again by its host array.
+
+        Args:
+            array: The device array.
+            host: The host array, which was copied directly.
+            way: `UP` or `DOWN`.
+            given: Stream of the copy, as the caller gave it; None: the current one.
+            copy: The copy.
+        """
         pairs = self._pairs
         if len(pairs) >= _PAIRS:
             self._pairs = pairs = {}
@@ -100,7 +120,7 @@ class PinnedCopies:
         if pair is None or pair.host() is not host or pair.base() is not host.base:
             try:
                 pairs[id(host)] = pair = _Pair(weakref.ref(host), weakref.ref(host.base), {})
-            except TypeError:  # the owner of the memory has no weak references
+            except TypeError:  # the owner of the memory does not support weak references
                 return
         if len(pair.copies) >= _PAIRS:
             pair.copies.clear()
@@ -109,7 +129,16 @@ class PinnedCopies:
 
 
 def part_of(array: ArrayLike, attachment: Attachment, on: BaseStream | None) -> plan.BufferPart:
-    """The array's bytes, in the order of a stream."""
+    """Describes the bytes of an array for a transfer.
+
+    Args:
+        array: The array.
+        attachment: The attachment to use.
+        on: Stream that orders the transfer; None: the current one.
+
+    Returns:
+        Stream, buffer, offset and rows.
+    """
     stream = streams.resolve(on, array._connection, attachment)
     return plan.BufferPart(stream, array._memory.handle, array._offset, array._rows)
 
@@ -125,7 +154,15 @@ def write(
     show: bool | Progress | None,
     blocking: bool = False,
 ) -> None:
-    """Overwrites the array with a host array of its shape and dtype."""
+    """Overwrites an array with a host array.
+
+    Args:
+        array: The device array.
+        host: A host array of its shape and dtype.
+        stream: Stream that orders the write; None: the current one.
+        show: The caller's ``progress`` argument.
+        blocking: Blocks until pinned memory has been read.
+    """
     attachment = array._usable()
     given, host = host, np.ascontiguousarray(host, array.dtype)
     part = part_of(array, attachment, stream)
@@ -139,7 +176,15 @@ def write(
 def write_bytes(
     array: HostCopied, data: memoryview, stream: BaseStream | None, show: bool | Progress | None, blocking: bool = False
 ) -> None:
-    """Overwrites the array with the bytes of a buffer that is no array of NumPy's."""
+    """Overwrites an array with the bytes of a buffer that is no NumPy array.
+
+    Args:
+        array: The device array.
+        data: The bytes, as many as the array has.
+        stream: Stream that orders the write; None: the current one.
+        show: The caller's ``progress`` argument.
+        blocking: Blocks until pinned memory has been read.
+    """
     attachment = array._usable()
     part = part_of(array, attachment, stream)
     report = progresses.reporter(show, "upload")
@@ -158,7 +203,21 @@ def read(
     show: bool | Progress | None,
     blocking: bool,
 ) -> None:
-    """Copies the array into a contiguous host array."""
+    """Copies an array into a contiguous host array.
+
+    Args:
+        array: The device array.
+        attachment: The attachment to use.
+        on: Stream that orders the read; None: the current one.
+        into: The host array.
+        timeout: Seconds to wait at most; None: no limit.
+        show: The caller's ``progress`` argument.
+        blocking: Blocks until the bytes have arrived, also in pinned memory.
+
+    Raises:
+        TimeoutError: The bytes have not arrived in time.
+        HearthError: Earlier work on the stream or the array failed.
+    """
     copy = fetch(array, attachment, on, plan.host_bytes(into), timeout, show, blocking)
     if copy is not None:
         _remember(array, into, DOWN, on, copy)
@@ -173,11 +232,28 @@ def fetch(
     show: bool | Progress | None,
     blocking: bool = True,
 ) -> PinnedCopy | None:
-    """Copies the array's bytes into a buffer; returns the copy where it can be repeated."""
+    """Copies an array's bytes into a buffer.
+
+    Args:
+        array: The device array.
+        attachment: The attachment to use.
+        on: Stream that orders the read; None: the current one.
+        data: The buffer.
+        timeout: Seconds to wait at most; None: no limit.
+        show: The caller's ``progress`` argument.
+        blocking: Blocks until the bytes have arrived, also in pinned memory.
+
+    Returns:
+        The copy, if it can be repeated; otherwise None.
+
+    Raises:
+        TimeoutError: The bytes have not arrived in time.
+        HearthError: Earlier work on the stream or the array failed.
+    """
     connection, part = array._connection, part_of(array, attachment, on)
     report, shared = progresses.reporter(show, "download"), not _recorded(array, on)
     copy = router.read(connection, attachment, part, data, timeout, report, blocking=blocking, shared=shared)
-    if connection._deferred:  # a copy that was sent before may have failed since: its answer has come
+    if connection._deferred:  # an earlier copy may have failed meanwhile, and its answer has arrived
         connection.raise_deferred(part.stream, array._memory.handle)
     return copy
 
@@ -185,7 +261,22 @@ def fetch(
 def repeat_read(
     array: ArrayLike, copy: PinnedCopy, out: np.ndarray[Any, Any], timeout: float | None, blocking: bool
 ) -> bool:
-    """Repeats a copy to the host; False where the shared memory was lost, so that nothing was copied."""
+    """Repeats a copy to the host.
+
+    Args:
+        array: The device array.
+        copy: The copy.
+        out: The host array.
+        timeout: Seconds to wait at most; None: no limit.
+        blocking: Blocks until the bytes have arrived.
+
+    Returns:
+        False if the shared memory was lost, so that nothing was copied.
+
+    Raises:
+        TimeoutError: The bytes have not arrived in time.
+        HearthError: Earlier work on the stream or the array failed.
+    """
     if not blocking:
         copy.begin(out)
     elif not copy.run(out, timeout):
@@ -198,7 +289,18 @@ def repeat_read(
 def destination(
     array: ArrayLike, out: np.ndarray[Any, Any] | None
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """The host array that `get` returns, and the one that takes its bytes as they come."""
+    """Makes the host arrays for a read.
+
+    Args:
+        array: The device array.
+        out: The caller's array; None: a new one.
+
+    Returns:
+        The array that `get` returns, and the contiguous array that receives the bytes, which may be the same.
+
+    Raises:
+        ArgumentError: `out` is read-only, or of another shape or dtype.
+    """
     host = np.empty(array._shape, array.dtype) if out is None else _check_out(array, out)
     whole = host.flags.c_contiguous and host.dtype.isnative
     return host, host if whole else np.empty(array._shape, array.dtype)
@@ -218,8 +320,8 @@ def _check_out(array: ArrayLike, out: np.ndarray[Any, Any]) -> np.ndarray[Any, A
 
 
 def _recorded(array: ArrayLike, given: BaseStream | None) -> bool:
-    """True if the stream is being recorded. It then accepts no copy from or to the host: if no memory is shared, the
-    daemon refuses one at once."""
+    """Returns True if the stream is being recorded. Such a stream accepts no copy from or to the host; the daemon
+    refuses one at once if no memory is shared."""
     on = given if given is not None else streams.current(array._connection)
     return on is not None and on._recorder is not None
 

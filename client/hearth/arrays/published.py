@@ -1,8 +1,9 @@
-"""Published buffers: one copy of the weights for many clients.
+"""Published arrays: one copy in device memory, e.g. of a model's weights, for many clients.
 
 An array is published under a name, and attached under that name by other sessions, read-only. While it is published or
 attached, no session writes to it, not even its publisher. The name ends with `Device.unpublish`, with the publisher's
-session or with its device process; the memory lives until the last of name, publisher and attached arrays is gone.
+session or with its device process; the memory is freed when the name, the publisher's array and all attached arrays are
+gone.
 """
 
 from __future__ import annotations
@@ -28,16 +29,28 @@ A = TypeVar("A")
 
 
 class Publications:
-    """Names on one device: publishes arrays under them, and attaches those that other sessions published."""
+    """Published names on one device: publishes arrays, and attaches arrays that other sessions published."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._unanswered: dict[tuple[str, str], int] = {}
-        """Handles of attachments whose answer was lost with its connection, by name and tenant: asked for again, they
-        keep their handle."""
+        """Handles, by name and tenant, of attach requests whose answer was lost with the connection. A repeated request
+        uses the same handle."""
 
     def publish(self, name: str, array: Any, tenants: Sequence[str]) -> None:
-        """See `Device.publish`."""
+        """Publishes an array; see `Device.publish`. Blocks.
+
+        Args:
+            name: Name within this tenant.
+            array: An array of this device.
+            tenants: Other tenants that may attach it; ``"*"``: all.
+
+        Raises:
+            DtypeError: `array` is no device array.
+            UnsupportedError: `array` belongs to another device or session, or its dtype cannot be described by a name.
+            ArgumentError: `array` is part of a buffer.
+            InvalidHandleError: The name is in use.
+        """
         if not isinstance(array, BaseArray):
             raise DtypeError(
                 f"publish takes a DeviceArray, not a {type(array).__name__}.",
@@ -68,14 +81,37 @@ class Publications:
         )
 
     def unpublish(self, name: str) -> None:
-        """See `Device.unpublish`."""
+        """Ends a publication; see `Device.unpublish`. Blocks.
+
+        Args:
+            name: The published name.
+
+        Raises:
+            InvalidHandleError: There is no such name.
+        """
         request = device_pb2.UnpublishRequest(target=self._target(), name=name)
         self._call("Unpublish", request, device_pb2.UnpublishResponse)
 
     def attach(
         self, device: DeviceContext[A], name: str, tenant: str | None, given_shape: shapes.Shape | None, dtype: Any
     ) -> A:
-        """See `Device.attach`."""
+        """Attaches a published array; see `Device.attach`. Blocks.
+
+        Args:
+            device: The device.
+            name: The published name.
+            tenant: Tenant that published it; None: this session's own.
+            given_shape: Shape to view the memory with; None: the publisher's.
+            dtype: Element type to view the memory with; None: the publisher's.
+
+        Returns:
+            The array.
+
+        Raises:
+            InvalidHandleError: There is no such name for this tenant.
+            ArgumentError: The memory does not have the size of an array of that shape and dtype.
+            BufferLostError: The device process was lost during the call.
+        """
         from hearth.arrays.described import parse
 
         connection = self._connection
@@ -111,7 +147,7 @@ class Publications:
         return device._array_type(device, memory, 0, *found)
 
     def listed(self) -> list[PublishedArray]:
-        """See `Device.published`."""
+        """Lists the arrays that this session may attach; see `Device.published`. Blocks."""
         from hearth.arrays.described import PublishedArray, parse
 
         request = device_pb2.ListPublishedRequest(target=self._target())
@@ -141,7 +177,8 @@ def _seen_as(
     described: tuple[tuple[int, ...], np.dtype[Any]] | None,
     given: tuple[tuple[int, ...] | None, np.dtype[Any] | None],
 ) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and dtype of `size` bytes, as asked for or else as described. Raises `ArgumentError`."""
+    """Returns shape and dtype for `size` bytes: those that the caller gave, otherwise those of the description. Raises
+    `ArgumentError` if they do not match the size."""
     shape, dtype = given
     if dtype is None:
         if described is None:
@@ -163,7 +200,7 @@ def _seen_as(
 
 
 def _check_whole(array: BaseArray) -> None:
-    """Raises `ArgumentError` for a part of a buffer."""
+    """Raises `ArgumentError` if the array is only part of a buffer."""
     if array._offset or array._strides is not None or array.nbytes != array._memory.size:
         raise ArgumentError(
             f"{array!r} is a part of a buffer of {array._memory.size} bytes, or has gaps; only whole buffers are "

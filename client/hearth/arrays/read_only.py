@@ -1,4 +1,4 @@
-"""Arrays that a kernel only reads."""
+"""Marks for arrays that a kernel only reads."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ class ReadOnlyMap(ReadOnly):
 
 
 def read_only(array: DeviceOperand) -> ReadOnly:
-    """Marks an array as an argument that the kernel does not write to.
+    """Marks an array as an argument to which the kernel does not write.
 
-    Launches on several streams may then read the array at the same time; otherwise each waits for the one before.
+    Launches on several streams may then read the array at the same time; without the mark, each such launch waits for
+    the previous one.
 
     Args:
         array: A device array or a tensor map.
@@ -44,7 +45,7 @@ def read_only(array: DeviceOperand) -> ReadOnly:
         The argument, to be passed to a kernel.
 
     Raises:
-        LaunchTypeError: `array` is neither.
+        LaunchTypeError: `array` is neither a device array nor a tensor map.
     """
     if isinstance(array, ReadOnly):
         return array

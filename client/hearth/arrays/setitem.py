@@ -1,6 +1,6 @@
-"""``x[index] = value``: a number, a host array or an array on the device, cast and broadcast as NumPy does.
+"""Assignment ``x[index] = value`` of a number, a host array or a device array, converted and broadcast as in NumPy.
 
-What is repeated along the first axes is sent once, and spread by copies on the device.
+A value that is repeated along the first axes is sent once, and repeated by copies on the device.
 """
 
 from __future__ import annotations
@@ -16,12 +16,20 @@ if TYPE_CHECKING:
     from hearth.interfaces import ArrayLike
 
 _WHOLE_BYTES = 64 << 10
-"""Up to so much is sent as it is: one command instead of several."""
+"""Size in bytes up to which a broadcast value is sent whole, as one command instead of several."""
 
 
 def assign(target: ArrayLike, value: Any) -> None:
-    """Sets the view to a number or a host array. Raises `ArgumentError` where the shapes do not fit, `DtypeError` where
-    the types do not."""
+    """Sets a view to a number or a host array.
+
+    Args:
+        target: The view.
+        value: The value, converted and broadcast.
+
+    Raises:
+        ArgumentError: The shapes do not match.
+        DtypeError: The value cannot be converted to the view's dtype.
+    """
     numbers = isinstance(value, bool | int | float | complex | bytes) or (np.here() and isinstance(value, np.generic))
     if numbers or (isinstance(value, tuple) and target.dtype.names is not None):
         target.fill(value)
@@ -45,7 +53,7 @@ def _cast(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     try:
         host = value if isinstance(value, np.ndarray) else np.asarray(value)
         if host.dtype.kind in "iub" and not isinstance(value, np.ndarray):
-            return np.asarray(value, dtype)  # whole numbers of Python: those that do not fit are refused
+            return np.asarray(value, dtype)  # for Python ints, NumPy refuses a value out of the dtype's range
         return host.astype(dtype, copy=False)
     except (TypeError, ValueError, OverflowError) as error:
         raise DtypeError(
@@ -56,10 +64,18 @@ def _cast(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
 
 
 def assign_array(target: ArrayLike, value: ArrayLike) -> None:
-    """Sets the view to an array on the device. Raises as `assign`; `UnsupportedError` for an array that would be
-    repeated along inner axes."""
+    """Sets a view to a device array.
+
+    Args:
+        target: The view.
+        value: The array, converted and repeated along further axes in front.
+
+    Raises:
+        ArgumentError: The shapes do not match.
+        UnsupportedError: The array would have to be repeated along inner axes.
+    """
     given = value
-    while value.shape[:1] == (1,):  # it is repeated along them, once or more often
+    while value.shape[:1] == (1,):  # leading axes of length 1 are broadcast
         value = value[0]
     if value.size == 1:
         value = value.reshape(())
@@ -92,7 +108,8 @@ def _range(array: ArrayLike) -> layouts.RowLayout:
 
 
 def _spread(target: ArrayLike, ahead: int, write: Callable[[ArrayLike], None]) -> None:
-    """`write` fills the first block behind the first `ahead` axes; copies repeat it, twice as many each time."""
+    """Fills `target`: `write` fills the first block behind the first `ahead` axes, and copies on the device repeat it,
+    doubling the filled part each time."""
     if not target.size:
         return
     write(target[(0,) * ahead])
@@ -106,7 +123,7 @@ def _spread(target: ArrayLike, ahead: int, write: Callable[[ArrayLike], None]) -
 
 
 def _without_leading(shape: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...]:
-    """Without axes of length 1 in front that the target does not have: NumPy assigns such, too."""
+    """Removes leading axes of length 1 that the target does not have, as NumPy does in an assignment."""
     while len(shape) > len(wanted) and shape[0] == 1:
         shape = shape[1:]
     return shape

@@ -1,7 +1,8 @@
-"""Views that are not contiguous: which part of an array an index selects, and how copies go through it.
+"""Views that are not contiguous: resolution of an index, and the copies that cover such a view.
 
-An array is either contiguous or made of rows at one distance from each other (`hearth_proto.layouts.RowLayout`), for
-that is what a copy takes at once. Everything in bytes but shapes and indices; nothing here transfers or waits.
+An array is either contiguous or consists of rows at a constant distance (`hearth_proto.layouts.RowLayout`), because one
+copy command can transfer such rows. All sizes are bytes, except shapes and indices; this module does not transfer or
+wait.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from hearth_proto.layouts import RowLayout, contiguous
 
 
 class Selection(NamedTuple):
-    """A part of an array, `offset` bytes behind its start."""
+    """A part of an array that begins `offset` bytes after the array's start."""
 
     offset: int
     shape: tuple[int, ...]
@@ -24,7 +25,7 @@ class Selection(NamedTuple):
 
 
 class StridedCopy(NamedTuple):
-    """A copy on the device: `rows` rows of `width` bytes; offsets from the two arrays' starts."""
+    """A copy on the device of `rows` rows of `width` bytes; offsets are relative to the starts of the two arrays."""
 
     to: int
     since: int
@@ -35,7 +36,7 @@ class StridedCopy(NamedTuple):
 
 
 def select(shape: Sequence[int], strides: Sequence[int], index: Any) -> Selection:
-    """Resolves `index`, by NumPy's basic indexing: integers, slices, `...` and None for a new axis.
+    """Resolves a subscript by NumPy's basic indexing: integers, slices, `...` and None for a new axis.
 
     Args:
         shape: Elements along each axis.
@@ -47,7 +48,7 @@ def select(shape: Sequence[int], strides: Sequence[int], index: Any) -> Selectio
 
     Raises:
         IndexError: The index is out of range, as in NumPy.
-        UnsupportedError: The index steps back, or is a mask or a list of indices.
+        UnsupportedError: The index has a negative step, or is a mask or a list of indices.
     """
     offset = 0
     lengths: list[int] = []
@@ -79,7 +80,7 @@ def select(shape: Sequence[int], strides: Sequence[int], index: Any) -> Selectio
 
 
 def _expanded(axes: int, index: Any) -> list[Any]:
-    """The index with as many parts as there are axes, and those that make new ones."""
+    """Returns the parts of an index, with one part for each axis, and None for each new axis."""
     parts = list(index) if isinstance(index, tuple) else [index]
     dots = [position for position, part in enumerate(parts) if part is Ellipsis]
     if len(dots) > 1:
@@ -110,7 +111,7 @@ def _unsupported(what: str, fix: str) -> UnsupportedError:
 
 
 def no_rows(shape: Sequence[int]) -> UnsupportedError:
-    """Builds the error of a view whose elements do not lie in rows at one distance."""
+    """Builds the error of a view whose elements do not lie in rows at a constant distance."""
     return UnsupportedError(
         f"the elements of this view of shape {tuple(shape)} do not lie in rows at one distance from each other.",
         reason="UNSUPPORTED",
@@ -119,7 +120,16 @@ def no_rows(shape: Sequence[int]) -> UnsupportedError:
 
 
 def reshaped_strides(rows: RowLayout, itemsize: int, shape: Sequence[int]) -> tuple[int, ...] | None:
-    """Strides of an array of `rows`, reshaped without a copy; None where that cannot be."""
+    """Computes the strides of an array that is reshaped without a copy.
+
+    Args:
+        rows: The rows of the array.
+        itemsize: Bytes of an element.
+        shape: The new shape, with the same number of elements.
+
+    Returns:
+        Bytes from one element to the next along each axis; None if a copy would be necessary.
+    """
     if rows.dense:
         return contiguous(shape, itemsize).strides
     inner, split = itemsize, len(shape)
@@ -132,7 +142,15 @@ def reshaped_strides(rows: RowLayout, itemsize: int, shape: Sequence[int]) -> tu
 
 
 def moves(to: RowLayout, since: RowLayout) -> Iterator[StridedCopy]:
-    """The copies, as few as can be, between two arrays of the same shape and dtype."""
+    """Generates the fewest copies that transfer an array to another one of the same shape and dtype.
+
+    Args:
+        to: The rows of the destination.
+        since: The rows of the source.
+
+    Returns:
+        The copies.
+    """
     if to.dense and since.dense:
         yield StridedCopy(to.offset, since.offset, to.size, 1, 0, 0)
     elif to.dense or since.dense or to.width == since.width:
@@ -148,7 +166,8 @@ def moves(to: RowLayout, since: RowLayout) -> Iterator[StridedCopy]:
 
 
 def _fine(to: RowLayout, since: RowLayout) -> Iterator[StridedCopy]:
-    """Into shorter rows: `each` of them make one row of the source."""
+    """Generates the copies into rows that are shorter than those of the source: `each` of them make one row of the
+    source."""
     width = to.width
     each = since.width // width
     if since.rows <= each:
@@ -168,7 +187,7 @@ def _fine(to: RowLayout, since: RowLayout) -> Iterator[StridedCopy]:
 
 
 def doublings(rows: RowLayout) -> Iterator[StridedCopy]:
-    """The copies that spread the first row over all: each takes what is there already."""
+    """Generates the copies that repeat the first row in all rows; each copy doubles the part that is filled."""
     done = 1
     while done < rows.rows:
         more = min(done, rows.rows - done)

@@ -1,7 +1,9 @@
-"""Tensor maps: what the tensor memory accelerator (TMA) of NVIDIA GPUs from compute capability 9.0 on reads and writes.
+"""Tensor maps: descriptors of arrays for the tensor memory accelerator (TMA) of NVIDIA GPUs from compute capability
+9.0.
 
-A kernel takes one as ``const __grid_constant__ CUtensorMap map``. Shapes, boxes and strides are in NumPy's order here,
-the innermost axis last; in the kernel the coordinates of a copy are given innermost first, as always with TMA.
+A kernel declares such an argument as ``const __grid_constant__ CUtensorMap map``. Here, shapes, boxes and strides are
+in NumPy's order, with the innermost axis last; in the kernel, the coordinates of a copy are given innermost first, as
+always with TMA.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ else:
     A = TypeVar("A")  # without a default before Python 3.13
 
 _PER_BYTE = {"16u4_align8b": 2}
-"""Packed types: elements in a byte of the array."""
+"""Number of elements in one byte of the array, for packed types."""
 
 _U32, _U64, _I32 = (0, 2**32 - 1), (0, 2**64 - 1), (-(2**31), 2**31 - 1)
 
@@ -44,8 +46,9 @@ _U32, _U64, _I32 = (0, 2**32 - 1), (0, 2**64 - 1), (-(2**31), 2**31 - 1)
 class Im2col:
     """Reads of a convolution (im2col mode) from a tensor of (N, W, C), (N, H, W, C) or (N, D, H, W, C).
 
-    The corners are the offsets of the first pixel from the tensor's first, and of the last from its last, along each
-    axis between N and C; ``channels_per_pixel`` elements of ``pixels_per_column`` pixels are read at a time.
+    The corners limit the pixels along each axis between N and C: `lower_corner` is the offset of the first pixel from
+    the tensor's first pixel, `upper_corner` that of the last pixel from the tensor's last. One copy reads
+    ``channels_per_pixel`` elements of each of ``pixels_per_column`` pixels.
     """
 
     lower_corner: Sequence[int]
@@ -69,7 +72,8 @@ class Options(TypedDict, total=False):
 
 
 class _Handle(Memory):
-    """The map's handle, with the array's memory behind it; destroyed when nothing refers to it any more."""
+    """The handle of a tensor map, which keeps the array's memory; the map is destroyed when nothing refers to it any
+    more."""
 
     __slots__ = ()
 
@@ -81,24 +85,25 @@ class _Handle(Memory):
 
 
 class TensorMap(DeviceOperand, Generic[A]):
-    """An array as TMA sees it, passed to kernels as an argument. Keeps the array's memory, also when that is freed.
+    """A descriptor of an array for TMA, passed to kernels as an argument. Keeps the array's memory, even after the
+    array has been freed.
 
-    In the kernel, a copy has to start at a multiple of 16 bytes along the innermost axis: elsewhere an H200 ends the
-    kernel with an illegal instruction (measured). What the device's rules say against a map surfaces at the next sync,
-    read or flush of the stream (`LaunchError`, reason ``TENSOR_MAP_INVALID``, with everything that is wrong), as does
+    In the kernel, a copy must start at a multiple of 16 bytes along the innermost axis: otherwise an H200 ends the
+    kernel with an illegal instruction (measured). A map that violates the device's rules is reported by the next sync,
+    read or flush of the stream (`LaunchError`, reason ``TENSOR_MAP_INVALID``, with everything that is wrong), and so is
     a device without TMA (`UnsupportedError`).
 
     Args:
         array: The array.
         box: Elements of one copy along each axis, innermost last.
         im2col: Pixels of a convolution to copy, instead of `box`.
-        shape: Elements along each axis of another region of the array's memory, from its first element on; None: the
-            array's.
+        shape: Elements along each axis of another region of the array's memory, which starts at its first element;
+            None: the array's.
         strides: Bytes from one element to the next along each axis of that region; None: those of C order, or without
             `shape` the array's.
-        element_strides: Copies every n-th element along each axis; None: every one.
-        dtype: Type of the elements, of the same size: an integer or float of 1 to 8 bytes (ml_dtypes' too), or
-            ``"float32_ftz"``, ``"tfloat32"``, ``"tfloat32_ftz"``, ``"16u4_align8b"``; None: the array's.
+        element_strides: Copies every n-th element along each axis; None: every element.
+        dtype: Type of the elements, of the same size: an integer or float of 1 to 8 bytes (including those of
+            ml_dtypes), or ``"float32_ftz"``, ``"tfloat32"``, ``"tfloat32_ftz"``, ``"16u4_align8b"``; None: the array's.
         interleave: ``"none"``, ``"16b"`` or ``"32b"``.
         swizzle: ``"none"``, ``"32b"``, ``"64b"`` or ``"128b"``.
         l2_promotion: ``"none"``, ``"l2_64b"``, ``"l2_128b"`` or ``"l2_256b"``.
@@ -106,8 +111,9 @@ class TensorMap(DeviceOperand, Generic[A]):
         stream: Stream that orders the creation; None: the current one.
 
     Raises:
-        ArgumentError: Both or neither of `box` and `im2col` are given, or the numbers of an option do not fit.
-        DtypeError: `dtype` has elements of another size than the array, or a number is no whole one.
+        ArgumentError: Both or neither of `box` and `im2col` are given, or a number of an option is out of range.
+        DtypeError: The elements of `dtype` have another size than those of the array, or a number is not a whole
+            number.
     """
 
     __slots__ = ("__weakref__", "_array", "_connection")
@@ -164,11 +170,11 @@ class TensorMap(DeviceOperand, Generic[A]):
 
     @property
     def array(self) -> A:
-        """The `DeviceArray` that it was made from."""
+        """The device array from which the map was made."""
         return self._array
 
     def free(self) -> None:
-        """Destroys it now, rather than when nothing refers to it any more; using it afterwards is an error."""
+        """Destroys the map now, instead of when nothing refers to it any more. Using the map afterwards is an error."""
         self._memory.free()
 
     def __repr__(self) -> str:
@@ -179,7 +185,8 @@ class TensorMap(DeviceOperand, Generic[A]):
 def _region(
     array: ArrayLike, shape: Sequence[int] | None, strides: Sequence[int] | None, dtype: Any
 ) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
-    """The driver's or NumPy's name of the type, sizes in elements and strides in bytes, NumPy's order."""
+    """Returns the type's name (the driver's or NumPy's), the size of each axis in elements and the strides in bytes, in
+    NumPy's order."""
     name = array.dtype.name if dtype is None else dtype if isinstance(dtype, str) else np.dtype(dtype).name
     size = array.itemsize
     if _size_of(name, size) != size:
@@ -212,14 +219,15 @@ def _region(
 
 
 def _size_of(name: str, otherwise: int) -> int:
-    """Bytes of an element of the type; those of packed types are bytes in an array. `otherwise`: of an unknown one."""
+    """Returns the bytes of an element of a type; 1 for packed types, whose arrays have elements of one byte;
+    `otherwise` for an unknown type."""
     if name in _PER_BYTE:
         return 1
     if name in ("float32_ftz", "tfloat32", "tfloat32_ftz"):
         return 4
     try:
         return np.dtype(name).itemsize
-    except TypeError:  # the daemon says what it thinks of it
+    except TypeError:  # unknown here: the daemon accepts or refuses the type
         return otherwise
 
 
@@ -231,7 +239,7 @@ def _fill_im2col(message: commands_pb2.CreateTensorMap.Im2col, given: Im2col) ->
 
 
 def _numbers(what: str, given: Sequence[int], allowed: tuple[int, int]) -> tuple[int, ...]:
-    """Whole numbers that fit their field. Raises `ArgumentError`, `DtypeError`."""
+    """Returns `given` as whole numbers within the range `allowed`. Raises `ArgumentError` or `DtypeError`."""
     low, high = allowed
     try:
         numbers = tuple(operator.index(each) for each in given)

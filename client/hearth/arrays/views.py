@@ -1,6 +1,6 @@
-"""Views of an array: the same memory in another shape, dtype or order of axes.
+"""Views of an array: the same memory with another shape, dtype or order of axes.
 
-Pure functions over shape, strides in bytes and dtype; nothing here transfers or waits. Indexing is in `strided`.
+Pure functions of shape, strides in bytes and dtype; this module does not transfer or wait. Indexing is in `strided`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Strides = tuple[int, ...] | None
 
 
 class Flags:
-    """Memory layout of an array, by NumPy's names."""
+    """Memory layout of an array, with NumPy's names."""
 
     __slots__ = ("c_contiguous", "f_contiguous")
 
@@ -42,16 +42,24 @@ class Flags:
 
 
 def flags(array: ArrayLike) -> Flags:
-    """The array's memory layout."""
+    """Returns the memory layout of an array."""
     transposed = layouts.rows_of(array.shape[::-1], array.strides[::-1], array.itemsize)
     return Flags(array._as_rows().dense, transposed is not None and transposed.dense)
 
 
 def reshaped(rows: layouts.RowLayout, itemsize: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of an array that lies in `rows`, seen as another shape of the same size.
+    """Computes the strides of an array that is viewed with another shape of the same size.
+
+    Args:
+        rows: The rows of the array.
+        itemsize: Bytes of an element.
+        shape: The new shape.
+
+    Returns:
+        Bytes from one element to the next along each axis.
 
     Raises:
-        UnsupportedError: NumPy would make a copy.
+        UnsupportedError: The shape would need a copy, as NumPy would make.
     """
     strides = strided.reshaped_strides(rows, itemsize, shape)
     if strides is None:
@@ -66,10 +74,19 @@ def reshaped(rows: layouts.RowLayout, itemsize: int, shape: tuple[int, ...]) -> 
 def squeezed(
     shape: tuple[int, ...], strides: Strides, axis: int | tuple[int, ...] | None
 ) -> tuple[tuple[int, ...], Strides]:
-    """Shape and strides without the axes of length 1, or without those of `axis`.
+    """Computes the shape and strides without axes of length 1.
+
+    Args:
+        shape: Elements along each axis.
+        strides: Strides in bytes; None: those of C order.
+        axis: The axes to remove; None: all of length 1.
+
+    Returns:
+        Shape and strides of the view.
 
     Raises:
-        ArgumentError: an axis of `axis` is longer.
+        ArgumentError: An axis in `axis` is longer than 1.
+        IndexError: There is no such axis.
     """
     gone = shapes.squeezed(shape, axis)
     kept = [at for at in range(len(shape)) if at not in gone]
@@ -79,10 +96,20 @@ def squeezed(
 def transposed(
     shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, axes: tuple[int | Sequence[int] | None, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shape and strides with the axes in the order of the arguments of ``x.transpose(...)``.
+    """Computes the shape and strides with the axes in another order.
+
+    Args:
+        shape: Elements along each axis.
+        strides: Strides in bytes.
+        itemsize: Bytes of an element.
+        axes: The arguments of ``x.transpose(...)``.
+
+    Returns:
+        Shape and strides of the view.
 
     Raises:
-        UnsupportedError: the result would not lie in rows at one distance.
+        ArgumentError: `axes` does not name each axis once.
+        UnsupportedError: The result would not lie in rows at a constant distance.
     """
     order = shapes.permutation(len(shape), axes)
     fresh, moved = tuple(shape[at] for at in order), tuple(strides[at] for at in order)
@@ -99,10 +126,21 @@ def transposed(
 def reinterpreted(
     shape: tuple[int, ...], strides: Strides, since: Dtype, dtype: Any, *, dense: bool
 ) -> tuple[tuple[int, ...], Dtype, Strides]:
-    """Shape, dtype and strides of the same bytes as another dtype.
+    """Computes shape, dtype and strides of the same bytes as elements of another dtype.
+
+    Args:
+        shape: Elements along each axis.
+        strides: Strides in bytes; None: those of C order.
+        since: The present dtype.
+        dtype: The new dtype.
+        dense: The array is contiguous.
+
+    Returns:
+        Shape, dtype and strides of the view.
 
     Raises:
-        ArgumentError: the last axis is not contiguous, or its bytes do not divide into the dtype.
+        ArgumentError: The last axis is not contiguous, or its bytes are not a multiple of the new element's size.
+        DtypeError: No device has elements of that type.
     """
     fresh = shapes.reinterpreted(dtype)
     if fresh.itemsize == since.itemsize:
@@ -127,11 +165,18 @@ def reinterpreted(
 
 
 def element(array: A, index: tuple[SupportsIndex, ...]) -> A:
-    """The view of one element: the only one, the one at a flat index, or the one at an index for each axis.
+    """Returns the view of one element.
+
+    Args:
+        array: The array.
+        index: A flat index, or one index for each axis; empty: the only element.
+
+    Returns:
+        A view of one element.
 
     Raises:
-        ValueError: no index was given and there are several elements, or too few or too many indices.
-        IndexError: the index is out of bounds.
+        ValueError: No index was given and there are several elements, or the number of indices is wrong.
+        IndexError: The index is out of bounds.
     """
     if not index:
         if array.size != 1:

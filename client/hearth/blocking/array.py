@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 class DeviceArray(BaseArray):
-    """An array in a device's memory. Made by `Device.asarray`, `empty`, `zeros` and their like.
+    """An array in a device's memory. Made by `Device.asarray`, `Device.empty`, `Device.zeros` and similar methods.
 
-    Views (slices, `reshape`, `view`) share their buffer, which is freed when the last of them is gone. A kernel is
-    passed the address of an array's first element, whatever its strides: pass `x.pitch` or `x.strides` beside it.
-    Commands are ordered on a stream and sent one way; `get`, `np.asarray`, `item` and other conversions to host values
-    wait.
+    Views (slices, `reshape`, `view`) share one buffer, which is freed when neither the array nor any view of it exists
+    any more. A kernel receives the address of an array's first element, whatever its strides: pass `x.pitch` or
+    `x.strides` as a further argument. Commands are ordered on a stream and sent one way; `get`, `np.asarray`, `item`
+    and other conversions to host values block.
     """
 
     __slots__ = ()
@@ -52,15 +52,16 @@ class DeviceArray(BaseArray):
         timeout: float | None = None,
         progress: bool | Progress | None = None,
     ) -> np.ndarray[Any, Any]:
-        """Copies the array to host memory, after the work before it on `stream` and on the array. Blocks until it is
-        there.
+        """Copies the array to host memory, after the earlier work on `stream` and on the array. Blocks until the
+        contents have arrived.
 
         Args:
             out: Host array of the same shape and dtype to fill; None: a new one.
             stream: Stream that orders the read; None: the current one.
-            blocking: False returns at once, if `out` lies in pinned memory (`hearth.empty_pinned`) and is C-contiguous:
-                it is filled in the order of the stream, and must not be read before that was synchronized with, which
-                raises failures. Otherwise (ordinary memory, a device of another host) the call blocks all the same.
+            blocking: False returns at once if `out` lies in pinned memory (`hearth.empty_pinned`) and is C-contiguous:
+                `out` is filled in the order of the stream, and must not be read before the stream has been
+                synchronized, which raises failures. In other cases (ordinary memory, a device of another host) the call
+                blocks nevertheless.
             timeout: Seconds to wait at most; None: no limit.
             progress: True for a bar on a terminal or in a notebook, or ``f(done, total)``, called with bytes.
 
@@ -71,14 +72,15 @@ class DeviceArray(BaseArray):
             HearthError: Earlier work on the stream or the array failed.
             BufferLostError: The array was lost with its device process.
             DeviceLostError: The device was lost; raised once for each loss.
-            TimeoutError: The contents have not come in time.
+            TimeoutError: The contents have not arrived in time.
+            ArgumentError: `out` is read-only, or of another shape or dtype.
         """
         copies = self._copies
         if out is not None and copies is not None and progress is None:
             copy = copies.find(self, out, DOWN, stream, blocking)
             if copy is not None and host_copy.repeat_read(self, copy, out, timeout, blocking):
                 return out
-        self._connection.raise_deferred(NO_STREAM)  # which stream it is, is known when it can be used
+        self._connection.raise_deferred(NO_STREAM)  # the stream's handle is known only after the device is attached
         attachment = self._usable()
         host, into = host_copy.destination(self, out)
         if self._nbytes:
@@ -99,8 +101,8 @@ class DeviceArray(BaseArray):
         """Reads the bytes of the array, in C order, into a buffer. Blocks as `get` does.
 
         Args:
-            buffer: A writable buffer of that size: a bytearray, `array.array`, memoryview, mmap or an array of NumPy's,
-                whatever the type of its elements.
+            buffer: A writable, contiguous buffer of `nbytes` bytes: a bytearray, `array.array`, memoryview, mmap or
+                NumPy array with elements of any type.
             stream: Stream that orders the read; None: the current one.
             timeout: Seconds to wait at most; None: no limit.
             progress: True for a progress bar, or ``f(done, total)``, called with bytes.
@@ -109,9 +111,9 @@ class DeviceArray(BaseArray):
             The number of bytes, as `io.RawIOBase.readinto` does.
 
         Raises:
-            DtypeError: `buffer` is no buffer.
-            ArgumentError: It is read-only, not contiguous, or of another size.
-            HearthError: As `get` raises.
+            DtypeError: `buffer` has no buffer interface.
+            ArgumentError: `buffer` is read-only, not contiguous, or of another size.
+            HearthError: An error that `get` raises.
         """
         data = dtypes.writable(buffer, self._nbytes)
         self._connection.raise_deferred(NO_STREAM)
@@ -127,7 +129,7 @@ class DeviceArray(BaseArray):
         return host if dtype is None else host.astype(dtype, copy=False)
 
     def item(self, *index: SupportsIndex) -> Any:
-        """Reads one element as a Python object. Blocks as `get` does, and reads no more than that element.
+        """Reads one element as a Python object, and transfers only that element. Blocks as `get` does.
 
         Args:
             *index: A flat index, or one index for each axis; none: the only element.
@@ -137,8 +139,9 @@ class DeviceArray(BaseArray):
 
         Raises:
             ValueError: No index is given, and there are several elements; or the number of indices is neither one nor
-                that of the axes.
+                the number of axes.
             IndexError: The index is out of bounds.
+            HearthError: An error that `get` raises.
         """
         from hearth.arrays import views
 
@@ -197,14 +200,14 @@ class DeviceArray(BaseArray):
         return data
 
     def _element(self) -> Any:
-        """The only element."""
+        """Reads the only element as a Python object."""
         dtype = self._dtype
         if isinstance(dtype, dtypes.Element):
             return dtypes.elements(self._bytes(), (), dtype)
         return self.get().item()
 
     def _number(self) -> Any:
-        """The only element, as NumPy has it."""
+        """Reads the only element as a NumPy scalar, or as a Python number if the dtype is known without NumPy."""
         if self.size != 1:
             raise TypeError(f"only arrays of one element are numbers to Python; this one has {self.size}")
         if isinstance(self._dtype, dtypes.Element):
@@ -214,14 +217,16 @@ class DeviceArray(BaseArray):
     # ---- sharing ----
 
     def ipc(self) -> Exported:
-        """Maps the array's memory into this process: for CuPy, PyTorch and others that use this host's GPU themselves
-        (on the CPU backend, for NumPy). See `hearth.interop.ipc.Exported`. Blocks as `get` does.
+        """Maps the array's memory into this process, for CuPy, PyTorch and other libraries that use the GPU of this
+        host themselves (for NumPy if the device is of the CPU backend). See `hearth.interop.ipc.Exported`. Blocks as
+        `get` does.
 
         Returns:
-            The mapped memory, to be closed.
+            The mapped memory, which the caller closes.
 
         Raises:
-            UnsupportedError: This process cannot map it: it is on another host, has no CUDA, or does not see that GPU.
+            UnsupportedError: This process cannot map the memory: it runs on another host, has no CUDA, or does not see
+                that GPU.
             ArgumentError: The array is empty, attached, published or used by graphs.
             OutOfMemoryError: The device has no room for the memory that is shared.
             QuotaExceededError: A limit is exceeded.
@@ -238,12 +243,15 @@ class DeviceArray(BaseArray):
         Args:
             name: Name within this tenant.
             tenants: Other tenants that may attach it; ``"*"``: all.
+
+        Raises:
+            HearthError: An error that `Device.publish` raises.
         """
         self._device.publish(name, self, tenants)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """DLPack's type and number of the device, as this process counts them. Raises `BufferError` where it does not
-        have that device."""
+        """Returns DLPack's type and number of the device, as numbered in this process. Raises `BufferError` if this
+        process does not have that device."""
         from hearth.arrays import exchange
 
         return exchange.device_number(self)
@@ -251,22 +259,22 @@ class DeviceArray(BaseArray):
     def __dlpack__(
         self,
         *,
-        stream: Any = None,  # the consumer's: this waits for all that was sent before, so that it need not wait
+        stream: Any = None,  # unused: the call waits for all earlier work, so the consumer's stream need not wait
         max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """A capsule of the array's memory, as by `ipc`, whose rules on waiting hold here, too; it ends with the object
-        that is made of the capsule. ``copy=True``: of a copy on the device. ``dl_device=(1, 0)`` asks for host memory,
-        which is a copy unless the device is of the CPU backend.
+        """Returns a DLPack capsule of the array's memory, mapped as by `ipc`, with the same rules for synchronization.
+        The mapping ends with the object that the consumer makes of the capsule. ``copy=True`` shares a copy on the
+        device. ``dl_device=(1, 0)`` asks for host memory, which is a copy unless the device is of the CPU backend.
 
-        Waits for the work before. Raises `BufferError` where it cannot be shared, or not without a copy.
+        Blocks until earlier work is done. Raises `BufferError` if the memory cannot be shared, or not without a copy.
         """
         from hearth.arrays import exchange
 
         return exchange.capsule(self, max_version, dl_device, copy)
 
-    # ---- inside ----
+    # ---- internals ----
 
     def _send(
         self,

@@ -1,6 +1,6 @@
 """The connection to one device whose attaching blocks the calling thread.
 
-`hearth.aio.connection` has the one that attaches beside an event loop.
+`hearth.aio.connection` has the connection that attaches without blocking the event loop.
 """
 
 from __future__ import annotations
@@ -20,11 +20,22 @@ if TYPE_CHECKING:
 
 
 class BlockingAttachment(Attachment):
-    """An attachment that is opened by the thread that needs it."""
+    """An attachment that the thread that needs it opens, blocking."""
 
     def open(self, transport: Transport, token: str, device: int, timeout: float, lease: float = 30.0) -> None:
-        """Attaches; `lease`: how long, in seconds, it may be away when the connection breaks. Raises what the daemon
-        answers, or `TimeoutError`."""
+        """Attaches to the device. Blocks until the daemon has answered.
+
+        Args:
+            transport: Transport of the session.
+            token: Token of the session.
+            device: Ordinal of the device.
+            timeout: Seconds to wait for the answer.
+            lease: Seconds for which a broken connection may be resumed.
+
+        Raises:
+            TimeoutError: The daemon has not answered in time.
+            HearthError: The daemon refused the attachment.
+        """
         self.execute = execute = ExecuteStream(self, transport, token, device, lease)
         self._watchdog = Watchdog(self._point, execute.status, self._take_up_again)
         execute.open()
@@ -44,7 +55,7 @@ class BlockingAttachment(Attachment):
 
 
 class BlockingConnection(Connection):
-    """A connection whose first use, and whose first use after a loss, waits for the attach."""
+    """A connection whose first use, and whose first use after a loss, blocks until the device is attached."""
 
     def _attach(self) -> Attachment:
         if self.refusal is not None:

@@ -30,8 +30,9 @@ class Device(BaseDevice[DeviceArray, Stream]):
     """A device of a node: makes arrays, modules and streams. Returned by `Node.device` and `Node.devices`; keeps its
     node open.
 
-    Sizes of new arrays are checked here, memory by the daemon: `OutOfMemoryError` comes with the next sync, read or
-    flush. Calls are asynchronous unless they say that they block. Safe from any thread.
+    The client checks the sizes of new arrays, but the daemon allocates the memory: `OutOfMemoryError` is raised by the
+    next sync, read or flush. Calls are asynchronous unless their documentation says that they block. Safe from any
+    thread.
     """
 
     _array_type = DeviceArray
@@ -45,8 +46,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
     @property
     def state(self) -> str:
         """``"starting"``, ``"serving"``, ``"lost"``, ``"fenced"`` or ``"stalled"``. Blocks for one request to the
-        daemon.
-        """
+        daemon."""
         return self._now().state
 
     @property
@@ -73,8 +73,8 @@ class Device(BaseDevice[DeviceArray, Stream]):
             path: Local file with the code.
             options: Options of the compiler, e.g. ``("-DN=4",)``.
             name_expressions: C++ names to instantiate, e.g. ``["scale<float>"]``.
-            headers: Texts of headers by the name in the source's ``#include``.
-            **unsupported: Further keywords of CuPy's, accepted with their defaults.
+            headers: Texts of headers, by their names in the source's ``#include``.
+            **unsupported: Further keywords of CuPy's `RawModule`, accepted with their default values only.
 
         Returns:
             The module. Errors of the compiler are raised by `RawModule.compile`, or by the first call that waits for a
@@ -84,9 +84,9 @@ class Device(BaseDevice[DeviceArray, Stream]):
             ArgumentError: Neither or both of `code` and `path` are given, or the code is larger than the daemon
                 accepts.
             DtypeError: `code` or `options` has a wrong type.
-            UnsupportedError: A keyword of CuPy's asks for something that Hearth does not do.
+            UnsupportedError: A keyword of CuPy's asks for a feature that Hearth does not have.
         """
-        # Imported when the device has been attached to: its lane is opened meanwhile.
+        # Imported late: the lane of an attached device is opened during the import.
         from hearth.blocking.module import RawModule
 
         return RawModule(
@@ -106,20 +106,23 @@ class Device(BaseDevice[DeviceArray, Stream]):
             code: CUDA C++ source, PTX, CUBIN or fatbin.
             name: Name of the kernel in the code.
             options: Options of the compiler.
-            **unsupported: Further keywords of CuPy's; see `RawModule`.
+            **unsupported: Further keywords of CuPy's `RawKernel`; see `RawModule`.
 
         Returns:
             The kernel.
+
+        Raises:
+            HearthError: An error that `RawModule` raises.
         """
         return self.RawModule(code, options=options, **unsupported).get_function(name)
 
     # ---- streams ----
 
     def stream(self, priority: int = 0) -> Stream:
-        """Makes a stream. ``with`` makes it the current one.
+        """Makes a stream. A ``with`` block makes it the current stream of the thread.
 
         Args:
-            priority: CUDA's stream priority: lower numbers are more urgent; 0 is the default.
+            priority: CUDA stream priority: lower numbers are more urgent; 0 is the default.
 
         Returns:
             The new stream.
@@ -127,37 +130,39 @@ class Device(BaseDevice[DeviceArray, Stream]):
         return Stream(self._connection, priority)
 
     def graph(self) -> Graph:
-        """Makes a graph: ``with gpu.graph() as g:`` records launches, copies and fills; then ``g.launch(n)``.
+        """Makes a graph: a ``with gpu.graph() as g:`` block records launches, copies and fills; ``g.launch(n)`` then
+        runs them.
 
         Returns:
-            The graph, to be entered.
+            The graph, to be entered by ``with``.
         """
         from hearth.blocking.graph import Graph
 
         return Graph(self._connection)
 
     def prepared(self) -> Prepared:
-        """Makes a list: ``with gpu.prepared() as p:`` collects and checks launches; then ``p.launch(n)``.
+        """Makes prepared launches: a ``with gpu.prepared() as p:`` block collects and checks them; ``p.launch(n)`` then
+        runs them.
 
         Returns:
-            The list, to be entered.
+            The prepared launches, to be entered by ``with``.
         """
         from hearth.blocking.graph import Prepared
 
         return Prepared(self._connection)
 
     def prepare(self, launches: Iterable[Sequence[Any]]) -> Prepared:
-        """Checks launches together, to be run by one small command. Blocks until they are checked.
+        """Checks launches together, which one small command then runs. Blocks until they are checked.
 
         Args:
             launches: For each launch ``(kernel, grid, block, args)`` or ``(kernel, grid, block, args, shared_mem)``.
 
         Returns:
-            The list, ready to be launched.
+            The checked launches, to be run by ``prepared.launch(n)``.
 
         Raises:
             LaunchError: Launches are invalid; the error lists everything that is wrong with them.
-            ArgumentError: An entry of `launches` is no such tuple.
+            ArgumentError: An entry of `launches` is not such a tuple.
         """
         from hearth.kernels.base_prepared import launch_all
 
@@ -186,12 +191,12 @@ class Device(BaseDevice[DeviceArray, Stream]):
             TimeoutError: The work is not done in time; it continues.
         """
         self._synchronizing().wait(timeout)
-        if self._connection._deferred:  # earlier failures have been reported before
+        if self._connection._deferred:  # errors that arrived during the wait; `_synchronizing` raised earlier ones
             self._connection.raise_deferred()
 
     @telemetry.traced("hearth.flush")
     def flush(self, stream: Stream | None = None, timeout: float | None = None) -> None:
-        """Blocks until everything submitted before is handed to the device. Does not wait for the work itself.
+        """Blocks until everything submitted before has been handed to the device. Does not wait for the work itself.
 
         Args:
             stream: Stream whose failures are reported; None: the current one.
@@ -199,32 +204,33 @@ class Device(BaseDevice[DeviceArray, Stream]):
 
         Raises:
             HearthError: A command of the stream failed.
-            TimeoutError: The commands are not handed over in time.
+            TimeoutError: The commands are not handed to the device in time.
         """
         self._flushing(stream).wait(timeout)
 
     def profile(self, stream: Stream | None = None) -> Profile:
-        """Measures the time of the work of a ``with`` block. The end of the block blocks until the work is done.
+        """Measures the time that the work of a ``with`` block takes. The end of the block blocks until the work is
+        done.
 
         Args:
             stream: Stream whose work is measured; None: the current one.
 
         Returns:
-            The profile, to be entered; its times are there after the block.
+            The profile, to be entered by ``with``; its times are available after the block.
         """
         from hearth.blocking.profile import Profile
 
         return Profile(self._connection, stream)
 
     def trace(self, max_events: int | None = None) -> Trace:
-        """Records every command of a ``with`` block, of all streams. The end of the block blocks until the work is
+        """Records every command during a ``with`` block, on all streams. The end of the block blocks until the work is
         done.
 
         Args:
-            max_events: Number of commands after which further ones are dropped; None: the daemon's default.
+            max_events: Number of commands after which further ones are not recorded; None: the daemon's default.
 
         Returns:
-            The trace, to be entered; its events are there after the block.
+            The trace, to be entered by ``with``; its events are available after the block.
 
         Raises:
             ArgumentError: `max_events` is not between 1 and 2**32 - 1.
@@ -254,7 +260,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
     ) -> list[Array]:
         """Uploads the inputs, runs the kernel and returns the outputs, in the order of the arguments.
 
-        Blocks until the outputs are there. Ordered on the stream like a launch.
+        Blocks until the outputs have arrived. Ordered on the stream like a launch.
 
         Args:
             function: The kernel.
@@ -269,7 +275,8 @@ class Device(BaseDevice[DeviceArray, Stream]):
             timeout: Seconds that the kernel may take, after which the device process is ended; None: the session's
                 limit.
             stream: Stream to run on; None: the current one.
-            out: For each output an array to fill, or None for a new one. Nothing is written before the kernel is done.
+            out: For each output an array to fill, or None for a new one. Arrays are written only after the kernel is
+                done.
 
         Returns:
             The outputs as host arrays.
@@ -277,7 +284,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
         Raises:
             LaunchError: The dispatch is invalid; the error lists everything that is wrong. Failures of earlier commands
                 are not reported here.
-            ArgumentError, DtypeError: An argument or an array of `out` does not fit.
+            ArgumentError, DtypeError: An argument or an array of `out` does not match.
         """
         given = (args, ins, outs, scalars)
         how = dispatches.How(shared_mem, iterations, timeout, stream)
@@ -307,28 +314,29 @@ class Device(BaseDevice[DeviceArray, Stream]):
 
         Args:
             function: The kernel.
-            grid: Blocks along each axis.
-            block: Threads along each axis.
-            args: Arguments in the kernel's order.
+            grid: Blocks along each axis, as in a launch.
+            block: Threads along each axis, as in a launch.
+            args: Arguments in the kernel's order; see `dispatch`.
             ins: Instead of `args`: inputs.
             outs: Instead of `args`: outputs.
             scalars: Instead of `args`: values.
             shared_mem: Dynamic shared memory in bytes.
             iterations: Number of launches between the upload and the download.
-            timeout: Seconds that the kernel may take; None: the session's limit.
+            timeout: Seconds that the kernel may take, after which the device process is ended; None: the session's
+                limit.
             stream: Stream to run on; None: the current one.
-            out: For each output an array to fill, or None. They hold the outputs once `PendingDispatch.result` has
-                returned.
+            out: For each output an array to fill, or None for a new one. The arrays hold the outputs after
+                `PendingDispatch.result` has returned.
             timed: Measures the times on the device, for `PendingDispatch.timing`.
-            copy: False saves a copy of large inputs, which must then stay unchanged until the dispatch is done. By
-                default inputs may be changed once this returns.
+            copy: False avoids a copy of large inputs, which must then stay unchanged until the dispatch is done. By
+                default inputs may be changed as soon as this call returns.
 
         Returns:
             The pending dispatch.
 
         Raises:
-            LaunchError: The dispatch is invalid, as far as that can be seen here.
-            ArgumentError, DtypeError: An argument or an array of `out` does not fit.
+            LaunchError: The client has found the dispatch invalid. Other errors are raised by `PendingDispatch.result`.
+            ArgumentError, DtypeError: An argument or an array of `out` does not match.
         """
         from hearth.blocking.dispatch import PendingDispatch
 
@@ -339,21 +347,24 @@ class Device(BaseDevice[DeviceArray, Stream]):
     # ---- memory ----
 
     def memory_usage(self) -> MemoryUsage:
-        """Returns the memory that this session holds on the device, and what is free. Blocks for the answer."""
+        """Returns the memory that this session holds on the device, and the memory that is free. Blocks until the
+        device has answered."""
         return self._asking_usage().wait()
 
     def memory_cleanup(self) -> None:
-        """Returns unused memory of the pools to the device. Blocks until that is done."""
+        """Returns unused memory of the memory pools to the device. Blocks until that is done."""
         self._cleaning().wait()
 
     # ---- published arrays ----
 
     @telemetry.traced("hearth.publish", telemetry.of_name)
     def publish(self, name: str, array: DeviceArray, tenants: Sequence[str] = ()) -> None:
-        """Lets other sessions attach an array under a name, once the work before is done. Blocks until it is published.
+        """Lets other sessions attach an array under a name, after the earlier work is done. Blocks until the array is
+        published.
 
-        The array stays usable, read-only. The name holds the memory: freeing the array does not end it. To publish the
-        same array under the same name again changes nothing, so that a call whose connection broke can be repeated.
+        The array remains usable, but read-only. The name keeps the memory: freeing the array does not end the
+        publication. Publishing the same array under the same name again changes nothing, so a call whose connection
+        broke can be repeated.
 
         Args:
             name: Name within this tenant.
@@ -361,14 +372,15 @@ class Device(BaseDevice[DeviceArray, Stream]):
             tenants: Other tenants that may attach it; ``"*"``: all.
 
         Raises:
-            InvalidHandleError: The name is taken (``NAME_IN_USE``).
-            ArgumentError: The array cannot be published, or the name is no valid one.
-            UnsupportedError: The daemon does not publish arrays.
+            InvalidHandleError: The name is in use (``NAME_IN_USE``).
+            ArgumentError: The array cannot be published, e.g. because it is part of a buffer, or the name is invalid.
+            UnsupportedError: The daemon does not publish arrays, or the array belongs to another device or session.
         """
         self._publications.publish(name, array, tenants)
 
     def unpublish(self, name: str) -> None:
-        """Ends a name of this tenant, whichever of its sessions published it. Attached arrays stay usable.
+        """Ends a publication under a name of this tenant, by any of its sessions. Attached arrays remain usable. Blocks
+        for one request to the daemon.
 
         Args:
             name: The published name.
@@ -382,7 +394,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
     def attach(
         self, name: str, tenant: str | None = None, *, shape: shapes.Shape | None = None, dtype: Any = None
     ) -> DeviceArray:
-        """Attaches a published array, read-only. Blocks until it is attached.
+        """Attaches a published array, read-only. Blocks until the array is attached.
 
         Args:
             name: The published name.
@@ -394,20 +406,22 @@ class Device(BaseDevice[DeviceArray, Stream]):
             The array.
 
         Raises:
-            InvalidHandleError: There is no such name, or it is not for this tenant (``NOT_PUBLISHED``).
-            ArgumentError: The memory does not hold an array of that shape and dtype.
+            InvalidHandleError: There is no such name, or it is not published to this tenant (``NOT_PUBLISHED``).
+            ArgumentError: The memory does not have the size of an array of that shape and dtype.
+            BufferLostError: The device process was lost during the call.
         """
         return self._publications.attach(self, name, tenant, shape, dtype)
 
     def published(self) -> list[PublishedArray]:
-        """Lists the arrays that this session may attach, its tenant's own first. Blocks for the answer.
+        """Lists the arrays that this session may attach, beginning with those of the session's tenant. Blocks until the
+        daemon has answered.
 
         Returns:
             A description of each array.
         """
         return self._publications.listed()
 
-    # ---- inside ----
+    # ---- internals ----
 
     def _from_gpu(self, obj: Any, found: OnGpu, stream: BaseStream | None) -> DeviceArray:
         from hearth.arrays.asarray import copied

@@ -1,4 +1,4 @@
-"""A dispatch in flight whose result the calling thread waits for."""
+"""A dispatch in progress whose result the calling thread waits for."""
 
 from __future__ import annotations
 
@@ -15,26 +15,28 @@ if TYPE_CHECKING:
 
 
 class PendingDispatch(BasePendingDispatch):
-    """A dispatch in flight, returned by `Device.dispatch_async`. When nothing refers to it any more, the dispatch still
-    completes.
-    """
+    """A dispatch in progress, returned by `Device.dispatch_async`. The dispatch completes even if the program keeps no
+    reference to this object."""
 
     def _carry(self) -> Carrier:
-        """Starts a thread that carries its bytes."""
+        """Starts a thread that transfers the dispatch's inputs and outputs."""
         carrier = threading.Thread(target=carry, args=(self._job,), name="hearth-dispatch", daemon=True)
         carrier.start()
         return carrier
 
     @telemetry.traced("hearth.dispatch.result", telemetry.of_result)
     def result(self, timeout: float | None = None) -> list[np.ndarray[Any, Any]]:
-        """Returns the outputs, in the order of the arguments. Blocks until they are there; every call returns the same
-        arrays.
+        """Returns the outputs, in the order of the arguments. Blocks until the dispatch is done; every call returns the
+        same arrays.
 
         Args:
             timeout: Seconds to wait at most; None: no limit.
 
+        Returns:
+            The outputs as host arrays.
+
         Raises:
             HearthError: The dispatch failed; raised by every call.
-            TimeoutError: The dispatch is still pending.
+            TimeoutError: The dispatch is still pending; it continues.
         """
         return self._finish(timeout)

@@ -15,18 +15,19 @@ if TYPE_CHECKING:
 class Function(BaseFunction):
     """A kernel, called as in CuPy, ``f((grid,), (block,), (args...))``, or as in Numba, ``f[grid, block](args...)``.
 
-    Launches do not block. The attributes, by CuPy's names, block until the kernel is compiled, and raise `CompileError`
-    where it cannot be.
+    Launches do not block. The attributes, which have CuPy's names, block until the kernel is compiled, and raise
+    `CompileError` if it does not compile.
     """
 
     @property
     def attributes(self) -> dict[str, int]:
-        """Registers, shared, local and constant memory and the largest block, by name. Blocks for the compile."""
+        """Registers, shared, local and constant memory, and the largest block, by CuPy's name. Blocks until the kernel
+        is compiled."""
         return {name: getattr(self, name) for name in ATTRIBUTES}
 
     @property
     def num_regs(self) -> int:
-        """Registers per thread; 0 where the backend has none."""
+        """Registers per thread; 0 if the backend has no registers."""
         return self._describe().registers
 
     @property
@@ -46,12 +47,12 @@ class Function(BaseFunction):
 
     @property
     def max_threads_per_block(self) -> int:
-        """The largest block that the kernel's registers allow, in threads."""
+        """Number of threads of the largest block that the kernel's use of registers allows."""
         return self._describe().max_threads_per_block
 
     @property
     def max_dynamic_shared_size_bytes(self) -> int:
-        """The most dynamic shared memory that a launch may ask for, in bytes."""
+        """Maximum dynamic shared memory of a launch, in bytes."""
         return self._describe().max_dynamic_shared_bytes
 
     @property
@@ -60,18 +61,18 @@ class Function(BaseFunction):
         return [(parameter.offset, parameter.size) for parameter in self._describe().parameters]
 
     def occupancy(self, block: Any, shared_mem: int = 0, *, cluster: Any = None) -> Occupancy:
-        """Computes the number of blocks of the kernel that the device holds at once. Blocks for the compile.
+        """Computes the number of blocks of the kernel that the device can run at the same time. Waits for the compile.
 
         Args:
-            block: Threads of a block along each axis: an int or one to three.
+            block: Threads of a block along each axis: an int or a tuple of one to three.
             shared_mem: Dynamic shared memory of a block in bytes.
             cluster: Blocks of a cluster along each axis; None: no clusters.
 
         Returns:
-            Blocks on a multiprocessor, multiprocessors, and further limits.
+            Blocks on a multiprocessor, number of multiprocessors, and further limits.
 
         Raises:
-            LaunchError: Such a block can never run.
+            LaunchError: No multiprocessor can run such a block.
         """
         return self._occupying(block, shared_mem, cluster).wait()
 

@@ -1,4 +1,4 @@
-"""Graphs and prepared lists: the end of ``with`` blocks until they are made, launches do not block."""
+"""Graphs and prepared launches: the end of a ``with`` block blocks until they are made; launches do not block."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class _Recording(Program):
-    """The ``with`` block of graphs and prepared lists, whose end blocks until the daemon has answered."""
+    """The ``with`` block of graphs and prepared launches, whose end blocks until the daemon has answered."""
 
     _stream_type = Stream
 
@@ -33,15 +33,16 @@ class _Recording(Program):
 
 
 class Graph(_Recording, BaseGraph):
-    """Work recorded by ``with gpu.graph() as g:``, launched by `launch`.
+    """Work that a ``with gpu.graph() as g:`` block records, and `launch` runs.
 
-    The end of the block blocks until the daemon has made the graph, and raises what could not be recorded; an exception
-    in the block discards it. Work on other streams, and of other threads, continues.
+    The end of the block blocks until the daemon has made the graph, and raises an error if part of the work cannot be
+    recorded. An exception in the block discards the graph. Work on other streams, and of other threads, runs as usual.
     """
 
 
 class Prepared(_Recording, BasePrepared):
-    """Launches collected by ``with gpu.prepared() as p:`` or `Device.prepare`, run by `launch`.
+    """Launches that a ``with gpu.prepared() as p:`` block or `Device.prepare` collects, and `launch` runs.
 
-    They are checked together at the end of the block, which raises everything that is wrong with them.
+    The launches are checked together at the end of the block, which raises one error with everything that is wrong with
+    them.
     """

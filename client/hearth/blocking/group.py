@@ -1,4 +1,4 @@
-"""Groups of devices whose calls that wait block the calling thread."""
+"""Groups of devices: operations are sent one way, other calls block the calling thread."""
 
 from __future__ import annotations
 
@@ -17,44 +17,46 @@ if TYPE_CHECKING:
 
 
 class Group(BaseGroup[Device, DeviceArray]):
-    """Devices that compute collectives together: ``Group(node.devices)``, or ``Group([a.device(0), b.device(0)])``
-    where `a` and `b` are connections to two daemons, or to one. One device is a group as well.
+    """Devices that compute collectives together: ``Group(node.devices)``, or ``Group([a.device(0), b.device(0)])`` with
+    `a` and `b` connected to two daemons, or to one. A group may consist of a single device.
 
-    A device's rank is its place in the list. Groups of one session's devices cost nothing to make; those over several
-    sessions are formed here, by all their daemons (the first device's coordinates), and are given up by `close`, at the
-    end of ``with``, or when collected.
+    A device's rank is its position in the list. A group of devices of one session is made without any request. A group
+    over several sessions is formed in the constructor by all their daemons, of which the first device's daemon
+    coordinates; it ends with `close`, at the end of ``with``, or when it is garbage-collected.
 
-    Operations are sent one way, each device's part on its current stream: a part begins once the work before it on the
-    stream is done and all ranks have come to it; later work on the arrays waits for it. What goes wrong there
-    (`CommunicatorError`, `BufferLostError`) surfaces at a sync, and reading what was to be written raises it as well.
+    Operations are sent one way, each device's part on its current stream. A part starts after the earlier work on the
+    stream is done and all ranks have reached the operation; later work on the arrays waits for it. Errors of an
+    operation (`CommunicatorError`, `BufferLostError`) are raised by the next sync, and by reading an array that the
+    operation was to write.
 
-    `arrays` has one array for each device, in the group's order, all of one shape and dtype, and contiguous; so has
-    `outs`, which may be the same arrays where it says so. What is written is returned. `timeout`, in seconds, is for
-    all ranks to be there and to finish; None: the daemon's default. Reductions take NCCL's dtypes (integers, float16
-    to float64, and of ml_dtypes bfloat16 and the float8 that the device has), the others every dtype. All raise
-    `ArgumentError` and `DtypeError` where shapes, dtypes, ranks or devices do not fit, `ClosedError` once the group is
-    closed, and then nothing was sent.
+    `arrays` has one array for each device, in the group's order, all contiguous and of one shape and dtype; the same
+    applies to `outs`, which may be the same arrays if the operation's documentation says so. Operations return the
+    arrays that they write. `timeout`, in seconds, limits the time until all ranks have arrived and finished; None: the
+    daemon's default. Reductions support NCCL's dtypes (integers, float16 to float64, and of ml_dtypes bfloat16 and the
+    float8 types that the device has), other operations every dtype. All operations raise `ArgumentError` or
+    `DtypeError` if shapes, dtypes, ranks or devices do not match, and `ClosedError` after the group is closed; in these
+    cases no command is sent.
 
     Args:
         devices: Devices of one or several sessions, in rank order.
         timeout: Seconds for forming a group over several sessions; None: 30.
 
     Raises:
-        ArgumentError: There are no devices, or one is named twice, or `timeout` is not above 0.
+        ArgumentError: There are no devices, a device is named twice, or `timeout` is not above 0.
         DtypeError: A member is no device.
         TimeoutError: The group is not formed in time.
-        HearthError: A daemon refuses to form it, as an `AuthenticationError`, `ConnectError` or `CommunicatorError`;
-            ``details["node"]`` names the daemon.
+        HearthError: A daemon refuses to form the group, as an `AuthenticationError`, `ConnectError` or
+            `CommunicatorError`; ``details["node"]`` names the daemon.
     """
 
     def subgroup(self, ranks: Iterable[int]) -> Group:
-        """Makes a group of some of the devices. Blocks where it is formed anew, over daemons.
+        """Makes a group of some of the devices. Blocks until the group is formed, if it is over several sessions.
 
         Args:
-            ranks: Ranks of this group, in the order of the new one.
+            ranks: Ranks of this group, in the order of the new group.
 
         Returns:
-            The new group; this one stays usable.
+            The new group; this group remains usable.
 
         Raises:
             ArgumentError: A rank is not in this group, or is named twice.
@@ -63,10 +65,11 @@ class Group(BaseGroup[Device, DeviceArray]):
         return Group(self._chosen(ranks), timeout=self._timeout)
 
     def rebuild(self, without: Iterable[Named] | Named = ()) -> Group:
-        """Makes the group anew without lost members, in the same order, and closes this one. Blocks where it is formed
-        over daemons.
+        """Makes a new group without lost members, in the same order, and closes this one. Blocks until the new group is
+        formed, if it is over several sessions.
 
-        To be called after a `CommunicatorError`. No request is sent to a node that is named, so that it may be gone.
+        To be called after a `CommunicatorError`. No request is sent to the nodes in `without`, so they may be
+        unreachable.
 
         Args:
             without: Members to leave out: ranks, devices or whole nodes.
@@ -75,27 +78,28 @@ class Group(BaseGroup[Device, DeviceArray]):
             The new group.
 
         Raises:
-            HearthError: As `Group` raises; this group stays as it is.
+            HearthError: An error that the `Group` constructor raises; this group then stays as it is.
         """
         fresh = Group(self._left(without), timeout=self._timeout)
         self.close()
         return fresh
 
     def flight_recorder(self) -> list[FlightRecord]:
-        """Returns the group's last operations as its daemon (the first device's) has them, the newest last; bounded.
-        Blocks.
+        """Returns the group's last operations, oldest first, as recorded by the daemon of its first device; the number
+        is bounded. Blocks for one request to that daemon.
 
-        Groups of one session that have the same devices share it.
+        Groups of one session that have the same devices share one record.
 
         Raises:
-            ConnectError: That daemon is gone.
+            ConnectError: That daemon is unreachable.
         """
         return self._flight_records()
 
     def close(self) -> None:
-        """Closes the group: no more operations can be presented, and those under way fail where it is over daemons.
+        """Closes the group: no more operations can be submitted, and operations in progress fail if the group is over
+        several sessions.
 
-        Blocks some seconds at most. A second call does nothing.
+        Blocks for a few seconds at most. A second call does nothing.
         """
         self._close()
 

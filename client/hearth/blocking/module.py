@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
 
 class GlobalArray(DeviceArray):
-    """A variable of a module. Lives as long as the module; lost with the device process, after which
-    `RawModule.get_global` returns it again.
-    """
+    """A variable of a module. It exists as long as the module. It is lost with the device process;
+    `RawModule.get_global` then returns it again."""
 
     __slots__ = ("_typed",)
 
@@ -50,8 +49,8 @@ class GlobalArray(DeviceArray):
         """Overwrites the variable with a host array, like `DeviceArray.set`.
 
         Args:
-            a: An array of the variable's shape and dtype; of any dtype and the same size if `get_global` was given no
-                dtype.
+            a: An array of the variable's shape and dtype; an array of any dtype and the same size if `get_global` was
+                given no dtype.
             stream: Stream that orders the write; None: the current one.
             blocking: Blocks until pinned memory has been read.
             progress: True for a progress bar, or ``f(done, total)``, called with bytes.
@@ -64,9 +63,8 @@ class GlobalArray(DeviceArray):
 
 
 class RawModule(BaseModule[Function, GlobalArray]):
-    """Code of one or more kernels. Made by `Device.RawModule`, which does not wait: errors of the compiler are reported
-    by `compile`, or by the first call that waits for a kernel of the module.
-    """
+    """Code of one or more kernels. Made by `Device.RawModule`, which does not wait: errors of the compiler are raised
+    by `compile`, or by the first call that waits for a kernel of the module."""
 
     _function_type = Function
     _global_type = GlobalArray
@@ -75,12 +73,13 @@ class RawModule(BaseModule[Function, GlobalArray]):
         """Blocks until the module is compiled and loaded.
 
         Args:
-            log_stream: Text file that the compiler's messages are written to.
+            log_stream: Text file to which the compiler's messages are written.
             timeout: Seconds to wait at most; None: no limit.
 
         Raises:
             CompileError: The code does not compile.
-            QuotaExceededError: A kernel that does not end kept the module from being loaded; a later call tries again.
+            QuotaExceededError: The module was not loaded because a running kernel did not end; a later call tries
+                again.
             TimeoutError: The compile is not done in time; it continues.
         """
         with logged(log_stream) as log:
@@ -88,26 +87,29 @@ class RawModule(BaseModule[Function, GlobalArray]):
 
     @property
     def functions(self) -> list[str]:
-        """Names of the kernels of the module. Blocks for the compile."""
+        """Names of the kernels of the module. Blocks until the module is compiled."""
         return list(self._describe().functions)
 
     @property
     def globals(self) -> list[str]:
-        """Names of the variables of the module. Blocks for the compile."""
+        """Names of the variables of the module. Blocks until the module is compiled."""
         return list(self._describe().globals)
 
     @telemetry.traced("hearth.get_global")
     def get_global(self, name: str, dtype: Any = None, shape: shapes.Shape | None = None) -> GlobalArray:
-        """Returns a ``__constant__`` or ``__device__`` variable as an array. Blocks for the compile.
+        """Returns a ``__constant__`` or ``__device__`` variable as an array. Blocks until the module is compiled.
 
         Args:
             name: Name of the variable in the code.
             dtype: Type of its elements; None: bytes, which can be set from any array of the same size.
             shape: Elements along each axis; None: one axis of all elements.
 
+        Returns:
+            The variable's memory as an array.
+
         Raises:
             InvalidHandleError: There is no such variable.
-            ArgumentError: `dtype` and `shape` do not make its size.
+            ArgumentError: An array of `dtype` and `shape` does not have the variable's size.
         """
         return self._finding(name, dtype, shape).wait()
 

@@ -35,28 +35,26 @@ def connect(
     lanes: bool = True,
     wait_for_ready: bool = False,
 ) -> Node:
-    """Opens a session on a node's daemon.
-
-    Blocks until the session is open.
+    """Opens a session on a node's daemon. Blocks until the session is open.
 
     Args:
         target: ``"host:7421"``, ``"https://host:7421"`` for TLS, ``"unix:/run/hearth/hearth.sock"``, or ``"local"``:
-            this machine's daemon, at the usual Unix socket if that is there, else at 127.0.0.1:7421. None: the
-            environment's HEARTH_TARGET, else ``"local"``.
-        timeout: Seconds for the connect, and later for a device that comes back after a loss.
+            this machine's daemon, at the usual Unix socket if that exists, otherwise at 127.0.0.1:7421. None: the
+            environment's HEARTH_TARGET, otherwise ``"local"``.
+        timeout: Seconds for the connect, and later for the restart of a device after a loss.
         name: Name of the session in the daemon's logs.
-        token: Token of the caller; None: HEARTH_TOKEN, else the content of the file HEARTH_TOKEN_FILE. On a Unix
-            socket, without a token, the caller is this process's user.
-        ca: PEM file with the authority of the daemon's certificate; None: HEARTH_CA, else the public authorities.
+        token: Token of the caller; None: HEARTH_TOKEN, otherwise the content of the file HEARTH_TOKEN_FILE. On a Unix
+            socket without a token, the caller is identified as the user of this process.
+        ca: PEM file with the authority of the daemon's certificate; None: HEARTH_CA, otherwise the public authorities.
         certificate: PEM file with the caller's certificate, for TLS; None: HEARTH_CERTIFICATE.
         key: PEM file with the key of `certificate`; None: HEARTH_KEY.
         insecure: Allows a token to be sent to another host without TLS.
         isolation: ``"dedicated"`` asks for device processes that no other session shares; None: as configured.
-        launch_timeout: Seconds that a launch may take that has no timeout; 0: the daemon's default.
-        lanes: Uses direct connections to the device processes where the daemon offers them: for commands on its host,
-            and for large arrays over TCP.
-        wait_for_ready: As in gRPC: while no daemon answers, or one that is starting, draining or full, tries again for
-            `timeout` seconds in all. Otherwise the first failure is raised at once.
+        launch_timeout: Time limit in seconds of launches that have no timeout; 0: the daemon's default.
+        lanes: Uses direct connections to the device processes if the daemon offers them: for commands on the daemon's
+            host, and for large arrays over TCP.
+        wait_for_ready: As in gRPC: while no daemon answers, or the daemon is starting, draining or full, tries again
+            for `timeout` seconds in total. By default the first failure is raised at once.
 
     Returns:
         The node, to be closed or entered by ``with``.
@@ -65,7 +63,7 @@ def connect(
         ConnectError: No daemon answers at `target`.
         AuthenticationError: The daemon does not accept the caller.
         QuotaExceededError: There are too many sessions.
-        UnsupportedError: The daemon does not speak this client's protocol version.
+        UnsupportedError: The daemon does not support this client's protocol version.
         ArgumentError: An argument is out of its range.
     """
     return Node(
@@ -80,7 +78,7 @@ def connect(
 def _make_connection(
     transport: Transport, token: str, ordinal: int, limits: Limits, timeout: float, lease: float
 ) -> Connection:
-    from hearth.blocking.connection import BlockingConnection  # when the daemon has been asked
+    from hearth.blocking.connection import BlockingConnection  # imported while the daemon answers
 
     return BlockingConnection(transport, token, ordinal, limits, timeout, lease)
 
@@ -91,9 +89,10 @@ def _import_parts() -> None:
 
 
 class Node(BaseNode["Device"]):
-    """A session on a node. Closed by `close`, at the end of ``with``, when collected, or when Python exits.
+    """A session on a node. Made by `connect`. Safe from any thread.
 
-    Made by `connect`. Safe from any thread.
+    The session is closed by `close`, at the end of ``with``, when the object is garbage-collected, or when Python
+    exits.
     """
 
     def _make_device(self, connection: Connection, opened: node_pb2.Device) -> Device:
@@ -128,24 +127,25 @@ class Node(BaseNode["Device"]):
         return self._describe()
 
     def sessions(self) -> list[SessionInfo]:
-        """Lists the sessions on the node that this one may see.
+        """Lists the sessions on the node that this session may see.
 
         Blocks for one request to the daemon.
 
         Returns:
-            The sessions: those of the caller's tenant, or with the right to observe or administer, all.
+            The sessions of the caller's tenant; all sessions if the caller has the right to observe or administer.
         """
         return self._list_sessions()
 
     def status(self) -> dict[str, Any]:
         """Returns the document of the daemon's status page: devices, tenants, sessions, throughput and faults.
 
-        Blocks for one request to the daemon. Has what this client may see of the document of HTTP's ``/status``.
+        Blocks for one request to the daemon. The document contains the parts of HTTP's ``/status`` that this client may
+        see.
         """
         return self._fetch_status()
 
     def end_session(self, session_id: str) -> list[int]:
-        """Ends a session of the caller's tenant, or, with the right to administer, of any tenant.
+        """Ends a session of the caller's tenant; with the right to administer, a session of any tenant.
 
         Blocks for one request to the daemon.
 
@@ -153,22 +153,22 @@ class Node(BaseNode["Device"]):
             session_id: Public id of the session, as `sessions` lists it.
 
         Returns:
-            The ordinals of devices on which a kernel of the session still runs. Memory of the session is freed there
-            when that kernel has ended. Empty where everything is freed.
+            The ordinals of devices on which a kernel of the session is still running; the session's memory on those
+            devices is freed when the kernel ends. Empty if everything is freed.
 
         Raises:
             InvalidHandleError: There is no session of that id.
-            AuthenticationError: The session is another tenant's, and the caller has no right to administer.
+            AuthenticationError: The session belongs to another tenant, and the caller has no right to administer.
         """
         return self._end_session(session_id)
 
     def restart_device(self, ordinal: int) -> None:
-        """Replaces the processes of a device and lifts its fence. Arrays on it are lost.
+        """Replaces the processes of a device and lifts its fence. Arrays on the device are lost.
 
         Blocks for one request to the daemon.
 
         Args:
-            ordinal: Number of the device on the node.
+            ordinal: Number of the device on the node, from 0.
 
         Raises:
             AuthenticationError: The caller has no right to administer.
@@ -176,7 +176,7 @@ class Node(BaseNode["Device"]):
         self._restart_device(ordinal)
 
     def drain(self) -> int:
-        """Has the daemon refuse new sessions; present ones continue.
+        """Makes the daemon refuse new sessions; existing sessions continue.
 
         Blocks for one request to the daemon.
 
@@ -190,9 +190,9 @@ class Node(BaseNode["Device"]):
 
     @telemetry.traced("hearth.close")
     def close(self) -> None:
-        """Sends queued commands, ends the session and frees all that it holds on the devices.
+        """Sends queued commands, ends the session and frees everything that it holds on the devices.
 
-        Blocks some seconds at most. A second call does nothing.
+        Blocks for a few seconds at most. A second call does nothing.
         """
         self._close()
 

@@ -1,4 +1,4 @@
-"""Times and traces of a section of work: the end of ``with`` blocks until the work is done."""
+"""Profiles and traces of a ``with`` block: the end of the block blocks until the work is done."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 class Profile(BaseProfile):
-    """Times of the work of a block: ``with gpu.profile() as p: ...``, then `device_ns` and `wall_ns`. Profiles nest and
-    overlap.
+    """Times of the work of a block: ``with gpu.profile() as p: ...``, then `device_ns` and `wall_ns`. Profiles may be
+    nested and may overlap.
 
-    The end of the block blocks until the work is done, and raises what failed on the stream. If that was reported
-    inside the block already, by a `get` or the end of an inner profile, it raises `HearthError` with the reason
-    ``PROFILE_INVALID``: the times would be of other work than was asked for.
+    The end of the block blocks until the work is done, and raises failures of the stream. If a failure was already
+    reported inside the block, by a `get` or the end of an inner profile, the end raises `HearthError` with the reason
+    ``PROFILE_INVALID``, because the times would not be those of the requested work.
     """
 
     def __enter__(self) -> Self:
@@ -36,8 +36,9 @@ class Profile(BaseProfile):
 class Trace(BaseTrace):
     """The commands of a block: ``with gpu.trace() as t: ...``, then `events`, or ``save("trace.json")``.
 
-    Has every command of this session on the device, of all streams and threads. The end of the block blocks until the
-    work is done. A failure is in the trace, and is reported where it would be without.
+    Contains every command of this session on the device, of all streams and threads. The end of the block blocks until
+    the work is done. A failed command appears in the trace; its error is raised where it would be raised without a
+    trace.
     """
 
     def __enter__(self) -> Self:

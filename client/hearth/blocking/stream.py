@@ -9,24 +9,25 @@ from hearth.base_stream import BaseEvent, BaseStream
 class Stream(BaseStream):
     """A sequence of commands that run in order on a device. Made by `Device.stream`.
 
-    ``with stream:`` makes it the current stream of the thread, or task, for its device. Its work continues when nothing
-    refers to it any more.
+    ``with stream:`` makes it the current stream of the thread, or task, for its device. Work submitted to the stream
+    continues even if the program keeps no reference to the stream.
     """
 
     @telemetry.traced("hearth.stream.synchronize")
     def synchronize(self, timeout: float | None = None) -> None:
-        """Blocks until everything submitted to the stream is done.
+        """Blocks until everything submitted to the stream so far is done.
 
         Args:
             timeout: Seconds to wait at most; None: no limit.
 
         Raises:
             HearthError: The first failure on the stream since errors were last reported; `HearthError.failures` lists
-                all.
+                all of them.
+            DeviceLostError: The device was lost; raised once for each loss.
             TimeoutError: The work is not done in time; it continues.
         """
         self._synchronizing().wait(timeout)
-        self._connection.raise_deferred(self._handle)  # of what was sent before, all answers have come before
+        self._connection.raise_deferred(self._handle)  # answers to everything sent earlier have arrived before this one
 
     def record(self, event: Event | None = None) -> Event:
         """Records an event after the work submitted so far. Does not block.
@@ -46,7 +47,8 @@ class Stream(BaseStream):
 
     @property
     def done(self) -> bool:
-        """True if everything submitted so far is done. Blocks for one request to the device; reports no errors."""
+        """True if everything submitted to the stream so far is done. Blocks for one request to the device, or two;
+        reports no errors."""
         event, fresh = self._probing()
         return event._querying(False).wait() or (fresh and event._querying(False).wait())
 

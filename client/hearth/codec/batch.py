@@ -1,6 +1,6 @@
-"""Batches, put together from commands that were serialized when they were submitted.
+"""Encoding of batches from commands that were serialized when they were submitted.
 
-Going through message objects would serialize every command again. The encoding is protobuf's own
+Building message objects would serialize every command again. The encoding is that of protobuf
 (https://protobuf.dev/programming-guides/encoding/); the tests compare it with the generated classes.
 """
 
@@ -17,26 +17,36 @@ _REQUEST = b"\x08"  # Command.request, varint
 _LAUNCHES = b"\x1a"  # Command.launches, length-delimited
 
 _SHORT = tuple(bytes((size,)) for size in range(128))
-"""The varints of one byte."""
+"""Varints of one byte, by their value."""
 FRAMING = 16
-"""More than a tag and a length add to a command, and than the rest of a request adds to its commands."""
+"""Upper bound, in bytes, of what a tag and a length add to a command, and of what the rest of a request adds to its
+commands."""
 DONE = b"\x1a\x00"
-"""Result.done, empty."""
+"""A serialized `Result` whose field `done` is set and empty."""
 _RESULT = 0x1A  # ExecuteResponse.result, length-delimited
 _RESULT_REQUEST = 0x08  # Result.request, varint
 
 _between: dict[tuple[int, int, int], tuple[bytes, bytes, bytes]] = {}
-"""Constant framing bytes of `run_request`, by the sizes of the variable parts; a client's requests have few sizes."""
+"""Constant framing bytes of `run_request`, by the sizes of the variable parts; the requests of a client have few
+different sizes."""
 _BETWEEN_LIMIT = 4096
 
 
 def asking(request: int, command: bytes) -> bytes:
-    """The serialized `command`, which has no request, with one."""
+    """Adds a request number to a serialized command.
+
+    Args:
+        request: The number, which the answer repeats.
+        command: The serialized command, which has no request number.
+
+    Returns:
+        The serialized command with the number.
+    """
     return _REQUEST + number(request) + command
 
 
 def number(value: int) -> bytes:
-    """`varint`, quicker for what most are."""
+    """Encodes a varint, like `varint` but faster for small values."""
     if value < 0x80:
         return _SHORT[value]
     if value < 0x4000:
@@ -47,8 +57,8 @@ def number(value: int) -> bytes:
 
 
 def answered(response: bytes) -> tuple[int, bytes]:
-    """The request that an `ExecuteResponse` has the result of, and the rest of the serialized `Result`. 0 where it is
-    anything else, or a long one, or its number has more than 28 bits."""
+    """Extracts the request number and the rest of the serialized `Result` from an `ExecuteResponse`. Returns 0 and no
+    bytes if the response is of another kind or long, or the number has more than 28 bits."""
     try:
         if response[0] == _RESULT and response[2] == _RESULT_REQUEST and response[1] == len(response) - 2 < 0x80:
             value = response[3]
@@ -71,12 +81,28 @@ def answered(response: bytes) -> tuple[int, bytes]:
 
 
 def launches_command(records: Sequence[bytes], size: int) -> bytes:
-    """A `Command` that carries `records`, `size` bytes together."""
+    """Encodes a `Command` that carries launch records.
+
+    Args:
+        records: The packed launches.
+        size: Their size in bytes together.
+
+    Returns:
+        The serialized command.
+    """
     return b"".join((_LAUNCHES, varint(size), *records))
 
 
 def batch_request(seq: int, commands: Sequence[bytes]) -> bytes:
-    """An `ExecuteRequest` with one batch of serialized commands."""
+    """Encodes an `ExecuteRequest` with one batch.
+
+    Args:
+        seq: Sequence number of the batch.
+        commands: The serialized commands.
+
+    Returns:
+        The serialized request.
+    """
     parts = [_SEQ, varint(seq)]
     for command in commands:
         size = len(command)
@@ -86,7 +112,17 @@ def batch_request(seq: int, commands: Sequence[bytes]) -> bytes:
 
 
 def run_request(seq: int, records: Sequence[bytes], size: int, command: bytes) -> bytes:
-    """A request of a run of launches, `size` bytes together, unless there are none, and one command behind it."""
+    """Encodes an `ExecuteRequest` with one batch of a run of launches, followed by one command.
+
+    Args:
+        seq: Sequence number of the batch.
+        records: The packed launches; may be empty.
+        size: Their size in bytes together.
+        command: The serialized command behind them.
+
+    Returns:
+        The serialized request.
+    """
     numbered = number(seq)
     sizes = size, len(command), len(numbered)
     between = _between.get(sizes)

@@ -1,6 +1,6 @@
-"""The answers that a first result takes, read without protobuf: see `hearth.codec.encode`.
+"""Decoding of the answers that precede a first result, without protobuf: see `hearth.codec.encode`.
 
-What is not of the plainest form, such as an error, is left to the generated classes.
+Messages that are not of the simplest form, such as errors, are left to the generated classes.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ _LONGEST = 2**64
 
 
 class PartlyRead:
-    """A message some of whose fields have been read; for others it is read whole, by protobuf."""
+    """A message of which some fields have been decoded; an access to another field decodes the whole message with
+    protobuf."""
 
     def __init__(self, kind: tuple[Any, str], data: bytes | memoryview, known: dict[str, Any]) -> None:
-        """`kind`: the module of its class, and the name there."""
+        """`kind` is the module and the name of the message's class; `known` are the decoded fields."""
         self._kind = kind
         self._data = data
         self._whole: Any = None
@@ -32,7 +33,7 @@ class PartlyRead:
         def __setattr__(self, name: str, value: Any) -> None: ...
 
     def __getattr__(self, name: str) -> Any:
-        if name[:1] == "_":  # none of a message's
+        if name[:1] == "_":  # no message has such a field
             raise AttributeError(name)
         if self._whole is None:
             module, kind = self._kind
@@ -63,12 +64,12 @@ _DURABLE = 6  # of Attached, repeated
 _RESULT = 0x1A  # ExecuteResponse.result
 
 DONE = cast("commands_pb2.Result", PartlyRead((later.commands_pb2, "Result"), b"\x1a\x00", {}))
-"""A `Result` that is done."""
+"""A `Result` whose field `done` is set."""
 
 
 def _fields(message: bytes | memoryview) -> Iterator[tuple[int, Any]]:
-    """The tag of each field with its number, or with its bytes in place. Raises ValueError for other kinds of field and
-    for what is no message."""
+    """Yields the tag of each field with its number, or with a view of its bytes. Raises ValueError for other kinds of
+    field, and for bytes that are not a message."""
     view, at = memoryview(message), 0
     while at < len(view):
         tag, at = read_varint(view, at)
@@ -88,7 +89,7 @@ def _fields(message: bytes | memoryview) -> Iterator[tuple[int, Any]]:
 
 
 def _known(kind: tuple[Any, str], data: bytes | memoryview, names: dict[int, str]) -> PartlyRead:
-    """Reads the fields of `names`, by their tags. Raises ValueError."""
+    """Decodes the fields whose tags are in `names`. Raises ValueError for bytes that are not a message."""
     known: dict[str, Any] = {name: b"" if tag & 7 else 0 for tag, name in names.items()}
     for tag, value in _fields(data):
         name = names.get(tag)
@@ -98,11 +99,11 @@ def _known(kind: tuple[Any, str], data: bytes | memoryview, names: dict[int, str
 
 
 class Opened:
-    """Reader of an `OpenSessionResponse`: decodes by hand the fields that a session needs at once."""
+    """Decoder of an `OpenSessionResponse`: decodes by hand the fields that a session needs at once."""
 
     @staticmethod
     def FromString(data: bytes) -> Any:
-        """Raises `DecodeError` for what is none."""
+        """Returns the decoded response. Raises `DecodeError` for bytes that are not such a response."""
         try:
             opened = _known((later.node_pb2, "OpenSessionResponse"), data, _OPENED)
             opened.session_id = str(opened.session_id, "utf-8")
@@ -127,7 +128,7 @@ class Unread:
 
 
 class _AttachedResponse:
-    """An `ExecuteResponse` that says so."""
+    """An `ExecuteResponse` whose field `attached` is set."""
 
     __slots__ = ("attached",)
 
@@ -140,7 +141,8 @@ class _AttachedResponse:
 
 
 def response(data: bytes) -> Any:
-    """An `ExecuteResponse` of an Execute stream. Raises `DecodeError`."""
+    """Decodes an `ExecuteResponse` of an Execute stream. Raises `DecodeError` for bytes that are not such a
+    response."""
     try:
         ((tag, body),) = _fields(data)
         if tag == 0x0A and not any(each >> 3 == _DURABLE for each, _ in _fields(body)):
@@ -155,7 +157,7 @@ def response(data: bytes) -> Any:
 
 
 class ReadAnswer:
-    """A `Result` with the bytes of a `Read`, in place."""
+    """A `Result` with the bytes of a `Read`, as a view of the received message."""
 
     __slots__ = ("data", "request", "size")
 
@@ -166,7 +168,7 @@ class ReadAnswer:
 
     @property
     def read(self) -> ReadAnswer:
-        """The answer itself, which stands for its `ReadResult`, too."""
+        """The answer itself, which also serves as its `ReadResult`."""
         return self
 
     def WhichOneof(self, _: str) -> str:
@@ -190,7 +192,7 @@ def read_answer(data: bytes) -> commands_pb2.Result | None:
         length, at = _numbered(data, inner, 0x0A)
         end = at + length
         size, last = (0, end) if end == whole else _numbered(data, end, 0x10)
-    except (IndexError, ValueError):  # it ends there, or something else is there
+    except (IndexError, ValueError):  # the message is truncated, or has other fields
         return None
     if result != whole - begin or answer != whole - inner or last != whole:
         return None
@@ -198,14 +200,14 @@ def read_answer(data: bytes) -> commands_pb2.Result | None:
 
 
 def _numbered(data: bytes, at: int, tag: int) -> tuple[int, int]:
-    """The number behind `tag`. Raises ValueError where another one is there."""
+    """Returns the number after `tag`, and the index behind it. Raises ValueError if another tag is there."""
     if data[at] != tag:
         raise ValueError(tag)
     return _number(data, at + 1)
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:
-    """`read_varint` of bytes. Raises IndexError where they end inside it."""
+    """Decodes a varint like `read_varint`. Raises IndexError if the bytes end inside it."""
     value = data[at]
     if value < 0x80:
         return value, at + 1

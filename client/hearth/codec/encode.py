@@ -1,8 +1,9 @@
-"""The messages that a first result takes, written without protobuf, whose import takes as long as all else up to it.
+"""Encoding of the messages that precede a first result, without protobuf, whose import takes as long as everything else
+until then.
 
-Written so, they take less time than as objects, too, and large ones are copied once. The encoding is protobuf's own
-(https://protobuf.dev/programming-guides/encoding/); the tests compare it with the generated classes.
-`hearth.codec.decode` reads what comes back.
+Encoded by hand, they also take less time than as objects, and large messages are copied only once. The encoding is that
+of protobuf (https://protobuf.dev/programming-guides/encoding/); the tests compare it with the generated classes.
+`hearth.codec.decode` decodes the answers.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ _LONGEST = 2**64
 
 
 class Plain:
-    """A message that is serialized; of commands also the stream that it is for."""
+    """A serialized message; of commands also the handle of the stream."""
 
     __slots__ = ("_data", "stream")
 
@@ -32,8 +33,8 @@ class Plain:
 
 
 def _count(tag: int, value: int) -> bytes:
-    """A number, which is left out where it is 0. Raises ValueError, as the generated classes do, for one that no field
-    holds."""
+    """Encodes a number field, which takes no bytes for 0. Raises ValueError for a number that does not fit, as the
+    generated classes do."""
     if not value:
         return b""
     if not 0 < value < _LONGEST:
@@ -42,12 +43,13 @@ def _count(tag: int, value: int) -> bytes:
 
 
 def _bytes(tag: int, *parts: bytes | memoryview) -> bytes:
-    """Bytes, text or a message, made of parts."""
+    """Encodes a field of bytes, text or a message, made of several parts."""
     return b"".join((number(tag), number(sum(map(len, parts))), *parts))
 
 
 def encodable(text: str) -> bool:
-    """True if UTF-8, the encoding of text in messages, can hold `text`: it has no half of a surrogate pair."""
+    """Returns True if `text` can be encoded in UTF-8, the encoding of text in messages: it contains no lone
+    surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -62,7 +64,7 @@ def _text(tag: int, value: str) -> bytes:
 
 # ---- commands ----
 
-# Handles, offsets and sizes are of this package's own making, and between 0 and 2**63.
+# Handles, offsets and sizes are made by this package, and are between 0 and 2**63.
 
 
 def _command(stream: int, tag: bytes, body: bytes) -> Plain:
@@ -70,89 +72,187 @@ def _command(stream: int, tag: bytes, body: bytes) -> Plain:
 
 
 def allocate(stream: int, buffer: int, size: int) -> Plain:
-    """`Command.allocate` of one buffer."""
+    """Encodes a `Command.allocate` of one buffer.
+
+    Args:
+        stream: Handle of the stream.
+        buffer: Handle of the new buffer.
+        size: Size in bytes.
+
+    Returns:
+        The serialized command.
+    """
     return _command(stream, b"\x22", b"".join((b"\x08", number(buffer), b"\x10", number(size))))
 
 
 def free(buffers: list[int]) -> Plain:
-    """`Command.free`."""
+    """Encodes a `Command.free` of several buffers."""
     return _command(0, b"\x2a", _bytes(0x0A, *map(number, buffers)))
 
 
 def write(stream: int, buffer: int, offset: int, data: memoryview) -> Plain:
-    """`Command.write` of contiguous bytes that are in it."""
+    """Encodes a `Command.write` of contiguous bytes, which are part of the command.
+
+    Args:
+        stream: Handle of the stream.
+        buffer: Handle of the buffer.
+        offset: Offset in the buffer in bytes.
+        data: The bytes.
+
+    Returns:
+        The serialized command.
+    """
     size = len(data)
     place = b"".join((b"\x08", number(buffer), b"\x10", number(offset), b"\x1a", number(size)))
     return Plain(b"".join((b"\x10", number(stream), b"\x32", number(len(place) + size), place, data)), stream)
 
 
 def read(stream: int, buffer: int, offset: int, size: int) -> Plain:
-    """`Command.read` of contiguous bytes that come with the answer."""
+    """Encodes a `Command.read` of contiguous bytes, which are returned in the answer.
+
+    Args:
+        stream: Handle of the stream.
+        buffer: Handle of the buffer.
+        offset: Offset in the buffer in bytes.
+        size: Number of bytes.
+
+    Returns:
+        The serialized command.
+    """
     place = b"".join((b"\x08", number(buffer), b"\x10", number(offset), b"\x18", number(size)))
     return _command(stream, b"\x3a", place)
 
 
 def fill(stream: int, buffer: int, offset: int, size: int, pattern: bytes) -> Plain:
-    """`Command.fill`."""
+    """Encodes a `Command.fill`.
+
+    Args:
+        stream: Handle of the stream.
+        buffer: Handle of the buffer.
+        offset: Offset in the buffer in bytes.
+        size: Number of bytes to fill.
+        pattern: Bytes to repeat.
+
+    Returns:
+        The serialized command.
+    """
     place = b"".join((b"\x08", number(buffer), b"\x10", number(offset), b"\x18", number(size)))
     return _command(stream, b"\x4a", b"".join((place, b"\x22", number(len(pattern)), pattern)))
 
 
 def load_module(stream: int, module: int, load: bytes) -> Plain:
-    """`Command.load_module`, where `load` is the serialized rest of it."""
+    """Encodes a `Command.load_module`.
+
+    Args:
+        stream: Handle of the stream.
+        module: Handle of the new module.
+        load: The serialized `LoadModule` without its handle.
+
+    Returns:
+        The serialized command.
+    """
     return _command(stream, b"\x8a\x01", b"".join((b"\x08", number(module), load)))
 
 
 def code(kind: int, data: bytes) -> bytes:
-    """A `LoadModule` without a handle, options, names and headers."""
+    """Encodes a `LoadModule` without handle, options, names and headers.
+
+    Args:
+        kind: `CUDA_CPP`, `PTX`, `CUBIN` or `FATBIN`.
+        data: The code.
+
+    Returns:
+        The serialized message.
+    """
     return _count(0x10, kind) + _bytes(0x1A, data)
 
 
 def get_function(stream: int, function: int, module: int, name: str) -> Plain:
-    """`Command.get_function`."""
+    """Encodes a `Command.get_function`.
+
+    Args:
+        stream: Handle of the stream.
+        function: Handle of the new function.
+        module: Handle of the module.
+        name: Name of the kernel in the code.
+
+    Returns:
+        The serialized command.
+    """
     body = b"".join((b"\x08", number(function), b"\x10", number(module), _text(0x1A, name)))
     return _command(stream, b"\x92\x01", body)
 
 
 def unload_module(module: int) -> Plain:
-    """`Command.unload_module`."""
+    """Encodes a `Command.unload_module`."""
     return _command(0, b"\xa2\x01", _count(0x08, module))
 
 
 CUDA_CPP, PTX, CUBIN, FATBIN = 1, 2, 3, 4
-"""`CodeKind`."""
+"""Values of `CodeKind` on the wire."""
 
 SYNC = b"\xc2\x01\x00"
-"""A serialized `Command.sync`: of the default stream,"""
+"""A serialized `Command.sync` that waits for the default stream."""
 SYNC_ALL = b"\xc2\x01\x02\x08\x01"
-"""and of all."""
+"""A serialized `Command.sync` that waits for all streams."""
 
 
 # ---- the session ----
 
 ISOLATION = {None: 0, False: 1, True: 2}
-"""`Isolation`, by a session's request for dedicated processes; None: not specified."""
+"""Values of `Isolation` by a session's request for dedicated processes; None: not specified."""
 
 
 def open_session(protocol: tuple[int, int], version: str, name: str, isolation: int, launch_timeout_ns: int) -> Plain:
-    """`OpenSessionRequest`."""
+    """Encodes an `OpenSessionRequest`.
+
+    Args:
+        protocol: Oldest and newest protocol version that the client supports.
+        version: Version of the client.
+        name: Name of the session in the daemon's logs.
+        isolation: A value of `ISOLATION`.
+        launch_timeout_ns: Time limit of launches in nanoseconds; 0: the daemon's default.
+
+    Returns:
+        The serialized request.
+    """
     versions = _bytes(0x0A, _count(0x08, protocol[0]), _count(0x10, protocol[1]))
     who = _text(0x12, version) + _text(0x1A, name)
     return Plain(versions + who + _count(0x20, isolation) + _count(0x28, launch_timeout_ns))
 
 
 def of_token(token: str) -> Plain:
-    """`CloseSessionRequest` and `RenewSessionRequest`."""
+    """Encodes a `CloseSessionRequest` or a `RenewSessionRequest`, which both consist of the session's token."""
     return Plain(_text(0x0A, token))
 
 
 def attach(token: str, device: int, acked: int, *, resume: bool, generation: int, received: int) -> bytes:
-    """A serialized `ExecuteRequest.attach`, resumable."""
+    """Encodes an `ExecuteRequest.attach` of a resumable attachment.
+
+    Args:
+        token: Token of the session.
+        device: Ordinal of the device.
+        acked: Sequence number of the last batch that was acknowledged.
+        resume: True to resume an earlier attachment.
+        generation: Generation of the earlier attachment.
+        received: Number of responses received on the earlier attachment.
+
+    Returns:
+        The serialized request.
+    """
     head = _text(0x0A, token), _count(0x10, device), _count(0x18, acked), _count(0x20, 1)
     return _bytes(0x0A, *head, _count(0x28, resume), _count(0x30, generation), _count(0x38, received))
 
 
 def received(responses: int, transfers: Mapping[int, int]) -> bytes:
-    """A serialized `ExecuteRequest.received`; `transfers`: bytes that have come of each."""
+    """Encodes an `ExecuteRequest.received`.
+
+    Args:
+        responses: Number of responses received.
+        transfers: Bytes received of each transfer, by its number.
+
+    Returns:
+        The serialized request.
+    """
     told = [_bytes(0x12, _count(0x08, transfer), _count(0x10, size)) for transfer, size in transfers.items()]
     return _bytes(0x1A, _count(0x08, responses), *told)

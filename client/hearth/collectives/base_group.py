@@ -1,7 +1,7 @@
-"""Groups of devices, of one node or of several, and their collective operations, by NCCL's names.
+"""Abstract groups of devices, of one node or of several, and their collective operations, with NCCL's names.
 
-Covers membership, ranks and commands that are sent one way: all that `hearth.Group` and `hearth.aio.Group` have in
-common. Does not cover calls that wait; each of the two classes has its own.
+Covers everything that `hearth.Group` and `hearth.aio.Group` have in common: membership, ranks, and commands that are
+sent one way. Does not cover calls that wait; each of the two group classes has its own.
 """
 
 from __future__ import annotations
@@ -46,22 +46,24 @@ TIMEOUT_S = 30.0
 D = TypeVar("D", bound=BaseDevice[Any, Any])
 """The class of the group's devices."""
 A = TypeVar("A", bound=BaseArray)
-"""The class of their arrays."""
+"""The class of the devices' arrays."""
 
 
 class BaseGroup(Generic[D, A]):
     """Abstract group of devices, in which every rank takes part in collective operations.
 
-    Operations are sent one way, each device's part on its current stream: a part begins once the work before it on the
-    stream is done and all ranks have come to it; later work on the arrays waits for it. What goes wrong there
-    (`CommunicatorError`, `BufferLostError`) surfaces at a sync, and reading what was to be written raises it as well.
+    Operations are sent one way, each device's part on its current stream. A part starts after the earlier work on the
+    stream is done and all ranks have reached the operation; later work on the arrays waits for it. Errors of an
+    operation (`CommunicatorError`, `BufferLostError`) are raised by the next sync, and by reading an array that the
+    operation was to write.
 
-    `arrays` has one array for each device, in the group's order, all of one shape and dtype, and contiguous; so has
-    `outs`, which may be the same arrays where it says so. What is written is returned. `timeout`, in seconds, is for
-    all ranks to be there and to finish; None: the daemon's default. Reductions take NCCL's dtypes (integers, float16
-    to float64, and of ml_dtypes bfloat16 and the float8 that the device has), the others every dtype. All raise
-    `ArgumentError` and `DtypeError` where shapes, dtypes, ranks or devices do not fit, `ClosedError` once the group is
-    closed, and then nothing was sent.
+    `arrays` has one array for each device, in the group's order, all contiguous and of one shape and dtype; the same
+    applies to `outs`, which may be the same arrays if the operation's documentation says so. Operations return the
+    arrays that they write. `timeout`, in seconds, limits the time until all ranks have arrived and finished; None: the
+    daemon's default. Reductions support NCCL's dtypes (integers, float16 to float64, and of ml_dtypes bfloat16 and the
+    float8 types that the device has), other operations every dtype. All operations raise `ArgumentError` or
+    `DtypeError` if shapes, dtypes, ranks or devices do not match, and `ClosedError` after the group is closed; in these
+    cases no command is sent.
     """
 
     def __init__(self, devices: Sequence[D], *, timeout: float | None = None) -> None:
@@ -75,7 +77,7 @@ class BaseGroup(Generic[D, A]):
         ordinals = [device.ordinal for device in self.devices]
         self._ordinals = ordinals
         self._formed: list[Formed] = []
-        """The group over daemons, and those of two of its ranks that have sent each other something."""
+        """The group over several daemons, and the groups of two ranks that have been formed for sends between them."""
         self._orders: dict[tuple[int, ...], RankOrder] = {}
         """Rank orders of the groups in `_formed`, by the ranks in each."""
         self._forming = threading.Lock()
@@ -93,12 +95,12 @@ class BaseGroup(Generic[D, A]):
 
     @property
     def id(self) -> str:
-        """The group's name in the daemons' logs; empty for a group of one session."""
+        """The group's id in the daemons' logs; empty for a group of one session."""
         return self._formed[0].id.hex() if self._formed else ""
 
     @property
     def closed(self) -> bool:
-        """True once the group was closed."""
+        """True once the group has been closed."""
         return self._closed
 
     def __repr__(self) -> str:
@@ -117,16 +119,21 @@ class BaseGroup(Generic[D, A]):
         outs: Sequence[A] | None = None,
         timeout: float | None = None,
     ) -> list[A]:
-        """Reduces the arrays elementwise, so that each device has the result: in place, or in `outs`.
+        """Reduces the arrays elementwise, and stores the result on each device: in place, or in `outs`.
 
         Args:
-            arrays: One array for each device, in the group's order, all of one shape and dtype, and contiguous.
+            arrays: One array for each device, in the group's order, all contiguous and of one shape and dtype.
             op: ``"sum"``, ``"mean"``, ``"min"``, ``"max"`` or ``"prod"``.
             outs: Arrays for the results, which may be `arrays`; None: in place.
-            timeout: Seconds for all ranks to come and to finish; None: the daemon's default.
+            timeout: Seconds until all ranks have arrived and finished; None: the daemon's default.
 
         Returns:
             The arrays that were written.
+
+        Raises:
+            ArgumentError: Shapes, dtypes, devices or `op` do not match.
+            DtypeError: An argument is no device array, or its dtype cannot be reduced.
+            ClosedError: The group is closed.
         """
         timeout_ns = self._begin(timeout)
         number = reduction(op)
@@ -145,17 +152,22 @@ class BaseGroup(Generic[D, A]):
         out: A | None = None,
         timeout: float | None = None,
     ) -> A:
-        """Reduces the arrays elementwise into one array at a root.
+        """Reduces the arrays elementwise, and stores the result on the root's device.
 
         Args:
-            arrays: One array for each device, in the group's order, all of one shape and dtype, and contiguous.
-            root: Rank that gets the result.
+            arrays: One array for each device, in the group's order, all contiguous and of one shape and dtype.
+            root: Rank that receives the result.
             op: ``"sum"``, ``"mean"``, ``"min"``, ``"max"`` or ``"prod"``.
-            out: Array for the result, which may be the root's of `arrays`; None: a new one.
-            timeout: Seconds for all ranks to come and to finish; None: the daemon's default.
+            out: Array for the result, which may be the root's array in `arrays`; None: a new one.
+            timeout: Seconds until all ranks have arrived and finished; None: the daemon's default.
 
         Returns:
             The array that was written.
+
+        Raises:
+            ArgumentError: Shapes, dtypes, devices, `root` or `op` do not match.
+            DtypeError: An argument is no device array, or its dtype cannot be reduced.
+            ClosedError: The group is closed.
         """
         timeout_ns = self._begin(timeout)
         root = check_rank("root", root, len(self.devices))
@@ -174,16 +186,22 @@ class BaseGroup(Generic[D, A]):
         outs: Sequence[A] | None = None,
         timeout: float | None = None,
     ) -> list[A]:
-        """Copies the array of a root to every device.
+        """Copies the root's array to every device.
 
         Args:
-            arrays: One for each device, overwritten with the root's unless there are `outs`; or the root's array alone.
+            arrays: One array for each device, overwritten with the root's array unless `outs` is given; or the root's
+                array alone.
             root: Rank whose array is copied.
-            outs: Arrays for the copies; None: `arrays`, or new ones where the root's array is given alone.
-            timeout: Seconds for all ranks to come and to finish; None: the daemon's default.
+            outs: Arrays for the copies; None: `arrays`, or new ones if only the root's array is given.
+            timeout: Seconds until all ranks have arrived and finished; None: the daemon's default.
 
         Returns:
             The arrays that were written, one for each device.
+
+        Raises:
+            ArgumentError: Shapes, dtypes, devices or `root` do not match.
+            DtypeError: An argument is no device array.
+            ClosedError: The group is closed.
         """
         timeout_ns = self._begin(timeout)
         root = check_rank("root", root, len(self.devices))
@@ -205,17 +223,23 @@ class BaseGroup(Generic[D, A]):
         outs: Sequence[A] | None = None,
         timeout: float | None = None,
     ) -> list[A]:
-        """Gives every device all arrays, stacked in the group's order: n arrays of a shape become (n, *shape).
+        """Stores all arrays on every device, stacked in the group's order: n arrays of a shape become one of (n,
+        *shape).
 
-        In place where rank r passes ``outs[r][r]``.
+        The operation is in place if rank r passes ``outs[r][r]`` as its array.
 
         Args:
-            arrays: One array for each device, in the group's order, all of one shape and dtype, and contiguous.
+            arrays: One array for each device, in the group's order, all contiguous and of one shape and dtype.
             outs: Arrays for the results; None: new ones.
-            timeout: Seconds for all ranks to come and to finish; None: the daemon's default.
+            timeout: Seconds until all ranks have arrived and finished; None: the daemon's default.
 
         Returns:
             The arrays that were written.
+
+        Raises:
+            ArgumentError: Shapes, dtypes or devices do not match.
+            DtypeError: An argument is no device array.
+            ClosedError: The group is closed.
         """
         timeout_ns = self._begin(timeout)
         sources = self._operands.arrays(arrays)
@@ -232,19 +256,24 @@ class BaseGroup(Generic[D, A]):
         outs: Sequence[A] | None = None,
         timeout: float | None = None,
     ) -> list[A]:
-        """Reduces the arrays elementwise and gives each device its share of the result along the first dimension, which
-        n divides: shape (n * k, ...) becomes (k, ...).
+        """Reduces the arrays elementwise, and stores on each device its share of the result along the first dimension,
+        which must be divisible by the number of ranks n: shape (n * k, ...) becomes (k, ...).
 
-        In place where ``outs[r]`` is ``arrays[r][r * k : (r + 1) * k]``.
+        The operation is in place if ``outs[r]`` is ``arrays[r][r * k : (r + 1) * k]``.
 
         Args:
-            arrays: One array for each device, in the group's order, all of one shape and dtype, and contiguous.
+            arrays: One array for each device, in the group's order, all contiguous and of one shape and dtype.
             op: ``"sum"``, ``"mean"``, ``"min"``, ``"max"`` or ``"prod"``.
             outs: Arrays for the shares; None: new ones.
-            timeout: Seconds for all ranks to come and to finish; None: the daemon's default.
+            timeout: Seconds until all ranks have arrived and finished; None: the daemon's default.
 
         Returns:
             The arrays that were written.
+
+        Raises:
+            ArgumentError: Shapes, dtypes, devices or `op` do not match.
+            DtypeError: An argument is no device array, or its dtype cannot be reduced.
+            ClosedError: The group is closed.
         """
         timeout_ns = self._begin(timeout)
         number = reduction(op)
@@ -262,16 +291,21 @@ class BaseGroup(Generic[D, A]):
         outs: Sequence[A] | None = None,
         timeout: float | None = None,
     ) -> list[A]:
-        """Gives rank r the r-th share of every array along the first dimension, which n divides, in the group's order:
-        a transposition of the shares. Never in place.
+        """Stores on rank r the r-th share of every array, in the group's order: a transposition of the shares. The
+        shares are taken along the first dimension, which must be divisible by the number of ranks. Never in place.
 
         Args:
-            arrays: One array for each device, in the group's order, all of one shape and dtype, and contiguous.
+            arrays: One array for each device, in the group's order, all contiguous and of one shape and dtype.
             outs: Arrays for the results; None: new ones.
-            timeout: Seconds for all ranks to come and to finish; None: the daemon's default.
+            timeout: Seconds until all ranks have arrived and finished; None: the daemon's default.
 
         Returns:
             The arrays that were written.
+
+        Raises:
+            ArgumentError: Shapes, dtypes or devices do not match.
+            DtypeError: An argument is no device array.
+            ClosedError: The group is closed.
         """
         timeout_ns = self._begin(timeout)
         sources = self._operands.arrays(arrays)
@@ -289,18 +323,24 @@ class BaseGroup(Generic[D, A]):
         out: A | None = None,
         timeout: float | None = None,
     ) -> A:
-        """Gives a root all arrays, stacked in the group's order: shape (n, *shape).
+        """Stores all arrays on the root's device, stacked in the group's order: n arrays of a shape become one of (n,
+        *shape).
 
-        In place where the root passes ``out[root]``.
+        The operation is in place if the root passes ``out[root]`` as its array.
 
         Args:
-            arrays: One array for each device, in the group's order, all of one shape and dtype, and contiguous.
-            root: Rank that gets them.
+            arrays: One array for each device, in the group's order, all contiguous and of one shape and dtype.
+            root: Rank that receives the arrays.
             out: Array for the result; None: a new one.
-            timeout: Seconds for all ranks to come and to finish; None: the daemon's default.
+            timeout: Seconds until all ranks have arrived and finished; None: the daemon's default.
 
         Returns:
             The array that was written.
+
+        Raises:
+            ArgumentError: Shapes, dtypes, devices or `root` do not match.
+            DtypeError: An argument is no device array.
+            ClosedError: The group is closed.
         """
         timeout_ns = self._begin(timeout)
         root = check_rank("root", root, len(self.devices))
@@ -318,20 +358,25 @@ class BaseGroup(Generic[D, A]):
         outs: Sequence[A] | None = None,
         timeout: float | None = None,
     ) -> list[A]:
-        """Gives each device its share of a root's array along the first dimension, which n divides: shape (n * k, ...)
-        becomes (k, ...).
+        """Stores on each device its share of the root's array along the first dimension, which must be divisible by the
+        number of ranks n: shape (n * k, ...) becomes (k, ...).
 
-        The reverse of `gather` as well: shape (n, *shape) goes to `outs` of `shape`. In place where ``outs[root]`` is
-        ``array[root * k : (root + 1) * k]``.
+        Also the reverse of `gather`: an array of shape (n, *shape) can be scattered to `outs` of `shape`. The operation
+        is in place if ``outs[root]`` is ``array[root * k : (root + 1) * k]``.
 
         Args:
             array: The root's array, contiguous.
-            root: Rank that has it.
+            root: Rank that has the array.
             outs: Arrays for the shares; None: new ones.
-            timeout: Seconds for all ranks to come and to finish; None: the daemon's default.
+            timeout: Seconds until all ranks have arrived and finished; None: the daemon's default.
 
         Returns:
             The arrays that were written.
+
+        Raises:
+            ArgumentError: Shapes, dtypes, devices or `root` do not match.
+            DtypeError: An argument is no device array.
+            ClosedError: The group is closed.
         """
         timeout_ns = self._begin(timeout)
         root = check_rank("root", root, len(self.devices))
@@ -346,12 +391,17 @@ class BaseGroup(Generic[D, A]):
         return targets
 
     def barrier(self, timeout: float | None = None) -> None:
-        """Lets later work on each device's current stream wait, on the device, until all of them have come this far.
+        """Makes later work on each device's current stream wait, on the device, until all ranks have reached the
+        barrier.
 
-        Sent one way; a synchronize after it waits for it.
+        Sent one way; a later synchronize waits for the barrier.
 
         Args:
-            timeout: Seconds for all ranks to come and to finish; None: the daemon's default.
+            timeout: Seconds until all ranks have arrived and finished; None: the daemon's default.
+
+        Raises:
+            ArgumentError: `timeout` is not above 0, or is given inside a batch.
+            ClosedError: The group is closed.
         """
         timeout_ns = self._begin(timeout)
         kind = commands_pb2.COLLECTIVE_KIND_BARRIER
@@ -360,16 +410,22 @@ class BaseGroup(Generic[D, A]):
     # ---- from one rank to another ----
 
     def send(self, array: A, to: int, timeout: float | None = None) -> None:
-        """Sends an array from its device to another rank, which has to receive one of the same size and dtype.
+        """Sends an array from its device to another rank, which must receive an array of the same size and dtype.
 
-        Between two ranks outside of a batch, the first call of one has to meet the first call of the other, and so on:
-        a send its receive. The two may be called in either order and from different threads. Both ranks sending first,
-        or all ranks around a ring, belongs into a `batch`.
+        Outside of a batch, the calls of two ranks are matched in their order: the first call of one rank with the first
+        call of the other, and so on; each send must meet a receive. The two calls may be made in either order and from
+        different threads. If both ranks send first, or all ranks send around a ring, the calls must be in one `batch`.
 
         Args:
             array: A contiguous array on a device of the group.
             to: The receiving rank.
-            timeout: Seconds for all ranks to come and to finish; None: the daemon's default.
+            timeout: Seconds until both ranks have arrived and finished; None: the daemon's default.
+
+        Raises:
+            ArgumentError: The array is on no device of the group, or `to` is no rank of the group, or is the array's
+                own rank outside of a batch.
+            DtypeError: `array` is no device array.
+            ClosedError: The group is closed.
         """
         timeout_ns = self._begin(timeout)
         source: A = check_array("array", array)
@@ -380,15 +436,21 @@ class BaseGroup(Generic[D, A]):
         )
 
     def recv(self, array: A, source: int, timeout: float | None = None) -> A:
-        """Receives into an array, on its device, what another rank sends to that device's; see `send`.
+        """Receives an array that another rank sends to the device of `array`; see `send`.
 
         Args:
-            array: A contiguous array on a device of the group.
+            array: A contiguous array on a device of the group, which is overwritten.
             source: The sending rank.
-            timeout: Seconds for all ranks to come and to finish; None: the daemon's default.
+            timeout: Seconds until both ranks have arrived and finished; None: the daemon's default.
 
         Returns:
             The array.
+
+        Raises:
+            ArgumentError: The array is on no device of the group or read-only, or `source` is no rank of the group, or
+                is the array's own rank outside of a batch.
+            DtypeError: `array` is no device array.
+            ClosedError: The group is closed.
         """
         timeout_ns = self._begin(timeout)
         target: A = check_out("array", array)
@@ -402,7 +464,8 @@ class BaseGroup(Generic[D, A]):
     # ---- order, batches ----
 
     def synchronize(self) -> None:
-        """Lets later work on each device's current stream wait, on the device, for the collectives so far."""
+        """Makes later work on each device's current stream wait, on the device, for all collectives submitted so far.
+        Sent one way."""
         self._check_open()
         for connection in self._connections.values():
             attachment = connection.attachment()
@@ -412,17 +475,18 @@ class BaseGroup(Generic[D, A]):
             attachment.submit(command)
 
     def batch(self, timeout: float | None = None) -> Batch:
-        """Collects the calls of a block: ``with group.batch():`` presents them at its end as one NCCL group.
+        """Collects the calls of a block: at the end of ``with group.batch():`` they are submitted as one NCCL group.
 
-        For calls that would wait for each other otherwise (a ring of sends and receives), and for many small
-        operations. Every send of the block needs its receive in it. Nothing is presented where the block, or a check,
-        raises. Only the calls of this thread (or task) belong to it, on one stream of each device.
+        Use it for calls that would otherwise wait for each other (a ring of sends and receives), and for many small
+        operations. Every send in the block needs its receive in the block. If the block or a check raises, no operation
+        is submitted. Only the calls of this thread (or task) belong to the batch, and they use one stream of each
+        device.
 
         Args:
             timeout: Seconds for all calls together; None: the daemon's default.
 
         Returns:
-            The batch, to be entered.
+            The batch, to be entered by ``with``.
 
         Raises:
             ArgumentError: A batch of the group is open in this thread (or task), or `timeout` is not above 0.
@@ -431,12 +495,12 @@ class BaseGroup(Generic[D, A]):
         check_none_open(self)
         return Batch(self, self._connections, self._begin(timeout), self._present_batch)
 
-    # ---- inside ----
+    # ---- internals ----
 
     def _form_all(self) -> None:
         self._given = self._sorted = self._form(tuple(range(len(self.devices))))
         self._finalizer = weakref.finalize(self, _abandon, self._formed)
-        self._finalizer.atexit = False  # the sessions end then, and their groups with them
+        self._finalizer.atexit = False  # at exit the sessions end, and so do their groups
 
     def _chosen(self, ranks: Iterable[int]) -> list[D]:
         self._check_open()
@@ -491,7 +555,7 @@ class BaseGroup(Generic[D, A]):
 
     def _run(self, presented: Iterable[RankPart], size: int, timeout_ns: int, ordered: bool = False) -> None:
         if not size:
-            return  # as every rank knows
+            return  # every rank skips an empty operation
         batch = opened(self)
         if batch is not None:
             batch.add(presented)
@@ -529,10 +593,11 @@ class BaseGroup(Generic[D, A]):
         present(self._connections, self._given, parts, timeout_ns, on)
 
     def _pair(self, rank: int, peer: int) -> RankOrder:
-        """The ranks of a send between two ranks. Forms a group of the two over their daemons, the first time."""
+        """Returns the rank order of a send between two ranks. The first time, forms a group of the two over their
+        daemons, which blocks."""
         if self._sessions[rank] is self._sessions[peer]:
             return sorted_order(self._ordinals, (rank, peer))
-        pair = (min(rank, peer), max(rank, peer))  # all there are, where the group has two
+        pair = (min(rank, peer), max(rank, peer))  # in a group of two, these are all ranks
         with self._forming:
             order = self._orders.get(pair) or self._form(pair)
         self._check_open()
@@ -543,12 +608,13 @@ class BaseGroup(Generic[D, A]):
         formed = form([(self._sessions[rank], self._ordinals[rank]) for rank in ranks], self._timeout)
         self._formed.append(formed)
         self._orders[ranks] = order = RankOrder(formed.id, ranks)
-        if self._closed:  # meanwhile, by another thread
+        if self._closed:  # another thread closed the group meanwhile
             formed.leave()
         return order
 
     def _ranks_of(self, session: NodeSession, info: node_pb2.GroupInfo) -> tuple[int, ...] | None:
-        """Our ranks, in the order of one of a session's groups; None where that has nothing to do with this group."""
+        """Returns this group's ranks in the order of `info`, a group of a session; None if it is not part of this
+        group."""
         if info.group:
             coordinated = any(each.id == info.group and each.coordinator is session for each in self._formed)
             members = [order.members for order in self._orders.values() if order.name == info.group]
@@ -562,6 +628,6 @@ class BaseGroup(Generic[D, A]):
 
 
 def _abandon(formed: list[Formed]) -> None:
-    """The garbage collector calls this: see `NodeSession.abandon`."""
+    """Leaves groups whose `Group` object was garbage-collected: see `NodeSession.abandon`."""
     for each in formed:
         each.coordinator.later(each.leave)

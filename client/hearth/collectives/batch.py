@@ -1,4 +1,4 @@
-"""Operations that run as one: ``with group.batch():``."""
+"""Batches: operations of a ``with group.batch():`` block that are submitted as one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _open: ContextVar[tuple[Batch, ...]] = ContextVar("hearth_open_batches", default
 
 
 def opened(owner: object) -> Batch | None:
-    """The batch of the group `owner` that is open in this thread (or task)."""
+    """Returns the batch of the group `owner` that is open in this thread (or task); None: no batch is open."""
     for batch in _open.get():
         if batch.owner is owner:
             return batch
@@ -33,7 +33,7 @@ def opened(owner: object) -> Batch | None:
 
 
 def check_none_open(owner: object) -> None:
-    """Raises `ArgumentError` where a batch of the group `owner` is open in this thread (or task)."""
+    """Raises `ArgumentError` if a batch of the group `owner` is open in this thread (or task)."""
     if opened(owner) is not None:
         raise ArgumentError(
             f"a batch of {owner!r} is open here already.", reason="INVALID_ARGUMENT", fix="use that one."
@@ -41,7 +41,7 @@ def check_none_open(owner: object) -> None:
 
 
 class Batch:
-    """Operations of a ``with`` block, presented at its end as one NCCL group: none of them waits for another, so that
+    """Operations of a ``with`` block, submitted at its end as one NCCL group: no operation waits for another one, so
     each rank may send and receive in any order. See `Group.batch`."""
 
     def __init__(self, owner: object, connections: Mapping[int, Connection], timeout_ns: int, present: Present) -> None:
@@ -53,7 +53,14 @@ class Batch:
         self._streams: dict[int, BaseStream | None] = {}
 
     def add(self, parts: Iterable[RankPart]) -> None:
-        """Puts them behind what is there. Raises `ArgumentError` where a rank changes its stream in between."""
+        """Appends parts to the batch.
+
+        Args:
+            parts: Parts of ranks in one operation.
+
+        Raises:
+            ArgumentError: The current stream of a rank's device has changed since the batch began.
+        """
         parts = list(parts)
         found = {part.rank: streams.current(self._connections[part.rank]) for part in parts}
         for rank, stream in found.items():
@@ -68,7 +75,7 @@ class Batch:
         self._parts += parts
 
     def __len__(self) -> int:
-        """Parts of ranks so far."""
+        """Returns the number of parts collected so far."""
         return len(self._parts)
 
     def __enter__(self) -> Batch:
@@ -90,7 +97,14 @@ class Batch:
 
 
 def check_pairs(parts: Iterable[RankPart]) -> None:
-    """Raises `ArgumentError` for a send without a receive, a receive without a send, and pairs that differ."""
+    """Checks that sends and receives match.
+
+    Args:
+        parts: The parts of the batch.
+
+    Raises:
+        ArgumentError: A send has no receive, a receive has no send, or the two differ in size or dtype.
+    """
     sends: defaultdict[tuple[int, int], list[RankPart]] = defaultdict(list)
     receives: defaultdict[tuple[int, int], list[RankPart]] = defaultdict(list)
     for part in parts:

@@ -1,4 +1,4 @@
-"""Submission of the parts of an operation, of all ranks of this process at once."""
+"""Submission of the parts of an operation, for all ranks of this process at once."""
 
 from __future__ import annotations
 
@@ -25,9 +25,18 @@ def present(
     timeout_ns: int,
     on: Mapping[int, BaseStream | None] | None = None,
 ) -> None:
-    """Submits the parts of each rank in `parts`, as one operation of the roster's.
+    """Submits one operation: the parts of each rank in `parts`. If an error is raised, no part is submitted.
 
-    `on`: each rank's stream; without, the current ones. Nothing is submitted where anything is refused here.
+    Args:
+        connections: Connection of each rank.
+        order: The ranks that take part, in the order that the daemon uses.
+        parts: Parts of each rank.
+        timeout_ns: Nanoseconds until all ranks have arrived and finished; 0: the daemon's default.
+        on: Stream of each rank; None: the current ones.
+
+    Raises:
+        ArgumentError: Arrays of a rank overlap.
+        LaunchError: A stream is being recorded in a graph.
     """
     commands: list[tuple[CollectiveSequence, Attachment, commands_pb2.Command]] = []
     for rank, own in parts.items():

@@ -1,4 +1,4 @@
-"""The last operations of a group, as the daemon saw them."""
+"""Flight records: the last operations of a group, as recorded by the daemon."""
 
 from __future__ import annotations
 
@@ -12,28 +12,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FlightRecord:
-    """An operation: see `Group.flight_recorder`. Times are the daemon's clock: Unix time in nanoseconds, 0: not yet."""
+    """An operation of a group: see `Group.flight_recorder`. Times are Unix times in nanoseconds by the daemon's clock;
+    0: not yet."""
 
     what: str
-    """``all_reduce 1024 float32 sum``; several of a batch with commas."""
+    """Description, e.g. ``all_reduce 1024 float32 sum``; the operations of a batch are separated by commas."""
     state: str
-    """``"presented"`` (some ranks wait for others), ``"launched"``, ``"done"`` or ``"failed"``."""
+    """``"presented"`` (some ranks have not arrived), ``"launched"``, ``"done"`` or ``"failed"``."""
     sequence: int
     """Sequence number among the operations of the same `ranks`."""
     ranks: tuple[int, ...]
-    """The group's ranks that have to come to it: all, or the two of a send and its receive."""
+    """Ranks of the group that take part: all, or the two of a send and its receive."""
     presented: tuple[int, ...]
-    """Ranks that presented their part."""
+    """Ranks that have arrived."""
     presented_ns: int
-    """Time at which the first of them came."""
+    """Time at which the first rank arrived."""
     launched_ns: int
     finished_ns: int
-    """Known to a twentieth of a second."""
+    """Time of the end, accurate to 50 ms."""
     error: str = ""
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Ranks that have not come."""
+        """Ranks that have not arrived."""
         return tuple(rank for rank in self.ranks if rank not in self.presented)
 
     def __str__(self) -> str:
@@ -43,7 +44,14 @@ class FlightRecord:
 
 
 def records(found: Iterable[tuple[node_pb2.GroupInfo, Mapping[int, int]]]) -> list[FlightRecord]:
-    """The operations of groups, the newest last. With each comes which rank of ours each of its ranks is."""
+    """Converts the daemons' records of operations.
+
+    Args:
+        found: Groups of the daemons, each with the rank in the caller's group of each of its ranks.
+
+    Returns:
+        The operations, oldest first.
+    """
     entries = [
         FlightRecord(
             operation.what,

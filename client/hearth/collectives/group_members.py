@@ -1,4 +1,4 @@
-"""The devices of a group, as they are named when one is made or rebuilt."""
+"""Checks of the devices and members that the caller names when a group is made or rebuilt."""
 
 from __future__ import annotations
 
@@ -15,8 +15,18 @@ Named = int | BaseDevice[Any, Any] | BaseNode[Any]
 
 
 def checked(devices: Sequence[D]) -> list[D]:
-    """The devices of a new group. Raises `ArgumentError` for none and for one named twice, `DtypeError` for what is no
-    device."""
+    """Checks the devices of a new group.
+
+    Args:
+        devices: The devices in rank order.
+
+    Returns:
+        The devices as a list.
+
+    Raises:
+        ArgumentError: There are no devices, or a device is named twice.
+        DtypeError: A member is no device.
+    """
     devices = list(devices)
     if not devices:
         raise ArgumentError("a group needs a device.", reason="INVALID_ARGUMENT", fix="Group(node.devices)")
@@ -35,8 +45,18 @@ def checked(devices: Sequence[D]) -> list[D]:
 
 
 def named(devices: Sequence[D], without: Iterable[Named] | Named) -> set[int]:
-    """The ranks among `devices` of what is named: ranks, devices, whole nodes. Raises `ArgumentError` for what has no
-    part in them."""
+    """Determines the ranks that the caller names.
+
+    Args:
+        devices: The devices of the group.
+        without: Ranks, devices or whole nodes.
+
+    Returns:
+        The ranks.
+
+    Raises:
+        ArgumentError: A named member is not in the group.
+    """
     found: set[int] = set()
     for each in [without] if isinstance(without, int | BaseDevice | BaseNode) else without:
         if isinstance(each, BaseNode):

@@ -1,4 +1,4 @@
-"""Arguments of collectives, checked before anything is sent."""
+"""Arguments of collectives, checked before any command is sent."""
 
 from __future__ import annotations
 
@@ -24,13 +24,26 @@ A = TypeVar("A", bound=BaseArray)
 
 
 class Operands(Generic[A]):
-    """Checks the arrays that a group's operation is given, one for each device, and makes those that are not given."""
+    """Checks the arrays of a group's operation, one for each device, and allocates arrays that the caller does not
+    give."""
 
     def __init__(self, devices: Sequence[BaseDevice[A, Any]]) -> None:
         self._devices = devices
 
     def arrays(self, arrays: Sequence[A], *, written: bool = False) -> list[A]:
-        """Arrays, one for each rank, of one shape and dtype."""
+        """Checks one array for each rank, all of one shape and dtype.
+
+        Args:
+            arrays: The arrays in rank order.
+            written: The operation writes to them.
+
+        Returns:
+            The arrays.
+
+        Raises:
+            ArgumentError: The number, a device, a shape or a dtype does not match, or an array cannot be used.
+            DtypeError: An argument is no device array.
+        """
         given = self._list("arrays", arrays)
         check = check_out if written else check_array
         found: list[A] = []
@@ -47,7 +60,21 @@ class Operands(Generic[A]):
         like: A,
         known: dict[int, A] | None = None,
     ) -> list[A]:
-        """Destinations, one for each rank, of this shape and the dtype of `like`: given, else known, else new ones."""
+        """Determines one destination for each rank.
+
+        Args:
+            outs: The caller's arrays; None: the arrays in `known`, and new ones.
+            shape: Shape of each destination.
+            like: Array of the same dtype.
+            known: Destinations by rank that need not be allocated.
+
+        Returns:
+            The destinations in rank order.
+
+        Raises:
+            ArgumentError: The number, a device, a shape or a dtype does not match, or an array cannot be used.
+            DtypeError: An argument is no device array.
+        """
         if outs is not None:
             given = self._list("outs", outs)
             return [self.out(f"outs[{rank}]", out, rank, shape, like) for rank, out in enumerate(given)]
@@ -58,6 +85,22 @@ class Operands(Generic[A]):
         ]
 
     def out(self, what: str, out: A | None, rank: int, shape: tuple[int, ...], like: A) -> A:
+        """Determines the destination of one rank.
+
+        Args:
+            what: Name of the argument, for errors.
+            out: The caller's array; None: a new one.
+            rank: The rank.
+            shape: Shape of the destination.
+            like: Array of the same dtype.
+
+        Returns:
+            The destination.
+
+        Raises:
+            ArgumentError: The device, the shape or the dtype does not match, or the array cannot be used.
+            DtypeError: `out` is no device array.
+        """
         if out is None:
             return allocate(self._devices[rank], shape, like.dtype)
         found = self._placed(what, check_out(what, out), rank)
@@ -65,7 +108,20 @@ class Operands(Generic[A]):
         return found
 
     def one(self, what: str, array: Any, rank: int) -> A:
-        """A rank's array, to be read. Raises as `check_array` and `check_place` do."""
+        """Checks one rank's array that is read.
+
+        Args:
+            what: Name of the argument, for errors.
+            array: The array.
+            rank: The rank.
+
+        Returns:
+            The array.
+
+        Raises:
+            ArgumentError: The array is not on the rank's device, or cannot be used.
+            DtypeError: `array` is no device array.
+        """
         return self._placed(what, check_array(what, array), rank)
 
     def _placed(self, what: str, array: Any, rank: int) -> A:
@@ -86,7 +142,7 @@ class Operands(Generic[A]):
 
 
 def reduction(op: str) -> commands_pb2.ReduceOp:
-    """The number of a reduction. Raises `ArgumentError`."""
+    """Returns the wire value of a reduction. Raises `ArgumentError` for an unknown name."""
     number = OPS.get(op) if isinstance(op, str) else None
     if number is None:
         raise ArgumentError(f"op is {op!r}.", reason="INVALID_ARGUMENT", fix=f"use one of {', '.join(OPS)}.")
@@ -94,7 +150,8 @@ def reduction(op: str) -> commands_pb2.ReduceOp:
 
 
 def nanoseconds(timeout: float | None) -> int:
-    """A timeout in seconds; 0: the daemon's default. Raises `ArgumentError`."""
+    """Converts a timeout from seconds to nanoseconds; 0: the daemon's default. Raises `ArgumentError` for a timeout out
+    of range."""
     if timeout is None:
         return 0
     if not isinstance(timeout, int | float) or not 0 < timeout < 2**63 / 1e9:
@@ -103,7 +160,19 @@ def nanoseconds(timeout: float | None) -> int:
 
 
 def check_rank(what: str, rank: Any, ranks: int) -> int:
-    """`rank` as one of the group. Raises `ArgumentError`."""
+    """Checks a rank.
+
+    Args:
+        what: Name of the argument, for the error.
+        rank: The rank, of any integer type except bool.
+        ranks: Number of ranks of the group.
+
+    Returns:
+        The rank as an int.
+
+    Raises:
+        ArgumentError: It is not a rank of the group.
+    """
     try:
         number = operator.index(rank)
     except TypeError:
@@ -119,8 +188,20 @@ def check_rank(what: str, rank: Any, ranks: int) -> int:
 
 
 def check_array(what: str, array: Any) -> Any:
-    """An array that can be given to a collective: on a device, contiguous, usable. Raises `DtypeError`,
-    `ArgumentError`, and what stands against its use."""
+    """Checks an array that a collective reads.
+
+    Args:
+        what: Name of the argument, for errors.
+        array: The array, or a `ReadOnly` one.
+
+    Returns:
+        The device array.
+
+    Raises:
+        DtypeError: It is no device array.
+        ArgumentError: It is not contiguous.
+        HearthError: It cannot be used, e.g. because it was freed or lost.
+    """
     if isinstance(array, ReadOnly) and isinstance(array.array, BaseArray):
         array = array.array
     if not isinstance(array, BaseArray):
@@ -140,7 +221,20 @@ def check_array(what: str, array: Any) -> Any:
 
 
 def check_out(what: str, array: Any) -> Any:
-    """Checks an array that is written: like `check_array`, and refuses a read-only one."""
+    """Checks an array that a collective writes.
+
+    Args:
+        what: Name of the argument, for errors.
+        array: The array.
+
+    Returns:
+        The device array.
+
+    Raises:
+        DtypeError: It is no device array.
+        ArgumentError: It is read-only or not contiguous.
+        HearthError: It cannot be used, e.g. because it was freed or lost.
+    """
     if isinstance(array, ReadOnly) or (isinstance(array, BaseArray) and array._memory.read_only):
         raise ArgumentError(
             f"{what} is {array!r}, which is read-only.",
@@ -151,7 +245,17 @@ def check_out(what: str, array: Any) -> Any:
 
 
 def check_place(what: str, array: BaseArray, rank: int, device: BaseDevice[Any, Any]) -> None:
-    """Raises `ArgumentError` for an array that does not lie where its rank is."""
+    """Checks that an array is on the device of its rank.
+
+    Args:
+        what: Name of the argument, for the error.
+        array: The array.
+        rank: The rank.
+        device: The rank's device.
+
+    Raises:
+        ArgumentError: The array is on another device.
+    """
     if array._connection is not device._connection:
         theirs = "" if array.device.node is device.node else ", of another session"
         raise ArgumentError(
@@ -162,7 +266,18 @@ def check_place(what: str, array: BaseArray, rank: int, device: BaseDevice[Any, 
 
 
 def check_like(what: str, array: BaseArray, shape: tuple[int, ...], dtype: np.dtype[Any], whose: str) -> None:
-    """Raises `ArgumentError` for an array of another shape or dtype than `whose` says."""
+    """Checks the shape and dtype of an array.
+
+    Args:
+        what: Name of the argument, for the error.
+        array: The array.
+        shape: The required shape.
+        dtype: The required dtype.
+        whose: Words that introduce the required values in the error.
+
+    Raises:
+        ArgumentError: The shape or dtype differs.
+    """
     if array.shape != shape or array.dtype != dtype:
         raise ArgumentError(
             f"{what} is {array.dtype} {array.shape}; {whose} {dtype} {shape}.",
@@ -172,7 +287,16 @@ def check_like(what: str, array: BaseArray, shape: tuple[int, ...], dtype: np.dt
 
 
 def check_number(what: str, count: int, ranks: int) -> None:
-    """Raises `ArgumentError` where there is not one array for each rank."""
+    """Checks the number of arrays.
+
+    Args:
+        what: Name of the argument, for the error.
+        count: Number of arrays given.
+        ranks: Number of ranks of the group.
+
+    Raises:
+        ArgumentError: The numbers differ.
+    """
     if count != ranks:
         raise ArgumentError(
             f"{what} has {count} entries; the group has {ranks} devices.",
@@ -182,7 +306,19 @@ def check_number(what: str, count: int, ranks: int) -> None:
 
 
 def split(what: str, array: BaseArray, ranks: int) -> tuple[int, ...]:
-    """The shape of one rank's share of the first dimension. Raises `ArgumentError` where it cannot be shared."""
+    """Computes the shape of one rank's share along the first dimension.
+
+    Args:
+        what: Name of the argument, for the error.
+        array: The array.
+        ranks: Number of ranks of the group.
+
+    Returns:
+        The shape of a share.
+
+    Raises:
+        ArgumentError: The first dimension is not divisible by the number of ranks.
+    """
     if not array.shape or array.shape[0] % ranks:
         raise ArgumentError(
             f"{what} has shape {array.shape}; its first dimension is shared among {ranks} ranks.",
@@ -194,7 +330,7 @@ def split(what: str, array: BaseArray, ranks: int) -> tuple[int, ...]:
 
 
 def reducible(array: BaseArray) -> str:
-    """The name of a dtype that can be reduced. Raises `DtypeError`."""
+    """Returns the name of an array's dtype. Raises `DtypeError` if the dtype cannot be reduced."""
     name = name_of(array.dtype)
     if name not in NUMBERS:
         raise DtypeError(

@@ -1,4 +1,5 @@
-"""Which memory the parts of one rank may share: refused here, where otherwise the other ranks would wait in vain."""
+"""Check of memory overlap between the parts of one rank: an error here prevents the other ranks from waiting in
+vain."""
 
 from __future__ import annotations
 
@@ -15,25 +16,33 @@ if TYPE_CHECKING:
 
 
 class Span(NamedTuple):
-    """Bytes of a buffer. Offsets go on from buffer to buffer, 2^64 apart, so that no two buffers meet."""
+    """A range of bytes in a buffer. Offsets of different buffers are 2^64 apart, so spans of two buffers never
+    overlap."""
 
     start: int
     end: int
 
     def meets(self, other: Span) -> bool:
-        """True if the two spans have bytes in common."""
+        """Checks two spans for overlap.
+
+        Args:
+            other: The other span.
+
+        Returns:
+            True if the spans have bytes in common.
+        """
         return max(self.start, other.start) < min(self.end, other.end)
 
 
 def span(array: BaseArray) -> Span:
-    """The address range of a contiguous array: buffers, by handle, do not overlap."""
+    """Returns the span of a contiguous array. Spans in different buffers never overlap."""
     start = (array._memory.handle << 64) + array._offset
     return Span(start, start + array.nbytes)
 
 
 def check(parts: Sequence[RankPart]) -> None:
-    """Raises `ArgumentError` where a part's source and destination overlap but as NCCL's in-place operations have it,
-    and where one part writes what another one, which runs at the same time, reads or writes."""
+    """Raises `ArgumentError` if the source and destination of a part overlap in another way than NCCL's in-place
+    operations allow, or if a part writes memory that a concurrent part reads or writes."""
     if len(parts) == 1:
         source, destination = parts[0].source, parts[0].destination
         if source is None or destination is None or (source is destination and KINDS[parts[0].kind] in SAME):

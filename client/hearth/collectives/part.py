@@ -1,4 +1,4 @@
-"""Parts of ranks in a collective operation, and the parts that each operation consists of."""
+"""Parts of ranks in a collective operation, and the parts of which each operation consists."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 class RankPart(NamedTuple):
-    """The part of a rank in an operation; ranks are the group's."""
+    """The part of one rank in an operation. Ranks are those of the group."""
 
     rank: int
     kind: commands_pb2.CollectiveKind
     source: BaseArray | None = None
     destination: BaseArray | None = None
     elements: int = 0
-    """NCCL's: elements that each rank gives or gets of every other."""
+    """NCCL's count: number of elements that each rank sends to, or receives from, each other rank."""
     dtype: str = ""
     op: commands_pb2.ReduceOp = commands_pb2.REDUCE_OP_UNSPECIFIED
     root: int | None = None
@@ -28,11 +28,16 @@ class RankPart(NamedTuple):
 
     @property
     def arrays(self) -> tuple[BaseArray, ...]:
-        """Source and destination, where it has them."""
+        """The source and the destination, if the part has them."""
         return tuple(array for array in (self.source, self.destination) if array is not None)
 
     def write(self, to: commands_pb2.CollectiveOperation, order: RankOrder) -> None:
-        """Writes the part into a message, with the ranks of `order`."""
+        """Writes the part into a message.
+
+        Args:
+            to: The message.
+            order: Converts ranks of the group to ranks for the daemon.
+        """
         to.kind = self.kind
         if self.source is not None:
             to.source, to.source_offset = self.source._memory.handle, self.source._offset
@@ -53,7 +58,19 @@ def among_all(
     dtype: str,
     op: commands_pb2.ReduceOp = commands_pb2.REDUCE_OP_UNSPECIFIED,
 ) -> list[RankPart]:
-    """The parts of an operation in which every rank gives and gets: arrays in the group's order."""
+    """Makes the parts of an operation in which every rank sends and receives.
+
+    Args:
+        kind: Kind of the operation.
+        sources: Array to read for each rank, in the group's order.
+        destinations: Array to write for each rank, in the group's order.
+        elements: NCCL's count.
+        dtype: Name of the elements' type.
+        op: The reduction, if there is one.
+
+    Returns:
+        One part for each rank.
+    """
     pairs = zip(sources, destinations, strict=True)
     return [RankPart(rank, kind, source, target, elements, dtype, op) for rank, (source, target) in enumerate(pairs)]
 
@@ -67,7 +84,20 @@ def to_root(
     dtype: str,
     op: commands_pb2.ReduceOp = commands_pb2.REDUCE_OP_UNSPECIFIED,
 ) -> list[RankPart]:
-    """The parts of an operation in which every rank gives, and the root alone gets."""
+    """Makes the parts of an operation in which every rank sends, and only the root receives.
+
+    Args:
+        kind: Kind of the operation.
+        sources: Array to read for each rank, in the group's order.
+        destination: Array that the root writes.
+        root: The receiving rank.
+        elements: NCCL's count.
+        dtype: Name of the elements' type.
+        op: The reduction, if there is one.
+
+    Returns:
+        One part for each rank.
+    """
     return [
         RankPart(rank, kind, source, destination if rank == root else None, elements, dtype, op, root)
         for rank, source in enumerate(sources)
@@ -82,7 +112,19 @@ def from_root(
     elements: int,
     dtype: str,
 ) -> list[RankPart]:
-    """The parts of an operation in which the root alone gives, and every rank gets."""
+    """Makes the parts of an operation in which only the root sends, and every rank receives.
+
+    Args:
+        kind: Kind of the operation.
+        source: Array that the root reads.
+        destinations: Array to write for each rank, in the group's order.
+        root: The sending rank.
+        elements: NCCL's count.
+        dtype: Name of the elements' type.
+
+    Returns:
+        One part for each rank.
+    """
     op = commands_pb2.REDUCE_OP_UNSPECIFIED
     return [
         RankPart(rank, kind, source if rank == root else None, target, elements, dtype, op, root)
@@ -91,7 +133,15 @@ def from_root(
 
 
 def by_rank(parts: Iterable[RankPart], ranks: Iterable[int] = ()) -> dict[int, list[RankPart]]:
-    """The parts of each rank that has one, and of each of `ranks`."""
+    """Groups parts by rank.
+
+    Args:
+        parts: The parts.
+        ranks: Ranks to include even if they have no part.
+
+    Returns:
+        The parts of each rank, in their order.
+    """
     found: dict[int, list[RankPart]] = {rank: [] for rank in ranks}
     for part in parts:
         found.setdefault(part.rank, []).append(part)

@@ -1,6 +1,7 @@
-"""Groups over daemons: the first one makes a ticket, the others join by it, and all give it up at the end.
+"""Groups over several daemons: the first daemon makes a ticket, the others join with it, and all are notified at the
+end.
 
-Every call has a deadline, so that a daemon that is gone delays no caller; each runs in a separate thread.
+Every call has a deadline, so that an unreachable daemon delays no caller for long; each call runs in a separate thread.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ LEAVE_S = 2.0
 
 
 class Formed:
-    """A group over daemons, as they know it: its id, and the sessions that are in it, the coordinator's first."""
+    """A group over several daemons: its id, and its sessions, beginning with the coordinator's."""
 
     def __init__(self, id: bytes, sessions: Sequence[NodeSession]) -> None:
         self.id = id
@@ -34,16 +35,17 @@ class Formed:
 
     @property
     def coordinator(self) -> NodeSession:
-        """The session of the first rank."""
+        """The session of the first rank, whose daemon coordinates the group."""
         return self.sessions[0]
 
     @property
     def left(self) -> bool:
-        """True once the group was given up."""
+        """True once the group has been left."""
         return self._left.is_set()
 
     def leave(self) -> None:
-        """Gives it up at all daemons that answer, within some seconds. A second call does nothing."""
+        """Leaves the group at all daemons that answer. Blocks for `LEAVE_S` seconds at most. A second call does
+        nothing."""
         if self.left:
             return
         self._left.set()
@@ -54,10 +56,18 @@ class Formed:
 
 
 def form(members: Sequence[tuple[NodeSession, int]], timeout: float) -> Formed:
-    """A group of these (session, ordinal of the device), in rank order, within `timeout` seconds.
+    """Forms a group over several daemons. Blocks. If it fails, the daemons that have joined leave the group again.
 
-    Raises what a daemon answers, with ``details["node"]`` and ``details["target"]``, or `TimeoutError`; what was begun
-    is given up everywhere.
+    Args:
+        members: (session, ordinal of the device) of each rank.
+        timeout: Seconds for forming the group.
+
+    Returns:
+        The group.
+
+    Raises:
+        TimeoutError: The group is not formed in time.
+        HearthError: The error of a daemon, with ``details["node"]`` and ``details["target"]``.
     """
     sessions = list(dict.fromkeys(session for session, _ in members))
     listed = [node_pb2.GroupMember(node=sessions.index(session), device=ordinal) for session, ordinal in members]
@@ -89,14 +99,14 @@ def form(members: Sequence[tuple[NodeSession, int]], timeout: float) -> Formed:
             refusal = _answer(answers, deadline + 2 * _SLACK_S, timeout)
             if refusal is not None:
                 raise refusal
-    except BaseException:  # KeyboardInterrupt as well
+    except BaseException:  # including KeyboardInterrupt
         formed.leave()
         raise
     return formed
 
 
 def describe(session: NodeSession) -> Sequence[node_pb2.GroupInfo]:
-    """The session's groups on its daemon, with their last operations."""
+    """Returns the session's groups on its daemon, with their last operations. Blocks for one request."""
     request = node_pb2.DescribeGroupsRequest(session_token=session.token)
     answer: node_pb2.DescribeGroupsResponse = session.call("DescribeGroups", request, node_pb2.DescribeGroupsResponse)
     return answer.groups
@@ -114,7 +124,7 @@ def _join(
     except HearthError as error:
         answer(_at(session, error))
         return
-    if formed.left:  # another node refused meanwhile: no other call refers to this group
+    if formed.left:  # another node refused meanwhile, and no other call will leave this group
         _leave(session, formed.id)
     answer(None)
 
@@ -132,12 +142,12 @@ def _answer(answers: SimpleQueue[HearthError | None], deadline: float, timeout: 
 
 def _leave(session: NodeSession, group: bytes) -> None:
     request = node_pb2.LeaveGroupRequest(session_token=session.token, group=group)
-    with suppress(HearthError):  # it is gone, or has given the group up itself
+    with suppress(HearthError):  # the daemon is unreachable, or has ended the group itself
         session.call("LeaveGroup", request, node_pb2.LeaveGroupResponse, LEAVE_S)
 
 
 def _at(session: NodeSession, error: HearthError) -> HearthError:
-    """The error, with the node where it arose."""
+    """Returns a copy of the error that names the node at which it occurred."""
     told = error.again()
     told.message = f"{told.message} (at {session.transport.target})"
     told.details.setdefault("node", session.opened.node)

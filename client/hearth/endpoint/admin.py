@@ -1,7 +1,7 @@
-"""Calls of NodeService without a session: for programs that watch and operate a daemon.
+"""Calls of NodeService without a session, for programs that watch and operate a daemon.
 
-A session counts against quotas and is refused while the daemon drains, which is just when one wants to look. Every call
-shows its credentials, as opening a session does.
+A session counts against quotas and is refused while the daemon drains, which is when an operator needs this
+information. Every call sends its credentials, as the opening of a session does.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ if TYPE_CHECKING:
 
 _TRIES = 2
 _READING = frozenset({"Describe", "GetStatus", "ListSessions"})
-"""Calls that may be made again where the connection broke before their answer came."""
+"""Calls that may be repeated if the connection broke before their answer arrived."""
 
 
 class Asker:
-    """Asks one daemon, which may go away and come back meanwhile. `close` may be called from another thread.
+    """Sends requests to one daemon, which may be unreachable in between. `close` may be called from another thread.
 
-    Every call raises what `hearth.connect` raises, and `UnsupportedError` where the daemon is too old for it.
+    Every call blocks, and raises the errors of `hearth.connect`, and `UnsupportedError` if the daemon is too old for
+    it.
     """
 
     def __init__(self, target: Target, credentials: Credentials, timeout: float = 10.0) -> None:
-        """Connects with the first call; `timeout` in seconds, of each."""
+        """Stores the address; the first call connects. `timeout` is the time limit of each call in seconds."""
         self.target = target
         self._credentials = credentials
         self._timeout = timeout
@@ -42,13 +43,13 @@ class Asker:
         self._closed = False
 
     def describe(self) -> NodeInfo:
-        """Name, versions, features, devices with their properties."""
+        """Returns name, versions, features, and devices with their properties."""
         from hearth.types import NodeInfo
 
         return NodeInfo.of(self._call("Describe", node_pb2.DescribeRequest(), node_pb2.DescribeResponse))
 
     def status(self) -> dict[str, Any]:
-        """The document of HTTP's ``/status``, as far as the caller may see it."""
+        """Returns the document of HTTP's ``/status``, as far as the caller may see it."""
         answer = self._call("GetStatus", node_pb2.GetStatusRequest(), node_pb2.GetStatusResponse)
         try:
             document = json.loads(answer.json)
@@ -66,21 +67,32 @@ class Asker:
         return [SessionInfo.of(entry) for entry in listed.sessions]
 
     def end_session(self, session_id: str) -> list[int]:
-        """Ends a session, like `Node.end_session`."""
+        """Ends a session, like `Node.end_session`.
+
+        Args:
+            session_id: Public id of the session.
+
+        Returns:
+            The ordinals of devices on which a kernel of the session is still running.
+        """
         request = node_pb2.EndSessionRequest(session_id=session_id)
         return list(self._call("EndSession", request, node_pb2.EndSessionResponse).running)
 
     def drain(self) -> int:
-        """Drains the daemon, like `Node.drain`."""
+        """Makes the daemon refuse new sessions, like `Node.drain`. Returns the number of sessions that continue."""
         return int(self._call("Drain", node_pb2.DrainRequest(), node_pb2.DrainResponse).sessions)
 
     def restart_device(self, ordinal: int) -> None:
-        """Restarts a device process, like `Node.restart_device`."""
+        """Restarts the processes of a device, like `Node.restart_device`.
+
+        Args:
+            ordinal: Number of the device on the node, from 0.
+        """
         request = node_pb2.RestartDeviceRequest(device=ordinal)
         self._call("RestartDevice", request, node_pb2.RestartDeviceResponse)
 
     def close(self) -> None:
-        """Ends a call under way, and the connection."""
+        """Ends a call in progress, and closes the connections."""
         self._closed = True
         for transport in list(self._transports.values()):
             transport.close()
@@ -93,7 +105,7 @@ class Asker:
     ) -> None:
         self.close()
 
-    # ---- how ----
+    # ---- internals ----
 
     def _call(self, method: str, request: Any, response_type: Any) -> Any:
         try:
@@ -119,23 +131,23 @@ class Asker:
         answer = self._start(method, request, response_type)
         try:
             return answer.result()
-        except BaseException:  # KeyboardInterrupt, for one: the answer is not taken
+        except BaseException:  # e.g. KeyboardInterrupt: no caller receives the answer
             answer.cancel()
             raise
 
     def _start(self, method: str, request: Any, response_type: Any) -> Answer:
-        """Starts a call: with frames where the daemon accepts them, otherwise with gRPC."""
+        """Starts a call: with frames if the daemon accepts them, otherwise with gRPC."""
         shown = self._credentials
         if self.target.address[:5] == "unix:" and not self.target.tls:
             framed = self._transport("frames", self._framed)
-            framed.metadata = bearer(shown)  # the daemon sees the user of this end by itself
+            framed.metadata = bearer(shown)  # the daemon reads this process's user from the socket
             try:
                 return framed.ask(method, request, response_type, self._timeout)
             except HearthError as error:
                 if not error.broken:
                     raise
         grpc = self._transport("grpc", self._grpc)
-        grpc.metadata = opening(shown, self.target)  # a ticket is good for one call
+        grpc.metadata = opening(shown, self.target)  # a ticket is valid for one call
         return grpc.ask(method, request, response_type, self._timeout)
 
     def _transport(self, way: str, make: Callable[[], Transport]) -> Transport:
@@ -157,7 +169,7 @@ class Asker:
         return GrpcTransport(self.target.address, loopback=self.target.loopback, credentials=channel)
 
     def _older(self, method: str, error: UnsupportedError) -> UnsupportedError:
-        """Builds the error for a hearthd that does not implement the call."""
+        """Builds the error for a daemon that does not implement the call."""
         from hearth.version import __version__
 
         try:

@@ -1,6 +1,6 @@
 """Client credentials, and the requirements on the daemon's certificate.
 
-A token goes over Unix sockets, loopback and TLS. It goes over a plain connection to another host only on request,
+A token is sent over Unix sockets, loopback and TLS. It is sent over a plain connection to another host only on request,
 because every host on the path could read and use it.
 """
 
@@ -33,19 +33,20 @@ _MOST = 4096
 
 
 class Credentials(NamedTuple):
-    """Found once, when `connect` is called."""
+    """Credentials of a client, determined once, when `connect` is called."""
 
     token: str = ""
     token_origin: str = ""
     ca: bytes | None = None
-    """PEM; None: the authorities that gRPC brings, or GRPC_DEFAULT_SSL_ROOTS_FILE_PATH names."""
+    """Authorities in PEM format; None: those that gRPC includes, or the file that GRPC_DEFAULT_SSL_ROOTS_FILE_PATH
+    names."""
     certificate: bytes | None = None
     key: bytes | None = None
     shown: str = "nothing"
     """Description of the credentials, for error messages."""
 
     def __repr__(self) -> str:
-        return f"Credentials({self.shown})"  # the token and the key stand in no log
+        return f"Credentials({self.shown})"  # token and key must not appear in logs
 
     def channel(self) -> grpc.ChannelCredentials:
         """Returns gRPC credentials for a TLS connection."""
@@ -64,8 +65,24 @@ def find(
     insecure: bool = False,
     environ: Mapping[str, str] | None = None,
 ) -> Credentials:
-    """The arguments, else the environment. Raises `ArgumentError` for what cannot be used with the target, and
-    `AuthenticationError` for a token that would travel in clear."""
+    """Determines the credentials from the arguments or, for those that are missing, from the environment.
+
+    Args:
+        target: Address of the daemon.
+        token: Token of the caller; None: from the environment.
+        ca: PEM file with the authority of the daemon's certificate; None: from the environment.
+        certificate: PEM file with the caller's certificate; None: from the environment.
+        key: PEM file with the key of `certificate`; None: from the environment.
+        insecure: Allows a token to be sent to another host without TLS.
+        environ: Environment variables; None: those of this process.
+
+    Returns:
+        The credentials.
+
+    Raises:
+        ArgumentError: A file cannot be read, or an argument cannot be used with the target.
+        AuthenticationError: The token would be sent unencrypted to another host.
+    """
     environ = os.environ if environ is None else environ
     given = {name: value for name, value in (("ca", ca), ("certificate", certificate), ("key", key)) if value}
     if given and not target.tls:
@@ -114,8 +131,16 @@ def bearer(credentials: Credentials) -> Metadata:
 
 
 def opening(credentials: Credentials, target: Target) -> Metadata:
-    """Returns `bearer`'s metadata, or a ticket where a Unix socket's connection does not identify the client by
-    itself."""
+    """Returns the metadata of a call without a session.
+
+    Args:
+        credentials: Credentials of the caller.
+        target: Address of the daemon.
+
+    Returns:
+        The token; without a token, a ticket if the connection over a Unix socket does not identify the client by
+        itself.
+    """
     if credentials.token:
         return bearer(credentials)
     path = target.address.removeprefix("unix:")
@@ -131,14 +156,14 @@ def of_session(session_token: str) -> Metadata:
 
 
 def identity_path(path: str) -> str:
-    """Path of the socket that identifies its clients: ``hearth-identity.sock`` beside ``hearth.sock``."""
+    """Returns the path of the socket that identifies its clients: ``hearth-identity.sock`` beside ``hearth.sock``."""
     folder, name = os.path.split(path)
     stem, suffix = os.path.splitext(name)  # noqa: PTH122 - see `is_socket`
     return os.path.join(folder, f"{stem}-identity{suffix}")  # noqa: PTH118
 
 
 def _ticket(path: str) -> str:
-    """A ticket that stands for this process's user; empty where the daemon gives none."""
+    """Returns a ticket that identifies this process's user; empty if the daemon gives none."""
     if not is_socket(path):
         return ""
     try:
@@ -149,12 +174,12 @@ def _ticket(path: str) -> str:
             while len(answer) < _MOST and (piece := connection.recv(_MOST)):
                 answer += piece
     except OSError:
-        return ""  # the daemon says what is missing
+        return ""  # the daemon then reports the missing credentials
     return answer.decode("ascii", "replace").strip()
 
 
 def _token(argument: str | None, environ: Mapping[str, str]) -> tuple[str, str]:
-    """The token and where it is from; empty where there is none."""
+    """Returns the token and its source; empty if there is none."""
     if argument is not None:
         return _checked(argument, "the argument token"), "the argument token"
     if environ.get(TOKEN):
@@ -175,7 +200,8 @@ def _token(argument: str | None, environ: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _checked(token: str, origin: str) -> str:
-    """Without the line's end of a file. What the token is never stands in an error."""
+    """Returns the token without surrounding white space, e.g. the newline of a file. The token itself never appears in
+    an error."""
     token = token.strip()
     if not token or not token.isascii() or any(character.isspace() or ord(character) < 32 for character in token):
         what = "empty" if not token else "no token: it holds spaces, line ends or characters that are not ASCII"
@@ -186,7 +212,7 @@ def _checked(token: str, origin: str) -> str:
 
 
 def _path(path: str | os.PathLike[str]) -> Path:
-    from pathlib import Path  # most clients read no file
+    from pathlib import Path  # imported here, because most clients read no file
 
     return Path(path)
 

@@ -1,4 +1,4 @@
-"""Why a session could not be opened, in words that say what to do."""
+"""Diagnosis of a session that could not be opened: errors that say what to do."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 _PROBE_S = 2.0
 _AGAIN_S = 0.1
-"""Seconds between probes of a daemon that is not there: it may be starting."""
+"""Seconds between probes of an unreachable daemon, which may be starting."""
 
 _NAME = "Hostname Verification Check failed"
 _DISTRUST = ("CERTIFICATE_VERIFY_FAILED", _NAME)
-"""gRPC's texts for a daemon's certificate that was not accepted."""
+"""Texts with which gRPC reports that the daemon's certificate was not accepted."""
 
 _KNOWN = ("Connection refused", "Connection reset by peer", "Domain name not found", "No route to host")
-"""Causes in gRPC's texts that need no more words."""
+"""Causes in gRPC's texts that need no further explanation."""
 
 PLAIN = "plain"
 TLS = "tls"
@@ -34,7 +34,17 @@ WANTS_CERTIFICATE = "wants certificate"
 
 
 def explain(error: HearthError, target: Target, credentials: Credentials) -> HearthError:
-    """The error to raise in the place of what opening a session raised."""
+    """Converts an error of opening a session into one that explains the cause. May probe the address, which blocks for
+    up to a few seconds.
+
+    Args:
+        error: The error.
+        target: Address of the daemon.
+        credentials: Credentials that were sent.
+
+    Returns:
+        The error to raise instead.
+    """
     if isinstance(error, AuthenticationError):
         return type(error)(
             f"{error.message} (At {target.address}, from {target.origin}; shown: {credentials.shown}.)",
@@ -60,7 +70,8 @@ def _unreached(error: HearthError, target: Target, credentials: Credentials) -> 
 
 
 def _misunderstood(target: Target, where: str, credentials: Credentials) -> HearthError | None:
-    """Returns the error for a peer that speaks another protocol than the client tried."""
+    """Returns the error for a peer that uses another protocol than the client tried; None if the peer uses the same
+    protocol or does not answer."""
     spoken = _probe(target)
     if spoken == PLAIN and _speaks_http(target):
         return ConnectError(
@@ -100,12 +111,12 @@ def _nobody(where: str, error: HearthError, why: str = "", fix: str = "") -> Con
 
 
 def _short(text: str) -> str:
-    """Returns the cause alone, where gRPC's text has a well-known one."""
+    """Returns only the cause, if gRPC's text contains a well-known one; otherwise the whole text."""
     return next((f"{known.lower()}." for known in _KNOWN if known in text), text)
 
 
 def _no_socket(target: Target, where: str) -> ConnectError | None:
-    """Explains a Unix socket that refuses connections; returns None where it accepts one."""
+    """Returns the error that explains why a Unix socket refuses connections; None if it accepts one."""
     path = target.address.removeprefix("unix:")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(_PROBE_S)
@@ -128,7 +139,7 @@ def _no_socket(target: Target, where: str) -> ConnectError | None:
 
 
 def _owner(path: str) -> str:
-    """Describes the owner of a Unix socket, as far as permissions show it."""
+    """Returns a description of the owner of a Unix socket, as far as permissions allow."""
     try:
         found = os.stat(path)  # noqa: PTH116 - see `hearth.endpoint.target.is_socket`
     except OSError:
@@ -156,7 +167,7 @@ def _speaks_http(target: Target) -> bool:
 
 
 def _verification(text: str) -> str:
-    """The reason in gRPC's text."""
+    """Extracts the reason from gRPC's text."""
     if _NAME in text:
         return "it is for another name"
     _, found, rest = text.partition("CERTIFICATE_VERIFY_FAILED")
@@ -165,18 +176,18 @@ def _verification(text: str) -> str:
 
 
 def _probe(target: Target) -> str:
-    """Detects the protocol at an address after a failed connection; empty if no peer answers."""
+    """Returns the protocol at an address after a failed connection; empty if no peer answers."""
     host, _, port = target.address.rpartition(":")
     context = ssl.create_default_context()
     context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # nothing is sent, and nothing believed
+    context.verify_mode = ssl.CERT_NONE  # safe, because nothing is sent and no answer is trusted
     context.set_alpn_protocols(["h2"])
     try:
         with socket.create_connection((host.strip("[]"), int(port)), _PROBE_S) as plain:
             plain.settimeout(_PROBE_S)
             with context.wrap_socket(plain, server_hostname=host.strip("[]")) as secured:
-                # A daemon greets at once (HTTP/2's settings); one that misses a certificate hangs up, with or without
-                # an alert.
+                # A daemon sends its HTTP/2 settings at once; a daemon that misses a certificate closes the connection,
+                # with or without an alert.
                 return TLS if secured.recv(1) else WANTS_CERTIFICATE
     except ssl.SSLError as error:
         if "CERTIFICATE_REQUIRED" in (error.reason or "") or "ALERT" in (error.reason or ""):

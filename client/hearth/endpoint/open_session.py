@@ -1,6 +1,7 @@
-"""Opening a session: the daemon is asked before what works with its answer is imported, which takes about as long.
+"""Opening of a session: the request is sent before the modules that use its answer are imported, because the imports
+take about as long as the answer.
 
-So nothing is imported here that is not needed to ask; the rest is by `meanwhile`.
+Therefore this module imports only what the request needs; `meanwhile` imports the rest.
 """
 
 from __future__ import annotations
@@ -44,11 +45,28 @@ def open_session(
     make_connection: ConnectionFactory,
     meanwhile: Callable[[], object],
 ) -> NodeSession:
-    """Connects and opens a session: with frames where the daemon takes them, else with gRPC.
+    """Connects and opens a session: with frames if the daemon accepts them, otherwise with gRPC. Blocks.
 
-    `timeout` is the session's, `within` that of the attempt, if it is another; `make_connection`: see `NodeSession`;
-    `meanwhile` imports what the devices need, while the answer is on its way. Raises `ConnectError` saying
-    what was tried, or the error that the daemon answers."""
+    Args:
+        target: Address of the daemon.
+        credentials: Credentials of the caller.
+        timeout: Time limit in seconds that the session keeps for later calls.
+        client_name: Name of the session in the daemon's logs; None: `default_name`.
+        dedicated: Asks for dedicated (True) or shared (False) device processes; None: as the daemon is configured.
+        launch_timeout: Time limit in seconds of launches that have no timeout; 0: the daemon's default.
+        lanes: Uses direct connections to the device processes if the daemon offers them.
+        within: Seconds for this attempt; None: `timeout`.
+        make_connection: Makes the connection to each device; see `NodeSession`.
+        meanwhile: Imports the modules that devices need, while the daemon answers.
+
+    Returns:
+        The session.
+
+    Raises:
+        ArgumentError: `client_name` is no valid text.
+        ConnectError: No daemon answers; the error says what was tried.
+        HearthError: The error that the daemon answered.
+    """
     from hearth.version import __version__
 
     name = client_name or default_name()
@@ -78,8 +96,8 @@ def open_session(
 def _by_frames(
     target: Target, credentials: Credentials, request: Plain, timeout: float, meanwhile: Callable[[], object]
 ) -> Opened | None:
-    """Opens a session with frames; returns None where the daemon takes no frames or does not answer, so that gRPC is
-    tried and can explain it. Raises the daemon's error."""
+    """Opens a session with frames. Returns None if the daemon does not accept frames or does not answer; gRPC is then
+    tried, and can explain the failure. Raises the daemon's error."""
     if target.address[:5] != "unix:" or target.tls:
         return None
     from hearth.transport.framed import FramedTransport
@@ -114,7 +132,7 @@ def _by_grpc(
         target.address, loopback=target.loopback, credentials=credentials.channel() if target.tls else None
     )
     for left in reversed(range(_OPEN_TRIES)):
-        transport.metadata = opening(credentials, target)  # a ticket is good for one call
+        transport.metadata = opening(credentials, target)  # a ticket is valid for one call
         try:
             return transport, answered(transport.ask("OpenSession", request, decode.Opened, timeout), meanwhile)
         except HearthError as error:
@@ -132,21 +150,31 @@ def _explained(error: HearthError, transport: Transport, target: Target, credent
 
 
 def answered(answer: Answer, meanwhile: Callable[[], object]) -> node_pb2.OpenSessionResponse:
-    """Returns the daemon's answer; `meanwhile` is called while it is on its way. Raises `HearthError`. An exception
-    such as KeyboardInterrupt cancels the call."""
+    """Waits for the daemon's answer. An exception such as KeyboardInterrupt cancels the call.
+
+    Args:
+        answer: The call.
+        meanwhile: Called before the wait.
+
+    Returns:
+        The daemon's answer.
+
+    Raises:
+        HearthError: The call failed.
+    """
     try:
         meanwhile()
         import hearth.session.lease  # noqa: F401
 
         opened: node_pb2.OpenSessionResponse = answer.result()
-    except BaseException:  # KeyboardInterrupt, for one: the answer is not taken
+    except BaseException:  # e.g. KeyboardInterrupt: no caller receives the answer
         answer.cancel()
         raise
     return opened
 
 
 def default_name() -> str:
-    """``host:pid program``, for the daemon's logs."""
+    """Returns the default name of a session for the daemon's logs: ``host:pid program``."""
     program = "python"
     if getattr(sys, "argv", None) and sys.argv[0]:
         program = os.path.basename(sys.argv[0])  # noqa: PTH119 - see `hearth.endpoint.target.is_socket`
@@ -154,7 +182,7 @@ def default_name() -> str:
 
 
 class _Grpc:
-    """Records whether this process used gRPC, and whether the process that it was forked from did."""
+    """Records whether this process has used gRPC, and whether the process from which it was forked has."""
 
     used = False
     inherited = False

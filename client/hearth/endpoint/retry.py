@@ -1,8 +1,10 @@
-"""Repeats calls for which the daemon says that a repetition may help, by gRPC's rules as far as they suit users.
+"""Repetition of calls for which the daemon says that a repetition may succeed, by gRPC's rules as far as they suit
+users.
 
-The wait before the next attempt is what the daemon said (`HearthError.retry_after`, gRPC's RetryInfo), and no less than
-a pause that grows from attempt to attempt; both have jitter, so that clients that were refused together do not return
-together. All attempts share one deadline, and an attempt that would come too late is not waited for.
+The pause before the next attempt is at least the time that the daemon gave (`HearthError.retry_after`, gRPC's
+RetryInfo), and at least a backoff that grows from attempt to attempt. Both have jitter, so that clients that were
+refused together do not return together. All attempts share one deadline; if the next attempt would be too late, the
+error is raised at once.
 """
 
 from __future__ import annotations
@@ -28,18 +30,18 @@ _SPREAD = 0.2
 def retrying(
     *, timeout: float = 60.0, idempotent: bool = False, on_retry: Callable[[HearthError, float], object] | None = None
 ) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
-    """Decorates a function to be called again where the daemon had no room or was not there.
+    """Decorates a function so that it is called again if the daemon temporarily lacked room or was not reachable.
 
     >>> @hearth.retrying(timeout=30)
     ... def train(gpu): ...
 
-    Only work that has not begun is repeated: errors that are `HearthError.retryable`. So the function should do one
-    thing that can be refused, or be one that may run twice. Coroutine functions are awaited again.
+    Only work that has not begun is repeated: the errors for which `HearthError.retryable` is true. The function should
+    therefore do one thing that can be refused, or be safe to run twice. Coroutine functions are awaited again.
 
     Args:
-        timeout: Seconds for all attempts together. When there is no time for another, the last error is raised.
-        idempotent: Calls the function again also when a device, its arrays, the session or the connection were lost on
-            the way; it has to make anew what it needs of them.
+        timeout: Seconds for all attempts together. If there is no time for another attempt, the last error is raised.
+        idempotent: Also calls the function again if a device, its arrays, the session or the connection were lost
+            during the call; the function must then make the objects that it needs again.
         on_retry: Called with the error and the seconds until the next attempt.
 
     Returns:
@@ -102,12 +104,36 @@ def _awaiting(
 
 
 def persist(attempt: Callable[[float], _T], timeout: float) -> _T:
-    """Returns the result of `attempt(seconds_left)`, which is repeated after retryable errors."""
+    """Calls `attempt` until it succeeds. Blocks during the pauses.
+
+    Args:
+        attempt: The function, which receives the seconds left.
+        timeout: Seconds for all attempts together.
+
+    Returns:
+        The result of `attempt`.
+
+    Raises:
+        HearthError: The error of an attempt that is not retryable, or of the last attempt.
+    """
     return _persist(attempt, Pauses(timeout), None)
 
 
 def persist_after(failed: HearthError, attempt: Callable[[float], _T], timeout: float, reasons: Collection[str]) -> _T:
-    """Continues as `persist` after an attempt that has `failed`; raises at once for a reason not in `reasons`."""
+    """Continues like `persist` after a first attempt has failed. Blocks during the pauses.
+
+    Args:
+        failed: The error of the first attempt.
+        attempt: The function, which receives the seconds left.
+        timeout: Seconds for all further attempts together.
+        reasons: Reasons for which a further attempt is made; other errors are raised at once.
+
+    Returns:
+        The result of `attempt`.
+
+    Raises:
+        HearthError: The error of an attempt that is not to be repeated, or of the last attempt.
+    """
     pauses = Pauses(timeout)
     pause = pauses.after(failed)
     if pause is None:
@@ -129,14 +155,22 @@ def _persist(attempt: Callable[[float], _T], pauses: Pauses, reasons: Collection
 
 
 def may_repeat(error: HearthError, idempotent: bool) -> bool:
-    """True if a call that failed with `error` may be repeated."""
+    """Decides whether a failed call may be repeated.
+
+    Args:
+        error: The error of the call.
+        idempotent: The call may run twice.
+
+    Returns:
+        True if it may be repeated.
+    """
     if error.retryable:
         return True
     return idempotent and (retry(error.reason) is Retry.ANEW or error.broken or isinstance(error, ConnectError))
 
 
 class Pauses:
-    """Calculates the pause before each next attempt, until `timeout` seconds have passed."""
+    """Computes the pause before each next attempt, until `timeout` seconds have passed."""
 
     def __init__(
         self,
@@ -151,16 +185,23 @@ class Pauses:
 
     @property
     def left(self) -> float:
-        """Seconds."""
+        """Seconds until the deadline; negative after it."""
         return self._deadline - self._clock()
 
     def after(self, error: HearthError) -> float | None:
-        """Seconds to wait after `error`; None: the next attempt would come too late."""
+        """Returns the seconds to wait after a failed attempt.
+
+        Args:
+            error: The error of the attempt.
+
+        Returns:
+            The pause in seconds; None: the next attempt would be too late.
+        """
         if self._chance is None:
-            import random  # not before something broke: it takes a while to import
+            import random  # imported after the first failure, because the import takes long
 
             self._chance = random.uniform
         pause = max(error.retry_after or 0.0, self._pause * self._chance(1 - _SPREAD, 1.0))
-        pause *= self._chance(1.0, 1 + _SPREAD)  # never before the time that was said
+        pause *= self._chance(1.0, 1 + _SPREAD)  # the pause is never shorter than the daemon asked for
         self._pause = min(_MOST_S, self._pause * _GROWTH)
         return pause if pause < self.left else None

@@ -1,4 +1,4 @@
-"""Address of the daemon: from `connect`'s argument, the environment, or the usual sockets."""
+"""Address of the daemon: from the argument of `connect`, the environment, or the usual sockets."""
 
 from __future__ import annotations
 
@@ -12,25 +12,37 @@ DEFAULT_PORT = 7421
 DEFAULT_TARGET = f"127.0.0.1:{DEFAULT_PORT}"
 SYSTEM_SOCKET = "/run/hearth/hearth.sock"
 LOCAL = "local"
-"""Name of this machine's daemon."""
+"""Target that stands for this machine's daemon."""
 _TLS = "https://"
 
 
 class Target(NamedTuple):
-    """An address in gRPC's words."""
+    """An address in gRPC's notation."""
 
     address: str
     loopback: bool
-    """True if the daemon is on this machine: no HTTP proxy stands between."""
+    """True if the daemon is on this machine, so that no HTTP proxy is involved."""
     origin: str
     """Source of the address, for error messages."""
     tls: bool = False
-    """``https://`` stands before it: the daemon shows a certificate."""
+    """True if the address was given with ``https://``: the connection uses TLS, and the daemon presents a
+    certificate."""
 
 
 def resolve(target: str | None, origin: str = "the argument of connect()") -> Target:
-    """The argument; else HEARTH_TARGET; else this machine's daemon, which is also what `LOCAL` asks for whatever the
-    environment says: a Unix socket that exists, else the default port. `origin`: where the argument came from."""
+    """Determines the address of the daemon.
+
+    Args:
+        target: The address; `LOCAL`: this machine's daemon, which is a Unix socket that exists, otherwise the default
+            port; None: HEARTH_TARGET, otherwise `LOCAL`.
+        origin: Source of `target`, for error messages.
+
+    Returns:
+        The address.
+
+    Raises:
+        ArgumentError: The address is malformed.
+    """
     if target is not None and target.strip() != LOCAL:
         return _parse(target, origin)
     from_environment = os.environ.get("HEARTH_TARGET", "").strip()
@@ -43,16 +55,16 @@ def resolve(target: str | None, origin: str = "the argument of connect()") -> Ta
 
 
 def is_socket(path: str) -> bool:
-    """True if a Unix socket is at `path`, like `Path.is_socket`: the import of `pathlib` takes longer than all other
-    steps of finding the daemon."""
+    """Returns True if there is a Unix socket at `path`, like `Path.is_socket`. Does not use `pathlib`, whose import
+    takes longer than all other steps of finding the daemon."""
     try:
         return stat.S_ISSOCK(os.stat(path).st_mode)  # noqa: PTH116
-    except (OSError, ValueError):  # not there, not to be seen, or no path
+    except (OSError, ValueError):  # missing, not accessible, or no valid path
         return False
 
 
 def _usual_sockets() -> list[str]:
-    """Paths at which a daemon listens by default (`hearthd.front.addresses.default_unix_path`)."""
+    """Returns the paths at which a daemon listens by default (`hearthd.front.addresses.default_unix_path`)."""
     beside = os.environ.get("XDG_RUNTIME_DIR") or os.path.expanduser("~/.cache")  # noqa: PTH111 - see `is_socket`
     return [SYSTEM_SOCKET, f"{beside}/hearth/hearth.sock"]
 
@@ -68,7 +80,7 @@ def _parse(target: str, origin: str) -> Target:
     written, target = target, target[len(_TLS) :].removesuffix("/") if tls else target
     host, colon, port = target.rpartition(":")
     if not colon or target.endswith("]") or (":" in host and not host.startswith("[")):
-        host, port = target, str(DEFAULT_PORT)  # a name alone, or an IPv6 address
+        host, port = target, str(DEFAULT_PORT)  # a host name without a port, or an IPv6 address
     if ":" in host and not host.startswith("["):
         host = f"[{host}]"
     if not host or "/" in target or not port.isdigit() or not 0 < int(port) < 65536:

@@ -1,8 +1,8 @@
-"""A GPU's memory, mapped into this process by the CUDA driver (libcuda), through ctypes: no CUDA package is needed.
+"""Mapping of a GPU's memory into this process by the CUDA driver (libcuda), through ctypes; needs no CUDA package.
 
-The daemon's memory is physical memory of `cuMemCreate`, which comes as an open file. Physical memory stays for as long
-as any process maps it, so it does not matter which of the two ends first; what is mapped here is that allocation alone.
-CUDA's documentation: Driver API, Virtual Memory Management; Programming Guide, the same.
+The daemon's memory is physical memory allocated by `cuMemCreate`, which is received as an open file. Physical memory
+exists as long as any process maps it, so it does not matter which of the two processes ends first; only that one
+allocation is mapped here. See CUDA's Driver API and Programming Guide, chapters on virtual memory management.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LOCATION_DEVICE = 1
 _READ_WRITE = 3
 """CU_MEM_ACCESS_FLAGS_PROT_READWRITE"""
 _DEINITIALIZED = 4
-"""CUDA_ERROR_DEINITIALIZED: the process is about to end."""
+"""CUDA_ERROR_DEINITIALIZED: the process is about to exit."""
 _NO_DEVICE = 100
 """CUDA_ERROR_NO_DEVICE: CUDA_VISIBLE_DEVICES hides every GPU, or there is none."""
 _DEVICE_ORDINAL = 9
@@ -81,10 +81,10 @@ class DriverError(HearthError):
 
 
 class Driver:
-    """libcuda's functions, checked."""
+    """The functions of libcuda, with checks of their status."""
 
     def __init__(self, library: Any) -> None:
-        """Raises AttributeError for a driver that is too old for one of them."""
+        """Raises AttributeError if the driver is too old for one of the functions."""
         self._functions = {}
         for name, types in _SIGNATURES.items():
             function = getattr(library, name)
@@ -92,7 +92,15 @@ class Driver:
             self._functions[name] = function
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Raises `DriverError`."""
+        """Calls a function of the driver.
+
+        Args:
+            name: Name of the function.
+            *arguments: Arguments of the function.
+
+        Raises:
+            DriverError: The function returned an error.
+        """
         status = self._functions[name](*arguments)
         if status:
             text = c_char_p()
@@ -101,7 +109,7 @@ class Driver:
 
 
 class CudaDevice:
-    """A GPU, and its primary context in this process: the one that CuPy and PyTorch use."""
+    """A GPU and its primary context in this process, which CuPy and PyTorch also use."""
 
     def __init__(self, driver: Driver, ordinal: int) -> None:
         self._driver = driver
@@ -113,6 +121,18 @@ class CudaDevice:
         driver.call("cuDevicePrimaryCtxRetain", byref(self._context), device)
 
     def map(self, file: int, size: int) -> CudaMapping:
+        """Maps memory that the daemon has exported.
+
+        Args:
+            file: Descriptor of the memory, which remains the caller's.
+            size: Size of the allocation in bytes.
+
+        Returns:
+            The mapping.
+
+        Raises:
+            DriverError: The driver cannot map the memory.
+        """
         driver, handle, address = self._driver, c_ulonglong(), c_ulonglong()
         with _Current(driver, self._context):
             driver.call("cuMemImportFromShareableHandle", byref(handle), c_void_p(file), _POSIX_FILE_DESCRIPTOR)
@@ -130,12 +150,22 @@ class CudaDevice:
                     driver.call("cuMemAddressFree", address, size)
                     raise
             finally:
-                driver.call("cuMemRelease", handle)  # the mapping keeps it
+                driver.call("cuMemRelease", handle)  # the mapping keeps the memory
         return CudaMapping(self, address.value, size)
 
     def copy(self, to: int, since: int, size: int, stream: int | None) -> None:
-        """`size` bytes from any GPU of this process to memory that is mapped here, once `stream` (None: everything that
-        this process has given that GPU) has come so far; done when it returns."""
+        """Copies bytes from any GPU of this process to memory that is mapped here. Blocks until the copy is complete.
+
+        Args:
+            to: Address of the destination.
+            since: Address of the source.
+            size: Number of bytes.
+            stream: Handle of the stream whose earlier work the copy waits for; None: all work of this process on the
+                source's GPU.
+
+        Raises:
+            DriverError: A call of the driver failed.
+        """
         driver, ordinal = self._driver, c_int()
         driver.call("cuPointerGetAttribute", byref(ordinal), _DEVICE_ORDINAL, since)
         source = self if ordinal.value == self.ordinal else CudaDevice(driver, ordinal.value)
@@ -149,7 +179,15 @@ class CudaDevice:
             driver.call("cuCtxSynchronize")
 
     def unmap(self, address: int, size: int) -> None:
-        """Unmaps the memory once all work that this process has given the GPU is done."""
+        """Unmaps memory after all work of this process on the GPU is done. Blocks.
+
+        Args:
+            address: Address of the mapping.
+            size: Size of the mapping in bytes.
+
+        Raises:
+            DriverError: A call of the driver failed.
+        """
         driver = self._driver
         try:
             with _Current(driver, self._context):
@@ -162,7 +200,7 @@ class CudaDevice:
 
 
 class _Current:
-    """Makes a context this thread's, for the length of a ``with`` block."""
+    """Makes a context current in this thread for the duration of a ``with`` block."""
 
     def __init__(self, driver: Driver, context: c_void_p) -> None:
         self._driver = driver
@@ -176,7 +214,7 @@ class _Current:
 
 
 class CudaMapping:
-    """See `Mapping`."""
+    """GPU memory that is mapped here; see `hearth.interop.ipc_memory.Mapping`."""
 
     cuda = True
 
@@ -195,8 +233,8 @@ class CudaMapping:
 
 
 def load(names: tuple[str, ...] = ("libcuda.so.1", "libcuda.so")) -> Driver:
-    """Loads this process's CUDA driver. Raises `UnsupportedError` where there is none, none new enough, or none that
-    can be used here: it sees no GPU, does not match the kernel's module, or was used before a fork."""
+    """Loads this process's CUDA driver. Raises `UnsupportedError` if there is no driver, the driver is too old, or it
+    cannot be used in this process: it sees no GPU, does not match the kernel module, or was used before a fork."""
     why = ""
     for name in names:
         try:
@@ -234,7 +272,18 @@ _devices: dict[str, CudaDevice] = {}
 
 
 def device_of_uuid(uuid: str, name: str) -> CudaDevice:
-    """The GPU of this UUID, as `nvidia-smi -L` writes it. Raises `UnsupportedError` where there is none here."""
+    """Finds the GPU of a UUID in this process.
+
+    Args:
+        uuid: UUID in the format of `nvidia-smi -L`.
+        name: Name of the GPU, for the error.
+
+    Returns:
+        The GPU.
+
+    Raises:
+        UnsupportedError: This process has no such GPU, or no usable driver.
+    """
     with _lock:
         found = _devices.get(uuid)
         if found is None:
@@ -263,6 +312,6 @@ def _ordinal(driver: Driver, uuid: str, name: str) -> int:
 
 
 def written(raw: bytes) -> str:
-    """A UUID as NVML writes it."""
+    """Formats a UUID as NVML does."""
     digits = raw.hex()
     return f"GPU-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"

@@ -1,6 +1,6 @@
-"""DLPack capsules, by ctypes: https://dmlc.github.io/dlpack/latest/ (versions 0.8 and 1.0).
+"""DLPack capsules, through ctypes: https://dmlc.github.io/dlpack/latest/ (versions 0.8 and 1.0).
 
-Covers both directions: capsules for consumers of an array of Hearth, and capsules of other producers.
+Covers both directions: capsules for consumers of Hearth's arrays, and capsules of other producers.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class _Managed(ctypes.Structure):
 
 
 class _Versioned(ctypes.Structure):
-    """DLManagedTensorVersioned: a consumer that gets the older structure has to take the memory as read-only."""
+    """DLManagedTensorVersioned. A consumer that receives the older structure instead must treat the memory as
+    read-only."""
 
 
 _Deleter = CFUNCTYPE(None, POINTER(_Managed))
@@ -92,28 +93,29 @@ _pointer.restype, _pointer.argtypes = c_void_p, (c_void_p, c_char_p)
 
 _numbers = itertools.count(1)
 _kept: dict[int, tuple[Any, ...]] = {}
-"""Objects that each exported tensor keeps alive, by its `context`."""
+"""Objects that each exported tensor keeps alive, by the tensor's `context`."""
 
 
 def exported() -> int:
-    """Returns the number of exported tensors that their consumers, or capsules, have not released."""
+    """Returns the number of exported tensors that neither their consumer nor their capsule has released."""
     return len(_kept)
 
 
 def _delete(managed: Any) -> None:
-    """The deleter of an exported tensor; its consumer calls it once, from any thread."""
+    """Deleter of an exported tensor; the consumer calls it once, from any thread."""
     _kept.pop(managed.contents.context or 0, None)
 
 
 def _destroy(capsule: int) -> None:
-    """The destructor of a capsule. A consumer that took the tensor has renamed it, and calls the deleter itself."""
+    """Destructor of a capsule. A consumer that has taken the tensor has renamed the capsule, and calls the deleter
+    itself."""
     for name, kind in ((_NAME, _Managed), (_NAME_VERSIONED, _Versioned)):
         if _is_valid(capsule, name):
             _delete(ctypes.cast(_pointer(capsule, name), POINTER(kind)))
 
 
 _deleter, _versioned_deleter = _Deleter(_delete), _VersionedDeleter(_delete)
-_destructor = _Destructor(_destroy)  # kept, these three: C code has their addresses
+_destructor = _Destructor(_destroy)  # these three objects must stay alive, because C code has their addresses
 
 
 def capsule(
@@ -127,12 +129,25 @@ def capsule(
     max_version: tuple[int, int] | None = None,
     copied: bool = False,
 ) -> Any:
-    """Makes a capsule of the array at `address`, which keeps `owner` alive until its consumer releases it.
+    """Makes a capsule of an array, which keeps `owner` alive until the consumer releases it.
 
-    From version 1.0 on the capsule says that the consumer may write, and whether this is a copy.
+    From version 1.0 on, the capsule states that the consumer may write to the memory, and whether the memory is a copy.
+
+    Args:
+        owner: Object that keeps the memory alive.
+        address: Address of the array's first element.
+        device: DLPack's device type and number.
+        shape: Elements along each axis.
+        strides: Bytes from one element to the next along each axis.
+        dtype: Type of the elements.
+        max_version: Newest version of DLPack that the consumer supports; None: a version before 1.0.
+        copied: The memory is a copy.
+
+    Returns:
+        The capsule.
 
     Raises:
-        BufferError: DLPack has no name for the dtype, or it cannot express the strides.
+        BufferError: DLPack has no code for the dtype, or cannot express the strides.
     """
     code = _NAMED.get(dtype.name, _CODES.get(dtype.kind) if dtype.isbuiltin == 1 else None)
     if code is None or not dtype.isnative or any(step % dtype.itemsize for step in strides):
@@ -160,14 +175,16 @@ def capsule(
 
 _rename = ctypes.pythonapi.PyCapsule_SetName
 _rename.restype, _rename.argtypes = c_int, (c_void_p, c_char_p)
-_NAME_USED = b"used_dltensor"  # kept: a capsule has but the address of its name
+_NAME_USED = b"used_dltensor"  # must stay alive, because a capsule stores only the address of its name
 
 
 class Taken:
-    """A tensor taken from a producer's capsule, for a ``with`` block: its end calls the producer's deleter."""
+    """A tensor taken from a producer's capsule, for the duration of a ``with`` block: its end calls the producer's
+    deleter."""
 
     def __init__(self, made: Any) -> None:
-        """Raises `BufferError` for what is no capsule, was taken before, or has a dtype that NumPy does not."""
+        """Raises `BufferError` if `made` is no capsule, its tensor was already taken, or NumPy does not have its
+        dtype."""
         if not _is_valid(id(made), _NAME):
             raise BufferError("no DLPack capsule of a tensor that has not been taken yet")
         self._managed = ctypes.cast(_pointer(id(made), _NAME), POINTER(_Managed))
@@ -185,7 +202,8 @@ class Taken:
         _rename(id(made), _NAME_USED)
 
     def host(self) -> np.ndarray[Any, Any]:
-        """The array in place, if the tensor is in host memory. It must not be used after the block."""
+        """Returns the tensor as a NumPy array without a copy, if it is in host memory. The array must not be used after
+        the block."""
         import numpy as np
 
         if 0 in self.shape:

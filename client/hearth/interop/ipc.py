@@ -1,13 +1,14 @@
-"""Arrays exported to this very process: the memory of a `DeviceArray`, for libraries that use the GPU themselves.
+"""Exports of arrays to this process: the memory of a `DeviceArray`, for libraries that use the GPU themselves.
 
 >>> with x.ipc() as view:                       # or view = x.ipc(), and view.close()
 ...     cupy.asarray(view)[:] *= 2              # or torch.as_tensor(view, device="cuda"), torch.from_dlpack(view)
 ...     cupy.cuda.get_current_stream().synchronize()
 >>> x.get()
 
-Nothing is copied but once: an array's buffer is moved into separate memory when it is first exported, so that no other
-array lies beside it. The daemon and this process do not wait for each other's work: finish what was begun there before
-using the array here (``gpu.synchronize()``), and here before using it there.
+Data is copied only once: when an array is first exported, its buffer is moved into separate memory that contains no
+other array. The daemon and this process do not wait for each other's work. Finish work that was started through Hearth
+before using the array here (``gpu.synchronize()``), and work that was started here before using the array through
+Hearth.
 """
 
 from __future__ import annotations
@@ -34,15 +35,16 @@ if TYPE_CHECKING:
 
 
 class Exported:
-    """An array's memory, mapped here until `close`, the end of ``with``, or until nothing refers to this any more.
+    """An array's memory, mapped into this process until `close`, until the end of ``with``, or until nothing refers to
+    this object any more.
 
-    On CUDA it has ``__cuda_array_interface__`` and DLPack: ``cupy.asarray(view)``, ``torch.as_tensor(view,
-    device="cuda")``, ``torch.from_dlpack(view)``; on the CPU backend ``np.asarray(view)`` and DLPack. What is made of
-    it shares the memory, keeps the view alive, and must not be used once it is closed. `close` waits for this
-    process's work on the GPU. The memory stays, in both processes, when either of them is killed; when the daemon's
-    device process is lost, the array is lost with it and only this view still has the contents.
+    On CUDA, the object has ``__cuda_array_interface__`` and DLPack: ``cupy.asarray(view)``, ``torch.as_tensor(view,
+    device="cuda")``, ``torch.from_dlpack(view)``; on the CPU backend, ``np.asarray(view)`` and DLPack. Arrays made of
+    it share the memory, keep this object alive, and must not be used after `close`. `close` waits for this process's
+    work on the GPU. If either process is killed, the memory remains valid in the other. If the device process is lost,
+    the `DeviceArray` is lost, and only this object still has the contents.
 
-    Graphs, kernels and copies use the `DeviceArray` as before. It cannot be published.
+    Graphs, kernels and copies can use the `DeviceArray` as before, but it cannot be published.
     """
 
     def __init__(self, array: ArrayLike, mapping: Mapping, number: int) -> None:
@@ -51,12 +53,12 @@ class Exported:
         self._session = array._device._node._session
         self._number = number
         self._release = weakref.finalize(self, _abandon, self._session, array._connection, mapping, number)
-        self._release.atexit = False  # the process's mappings end with it, and the session's exports with that
+        self._release.atexit = False  # at exit, the system ends the mappings, and the daemon the session's exports
 
-    if not TYPE_CHECKING:  # to type checkers there would be nothing that it has not
+    if not TYPE_CHECKING:  # with it, type checkers would accept every attribute name
 
         def __getattr__(self, name: str) -> Any:
-            # Libraries look whether it is there: on the CPU it has to be missing.
+            # Libraries test for the attribute, so it must be missing on the CPU backend.
             if name == "__cuda_array_interface__" and self._mapping.cuda:
                 return {**self._interface(), "version": 3, "stream": None}
             if name == "__array_interface__" and not self._mapping.cuda:
@@ -73,7 +75,7 @@ class Exported:
             "strides": array._strides,
         }
 
-    # ---- what it is ----
+    # ---- attributes ----
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -92,7 +94,7 @@ class Exported:
 
     @property
     def address(self) -> int:
-        """Address of the first element in this process: a device pointer, or on the CPU backend one to host memory.
+        """Address of the first element in this process: a device pointer, or on the CPU backend a host pointer.
 
         Raises:
             ClosedError: The export is closed.
@@ -103,7 +105,7 @@ class Exported:
 
     @property
     def closed(self) -> bool:
-        """True once it was closed."""
+        """True once the export has been closed."""
         return not self._release.alive
 
     def __repr__(self) -> str:
@@ -118,13 +120,13 @@ class Exported:
     def __dlpack__(
         self,
         *,
-        stream: Any = None,  # of the consumer; the module's is out of sight here
+        stream: Any = None,  # the consumer's stream
         max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """A capsule. `stream` is not looked at: see the module's word on waiting. Raises `BufferError` where a copy or
-        another device is asked for, and for a dtype that DLPack does not have."""
+        """Returns a DLPack capsule of the memory. `stream` is ignored: see the module's notes on waiting. Raises
+        `BufferError` if a copy or another device is requested, or DLPack does not have the dtype."""
         if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
             raise BufferError("an exported array is seen where it lies: neither copied nor on another device")
         return self._capsule(max_version)
@@ -135,12 +137,13 @@ class Exported:
             max_version=max_version, copied=copied,
         )  # fmt: skip
 
-    # ---- the end ----
+    # ---- closing ----
 
     def close(self) -> None:
-        """Unmaps it, once this process's work on the GPU is done, and tells the daemon. A second call does nothing."""
+        """Unmaps the memory after this process's work on the GPU is done, and notifies the daemon. Blocks. A second
+        call does nothing."""
         if self._release.detach() is None or os.getpid() != self._session.pid:
-            return  # in the child of a fork both are the parent's
+            return  # in the child of a fork, mapping and session belong to the parent
         try:
             self._mapping.close()
         finally:
@@ -156,7 +159,20 @@ class Exported:
 
 
 def export(array: ArrayLike) -> Exported:
-    """See `DeviceArray.ipc`."""
+    """Exports an array to this process; see `DeviceArray.ipc`. Blocks.
+
+    Args:
+        array: The array.
+
+    Returns:
+        The mapped memory.
+
+    Raises:
+        ArgumentError: The array is empty.
+        UnsupportedError: This process cannot map the memory.
+        BufferLostError: The device process was lost during the call.
+        HearthError: Earlier work on the array failed, or the daemon refused the export.
+    """
     if not array.nbytes:
         raise ArgumentError(
             f"{array!r} has no elements, and so no memory to export.",
@@ -164,7 +180,8 @@ def export(array: ArrayLike) -> Exported:
             fix="export one that has.",
         )
     connection = array._connection
-    device = device_of(array._device.properties)  # before anything is moved there: whether this process could map it
+    # checked before the daemon moves the buffer: this process must be able to map it
+    device = device_of(array._device.properties)
     attachment = array._usable()
     _await(array, attachment)
     number = connection.mint()
@@ -185,8 +202,8 @@ def export(array: ArrayLike) -> Exported:
 
 
 def _await(array: ArrayLike, attachment: Attachment) -> None:
-    """Waits, however long it takes, until what was sent for the array is done: by reading a byte of it. Raises what a
-    read does."""
+    """Blocks, without a time limit, until the work submitted for the array is done, by reading one byte of it. Raises
+    the errors of a read."""
     connection = array._connection
     command = commands_pb2.Command(stream=streams.resolve(None, connection, attachment))
     command.read.buffer, command.read.offset, command.read.size = array._memory.handle, array._offset, 1
@@ -205,15 +222,16 @@ def _map(array: ArrayLike, device: MappableDevice, number: int) -> Mapping:
 
 
 def _tell(connection: Connection, number: int) -> None:
-    """Notifies the daemon that it may release the memory. If that fails, the session is over, and the daemon has done
-    so."""
+    """Notifies the daemon that it may release the memory. If the call fails, the session has ended, and the daemon has
+    released the memory already."""
     request = device_pb2.ReleaseIpcRequest(target=_target(connection), export=number)
     with contextlib.suppress(HearthError):
         connection.transport.call_device("ReleaseIpc", request, device_pb2.ReleaseIpcResponse, connection.timeout)
 
 
 def _abandon(session: NodeSession, connection: Connection, mapping: Mapping, number: int) -> None:
-    """Called by the garbage collector: what takes long is left to another thread, while there is one."""
+    """Releases an export whose object was garbage-collected. Slow steps run in another thread while the session is
+    open."""
 
     def release() -> None:
         with contextlib.suppress(HearthError):

@@ -1,4 +1,4 @@
-"""An open file from the daemon: the memory of an exported array."""
+"""Reception of an open file from the daemon: the memory of an exported array."""
 
 from __future__ import annotations
 
@@ -12,13 +12,23 @@ from hearth_proto import frames
 from hearth_proto.frames import FrameError, FrameReader, Kind
 
 WAIT_S = 5.0
-"""Seconds that the daemon may take to hand the file over; the ticket is invalid afterwards."""
+"""Seconds that the daemon may take to send the file; the ticket is invalid afterwards."""
 
 
 def fetch(path: str, ticket: bytes, seconds: float = WAIT_S) -> int:
-    """Shows the ticket at the daemon's Unix socket `path`; the file that comes, close-on-exec and the caller's.
+    """Presents a ticket at the daemon's Unix socket and receives the file. Blocks.
 
-    Raises `UnsupportedError` where the socket cannot be reached from here, `ConnectError` where nothing comes.
+    Args:
+        path: Path of the socket.
+        ticket: The ticket, valid once.
+        seconds: Seconds to wait at most.
+
+    Returns:
+        The file's descriptor, which is close-on-exec and which the caller closes.
+
+    Raises:
+        UnsupportedError: This process cannot reach the socket.
+        ConnectError: The daemon has not sent the file in time, or has sent an invalid answer.
     """
     deadline = time.monotonic() + seconds
     files: list[int] = []

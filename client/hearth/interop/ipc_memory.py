@@ -1,4 +1,5 @@
-"""Mappings of exported memory in this process: a GPU's by the driver's calls, the CPU backend's as a shared file."""
+"""Mappings of exported memory in this process: GPU memory by calls of the CUDA driver, memory of the CPU backend as a
+shared file."""
 
 from __future__ import annotations
 
@@ -14,14 +15,14 @@ if TYPE_CHECKING:
 
 
 class Mapping(Protocol):
-    """Memory that is mapped here."""
+    """Exported memory that is mapped in this process."""
 
     address: int
     cuda: bool
     dlpack_device: tuple[int, int]
 
     def close(self) -> None:
-        """Unmaps it. A second call does nothing."""
+        """Unmaps the memory. A second call does nothing."""
         ...
 
 
@@ -34,12 +35,24 @@ class MappableDevice(Protocol):
         ...
 
     def map(self, file: int, size: int) -> Mapping:
-        """All `size` bytes of what the open file stands for; the file stays the caller's. Raises `UnsupportedError`."""
+        """Maps exported memory.
+
+        Args:
+            file: Descriptor of the memory, which remains the caller's.
+            size: Size of the memory in bytes; all of it is mapped.
+
+        Returns:
+            The mapping.
+
+        Raises:
+            UnsupportedError: This process cannot map the memory.
+        """
         ...
 
 
 def device_of(properties: DeviceProperties) -> MappableDevice:
-    """The device as this process has it. Raises `UnsupportedError` where it does not have it."""
+    """Returns the device as this process sees it. Raises `UnsupportedError` if this process does not have the
+    device."""
     if properties.backend == "cpu":
         return HostDevice()
     from hearth.interop.cuda_driver import device_of_uuid
@@ -48,11 +61,23 @@ def device_of(properties: DeviceProperties) -> MappableDevice:
 
 
 class HostDevice:
-    """The CPU backend's memory: a memfd."""
+    """The CPU backend, whose memory is a memfd."""
 
     dlpack_device = (1, 0)
 
     def map(self, file: int, size: int) -> Mapping:
+        """Maps exported memory.
+
+        Args:
+            file: Descriptor of the memfd, which remains the caller's.
+            size: Size of the memory in bytes; all of it is mapped.
+
+        Returns:
+            The mapping.
+
+        Raises:
+            UnsupportedError: The memory cannot be mapped.
+        """
         try:
             if os.fstat(file).st_size < size:
                 raise OSError(f"it has {os.fstat(file).st_size} bytes, and should have {size}")
@@ -66,7 +91,8 @@ class HostDevice:
 
 
 class HostMapping:
-    """Mapped until nothing refers to it: what NumPy made of it would otherwise end the process when looked at."""
+    """Host memory that stays mapped until nothing refers to it, because an access through a NumPy array to unmapped
+    memory would end the process."""
 
     cuda = False
     dlpack_device = (1, 0)

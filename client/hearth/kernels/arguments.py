@@ -1,20 +1,20 @@
-"""Kernel arguments to a packed launch record: the parameter block by C's rules, and where buffers go in it.
+"""Packing of kernel arguments into a launch record: the parameter block, laid out by C's rules, and its buffers.
 
 ==================================================== ======================================= ========================
 argument                                             passed as                               alignment
 ==================================================== ======================================= ========================
 `DeviceArray`, `read_only(array)`                    pointer                                 8
 `TensorMap`, `read_only(tensor_map)`                 `const __grid_constant__ CUtensorMap`   64
-NumPy or ml_dtypes scalar, 0-d array                 its own C type                          its size; `long double`:
-                                                                                             its dtype's
+NumPy or ml_dtypes scalar, 0-d array                 the same C type                         its size; `long double`:
+                                                                                             the dtype's
 complex64, complex128                                `cuComplex`, `thrust::complex`          8, 16
 bool, int, float, complex                            `bool`, `long long`, `double`,          1, 8, 8, 16
                                                      `complex<double>`, as in CuPy
-structured scalar (`np.void`)                        struct of the dtype's bytes             its dtype's: use
+structured scalar (`np.void`)                        struct of the dtype's bytes             the dtype's: use
                                                                                              `np.dtype(..., align=True)`
 `bytes`                                              struct                                  8
 `Struct(data, align=n)`                              struct                                  n
-scalar, structure or union of ctypes                 the same C type; no pointers            as ctypes has it
+scalar, structure or union of ctypes                 the same C type; no pointers            as in ctypes
 ==================================================== ======================================= ========================
 """
 
@@ -39,7 +39,8 @@ _AXES = "xyz"
 
 
 class ByValue:
-    """The base of `Struct`, which is in a separate file: few programs need it, and a dataclass takes long to create."""
+    """Base class of `Struct`, which has a separate module because few programs need it and creating a dataclass takes
+    long."""
 
     __slots__ = ()
 
@@ -50,7 +51,7 @@ class ByValue:
 class Parameter(NamedTuple):
     """Encoding of an argument in the parameter block: `struct` code, size and alignment in bytes."""
 
-    code: str  # of `struct`; empty: raw bytes
+    code: str  # code of `struct`; empty: raw bytes
     size: int
     alignment: int
     pointer: bool = False
@@ -58,7 +59,7 @@ class Parameter(NamedTuple):
 
 
 _PYTHON = (
-    (bool, Parameter("?", 1, 1)),  # before int, of which it is one
+    (bool, Parameter("?", 1, 1)),  # before int, because bool is a subclass of int
     (int, Parameter("q", 8, 8)),
     (float, Parameter("d", 8, 8)),
     (complex, Parameter("", 16, 16)),
@@ -66,7 +67,7 @@ _PYTHON = (
 
 
 class Signature:
-    """Everything about a launch that follows from its arguments' types alone."""
+    """All properties of a launch that depend only on the types of its arguments."""
 
     __slots__ = ("block_size", "layout", "pack", "pack_checked", "parameters", "pointers", "raw", "size")
 
@@ -95,7 +96,7 @@ class Signature:
         self.raw = tuple(index for index, parameter in enumerate(parameters) if not parameter.code)
         tail = struct.Struct(f"<{len(self.pointers)}Q{''.join(codes)}{-offset % 8}x")
         self.pack: Callable[..., bytes] = tail.pack
-        """(buffer handles..., arguments...) -> all of the record that follows the layout."""
+        """Packs (buffer handles..., arguments...) to the part of the record that follows the layout."""
         self.pack_checked = record_packer.packer(len(codes), self.pointers, self.raw, self.pack, raw_bytes)
         self.size = launches.HEADER.size + len(self.layout) + tail.size
 
@@ -110,7 +111,21 @@ class Signature:
         timeout_ns: int,
         extension: launches.Extension | None = None,
     ) -> bytes:
-        """The record up to its buffer handles."""
+        """Packs the record up to its buffer handles.
+
+        Args:
+            function: Handle of the kernel.
+            stream: Handle of the stream.
+            grid: Blocks along x, y and z.
+            block: Threads along x, y and z.
+            shared_mem: Dynamic shared memory in bytes.
+            flags: `LaunchFlag` bits.
+            timeout_ns: Time limit in nanoseconds; 0: none.
+            extension: Fields that few launches have; None: none.
+
+        Returns:
+            The head.
+        """
         extended = b""
         if extension is not None:
             flags |= launches.LaunchFlag.EXTENDED
@@ -135,7 +150,17 @@ class Signature:
         )
 
     def tail(self, args: Sequence[Any]) -> bytes:
-        """The record from its buffer handles on. Raises `LaunchError` for a Python int that does not fit int64."""
+        """Packs the record from its buffer handles on.
+
+        Args:
+            args: The kernel's arguments, of the types of this signature.
+
+        Returns:
+            The tail.
+
+        Raises:
+            LaunchError: A Python int does not fit in int64.
+        """
         values = list(args)
         handles = []
         for index in self.pointers:
@@ -159,7 +184,7 @@ _CACHE_LIMIT = 4096
 
 
 def signature(args: Sequence[Any]) -> Signature:
-    """The encoding of `args`. Raises `LaunchTypeError`, which names the argument that cannot be passed."""
+    """Returns the encoding of `args`. Raises `LaunchTypeError`, which names the argument that cannot be passed."""
     types = tuple(map(type, args))
     found = _BY_TYPES.get(types)
     if found is not None:
@@ -176,7 +201,15 @@ def signature(args: Sequence[Any]) -> Signature:
 
 
 def typed(types: tuple[type, ...], known: Signature) -> record_packer.Packer | None:
-    """Returns a `known.pack_checked` that checks the types as well, for `types` that are `fixed`. None for too many."""
+    """Makes a variant of `known.pack_checked` that also checks the types of the arguments.
+
+    Args:
+        types: Types of the arguments, which must be `fixed`.
+        known: Signature of the arguments.
+
+    Returns:
+        The packer; None if there are too many arguments.
+    """
     found = _TYPED.get(types)
     if found is None and len(types) <= record_packer.WRITTEN_OUT:
         found = record_packer.packer(len(types), known.pointers, known.raw, known.pack, raw_bytes, types)
@@ -187,13 +220,25 @@ def typed(types: tuple[type, ...], known: Signature) -> record_packer.Packer | N
 
 
 def fixed(types: Sequence[type]) -> bool:
-    """True if the types alone determine the encoding; bytes, structs and 0-d arrays vary by value."""
+    """Returns True if the types alone determine the encoding; the encoding of bytes, structs and 0-d arrays depends on
+    the value."""
     varying = bytes | ByValue | np.void | np.ndarray if np.here() else bytes | ByValue
     return not any(issubclass(kind, varying) for kind in types)
 
 
 def parameter(index: int, arg: Any) -> Parameter:
-    """The encoding of argument number `index`. Raises `LaunchTypeError` if it cannot be passed."""
+    """Determines the encoding of an argument.
+
+    Args:
+        index: Number of the argument, for the error.
+        arg: The argument.
+
+    Returns:
+        The encoding.
+
+    Raises:
+        LaunchTypeError: The argument cannot be passed to a kernel.
+    """
     if isinstance(arg, DeviceOperand):
         return Parameter(*arg._passed, True, isinstance(arg, ReadOnly))
     if np.here() and isinstance(arg, np.generic | np.ndarray):
@@ -216,7 +261,7 @@ def parameter(index: int, arg: Any) -> Parameter:
 
 
 def _numpys(index: int, arg: np.generic | np.ndarray[Any, Any]) -> Parameter:
-    """The encoding of a NumPy scalar or 0-d array."""
+    """Returns the encoding of a NumPy scalar or 0-d array."""
     if arg.shape != () or arg.dtype.kind in "OSU":
         raise _refused(index, arg)
     passed = _scalar(arg.dtype)
@@ -232,7 +277,7 @@ def _numpys(index: int, arg: np.generic | np.ndarray[Any, Any]) -> Parameter:
 
 
 def raw_bytes(arg: Any) -> bytes:
-    """The bytes of an argument that `struct` has no code for."""
+    """Returns the bytes of an argument for which `struct` has no code."""
     if isinstance(arg, bytes):
         return arg
     if isinstance(arg, complex):
@@ -244,11 +289,23 @@ def raw_bytes(arg: Any) -> bytes:
             return arg.tobytes()
         if isinstance(arg, np.ndarray):
             return arg.astype(arg.dtype.newbyteorder("="), copy=False).tobytes()
-    return bytes(memoryview(arg))  # of ctypes
+    return bytes(memoryview(arg))  # a value of ctypes
 
 
 def dimensions(what: str, value: object) -> tuple[int, int, int]:
-    """`grid` or `block` as x, y, z. Raises `LaunchError` naming the axis that is wrong."""
+    """Converts a grid or block to three numbers.
+
+    Args:
+        what: ``"grid"``, ``"block"`` or ``"cluster"``, for the error.
+        value: An int, or one to three ints.
+
+    Returns:
+        Numbers along x, y and z.
+
+    Raises:
+        LaunchError: A number is out of range; the error names the axis.
+        LaunchTypeError: A number is not a whole number.
+    """
     axes = value if isinstance(value, tuple | list) else (value,)
     if not 1 <= len(axes) <= 3:
         raise LaunchError(
@@ -287,7 +344,7 @@ def _scalar(dtype: np.dtype[Any]) -> Parameter:
 
 
 def _refused(index: int, arg: Any) -> LaunchTypeError:
-    from hearth.kernels.unpassable import unpassable  # few are
+    from hearth.kernels.unpassable import unpassable  # imported here, because few launches are refused
 
     return unpassable(index, arg)
 

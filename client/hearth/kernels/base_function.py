@@ -1,10 +1,11 @@
-"""Kernels and their launches: checks that need no daemon, and the packed record.
+"""Abstract kernels and their launches: checks that need no daemon, and the packed launch record.
 
-Covers all that `hearth.Function` and `hearth.aio.Function` have in common. Does not cover calls that wait for the
-compile; each of the two classes has its own.
+Covers everything that `hearth.Function` and `hearth.aio.Function` have in common. Does not cover calls that wait for
+the compile; each of the two function classes has its own.
 
-The hot path does as little as it can: everything that follows from the types of the arguments, the grid and the other
-keywords is kept from launch to launch; what is left is to check that the arrays are alive and to pack the values.
+The hot path does as little as possible: everything that depends only on the types of the arguments, the grid and the
+other keywords is cached from launch to launch; the remaining work is checking that the arrays exist and packing the
+values.
 """
 
 from __future__ import annotations
@@ -47,30 +48,31 @@ _USUAL = (0, None, False, None, 1)
 """Stream, timeout, cooperative, cluster and iterations of nearly all launches."""
 
 _Recent = tuple[Any, Any, object, object, int, str, bytes, record_packer.Packer]
-"""Attachment, space, grid, block, shared_mem and mode of a launch like the last ones, its head, what packs the rest.
-Replaced as a whole. A plain tuple: to look into it is most of what a launch costs."""
+"""A launch like the last ones: attachment, space, grid, block, shared_mem, mode, packed head, and the packer of the
+rest. Replaced as a whole. A plain tuple, because reading it is most of a launch's cost."""
 _NEVER: _Recent = (None, None, _LISTS, None, 0, "", b"", lambda args, space: None)
 
 
 ATTRIBUTES = ("num_regs", "shared_size_bytes", "local_size_bytes", "const_size_bytes", "max_threads_per_block")
-"""The keys of `Function.attributes`, by CuPy's names."""
+"""The keys of `Function.attributes`, which are CuPy's names."""
 
 
 class Occupancy(NamedTuple):
-    """The number of blocks of a kernel that its device holds at once."""
+    """The number of blocks of a kernel that its device can run at the same time."""
 
     blocks_per_multiprocessor: int
     multiprocessors: int
     max_cooperative_blocks: int
-    """The largest grid of a cooperative launch; 0 where the device has none."""
+    """The largest grid of a cooperative launch; 0 if the device does not support cooperative launches."""
     max_clusters: int
     """Clusters that can be resident on the device at once; only set if a cluster was given."""
     suggested_block: int
-    """Threads of a block that gives the most occupancy."""
+    """Threads of the block size that gives the highest occupancy."""
 
 
 class _Bound(NamedTuple):
-    """A function on one attachment: replaced as a whole, so that a launch sees one or the other."""
+    """A function on one attachment. Replaced as a whole, so that a concurrent launch sees either the old or the new
+    value."""
 
     attachment: Attachment | None
     handle: int
@@ -78,7 +80,7 @@ class _Bound(NamedTuple):
 
 
 class BaseFunction:
-    """Abstract kernel: its launches, and the requests whose answers a subclass waits for."""
+    """Abstract kernel: its launches, and the requests whose answers the subclass waits for."""
 
     def __init__(self, module: Module, name: str) -> None:
         self._module = module
@@ -109,24 +111,24 @@ class BaseFunction:
         """Launches the kernel. Sent one way: does not block.
 
         Args:
-            grid: Blocks along each axis: an int or one to three; or a device array of three uint32, which is read when
-                the work before on the stream is done (a 0 in it launches nothing).
-            block: Threads along each axis: an int or one to three.
+            grid: Blocks along each axis: an int or a tuple of one to three; or a device array of three uint32, which is
+                read after the earlier work on the stream is done (a 0 in it launches nothing).
+            block: Threads along each axis: an int or a tuple of one to three.
             args: The kernel's arguments; see `hearth.kernels.arguments`.
             shared_mem: Dynamic shared memory in bytes.
             stream: Stream to launch on; None: the current one.
             timeout: Seconds that the kernel may take, after which the device process is ended; None: the session's
                 limit.
-            mode: ``"checked"``; ``"validate"``, which puts every array among the arguments between red zones and
-                reports what is written there (slow, with a copy of each array); or ``"unchecked"``, which leaves the
+            mode: ``"checked"``; ``"validate"``, which surrounds every array among the arguments with red zones and
+                reports writes to them (slow, copies each array); or ``"unchecked"``, which leaves the check of the
                 geometry to the driver.
-            cooperative: Makes the whole grid resident at once, so that it can synchronise.
+            cooperative: Makes the whole grid resident at once, so that the grid can synchronize.
             cluster: Blocks of a cluster along each axis, as `grid`; None: no clusters.
             iterations: Number of launches in a row.
 
         Raises:
-            LaunchError: The launch is invalid, as far as that can be seen here. Other failures are reported by the next
-                sync, read or flush.
+            LaunchError: The client has found the launch invalid. Other failures are reported by the next sync, read or
+                flush.
             LaunchTypeError: `args` is no tuple or list, or an argument has a type that no kernel takes.
         """
         connection = self._connection
@@ -142,7 +144,7 @@ class BaseFunction:
             ):  # fmt: skip
                 try:
                     tail = pack(args, space)
-                except (ValueError, struct.error):  # what is wrong, `_pack` says
+                except (ValueError, struct.error):  # `_pack` raises the error that describes the problem
                     tail = None
                 if tail is not None:
                     attachment.launch(head + tail)
@@ -173,7 +175,7 @@ class BaseFunction:
         cluster: Any = None,
         iterations: int = 1,
     ) -> bytes:
-        """The launch as a packed record. Raises as `__call__` does."""
+        """Returns the launch as a packed record. Raises the errors of `__call__`."""
         if not isinstance(args, _LISTS):
             raise LaunchTypeError(
                 f"args is a {type(args).__name__}; it is a tuple of the kernel's arguments.",
@@ -202,7 +204,7 @@ class BaseFunction:
                 *map(type, args),
             )
             entry = heads.get(key)
-        except TypeError:  # a list for the grid, say
+        except TypeError:  # not hashable, e.g. a list for the grid
             key, entry = (), None
         if entry is None:
             if isinstance(grid, DeviceOperand):
@@ -226,7 +228,7 @@ class BaseFunction:
             tail = signature.pack_checked(args, space)
         except struct.error:
             self._check_memory(signature, args, space)
-            tail = signature.tail(args)  # says what does not fit
+            tail = signature.tail(args)  # raises the error that names the argument
         if tail is None:
             self._check_memory(signature, args, space)
             tail = signature.tail(args)
@@ -242,8 +244,8 @@ class BaseFunction:
         entry: tuple[bytes, arguments.Signature],
         types: tuple[type, ...],
     ) -> None:
-        """Remembers a launch that came twice in this form, and may come again: with the very same grid and block it is
-        as good as packed."""
+        """Caches a launch that occurred twice in this form: a repetition with the identical grid and block objects
+        needs only its arguments packed."""
         if type(grid) in _CONSTANTS and type(block) in _CONSTANTS and attachment.space is not None:
             pack = arguments.typed(types, entry[1])
             if pack is not None:
@@ -255,11 +257,11 @@ class BaseFunction:
                 self._refuse(f"argument {index}", args[index], index)
 
     def __getitem__(self, geometry: Any) -> Callable[..., None]:
-        """Binds a geometry, in Numba's form: ``f[grid, block]``, ``f[grid, block, stream]`` or ``f[grid, block, stream,
-        shared_mem]``.
+        """Binds a launch geometry, in Numba's form: ``f[grid, block]``, ``f[grid, block, stream]`` or ``f[grid, block,
+        stream, shared_mem]``.
 
         Raises:
-            LaunchError: The index is no such tuple.
+            LaunchError: The index is not such a tuple.
         """
         if not isinstance(geometry, tuple) or not 2 <= len(geometry) <= 4:
             raise LaunchError(
@@ -274,7 +276,7 @@ class BaseFunction:
 
         return launch
 
-    # ---- requests, whose answers a subclass waits for ----
+    # ---- requests whose answers the subclass waits for ----
 
     def _occupying(self, block: Any, shared_mem: int, cluster: Any) -> PendingResult[Occupancy]:
         attachment = self._connection.attachment()
@@ -315,13 +317,13 @@ class BaseFunction:
     def __repr__(self) -> str:
         return f"<hearth.Function {self.name} of device {self._connection.ordinal}>"
 
-    # ---- inside ----
+    # ---- internals ----
 
     def _handle_on(self, attachment: Attachment) -> int:
         return self._bind(attachment).handle
 
     def _bind(self, attachment: Attachment) -> _Bound:
-        """The function on the attachment that is about to be used: after a loss it is looked up again."""
+        """Returns the function on the attachment that is about to be used; looks it up again after a loss."""
         if self._bound.attachment is attachment:
             return self._bound
         with self._making:
@@ -335,7 +337,7 @@ class BaseFunction:
             return self._bound
 
     def _refuse(self, what: str, array: Any, index: int | None = None) -> None:
-        """Says why the array cannot be used here."""
+        """Raises the error that explains why the array cannot be used here; `what` names the array."""
         details = {} if index is None else {"argument": str(index)}
         if array._connection is not self._connection:
             raise LaunchError(

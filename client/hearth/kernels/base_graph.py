@@ -1,10 +1,10 @@
-"""Graphs: work that is recorded and checked once, then run as often as wanted with one small command.
+"""Abstract graphs: work that is recorded and checked once, and then run any number of times with one small command.
 
-Inside ``with gpu.graph() as g:`` a private stream is current; the launches, copies and fills that it is given are
-recorded instead of run, and nothing else may be given to it. What a graph uses lives as long as it does, also where the
-arrays and modules are gone.
+Inside ``with gpu.graph() as g:`` a private stream is current. Launches, copies and fills on it are recorded instead of
+run; other work on it is refused. The memory and modules that a graph uses exist as long as the graph, even if the
+program has dropped the arrays and modules.
 
-`BaseGraph` has all that `hearth.Graph` and `hearth.aio.Graph` have in common.
+`BaseGraph` has everything that `hearth.Graph` and `hearth.aio.Graph` have in common.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 
 class GraphNode:
-    """A launch, copy or fill of a graph."""
+    """A launch, copy or fill in a graph."""
 
     def __init__(self, graph: BaseGraph, index: int, kind: str, kernel: str, call: LaunchCall | None) -> None:
         self._graph = graph
         self._call = call
         self.index = index
-        """Place in the graph."""
+        """Position in the graph, from 0."""
         self.kind = kind
         """``"kernel"``, ``"copy"`` or ``"fill"``."""
         self.kernel = kernel
@@ -46,9 +46,9 @@ class GraphNode:
     def set_args(
         self, args: Sequence[Any], *, grid: Any = None, block: Any = None, shared_mem: int | None = None
     ) -> None:
-        """Gives a launch other arguments, and another geometry where one is named. Does not block.
+        """Replaces the arguments of a launch in the graph, and its geometry if one is given. Does not block.
 
-        Launches of the graph that were submitted before keep their arguments, also while they run.
+        Launches of the graph that were submitted earlier keep their arguments, even if they are still running.
 
         Args:
             args: The kernel's arguments.
@@ -57,8 +57,8 @@ class GraphNode:
             shared_mem: Dynamic shared memory in bytes; None: as before.
 
         Raises:
-            LaunchError: The node is no launch, or the launch is invalid as far as that can be seen here. Other failures
-                are reported by the next sync, read or flush of the current stream.
+            LaunchError: The node is not a launch, or the client has found the new launch invalid. Other failures are
+                reported by the next sync, read or flush of the current stream.
         """
         call = self._call
         if call is None:
@@ -100,7 +100,7 @@ class BaseGraph(Program):
         super().__init__(connection)
         self._nodes: tuple[GraphNode, ...] = ()
         self._captured: BaseStream | None = None
-        """The stream that the work is recorded from."""
+        """The stream from which the work is recorded."""
         self._recorder: CaptureRecorder | None = None
         self._begun: Attachment | None = None
         self._last: _GraphLaunch | None = None
@@ -134,7 +134,7 @@ class BaseGraph(Program):
         if error is not None:
             command.end_capture.discard = True
             self._closed = True
-            with contextlib.suppress(HearthError):  # the block's own error is the news
+            with contextlib.suppress(HearthError):  # the block's own exception takes precedence
                 attachment.submit(command)
             return None
         self._space = attachment.space
@@ -152,7 +152,7 @@ class BaseGraph(Program):
     # ---- use ----
 
     def launch(self, n: SupportsIndex = 1, stream: BaseStream | None = None, *, timeout: float | None = None) -> None:
-        """Launches the graph, as one command that is ordered by all that is in it. Does not block.
+        """Launches the graph as one command, which is ordered like all the work in the graph. Does not block.
 
         Args:
             n: Number of launches in a row, from 1.
@@ -161,7 +161,7 @@ class BaseGraph(Program):
                 limit.
 
         Raises:
-            ArgumentError: `n` is no such number, or the graph has not been recorded.
+            ArgumentError: `n` is out of range, or the graph has not been recorded.
             InvalidHandleError: The graph is closed, or was lost with its device process.
             LaunchError: The stream is being recorded.
         """
@@ -187,7 +187,7 @@ class BaseGraph(Program):
         block: Any = None,
         shared_mem: int | None = None,
     ) -> None:
-        """Gives a launch of the graph other arguments: `GraphNode.set_args` by number.
+        """Replaces the arguments of a launch in the graph: `GraphNode.set_args` by number. Does not block.
 
         Args:
             node: Index of the node in `nodes`.
@@ -195,19 +195,24 @@ class BaseGraph(Program):
             grid: Blocks along each axis; None: as before.
             block: Threads along each axis; None: as before.
             shared_mem: Dynamic shared memory in bytes; None: as before.
+
+        Raises:
+            IndexError: There is no such node.
+            LaunchError: An error that `GraphNode.set_args` raises.
         """
         self.nodes[node].set_args(args, grid=grid, block=block, shared_mem=shared_mem)
 
     @property
     def nodes(self) -> tuple[GraphNode, ...]:
-        """The recorded launches, copies and fills, in order; a launch with iterations makes one node for each."""
+        """The recorded launches, copies and fills, in order; a launch with `iterations` makes one node for each
+        iteration."""
         return self._nodes
 
     def __len__(self) -> int:
         return len(self._nodes)
 
     def __bool__(self) -> bool:
-        return True  # also where nothing was recorded
+        return True  # a graph is true even if it is empty
 
     def __repr__(self) -> str:
         state = ", being recorded" if self._recorder is not None else self._state()
@@ -215,7 +220,8 @@ class BaseGraph(Program):
 
 
 class _GraphLaunch:
-    """The launch of one graph on one stream: the same object as long as it can be counted up."""
+    """The launch of one graph on one stream. The object identifies the command while repeated launches are merged into
+    it."""
 
     def __init__(self, graph: int, on: int, timeout: float | None) -> None:
         self.on = on
@@ -224,6 +230,13 @@ class _GraphLaunch:
         self._timeout_ns = launch_config.nanoseconds(timeout)
 
     def command(self, n: int) -> bytes:
-        """Serializes n launches of the graph."""
+        """Serializes the command for a number of launches.
+
+        Args:
+            n: Number of launches.
+
+        Returns:
+            The serialized command.
+        """
         launch = commands_pb2.LaunchGraph(graph=self._graph, count=n, timeout_ns=self._timeout_ns)
         return commands_pb2.Command(stream=self.on, launch_graph=launch).SerializeToString()

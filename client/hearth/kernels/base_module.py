@@ -1,8 +1,8 @@
-"""Modules: source or binary code on its way to kernels, by CuPy's names.
+"""Abstract modules: source or binary code from which kernels are made, with CuPy's names.
 
-A module's code is kept here, so that it can be loaded again when the device's process was lost. Covers all that
-`hearth.RawModule` and `hearth.aio.RawModule` have in common. Does not cover calls that wait for the compile; each of
-the two classes has its own.
+The client keeps a module's code, so that the module can be loaded again after a loss of the device process. Covers
+everything that `hearth.RawModule` and `hearth.aio.RawModule` have in common. Does not cover calls that wait for the
+compile; each of the two module classes has its own.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _FATBIN = (b"\x50\xed\x55\xba", b"\xb1\x43\x62\x46")  # fatbin, and the wrapper 
 F = TypeVar("F", bound=BaseFunction)
 """The class of the module's kernels."""
 G = TypeVar("G", bound=BaseArray)
-"""The class of its variables."""
+"""The class of the module's variables."""
 
 
 class BaseModule(Generic[F, G]):
-    """Abstract code of one or more kernels, and the requests whose answers a subclass waits for."""
+    """Abstract code of one or more kernels, and the requests whose answers the subclass waits for."""
 
     _function_type: Callable[[Any, str], F]
     _global_type: Callable[..., G]
@@ -93,8 +93,11 @@ class BaseModule(Generic[F, G]):
         Args:
             name: Name in the code, or one of the `name_expressions`.
 
+        Returns:
+            The kernel.
+
         Raises:
-            ArgumentError: `name` is no text.
+            ArgumentError: `name` is not a text.
         """
         if not isinstance(name, str) or not name or not encodable(name):
             raise ArgumentError(f"{name!r} is no kernel's name.", reason="INVALID_ARGUMENT", fix="pass a str.")
@@ -145,7 +148,8 @@ class BaseModule(Generic[F, G]):
         return self._connection.asking(command, lambda result: result.module, attachment)
 
     def _handle_on(self, attachment: Attachment) -> int:
-        """Returns the module's handle on the attachment that is about to be used: after a loss it is loaded again."""
+        """Returns the module's handle on the attachment that is about to be used; loads the module again after a
+        loss."""
         if self._attachment is attachment:
             return self._handle
         with self._making:
@@ -158,7 +162,18 @@ class BaseModule(Generic[F, G]):
 
 
 def as_bytes(variable: ArrayLike, a: Any) -> np.ndarray[Any, Any]:
-    """A host array as the bytes of a variable without a dtype. Raises `ArgumentError` for another size."""
+    """Converts a host array to the bytes of a variable without a dtype.
+
+    Args:
+        variable: The variable.
+        a: The array, of the variable's size.
+
+    Returns:
+        The bytes as an array of the variable's shape.
+
+    Raises:
+        ArgumentError: The array has another size.
+    """
     host = np.ascontiguousarray(a)
     shapes.dtype_of(host.dtype)
     if host.nbytes != variable.nbytes:
@@ -173,7 +188,8 @@ def as_bytes(variable: ArrayLike, a: Any) -> np.ndarray[Any, Any]:
 
 @contextmanager
 def logged(log_stream: TextIO | None) -> Iterator[list[str]]:
-    """Writes the compiler's messages to `log_stream`: those that the block notes, or what it fails with has."""
+    """Context manager that writes the compiler's messages to `log_stream`: those that the block adds to the list, or
+    those of the error that the block raises."""
     log: list[str] = []
     try:
         yield log
@@ -186,7 +202,7 @@ def logged(log_stream: TextIO | None) -> Iterator[list[str]]:
 
 
 def _serialized(code: bytes, options: list[str], names: list[str], headers: dict[str, str]) -> bytes:
-    """A `LoadModule`, but for its handle."""
+    """Serializes a `LoadModule` message without its handle."""
     kind = code_kind(code)
     if not (options or names or headers):
         return encode.code(kind, code)
@@ -197,7 +213,8 @@ def _serialized(code: bytes, options: list[str], names: list[str], headers: dict
 
 
 def code_kind(code: bytes) -> int:
-    """The kind of the code, by its first bytes: ELF (CUBIN), fatbin, PTX (first ``.version``), else CUDA C++."""
+    """Returns the kind of code, determined by its first bytes: ELF (CUBIN), fatbin, PTX (begins with ``.version``),
+    otherwise CUDA C++."""
     if code.startswith(_ELF):
         return encode.CUBIN
     if code.startswith(_FATBIN):

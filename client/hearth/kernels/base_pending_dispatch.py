@@ -1,7 +1,7 @@
-"""A dispatch that has been sent: its state, its outputs, its times.
+"""A dispatch that has been sent: its state, its outputs and its times.
 
-Its bytes travel inside the command and its answer, or beside them. In the latter case a thread carries them, so that
-the dispatch completes whether or not any thread waits for it.
+The bytes of a dispatch are sent inside the command and its answer, or in separate transfers. In the latter case a
+thread carries out the transfers, so that the dispatch completes whether or not a thread waits for it.
 """
 
 from __future__ import annotations
@@ -30,35 +30,45 @@ State = Literal["pending", "done", "failed"]
 
 
 class Carrier(Protocol):
-    """Carries a dispatch's bytes: a thread, or like one."""
+    """Carries out the transfers of a dispatch: a thread, or an object with the same methods."""
 
-    def is_alive(self) -> bool: ...
-    def join(self, timeout: float | None = None) -> None: ...
+    def is_alive(self) -> bool:
+        """Returns True until the transfers have ended."""
+        ...
+
+    def join(self, timeout: float | None = None) -> None:
+        """Blocks until the transfers have ended.
+
+        Args:
+            timeout: Seconds to wait at most; None: no limit.
+        """
+        ...
 
 
 @dataclass(frozen=True)
 class DispatchTiming:
-    """Nanoseconds. Device times lie between events on the device's stream, and are None unless asked for by `timed=`.
+    """Times of a dispatch in nanoseconds. Device times are measured between events on the device's stream, and are None
+    unless requested by `timed=`.
 
-    A kernel's time holds neither its compile nor any copy. `enqueue_ns` + `wait_ns` is at most `wall_ns`.
+    `kernel_ns` includes neither the compile nor any copy. `enqueue_ns` + `wait_ns` is at most `wall_ns`.
     """
 
     upload_ns: int | None
-    """Inputs copied and outputs cleared."""
+    """Time for copying inputs and clearing outputs."""
     kernel_ns: int | None
-    """All launches of it."""
+    """Time of all launches of the kernel."""
     download_ns: int | None
     wall_ns: int
-    """Nanoseconds in the daemon, from the command's arrival to its answer."""
+    """Time in the daemon from the command's arrival to its answer."""
     enqueue_ns: int
-    """Share of `wall_ns` until all work was handed to the device; includes the transfer of inputs and outputs."""
+    """Part of `wall_ns` until all work was handed to the device; includes the transfer of inputs and outputs."""
     wait_ns: int
-    """Share of `wall_ns` spent waiting for the device after that."""
+    """Part of `wall_ns` spent waiting for the device after that."""
 
 
 @dataclass
 class Output:
-    """The destination of one output: `host`, by way of `scratch` where `host` cannot take bytes as they come."""
+    """The destination of one output: `host`, filled through `scratch` if `host` cannot receive bytes directly."""
 
     host: np.ndarray[Any, Any]
     scratch: np.ndarray[Any, Any]
@@ -66,30 +76,34 @@ class Output:
 
     @property
     def into(self) -> memoryview:
-        """The bytes to fill."""
+        """The bytes that a transfer has to fill."""
         return plan.host_bytes(self.scratch)
 
     def fill(self, memory: memoryview) -> None:
-        """Takes the bytes from this memory, which must stay unchanged until `settle`."""
+        """Takes the output's bytes from a piece of memory.
+
+        Args:
+            memory: The bytes; must stay unchanged until `settle`.
+        """
         if self.scratch is not self.host:
             self.scratch = np.frombuffer(memory, self.scratch.dtype).reshape(self.scratch.shape)
             return
-        from hearth.transfer import registered  # there is such memory then
+        from hearth.transfer import registered  # already imported if such memory exists
 
         registered.copy(self.into, memory)
 
     def settle(self) -> None:
-        """Called when the bytes are there."""
+        """Copies the bytes to `host` if necessary. Called after all bytes have arrived."""
         if self.scratch is not self.host:
             self.host[...] = self.scratch
             self.scratch = self.host
 
 
 class Job:
-    """The bytes of one dispatch in transit. `uploads` are (transfer, bytes), which must not change before they are
-    sent.
+    """A dispatch with its transfers. `uploads` are pairs of transfer and bytes; the bytes must not change before they
+    are sent.
 
-    A job does not refer to the object that waits for it, so that it continues without it.
+    A job does not refer to the `PendingDispatch`, so it continues if that object is gone.
     """
 
     def __init__(
@@ -102,7 +116,7 @@ class Job:
     ) -> None:
         self.outputs = list(outputs)
         self.result: commands_pb2.DispatchResult | None = None
-        """Once all outputs are in their places."""
+        """The daemon's answer, set after all outputs have been stored."""
         self._error: HearthError | None = None
         self.connection = connection
         self.attachment = attachment
@@ -113,31 +127,31 @@ class Job:
 
     @property
     def travels(self) -> bool:
-        """True if there are bytes beside the command."""
+        """True if the dispatch has transfers besides the command."""
         return self._bytes.any
 
     @property
     def answered(self) -> bool:
-        """True once the daemon has answered."""
+        """True if the daemon has answered."""
         return self.reply.done
 
     @property
     def error(self) -> HearthError | None:
-        """The error of the dispatch, as far as it is known."""
+        """The error of the dispatch; None if no error is known."""
         return self._error or self.reply.error
 
     def take(self) -> None:
-        """Copies the large inputs that were not copied when the job was made: they may change from now on."""
+        """Copies the large inputs that were not copied when the job was made; the caller may change them afterwards."""
         self._bytes.take()
 
     def place(self) -> bool:
-        """Tells the device where bytes in shared memory are; True if there are no others. Does not wait for the device;
-        `carry` follows.
-        """
+        """Tells the device the addresses of bytes in shared memory. Returns True if there are no other transfers. Does
+        not wait for the device; `carry` must be called afterwards."""
         return self._bytes.place()
 
     def carry(self) -> None:
-        """Moves its bytes, waits for its answer and puts the outputs in their places. Raises what it failed with."""
+        """Carries out the transfers, waits for the answer and stores the outputs. Blocks. Raises the error of the
+        dispatch."""
         try:
             self._bytes.move()
             self.finish(None)
@@ -151,17 +165,25 @@ class Job:
             raise
 
     def give_up(self) -> None:
-        """Ends its transfers and abandons its answer."""
+        """Cancels the transfers and abandons the answer."""
         self._bytes.cancel()
         self.reply.abandon()
 
     def drop(self) -> None:
-        """Leaves the arrays for its outputs as they are from now on; the dispatch continues."""
+        """Stops all further writes to the arrays for the outputs; the dispatch continues."""
         with self._finishing:
             self._dropped = True
 
     def finish(self, timeout: float | None) -> None:
-        """Waits for the answer and puts the outputs in their places, once. Raises what it failed with."""
+        """Waits for the answer and stores the outputs, once.
+
+        Args:
+            timeout: Seconds to wait at most; None: no limit.
+
+        Raises:
+            TimeoutError: The answer has not arrived in time.
+            HearthError: The dispatch failed.
+        """
         answer = self.reply.wait(timeout).dispatch
         with self._finishing:
             if self.result is not None:
@@ -173,7 +195,7 @@ class Job:
                 raise self.fail(plan.short(len(answer.outputs), len(self.outputs)))
             pairs = zip(self.outputs, answer.outputs, strict=True)
             inline = [(output.into, data) for output, data in pairs if not output.download]
-            for into, data in inline:  # all of them are looked at before any is written
+            for into, data in inline:  # checks the sizes of all outputs before writing any of them
                 if len(data) != len(into):
                     raise self.fail(plan.short(len(data), len(into)))
             for into, data in inline:
@@ -184,7 +206,14 @@ class Job:
             self.result = answer
 
     def fail(self, error: HearthError) -> HearthError:
-        """Marks the dispatch as failed."""
+        """Marks the dispatch as failed.
+
+        Args:
+            error: The error, which `PendingDispatch.result` raises.
+
+        Returns:
+            `error`.
+        """
         self._error = error
         return error
 
@@ -198,11 +227,12 @@ class BasePendingDispatch(ABC):
 
     @abstractmethod
     def _carry(self) -> Carrier:
-        """Begins to carry its bytes beside the caller."""
+        """Starts to carry out the transfers in another thread."""
 
     @property
     def state(self) -> State:
-        """``"pending"``, ``"done"`` or ``"failed"``; does not wait. A device that is lost fails what it had."""
+        """``"pending"``, ``"done"`` or ``"failed"``; does not block. A loss of the device makes its pending dispatches
+        fail."""
         job = self._job
         if self._carrier is not None and self._carrier.is_alive():
             return "pending"
@@ -216,8 +246,8 @@ class BasePendingDispatch(ABC):
 
     @property
     def timing(self) -> DispatchTiming:
-        """Times of the dispatch, once it is done. Raises what it failed with, and `ArgumentError` while it is
-        pending."""
+        """Times of the dispatch, after it is done. Raises the error of a failed dispatch, and `ArgumentError` while it
+        is pending."""
         if not self.done():
             raise ArgumentError(
                 "the dispatch is still pending.", reason="INVALID_ARGUMENT", fix="call result() before, or ask done()."
@@ -238,7 +268,7 @@ class BasePendingDispatch(ABC):
         return f"<hearth.PendingDispatch {self.state}>"
 
     def _finish(self, timeout: float | None) -> list[np.ndarray[Any, Any]]:
-        """Waits until the dispatch is done, and returns its outputs. Raises what it failed with."""
+        """Waits until the dispatch is done, and returns its outputs. Raises the error of a failed dispatch."""
         job = self._job
         if self._carrier is not None:
             started = time.monotonic()
@@ -257,6 +287,6 @@ class BasePendingDispatch(ABC):
 
 
 def carry(job: Job) -> None:
-    """Carries the job to its end; an error is kept in the job."""
-    with contextlib.suppress(HearthError):  # kept in the job, for the caller
+    """Carries out a job until it has ended; an error is kept in the job."""
+    with contextlib.suppress(HearthError):  # kept in the job, for the call that waits for it
         job.carry()

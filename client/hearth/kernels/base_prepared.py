@@ -1,9 +1,10 @@
-"""Prepared launches: a list that is checked once, then run by one small command.
+"""Abstract prepared launches: a list of launches that is checked once, and then run by one small command.
 
-Inside ``with gpu.prepared() as p:`` launches are collected instead of sent, and nothing else may be asked of the
-current stream. What a list uses lives as long as it does, also where the arrays and modules are gone.
+Inside ``with gpu.prepared() as p:`` launches are collected instead of sent; other work on the current stream is
+refused. The memory and modules that a list uses exist as long as the list, even if the program has dropped the arrays
+and modules.
 
-`BasePrepared` has all that `hearth.Prepared` and `hearth.aio.Prepared` have in common.
+`BasePrepared` has everything that `hearth.Prepared` and `hearth.aio.Prepared` have in common.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ if TYPE_CHECKING:
     from hearth.session.reply import PendingResult
 
 RECORDED_MAX = 1 << 16
-"""More rounds of a prepared list than any graph holds: the daemon refuses them."""
+"""Maximum number of rounds that are recorded in a graph. No graph holds that many launches, so the daemon refuses
+them."""
 
 
 class BasePrepared(Program):
-    """Abstract prepared list: its launches, and the request that checks them."""
+    """Abstract prepared launches: the list, and the request that checks it."""
 
     _kind: Kind = "prepared"
     _what = "the prepared list"
@@ -39,7 +41,7 @@ class BasePrepared(Program):
         super().__init__(connection)
         self._calls: tuple[LaunchCall, ...] = ()
         self._collecting: BaseStream | None = None
-        """The stream that stands in for the current one inside the block."""
+        """The stream that replaces the current one inside the block."""
         self._recorder: PreparedRecorder | None = None
         self._last: _PreparedLaunch | None = None
 
@@ -78,10 +80,11 @@ class BasePrepared(Program):
 
         Args:
             n: Number of rounds in a row, from 1.
-            stream: Stream to run on; None: the current one. A stream that a graph is recorded from records them.
+            stream: Stream to run on; None: the current one. If a graph is being recorded from the stream, the launches
+                are recorded.
 
         Raises:
-            ArgumentError: `n` is no such number, or nothing has been collected.
+            ArgumentError: `n` is out of range, or nothing has been collected.
             InvalidHandleError: The list is closed, or was lost with its device process.
         """
         attachment, times = self._usable(), count(n)
@@ -98,7 +101,7 @@ class BasePrepared(Program):
         return len(self._calls)
 
     def __bool__(self) -> bool:
-        return True  # also where there is nothing in it
+        return True  # a list is true even if it is empty
 
     def __repr__(self) -> str:
         state = ", being collected" if self._recorder is not None else self._state()
@@ -106,7 +109,8 @@ class BasePrepared(Program):
 
 
 def launch_all(launches: Iterable[Sequence[Any]]) -> None:
-    """Launches each; see `Device.prepare`."""
+    """Calls each kernel of `launches` with its arguments; see `Device.prepare`. Raises `ArgumentError` for a malformed
+    entry."""
     for index, launch in enumerate(launches):
         if not isinstance(launch, tuple | list) or not 4 <= len(launch) <= 5:
             raise ArgumentError(
@@ -119,13 +123,21 @@ def launch_all(launches: Iterable[Sequence[Any]]) -> None:
 
 
 class _PreparedLaunch:
-    """The launch of one prepared list on one stream; see `hearth.kernels.base_graph`."""
+    """The launch of one prepared list on one stream. The object identifies the command while repeated launches are
+    merged into it."""
 
     def __init__(self, prepared: int, on: int) -> None:
         self.on = on
         self._prepared = prepared
 
     def command(self, n: int) -> bytes:
-        """Serializes n launches of the list."""
+        """Serializes the command for a number of launches.
+
+        Args:
+            n: Number of launches.
+
+        Returns:
+            The serialized command.
+        """
         launch = commands_pb2.LaunchPrepared(prepared=self._prepared, count=n)
         return commands_pb2.Command(stream=self.on, launch_prepared=launch).SerializeToString()

@@ -1,11 +1,11 @@
-"""Arguments of a dispatch, and the message that they become.
+"""Arguments of a dispatch, and the messages in which they are sent.
 
 ========================== ============================ ===========================================================
 argument                   the kernel gets              the array
 ========================== ============================ ===========================================================
-`In(a)`, a NumPy array     a pointer                    goes up
-`Out(shape, dtype)`        a pointer to zeros           comes back
-`InOut(a)`                 a pointer                    goes up, and comes back as a new one
+`In(a)`, a NumPy array     a pointer                    is uploaded
+`Out(shape, dtype)`        a pointer to zeros           is downloaded
+`InOut(a)`                 a pointer                    is uploaded, and downloaded as a new array
 `DeviceArray`              a pointer                    stays on the device; ordered like any other use of it
 anything else              a value                      as for a launch, see `hearth.kernels.arguments`
 ========================== ============================ ===========================================================
@@ -38,7 +38,7 @@ Binding = commands_pb2.Binding
 
 _RETURNED = (Binding.ROLE_OUTPUT, Binding.ROLE_INPUT_OUTPUT)
 _MARGIN = 512
-"""Room in a batch for the rest of the command, bytes."""
+"""Bytes reserved in a batch for the rest of the command."""
 _MARGIN_OF_BINDING = 64
 
 
@@ -46,11 +46,11 @@ class In:
     """An input of a dispatch.
 
     Args:
-        array: Any array or nested sequence of numbers; made contiguous where it is not.
+        array: Any array or nested sequence of numbers; copied if it is not contiguous.
 
     Raises:
-        DtypeError: `array` makes no array of elements that a device has.
-        LaunchTypeError: `array` lies on the device already.
+        DtypeError: `array` cannot be converted to an array of elements that a device has.
+        LaunchTypeError: `array` is already on the device.
     """
 
     __slots__ = ("array",)
@@ -63,12 +63,12 @@ class In:
 
 
 class Out:
-    """An output of a dispatch, zeros where the kernel does not write.
+    """An output of a dispatch; elements that the kernel does not write are zero.
 
     Args:
         shape: Elements along each axis: an int or a sequence.
         dtype: Type of the elements.
-        range: Slice of step 1 of the first axis, the part that comes back; None: all.
+        range: Slice of step 1 along the first axis that is downloaded; None: all.
 
     Raises:
         ArgumentError: The shape has a negative axis, or `range` does not lie within it.
@@ -87,16 +87,16 @@ class Out:
 
 
 class InOut:
-    """An array that the kernel changes: a copy goes up, and comes back as an output.
+    """An array that the kernel changes: a copy is uploaded, and downloaded as an output.
 
     Args:
         array: Any array or nested sequence of numbers.
-        range: Slice of step 1 of the first axis, the part that comes back; None: all.
+        range: Slice of step 1 along the first axis that is downloaded; None: all.
 
     Raises:
         ArgumentError: `range` does not lie within the array.
-        DtypeError: `array` makes no array of elements that a device has.
-        LaunchTypeError: `array` lies on the device already.
+        DtypeError: `array` cannot be converted to an array of elements that a device has.
+        LaunchTypeError: `array` is already on the device.
     """
 
     __slots__ = ("array", "range")
@@ -110,7 +110,21 @@ class InOut:
 
 
 def in_order(args: Sequence[Any] | None, ins: Sequence[Any], outs: Sequence[Any], scalars: Sequence[Any]) -> list[Any]:
-    """The kernel's arguments in order, host arrays as `In`."""
+    """Returns the kernel's arguments in order, with host arrays wrapped in `In`.
+
+    Args:
+        args: The arguments in order; None: made of the other three.
+        ins: Inputs.
+        outs: Outputs, each ``(shape, dtype)``, `Out`, `InOut` or a device array.
+        scalars: Values.
+
+    Returns:
+        The arguments.
+
+    Raises:
+        LaunchTypeError: One of the four is no list or tuple, or an output is malformed.
+        ArgumentError: `args` is given together with one of the others.
+    """
     for name, value in (("args", args), ("ins", ins), ("outs", outs), ("scalars", scalars)):
         if value is not None and not isinstance(value, tuple | list):
             raise LaunchTypeError(
@@ -140,7 +154,21 @@ def in_order(args: Sequence[Any] | None, ins: Sequence[Any], outs: Sequence[Any]
 
 
 def binding_of(index: int, argument: Any, function: BaseFunction, attachment: Attachment) -> Binding:
-    """The message of argument number `index`; the bytes of inputs are added later."""
+    """Builds the message of one argument; `send_inputs` adds the bytes of inputs later.
+
+    Args:
+        index: Number of the argument, for errors.
+        argument: The argument.
+        function: The kernel.
+        attachment: The attachment to use.
+
+    Returns:
+        The message.
+
+    Raises:
+        LaunchError: The argument cannot be used on this attachment, or a number is out of range.
+        LaunchTypeError: The argument cannot be passed to a kernel.
+    """
     if isinstance(argument, In):
         return Binding(role=Binding.ROLE_INPUT, size=argument.array.nbytes)
     if isinstance(argument, Out | InOut):
@@ -186,7 +214,18 @@ def _value_bytes(index: int, argument: Any, passed: arguments.Parameter) -> byte
 
 
 def places_of(given: Sequence[Any], out: Sequence[Array | None] | None) -> list[Output]:
-    """The destination of each output. Raises for an `out` that does not fit, before anything is sent."""
+    """Determines the destination of each output, before any command is sent.
+
+    Args:
+        given: The kernel's arguments in order.
+        out: For each output an array to fill, or None for a new one; None: new ones.
+
+    Returns:
+        The destinations, in the order of the outputs.
+
+    Raises:
+        ArgumentError: `out` does not match the outputs.
+    """
     wanted: list[tuple[tuple[int, ...], np.dtype[Any]]] = []
     for argument in given:
         if isinstance(argument, Out | InOut):
@@ -227,8 +266,18 @@ def send_inputs(
     mint: Callable[[], int],
     copy: Callable[[memoryview], memoryview] | None,
 ) -> list[tuple[int, memoryview]]:
-    """Puts the small inputs into the command and names uploads for the others: (transfer, bytes), of a `copy` where
-    there is to be one."""
+    """Puts the small inputs into the command, and assigns uploads to the others.
+
+    Args:
+        given: The kernel's arguments in order.
+        dispatch: The command, which is completed.
+        limits: Limits of the session.
+        mint: Makes numbers for transfers.
+        copy: Copies the bytes of an upload; None: the bytes are not copied.
+
+    Returns:
+        The uploads, each with its transfer and its bytes.
+    """
     room = limits.max_batch_bytes - _MARGIN - _MARGIN_OF_BINDING * len(dispatch.bindings)
     room = min(limits.max_inline_bytes, room)
     arrays = [(index, each.array) for index, each in enumerate(given) if isinstance(each, In | InOut)]
@@ -247,7 +296,14 @@ def send_inputs(
 def return_outputs(
     dispatch: commands_pb2.Dispatch, places: Sequence[Output], limits: Limits, mint: Callable[[], int]
 ) -> None:
-    """Names downloads for the outputs that are too large to come back inside the answer."""
+    """Assigns downloads to the outputs that are too large for the answer.
+
+    Args:
+        dispatch: The command, which is completed.
+        places: The destinations of the outputs, which are completed.
+        limits: Limits of the session.
+        mint: Makes numbers for transfers.
+    """
     outputs = [binding for binding in dispatch.bindings if binding.role in _RETURNED]
     fitting = _fitting([len(place.into) for place in places], limits.max_inline_bytes)
     for binding, place, fits in zip(outputs, places, fitting, strict=True):
@@ -256,7 +312,7 @@ def return_outputs(
 
 
 def _fitting(sizes: Sequence[int], room: int) -> list[bool]:
-    """Which travel inline: as many as fit, the smallest first."""
+    """Returns True for each part that is sent inline: as many as fit into `room`, the smallest first."""
     fits = [False] * len(sizes)
     for index in sorted(range(len(sizes)), key=sizes.__getitem__):
         if sizes[index] > room:
@@ -267,7 +323,8 @@ def _fitting(sizes: Sequence[int], room: int) -> list[bool]:
 
 
 def _host(array: Any) -> Array:
-    """A C-contiguous array in native byte order. Raises `DtypeError` for what cannot lie in device memory."""
+    """Returns a C-contiguous array in native byte order. Raises `DtypeError` for objects that device memory cannot
+    hold."""
     if isinstance(array, DeviceOperand):
         raise LaunchTypeError(
             f"{array!r} lies on the device already.", reason="LAUNCH_INVALID", fix="pass it as it is, without In."
@@ -286,7 +343,8 @@ def _like(array: Array) -> tuple[tuple[int, ...], np.dtype[Any]]:
 
 
 def _rows(range: slice | None, shape: tuple[int, ...]) -> tuple[int, int] | None:
-    """Start and stop on the first axis. Nothing is clipped: a range that lies outside is a mistake."""
+    """Returns start and stop along the first axis. Raises `ArgumentError` for a range outside of the axis instead of
+    clipping it."""
     if range is None:
         return None
     if not isinstance(range, slice) or range.step not in (None, 1) or not shape:

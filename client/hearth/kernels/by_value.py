@@ -1,4 +1,4 @@
-"""A struct that a kernel takes by value."""
+"""A struct that a kernel receives by value."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hearth.kernels.arguments import ByValue
 
 @dataclass(frozen=True)
 class Struct(ByValue):
-    """A struct passed by value: its bytes, and its alignment in C (a power of two)."""
+    """A struct passed by value: its bytes, and its alignment in C (a power of two; 8 by default)."""
 
     data: bytes
     align: int = 8
@@ -24,5 +24,5 @@ class Struct(ByValue):
             )
 
     def tobytes(self) -> bytes:
-        """The struct as it lies in memory."""
+        """Returns the bytes of the struct."""
         return bytes(self.data)

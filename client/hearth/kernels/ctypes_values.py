@@ -1,4 +1,4 @@
-"""Arguments of ctypes: what C passes by value, by its own size and alignment."""
+"""Kernel arguments of ctypes types, passed by value with their size and alignment in C."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import ctypes
 from typing import Any
 
 _CODES = frozenset("?cbBhHiIlLqQfd")
-"""Codes of the ctypes types that are the same on the device: no wide characters, `long double` or pointers."""
+"""Codes of the ctypes types that have the same representation on the device: no wide characters, `long double` or
+pointers."""
 
 
 def size_and_alignment(arg: object) -> tuple[int, int] | None:
     """Returns size and alignment in bytes of a number, a structure or a union in this machine's byte order; None for
-    all else."""
+    other objects."""
     kind: Any = type(arg)
     if isinstance(arg, ctypes._SimpleCData):
         native = getattr(kind, "__ctype_le__", kind) is kind

@@ -1,4 +1,4 @@
-"""Dispatch: arrays in, kernel, arrays out, in one call; the daemon finds the memory and takes it back.
+"""Dispatch: upload of arrays, launch and download in one call; the daemon allocates and frees the memory.
 
 >>> total, = gpu.dispatch(add, 4, 256, ins=[a, b], outs=[((1024,), np.float32)], scalars=[np.int32(1024)])
 >>> state, = gpu.dispatch(step, 4, 256, args=[InOut(state), weights, np.float32(0.1)], iterations=100)
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 _Given = tuple["Sequence[Any] | None", Sequence[Any], Sequence[Any], Sequence[Any]]
-"""`args`, `ins`, `outs` and `scalars`."""
+"""`args`, `ins`, `outs` and `scalars` of a dispatch."""
 
 
 class How(NamedTuple):
-    """The keywords of a dispatch that are not its arguments."""
+    """The keywords of a dispatch other than the kernel's arguments."""
 
     shared_mem: int
     iterations: int
@@ -38,7 +38,7 @@ class How(NamedTuple):
     timed: bool = False
     copy: bool = False
     apart: bool = False
-    """True if arrays given for the outputs are written only once all results are there."""
+    """True if arrays given for the outputs are written only after all results have arrived."""
 
 
 def job_of(
@@ -50,10 +50,24 @@ def job_of(
     out: Sequence[Array | None] | None,
     how: How,
 ) -> Job:
-    """Checks the dispatch, finds a place for every output, and sends the command.
+    """Checks the dispatch, determines a destination for every output, and sends the command.
+
+    Args:
+        device: The device.
+        function: The kernel.
+        grid: Blocks along each axis, as in a launch.
+        block: Threads along each axis, as in a launch.
+        arguments_given: `args`, `ins`, `outs` and `scalars`.
+        out: For each output an array to fill, or None; None: new ones.
+        how: The other keywords.
+
+    Returns:
+        The job; its transfers have not been started.
 
     Raises:
-        LaunchTypeError: the kernel is of another device.
+        LaunchTypeError: The kernel belongs to another device, or an argument cannot be passed to a kernel.
+        LaunchError: The client has found the dispatch invalid.
+        ArgumentError, DtypeError: An argument or an array of `out` does not match.
     """
     from hearth.kernels import arguments, bindings, launch_config
     from hearth.kernels.base_pending_dispatch import Job
@@ -94,6 +108,6 @@ def job_of(
 
 
 def _copied(connection: Connection, attachment: Attachment, data: memoryview) -> memoryview:
-    from hearth.transfer import registered  # small arrays do without
+    from hearth.transfer import registered  # not imported for small arrays
 
     return registered.taken(connection, attachment, data)

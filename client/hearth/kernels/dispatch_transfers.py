@@ -1,8 +1,9 @@
-"""The bytes of one dispatch beside its command: large inputs on their way up, large outputs on their way down.
+"""The transfers of one dispatch besides its command: uploads of large inputs, downloads of large outputs.
 
-On the daemon's host they go by shared memory, from where they lie to where they belong if that can be shared. Elsewhere
-they go as those of other transfers do, over stripes or on streams. Outputs that go over stripes come all at once: each
-of them is over when the dispatch is, and that waits for all.
+On the daemon's host, the bytes are transferred through shared memory, directly from their source or to their
+destination if that memory can be shared. On other hosts, they are transferred like other arrays, over stripes or gRPC
+streams. Outputs over stripes are received concurrently: each of these downloads ends only when the dispatch is
+answered, and the answer waits for all of them.
 """
 
 from __future__ import annotations
@@ -22,23 +23,27 @@ if TYPE_CHECKING:
 
 
 class Wanted(Protocol):
-    """An output of a dispatch."""
+    """An output of a dispatch, as `DispatchBytes` uses it."""
 
     download: int
-    """The transfer that it comes by; 0: it comes inside the answer."""
+    """The number of the output's transfer; 0: the output is part of the answer."""
 
     @property
     def into(self) -> memoryview:
-        """The bytes to fill."""
+        """The bytes that a transfer has to fill."""
         ...
 
     def fill(self, memory: memoryview) -> None:
-        """Notes that the bytes are in this memory."""
+        """Takes the output's bytes from a piece of memory.
+
+        Args:
+            memory: The bytes; must stay unchanged until the output is settled.
+        """
 
 
 class DispatchBytes:
-    """Transfers of a dispatch, whose answer is `reply`: when it fails, all of them end. `uploads` are (transfer,
-    bytes); the bytes must not change before they are sent."""
+    """The transfers of a dispatch whose answer is `reply`. All of them end if the dispatch fails. `uploads` are pairs
+    of transfer and bytes; the bytes must not change before they are sent."""
 
     def __init__(
         self,
@@ -63,8 +68,9 @@ class DispatchBytes:
         self._read: list[memoryview] = []
         self._written: list[tuple[memoryview, Wanted]] = []
         self._doubtful: dict[int, memoryview] = {}
-        """Shared memory that the device reads, and that it writes, until the answer: the session, which waits for that,
-        holds this."""
+        """Shared memory to which the device may write although it has not confirmed the transfer, by number of
+        transfer. Like `_read` and `_written`, it must exist until the answer arrives; the session, which waits for
+        the answer, keeps this object alive."""
         reply.on_error = self.cancel
         if reply.error is not None:
             self.cancel()
@@ -75,8 +81,9 @@ class DispatchBytes:
         return bool(self._uploads or self._outputs)
 
     def cancel(self) -> None:
-        """Ends all transfers. Unless the daemon has answered, also cancels there those that were not begun: it waits
-        for each that the command names, and all commands behind wait with it."""
+        """Ends all transfers. Unless the daemon has answered, also cancels at the daemon the transfers that were not
+        opened, because the daemon waits for each transfer that the command names, and all later commands wait for
+        it."""
         with self._lock:
             self._over = True
             cancels, self._cancels = self._cancels, []
@@ -93,7 +100,7 @@ class DispatchBytes:
             give_up(self._connection, number)
 
     def take(self) -> None:
-        """Copies the inputs: those that were given may change from now on."""
+        """Copies the inputs; the caller may change them afterwards."""
         from hearth.transfer import registered
 
         self._uploads = [
@@ -101,8 +108,8 @@ class DispatchBytes:
         ]
 
     def place(self) -> bool:
-        """Says of what can go by shared memory where it is; whether that was all. Waits for no device. A second time
-        does nothing."""
+        """Tells the device the addresses of bytes in shared memory, if possible. Returns True if no other
+        transfers remain. Does not wait for the device. A second call does nothing."""
         if not self._tried:
             self._tried = True
             self._uploads = [upload for upload in self._uploads if not self._place_upload(*upload)]
@@ -110,7 +117,7 @@ class DispatchBytes:
         return not self.any
 
     def _place_upload(self, number: int, data: memoryview) -> bool:
-        from hearth.transfer import registered  # small arrays do without
+        from hearth.transfer import registered  # not imported for small arrays
 
         self._check()
         memory = registered.upload(self._connection, self._attachment, number, data)
@@ -136,7 +143,8 @@ class DispatchBytes:
         return True
 
     def move(self) -> None:
-        """Returns when all have arrived. Raises what the dispatch failed with, else the transfer's own error."""
+        """Carries out the transfers. Blocks until all bytes have arrived. Raises the error of the dispatch, or
+        otherwise the transfer's own error."""
         try:
             self.place()
             self._send()
@@ -148,7 +156,8 @@ class DispatchBytes:
             self._let_go()
 
     def _let_go(self) -> None:
-        """Drops memory that the device no longer uses: the reply, which refers to this, may outlive the dispatch."""
+        """Releases memory that the device no longer uses, because the reply, which refers to this object, may exist
+        longer than the dispatch."""
         if self._reply.answered:
             self._read.clear()
             self._written.clear()
@@ -185,12 +194,12 @@ class DispatchBytes:
         for thread in threads:
             thread.start()
         try:
-            for output in small + large[:1]:  # what goes over stripes is over with the answer, which waits for all
+            for output in small + large[:1]:  # downloads over stripes end with the answer, which waits for all of them
                 self._fetch_one(output)
         except BaseException:
             self.cancel()
             raise
-        finally:  # no thread uses the caller's memory afterwards
+        finally:  # after this, no thread uses the caller's memory
             for thread in threads:
                 thread.join()
         if self._error is not None:
@@ -212,7 +221,8 @@ class DispatchBytes:
                 raise
             from hearth.transfer import registered
 
-            registered.copy(output.into, memory)  # the daemon had received its place, and is done
+            # the device had received the memory's address, and has completed the dispatch
+            registered.copy(output.into, memory)
 
     def _fetch_another_way(self, output: Wanted) -> None:
         into = output.into
@@ -224,18 +234,18 @@ class DispatchBytes:
             raise plan.short(received, len(into))
 
     def _begin(self, number: int) -> None:
-        """Notes that the transfer is opened now. Raises `TransferError` where the dispatch was given up."""
+        """Notes that the transfer is about to be opened. Raises `TransferError` if the dispatch was cancelled."""
         with self._lock:
             self._unbegun.discard(number)
         self._check()
 
     def _check(self) -> None:
-        """Raises `TransferError` where the dispatch was given up."""
+        """Raises `TransferError` if the dispatch was cancelled."""
         if self._over:
             raise TransferError("the dispatch was given up.", reason="CANCELLED", fix="start it again.")
 
     def _watch(self, cancel: Callable[[], None]) -> None:
-        """Adds a function that cancels a transfer; calls it at once if the dispatch is over."""
+        """Adds a function that cancels a transfer; calls it at once if the dispatch has ended."""
         with self._lock:
             if not self._over:
                 self._cancels.append(cancel)

@@ -1,4 +1,4 @@
-"""The handle on the daemon's side that graphs and prepared lists share, and its end."""
+"""The daemon's handle that graphs and prepared launches have in common, and its release."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 
 
 class Program(ABC):
-    """A handle on the daemon's side that is lost with the device's process: of a graph, or of a prepared list."""
+    """Abstract base of graphs and prepared launches: a handle of the device process, which is lost with that
+    process."""
 
     _stream_type: ClassVar[type[BaseStream]]
-    """The class of the stream that is current inside the block."""
+    """The class of the stream that is current inside the ``with`` block."""
 
     _kind: Kind
     _what: str
@@ -38,7 +39,8 @@ class Program(ABC):
         self._closed = False
 
     def close(self) -> None:
-        """Gives the handle back now; launches that were submitted before still run. A second call does nothing."""
+        """Frees the graph or list on the device now; launches that were submitted earlier still run. A second call does
+        nothing."""
         if not self._closed:
             self._closed = True
             if self._space is not None and not self._space.lost:
@@ -50,16 +52,16 @@ class Program(ABC):
 
     @abstractmethod
     def _begin(self) -> None:
-        """Begins the block. Does not block."""
+        """Begins the ``with`` block. Does not block the thread."""
 
     @abstractmethod
     def _end(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> PendingResult[Any] | None:
-        """Ends the block; None if there is nothing to wait for. The wait belongs into `_or_closed`."""
+        """Ends the ``with`` block. Returns the request to wait for inside `_or_closed`; None if there is none."""
 
     def _usable(self) -> Attachment:
-        """Returns the attachment on which it can be used. Raises the reason why it cannot."""
+        """Returns the attachment on which the handle can be used. Raises the reason if it cannot be used."""
         connection = self._connection
         if connection.refusal is not None:
             raise connection.refusal.again()
@@ -79,7 +81,7 @@ class Program(ABC):
 
     @contextmanager
     def _or_closed(self) -> Iterator[None]:
-        """Closes it where it is not made."""
+        """Context manager that closes the handle if the block raises."""
         try:
             yield
         except BaseException:
@@ -104,9 +106,19 @@ class Program(ABC):
 
 
 def count(n: SupportsIndex) -> int:
-    """The number of launches `n`, from 1 to 2**64 - 1. Raises `ArgumentError` for any other value."""
+    """Checks a number of launches.
+
+    Args:
+        n: The number, of any integer type except bool.
+
+    Returns:
+        The number, from 1 to 2**64 - 1.
+
+    Raises:
+        ArgumentError: `n` is no such number.
+    """
     try:
-        number = 0 if isinstance(n, bool) else operator.index(n)  # NumPy's whole numbers, too
+        number = 0 if isinstance(n, bool) else operator.index(n)  # also accepts NumPy's integers
     except TypeError:
         number = 0
     if not 1 <= number <= COUNT_MAX:
@@ -119,6 +131,16 @@ def count(n: SupportsIndex) -> int:
 
 
 def lost(what: str, connection: Connection, space: Space | None) -> InvalidHandleError:
+    """Builds the error of a handle that was lost with its device process or connection.
+
+    Args:
+        what: Name of the object, for the message.
+        connection: The connection to the device.
+        space: The space of the object; None: it had none yet.
+
+    Returns:
+        The error.
+    """
     where = f"generation {space.generation} of device {connection.ordinal}" if space else "the connection"
     return InvalidHandleError(
         f"{what} was lost with {where}.",

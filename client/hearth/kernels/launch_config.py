@@ -1,4 +1,5 @@
-"""Configuration of a launch: the head of its record, from its keywords, checked as far as the client can."""
+"""Configuration of a launch: packs the head of its record from its keywords, and checks them as far as the client
+can."""
 
 from __future__ import annotations
 
@@ -28,9 +29,28 @@ def head(
     cluster: Any,
     iterations: int,
 ) -> tuple[bytes, arguments.Signature]:
-    """The part of a record that stays from launch to launch, and how its arguments are packed.
+    """Packs the part of a record that does not change from launch to launch.
 
-    Raises `LaunchError` and `ArgumentError` for what is wrong with it.
+    Args:
+        function: Handle of the kernel.
+        stream: Handle of the stream.
+        grid: Blocks along each axis, or a device array.
+        block: Threads along each axis.
+        args: The kernel's arguments, of which only the types matter.
+        shared_mem: Dynamic shared memory in bytes.
+        timeout: Time limit in seconds; None: none.
+        mode: ``"checked"``, ``"unchecked"`` or ``"validate"``.
+        cooperative: Makes the whole grid resident at once.
+        cluster: Blocks of a cluster along each axis; None: no clusters.
+        iterations: Number of launches in a row.
+
+    Returns:
+        The head, and the signature that packs the arguments.
+
+    Raises:
+        ArgumentError: `mode` or `timeout` is invalid.
+        LaunchError: Another keyword is out of range.
+        LaunchTypeError: An argument or a dimension has a wrong type.
     """
     if mode not in MODES:
         raise ArgumentError(
@@ -55,7 +75,7 @@ def head(
 
 
 def check_shared_mem(shared_mem: int) -> None:
-    """Raises `LaunchError` for what is no number of bytes."""
+    """Raises `LaunchError` if `shared_mem` is not a valid number of bytes."""
     if not 0 <= shared_mem <= SHARED_MAX:
         raise LaunchError(
             f"shared_mem is {shared_mem} bytes; it lies between 0 and {SHARED_MAX}.",
@@ -65,7 +85,7 @@ def check_shared_mem(shared_mem: int) -> None:
 
 
 def check_iterations(iterations: int) -> None:
-    """Raises `LaunchError` for what is no number of launches."""
+    """Raises `LaunchError` if `iterations` is not a valid number of launches."""
     if isinstance(iterations, bool) or not isinstance(iterations, int) or not 1 <= iterations <= ITERATIONS_MAX:
         raise LaunchError(
             f"iterations is {iterations!r}; it is a whole number from 1 to {ITERATIONS_MAX}.",
@@ -75,14 +95,16 @@ def check_iterations(iterations: int) -> None:
 
 
 def nanoseconds(timeout: float | None) -> int:
-    """A kernel's time limit, given in seconds; 0: none. Raises `ArgumentError`."""
+    """Converts a kernel's time limit from seconds to nanoseconds; 0: none. Raises `ArgumentError` for a limit out of
+    range."""
     if timeout is not None and not 0 < timeout < 2**63 / 1e9:
         raise ArgumentError(f"timeout is {timeout} s.", reason="INVALID_ARGUMENT", fix="give seconds above 0.")
     return 0 if timeout is None else max(1, int(timeout * 1e9))
 
 
 def _extension(grid: Any, cluster: Any, iterations: int) -> Extension | None:
-    """Fields that few launches have: cluster, iterations, grid in device memory; None for all other launches."""
+    """Packs the fields that few launches have (cluster, iterations, grid in device memory); returns None for other
+    launches."""
     check_iterations(iterations)
     blocks = (0, 0, 0) if cluster is None else arguments.dimensions("cluster", cluster)
     if isinstance(grid, DeviceOperand):
@@ -94,7 +116,7 @@ def _extension(grid: Any, cluster: Any, iterations: int) -> Extension | None:
 
 
 def _check_grid(grid: DeviceOperand) -> None:
-    """Raises `LaunchTypeError` for an array that holds no grid."""
+    """Raises `LaunchTypeError` for an array that is not a grid of three uint32."""
     dtype, size = getattr(grid, "dtype", None), getattr(grid, "size", None)
     if str(dtype) not in ("uint32", "int32") or size != 3:
         raise LaunchTypeError(

@@ -1,7 +1,7 @@
 """Packers of the variable part of a launch record: code generated for each list of argument types.
 
-A loop over the arguments takes about as long as all else that a launch costs its client; written out, it is a third of
-that.
+A loop over the arguments takes about as long as the rest of the client's work for a launch; unrolled code takes a third
+of that.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ if TYPE_CHECKING:
     from hearth.session.memory import Space
 
 Packer = Callable[[Sequence[Any], "Space"], bytes | None]
-"""(arguments, where their memory has to be) -> all of the record that follows the layout; None where the memory of one
-cannot be used. Raises `struct.error` for a number that does not fit."""
+"""Packs the arguments to the part of the record that follows the layout: (arguments, space that their memory must be
+in) -> bytes. Returns None if the memory of an argument cannot be used. Raises `struct.error` for a number out of
+range."""
 
 WRITTEN_OUT = 64
-"""Arguments; for more there is the loop."""
+"""Maximum number of arguments for which code is generated; for more, the packer loops."""
 
 
 def packer(
@@ -28,12 +29,19 @@ def packer(
     raw_bytes: Callable[[Any], bytes],
     types: Sequence[type] = (),
 ) -> Packer:
-    """Builds the packer of `count` arguments; those at `pointers` lie on the device, those at `raw` are passed as
-    `raw_bytes` says.
+    """Builds the packer for a list of arguments.
 
-    `pack`: (handle of each pointer..., offset or value of each argument...) -> bytes. With `types`, of which there are
-    as many as arguments, it also answers None where an argument has another, and raises ValueError for another number
-    of arguments.
+    Args:
+        count: Number of arguments.
+        pointers: Positions of arguments on the device.
+        raw: Positions of arguments that `raw_bytes` converts.
+        pack: Packs (handle of each pointer..., offset or value of each argument...) to bytes.
+        raw_bytes: Converts an argument for which `struct` has no code.
+        types: Type of each argument: the packer then also returns None for an argument of another type, and raises
+            ValueError for another number of arguments. Empty: types are not checked.
+
+    Returns:
+        The packer.
     """
     if count > WRITTEN_OUT:
         return _looping(pointers, raw, pack, raw_bytes)
@@ -54,7 +62,7 @@ def packer(
     lines.append(f"    return pack({', '.join(handles + values)})")
     names: dict[str, Any] = {"pack": pack, "raw_bytes": raw_bytes}
     names.update({f"T{index}": kind for index, kind in enumerate(types)})
-    exec("\n".join(lines), names)  # nothing in it but numbers
+    exec("\n".join(lines), names)  # the code contains only numbers and fixed names
     written: Packer = names["written"]
     return written
 

@@ -1,4 +1,4 @@
-"""Recorders of launches: they take a stream's launches while a graph is captured or a list is prepared."""
+"""Recorders of launches: they receive a stream's launches while a graph is captured or a list is prepared."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 class CaptureRecorder:
-    """Records the launches of a stream that a graph is captured from. It ends with the attachment of that stream."""
+    """Records the launches of a stream from which a graph is captured. The recording ends with the attachment of that
+    stream."""
 
     def __init__(self, connection: Connection) -> None:
         self.calls: list[LaunchCall] = []
@@ -25,45 +26,76 @@ class CaptureRecorder:
         self._order = threading.Lock()
 
     def launched(self, attachment: Attachment, record: bytes, call: LaunchCall, _args: object) -> None:
-        """Sends the launch, and notes it in the order in which it was sent."""
+        """Sends one launch, and notes it in the order of sending.
+
+        Args:
+            attachment: The attachment for which the launch was packed.
+            record: The packed launch.
+            call: The launch as the caller requested it.
+            _args: Unused.
+        """
         with self._order:
             attachment.launch(record)
             self.calls.append(call)
 
     def submitted(self, attachment: Attachment, command: bytes, calls: Sequence[LaunchCall]) -> None:
-        """Sends a prepared list, and notes its launches."""
+        """Sends the launch of a prepared list, and notes its launches.
+
+        Args:
+            attachment: The attachment to use.
+            command: The serialized command.
+            calls: The launches that the command runs, in order.
+        """
         with self._order:
             attachment.count_up(object(), 1, lambda _: command)
             self.calls.extend(calls)
 
     def check_work(self) -> None:
-        """Raises nothing: copies and fills are captured as well."""
+        """Does nothing: copies and fills are captured as well."""
 
     def check_attachment(self, attachment: Attachment) -> None:
-        """Raises `InvalidHandleError`: another attachment has no capture to go on with."""
+        """Raises an error, because the capture belongs to an earlier attachment.
+
+        Args:
+            attachment: The attachment that is about to be used.
+
+        Raises:
+            InvalidHandleError: Always.
+        """
         raise lost("the graph that was being recorded", self._connection, None)
 
 
 class PreparedRecorder:
-    """Collects the launches of a prepared list instead of sending them. It ends with the present attachment."""
+    """Collects the launches of a prepared list instead of sending them. The list ends with the attachment on which it
+    began."""
 
     def __init__(self, connection: Connection) -> None:
         self.attachment = connection.attachment()
         self.packed: list[bytes] = []
         self.calls: list[LaunchCall] = []
         self.kept: list[object] = []
-        """Arguments: they have to live until the daemon checks the launches."""
+        """Arguments of the launches, kept alive until the daemon has checked the launches."""
         self._connection = connection
 
     def launched(self, attachment: Attachment, record: bytes, call: LaunchCall, args: object) -> None:
-        """Takes the launch instead of sending it."""
+        """Collects one launch.
+
+        Args:
+            attachment: The attachment for which the launch was packed.
+            record: The packed launch.
+            call: The launch as the caller requested it.
+            args: The kernel's arguments.
+
+        Raises:
+            InvalidHandleError: The attachment is not the one on which the list began.
+        """
         self.check_attachment(attachment)
         self.packed.append(record)
         self.calls.append(call)
         self.kept.append(args)
 
     def check_work(self) -> None:
-        """Raises `LaunchError`: nothing but launches can be prepared."""
+        """Raises `LaunchError`, because only launches can be prepared."""
         raise LaunchError(
             "only launches can be prepared.",
             reason="CAPTURE_INVALID",
@@ -71,6 +103,13 @@ class PreparedRecorder:
         )
 
     def check_attachment(self, attachment: Attachment) -> None:
-        """Raises `InvalidHandleError` for another attachment than the one of the start."""
+        """Checks that the list can be continued.
+
+        Args:
+            attachment: The attachment that is about to be used.
+
+        Raises:
+            InvalidHandleError: The attachment is not the one on which the list began.
+        """
         if attachment is not self.attachment:
             raise lost("the list of launches that was being prepared", self._connection, None)

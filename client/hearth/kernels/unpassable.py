@@ -1,4 +1,4 @@
-"""The errors for an argument that a kernel cannot take."""
+"""Errors for arguments that cannot be passed to a kernel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from hearth.errors import LaunchError, LaunchTypeError
 
 
 def unpassable(index: int, arg: Any) -> LaunchTypeError:
-    """Builds the error of an argument of a type that is not passed."""
+    """Builds the error of an argument whose type cannot be passed to a kernel.
+
+    Args:
+        index: Number of the argument.
+        arg: The argument.
+
+    Returns:
+        The error.
+    """
     if np.here() and isinstance(arg, np.ndarray):
         what = f"a NumPy array of shape {arg.shape} and dtype {arg.dtype}, which lies in host memory"
         fix = "upload it with gpu.asarray(...) and pass that; for a single value pass a scalar, e.g. np.float32(x)."
@@ -39,13 +47,13 @@ def unpassable(index: int, arg: Any) -> LaunchTypeError:
 def _is_buffer(arg: Any) -> bool:
     try:
         memoryview(arg).release()
-    except (TypeError, ValueError, BufferError):  # none, or one that was released
+    except (TypeError, ValueError, BufferError):  # no buffer, or a released one
         return False
     return True
 
 
 def out_of_range(args: Sequence[Any]) -> LaunchError:
-    """Builds the error of a number among the arguments that its C type does not hold."""
+    """Builds the error of a number that does not fit in its C type; the error names the argument of `args`."""
     for index, arg in enumerate(args):
         if isinstance(arg, int) and not -(2**63) <= arg < 2**63:
             return LaunchError(

@@ -1,8 +1,9 @@
-"""HEARTH_TRACE: traces every device that a program uses, and saves it all in one file for Perfetto.
+"""Automatic tracing (HEARTH_TRACE): traces every device that a program uses, and saves the traces in one file for
+Perfetto.
 
-A trace begins with the first use of a device and ends where its node is closed, or Python exits; then the file is
-written anew, whole, with what has ended so far. ``%p`` in the name stands for the process's number, so that programs
-of several processes have a file for each; where a name has none, the child of a fork puts its own number at the end.
+A trace begins with the first use of a device and ends when its node is closed or Python exits; the file is then
+rewritten with all traces that have ended so far. ``%p`` in the file name is replaced by the process id, so that several
+processes write separate files; if the name has no ``%p``, the child of a fork appends its own process id.
 """
 
 from __future__ import annotations
@@ -27,18 +28,21 @@ if TYPE_CHECKING:
 
 VARIABLE = "HEARTH_TRACE"
 MAX_EVENTS = 200_000
-"""Events kept of a device and session, the daemon's own limit; further ones are only counted."""
+"""Maximum number of events of each device and session, which is the daemon's own limit; further events are only
+counted."""
 END_S = 30.0
-"""Seconds that the end waits for the device's work; a kernel that never ends costs its device's trace."""
+"""Seconds that the end of a trace waits for the device's work. If a kernel does not end in that time, its device's
+trace is lost."""
 
 
 _SHORT_S = 0.2
 _REST = 10
-"""Pause between writes, as a multiple of the time of the last: bounds their cost in a program of many sessions."""
+"""Pause between writes, as a multiple of the duration of the last write; limits the cost in a program with many
+sessions."""
 
 
 class SessionTraces:
-    """Traces of a session: one of each device, from its first use on."""
+    """Traces of a session: one for each device, from its first use on."""
 
     def __init__(self, session: NodeSession, file: TraceFile) -> None:
         self._node = session.opened.node
@@ -51,19 +55,35 @@ class SessionTraces:
             connection.recorder = self
 
     def attached(self, connection: Connection, attachment: Attachment) -> None:
-        """A device is used for the first time, or again after its process was lost, and its trace with that."""
+        """Starts the trace of a device that is used for the first time, or again after its process and its trace were
+        lost.
+
+        Args:
+            connection: The connection to the device.
+            attachment: Its new attachment.
+        """
         if connection in self._running:
             self._file.lost += 1
         self._start(connection, attachment)
 
     def pause(self, connection: Connection) -> None:
-        """Ends the automatic trace of a device when the program begins one: a device has one trace at a time."""
+        """Ends the automatic trace of a device when the program begins a trace, because a device has one trace at a
+        time. Blocks.
+
+        Args:
+            connection: The connection to the device.
+        """
         attachment = self._running.pop(connection, None)
         if attachment is not None:
             self._end(connection, attachment)
 
     def resume(self, connection: Connection, result: commands_pb2.TraceResult | None) -> None:
-        """Begins the automatic trace again after the program's trace has ended, and adds its result to the file."""
+        """Starts the automatic trace again after the program's trace has ended.
+
+        Args:
+            connection: The connection to the device.
+            result: The program's trace, which is added to the file; None: it was lost.
+        """
         if result is not None:
             self._keep(connection, result)
         attachment = connection._attachment
@@ -71,7 +91,8 @@ class SessionTraces:
             self._start(connection, attachment)
 
     def finish(self) -> None:
-        """The session is about to close: waits for the work of its devices, and writes the file. Never raises."""
+        """Ends the traces and writes the file, before the session closes. Blocks until the devices' work is done, up to
+        `END_S` for each. Never raises."""
         if os.getpid() != self._pid:
             return
         running = list(self._running.items())
@@ -117,11 +138,11 @@ class TraceFile:
         self._dirty = False
         self._not_before = 0.0
         self.lost = 0
-        """Traces of devices that were lost."""
+        """Number of traces that were lost."""
 
     @property
     def path(self) -> Path:
-        """Path of the file that this process writes: a forked child has a separate one."""
+        """Path of the file that this process writes; a forked child has a separate file."""
         text = self._path.replace("%p", str(os.getpid()))
         if self._forked and "%p" not in self._path:
             path = Path(text)
@@ -129,14 +150,23 @@ class TraceFile:
         return Path(text)
 
     def add(self, name: str, result: commands_pb2.TraceResult) -> None:
-        """Adds the trace of a device, whose process is shown as `name`."""
+        """Adds the trace of a device.
+
+        Args:
+            name: Name under which the device is shown.
+            result: The trace.
+        """
         with self._lock:
             self._results.append((name, result))
             self._dirty = True
 
     def write(self, *, last: bool = False) -> None:
-        """Writes the file, unless that was done just now and takes long: then the `last` time does. That it cannot is a
-        warning, for the program's own work is done."""
+        """Writes the file, unless the last write was recent and slow. Warns if the file cannot be written, and does not
+        raise, because the program's own work is done.
+
+        Args:
+            last: Writes in any case: there will be no further write.
+        """
         from hearth.profiling.base_trace import document
         from hearth.profiling.trace_file import merged, write
 
@@ -156,7 +186,7 @@ class TraceFile:
                 self._not_before = started + (1 + _REST) * took
 
     def forked(self) -> None:
-        """Starts afresh in the child of a fork: the parent's trace and file stay the parent's."""
+        """Discards the traces in the child of a fork, because they belong to the parent's file."""
         self._forked = True
         self._lock = threading.Lock()
         self._results = []
@@ -169,7 +199,18 @@ _sessions: weakref.WeakSet[NodeSession] = weakref.WeakSet()
 
 
 def follow(session: NodeSession, path: str) -> SessionTraces:
-    """Traces the session's devices into the file. Raises `ArgumentError` where that could not be written."""
+    """Traces a session's devices into a file.
+
+    Args:
+        session: The session.
+        path: The file name, in which ``%p`` stands for the process id.
+
+    Returns:
+        The session's traces.
+
+    Raises:
+        ArgumentError: The file cannot be written.
+    """
     file = _files.setdefault(path, TraceFile(path))
     check(file.path, path)
     _sessions.add(session)
@@ -178,7 +219,15 @@ def follow(session: NodeSession, path: str) -> SessionTraces:
 
 
 def check(file: Path, path: str) -> None:
-    """Raises `ArgumentError` for a place that cannot be written to."""
+    """Checks that a file can be written.
+
+    Args:
+        file: Path of the file.
+        path: The path as the user gave it, for the error.
+
+    Raises:
+        ArgumentError: The path is a folder, or its folder does not exist or is not writable.
+    """
     if file.is_dir():
         what = "is a folder"
     elif not file.parent.is_dir():
@@ -195,14 +244,14 @@ def check(file: Path, path: str) -> None:
 
 
 class _Exit:
-    """Sees to what is still open when Python exits, or a process of `multiprocessing` ends, which does without Python's
-    exit functions."""
+    """Closes sessions and writes files when Python exits, or when a process of `multiprocessing` ends, which does not
+    run Python's exit functions."""
 
     process = 0
 
     @classmethod
     def prepare(cls) -> None:
-        """Once in each process."""
+        """Registers the exit function, once in each process."""
         if cls.process == os.getpid():
             return
         cls.process = os.getpid()

@@ -1,6 +1,6 @@
-"""Times of a section of work, measured where the work is done.
+"""Abstract profiles: times of a section of work, measured on the device and in the daemon.
 
-`BaseProfile` has all that `hearth.Profile` and `hearth.aio.Profile` have in common.
+`BaseProfile` has everything that `hearth.Profile` and `hearth.aio.Profile` have in common.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class BaseProfile:
 
     @property
     def device_ns(self) -> int:
-        """Nanoseconds of device time, between events recorded on the stream at start and end."""
+        """Nanoseconds of device time, between events recorded on the stream at the start and the end."""
         return self._done().device_ns
 
     @property
     def wall_ns(self) -> int:
-        """Nanoseconds from start to end on the daemon's clock."""
+        """Nanoseconds from the start to the end, by the daemon's clock."""
         return self._done().wall_ns
 
     def _begin(self) -> None:
@@ -49,18 +49,19 @@ class BaseProfile:
         self._attachment = attachment
 
     def _end(self, error: BaseException | None) -> PendingResult[None] | None:
-        """Ends the profile; None if there is nothing to wait for."""
+        """Ends the profile. Returns the request to wait for; None if there is none."""
         command = commands_pb2.Command(stream=self._stream)
         command.end_profile.profile = self._handle
         assert self._attachment is not None
-        if error is not None:  # it is the news; the profile is only closed
+        if error is not None:  # the block's exception takes precedence; the profile is only closed
             if self._attachment.alive:
-                # Failures of the stream come with its answer, which no caller waits for: they are raised later.
+                # The answer carries failures of the stream. No caller waits for this answer, so they are raised later.
                 reply = self._attachment.request(command, reports=True)
                 later = reply.on_late_error
 
                 def tell(failed: HearthError) -> None:
-                    if later is not None and failed.reason != "PROFILE_INVALID":  # which has been told
+                    # this failure has been reported already
+                    if later is not None and failed.reason != "PROFILE_INVALID":
                         later(failed)
 
                 reply.on_late_error = tell

@@ -1,6 +1,7 @@
-"""The commands of a section of work with their times, as a list and as a file for Perfetto or chrome://tracing.
+"""Abstract traces: the commands of a section of work with their times, as a list and as a file for Perfetto or
+chrome://tracing.
 
-`BaseTrace` has all that `hearth.Trace` and `hearth.aio.Trace` have in common.
+`BaseTrace` has everything that `hearth.Trace` and `hearth.aio.Trace` have in common.
 """
 
 from __future__ import annotations
@@ -39,41 +40,46 @@ class BaseTrace:
 
     @property
     def events(self) -> list[TraceEvent]:
-        """The commands in the order in which they arrived."""
+        """The commands, in the order of their arrival at the device process."""
         if self._events is None:
             self._events = list(events_of(self._done()))
         return self._events
 
     @property
     def kernels(self) -> list[KernelActivity]:
-        """Kernel activity from CUPTI; empty unless the daemon is configured to record it."""
+        """Kernel activity recorded by CUPTI; empty unless the daemon is configured to record it."""
         return list(kernels_of(self._done()))
 
     @property
     def dropped(self) -> int:
-        """Number of commands that arrived when the trace was full."""
+        """Number of commands that were not recorded because the trace was full."""
         return self._done().dropped
 
     @property
     def epoch_ns(self) -> int:
-        """The daemon's clock (Unix time in nanoseconds) at which the times are 0."""
+        """Unix time in nanoseconds, by the daemon's clock, that corresponds to time 0 of the events."""
         return self._done().epoch_ns
 
     def to_json(self) -> dict[str, Any]:
-        """The trace in Chrome's Trace Event Format, as Perfetto reads it; see `hearth_proto.traces.chrome_trace`."""
+        """Returns the trace in Chrome's Trace Event Format, which Perfetto reads; see
+        `hearth_proto.traces.chrome_trace`."""
         return document(self._name, self._done())
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes `to_json` to a file; open it at https://ui.perfetto.dev or chrome://tracing.
+        """Writes the result of `to_json` to a file, to be opened at https://ui.perfetto.dev or chrome://tracing.
 
         Args:
             path: The file, which is replaced.
+
+        Raises:
+            OSError: The file cannot be written.
+            ArgumentError: The trace has not ended.
         """
         content = json.dumps(self.to_json(), separators=(",", ":"))
         Path(path).write_text(content, encoding="utf-8")
 
     def _pause(self) -> None:
-        """Makes the process's trace (HEARTH_TRACE) give way to this one. Blocks."""
+        """Ends the process's automatic trace (HEARTH_TRACE) of the device, to make place for this one. Blocks."""
         if self._connection.recorder is not None:
             self._connection.recorder.pause(self._connection)
 
@@ -90,7 +96,7 @@ class BaseTrace:
         def begun(_: commands_pb2.Result) -> None:
             self._attachment = attachment
 
-        # That a trace runs already is said here, not at the end.
+        # If a trace is already running, this request fails, not the end of the trace.
         return self._connection.asking(command, begun, attachment)
 
     def _drop(self) -> None:
@@ -100,11 +106,11 @@ class BaseTrace:
             self._connection.asking(command, lambda _: None, self._attachment).reply.abandon()
 
     def _end(self, error: BaseException | None) -> PendingResult[None] | None:
-        """Ends the trace; None if there is nothing to wait for."""
+        """Ends the trace. Returns the request to wait for; None if there is none."""
         assert self._attachment is not None
         command = commands_pb2.Command(end_trace=commands_pb2.EndTrace())
         if error is not None and not self._attachment.alive:
-            return None  # it is the news; the trace was lost with the device
+            return None  # the block's exception takes precedence; the trace was lost with the device
 
         def read(result: commands_pb2.Result) -> None:
             self._result = result.trace
@@ -131,7 +137,7 @@ class BaseTrace:
             entry[2] += event.bytes
             entry[3] += bool(event.error)
         duration = html_repr.duration
-        ordered = sorted(sums.items(), key=lambda item: item[1][1], reverse=True)  # the longest first
+        ordered = sorted(sums.items(), key=lambda item: item[1][1], reverse=True)  # longest total device time first
         rows = [
             (name, kernel, n, duration(spent), duration(spent / n), html_repr.size(size) if size else "", failed or "")
             for (name, kernel), (n, spent, size, failed) in ordered
@@ -147,7 +153,15 @@ class BaseTrace:
 
 
 def document(name: str, result: commands_pb2.TraceResult) -> dict[str, Any]:
-    """The document of `BaseTrace.to_json`, of the device `name`."""
+    """Converts a trace to the document that `BaseTrace.to_json` returns.
+
+    Args:
+        name: Name of the device.
+        result: The trace.
+
+    Returns:
+        The document.
+    """
     return chrome_trace(
         name, events_of(result), list(kernels_of(result)), epoch_ns=result.epoch_ns, dropped=result.dropped
     )

@@ -1,4 +1,4 @@
-"""Several traces in one file: documents of Chrome's Trace Event Format laid over each other on one clock."""
+"""Files with several traces: documents of Chrome's Trace Event Format, merged on one clock."""
 
 from __future__ import annotations
 
@@ -15,8 +15,17 @@ Document = Mapping[str, Any]
 
 
 def merged(documents: Iterable[Document]) -> dict[str, Any]:
-    """Merges documents into one that has the events of all. Each `otherData` says what Unix time its 0 is; the first of
-    them is 0 afterwards. Tracks of the same names, of process and track, are put together."""
+    """Merges documents into one that has the events of all.
+
+    Each document's `otherData` gives the Unix time of its time 0; in the result, time 0 is the earliest of them. Tracks
+    whose process and track have the same names are merged.
+
+    Args:
+        documents: The documents, in Chrome's Trace Event Format.
+
+    Returns:
+        The merged document.
+    """
     parts = list(documents)
     epochs = [_epoch(part) for part in parts]
     start = min((epoch for epoch in epochs if epoch), default=0)
@@ -61,7 +70,7 @@ def merged(documents: Iterable[Document]) -> dict[str, Any]:
 
 
 class _Tracks:
-    """Numbers of processes and tracks: the same for the same names, in whichever document."""
+    """Numbers of processes and tracks: equal names get equal numbers, across documents."""
 
     def __init__(self) -> None:
         self._processes: dict[Any, int] = {}
@@ -71,7 +80,11 @@ class _Tracks:
         self._document = 0
 
     def begin(self, entries: Iterable[Mapping[str, Any]]) -> None:
-        """The next document."""
+        """Starts the next document.
+
+        Args:
+            entries: The events of the document, from which the names are read.
+        """
         self._document += 1
         self._titles = {}
         for entry in entries:
@@ -80,13 +93,18 @@ class _Tracks:
                 self._titles[entry.get("pid"), *thread] = entry["args"]["name"]
 
     def of(self, entry: Mapping[str, Any]) -> tuple[int, int, bool]:
-        """Process, track, and whether such an entry of this track has been there."""
+        """Returns the numbers of an entry's process and track, and True if an earlier entry gave this track the same
+        metadata.
+
+        Args:
+            entry: The event.
+        """
         old = (entry.get("pid"), entry.get("tid"))
         process = self._titles.get(old[:1], (self._document, old[0]))
         number = self._processes.setdefault(process, len(self._processes) + 1)
         title = self._titles.get(old)
         if title is None and not old[1]:
-            track = 0  # of what belongs to the process
+            track = 0  # events that belong to the process as a whole
         else:
             of_process = sum(each[0] == number for each in self._tracks)
             track = self._tracks.setdefault((number, title or (self._document, old[1])), of_process + 1)
@@ -98,7 +116,15 @@ class _Tracks:
 
 
 def write(path: str | os.PathLike[str], document: Document) -> None:
-    """The whole file or nothing of it. Raises `OSError`."""
+    """Writes the whole file, or leaves it unchanged.
+
+    Args:
+        path: The file, which is replaced.
+        document: The document to write as JSON.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
     target = Path(path)
     draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
     try:

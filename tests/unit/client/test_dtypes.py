@@ -107,7 +107,7 @@ def test_a_number_becomes_what_numpy_makes_of_it(value: Any, name: str) -> None:
     if pattern is None:
         return
     with np.errstate(all="ignore"):
-        there = shapes.element(value, np.dtype(name))  # which refuses what NumPy refuses
+        there = shapes.element(value, np.dtype(name))  # raises for every value that NumPy refuses
     if there.dtype.kind == "f" and np.isnan(there):
         assert np.isnan(np.frombuffer(pattern, there.dtype)[0])
     else:
@@ -128,7 +128,7 @@ def test_elements_are_those_of_tolist(data: st.DataObject, name: str) -> None:
         content = bytes(each & 1 for each in content)
     there = np.frombuffer(content, name).reshape(shape)
     found = dtypes.elements(memoryview(content), shape, known(name))
-    assert repr(found) == repr(there.tolist())  # by their text: a NaN is no other
+    assert repr(found) == repr(there.tolist())  # compared as text, because NaN is not equal to itself
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Wire statuses to exceptions."""
+"""Conversion of wire statuses to exceptions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Representations in notebooks: state known in the client, without a command to the daemon, and all text escaped."""
+"""Representations in notebooks: they show state that the client has, send no command to the daemon, and escape all
+text."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ VOID = {"br", "hr", "img"}
 
 
 class Checked(HTMLParser):
-    """Takes only what is closed in order; keeps the texts and the tags."""
+    """Parser that accepts only elements that are closed in order, and keeps the texts and the tags."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -48,7 +49,7 @@ def texts(shown: Any) -> list[str]:
 
 
 def answers(daemon: FakeDaemon, **results: Any) -> None:
-    """Has the daemon answer a kind of command with this result."""
+    """Makes the daemon answer commands of a kind with the given result."""
     for kind, answer in results.items():
 
         def do(command: Any, part: Any, result: commands_pb2.Result, answer: Any = answer) -> None:

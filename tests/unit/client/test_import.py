@@ -1,4 +1,4 @@
-"""Cost and requirements of `import hearth`."""
+"""Cost and dependencies of `import hearth`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 
 import hearth
 
-ALLOWED = {"numpy", "grpc", "google", "hearth", "hearth_proto", "typing_extensions"}  # the last is grpcio's own
+# typing_extensions is a dependency of grpcio
+ALLOWED = {"numpy", "grpc", "google", "hearth", "hearth_proto", "typing_extensions"}
 
 PROBE = """
 import sys
@@ -45,7 +46,7 @@ def test_it_needs_grpc_protobuf_and_numpy_only() -> None:
 
 
 def test_it_is_quick() -> None:
-    """The limit is on processor time, which other work on the machine changes little."""
+    """The limit is on processor time, on which other work on the machine has little effect."""
     code = "import time; t = time.process_time(); import hearth; print(time.process_time() - t)"
     assert min(float(run(code)) for _ in range(3)) < 0.2
 

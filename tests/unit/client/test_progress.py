@@ -35,7 +35,7 @@ class Clock:
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     terminal = Terminal()
-    monkeypatch.setattr(progress, "sys", types.SimpleNamespace(stderr=terminal))  # pytest has its own
+    monkeypatch.setattr(progress, "sys", types.SimpleNamespace(stderr=terminal))  # pytest replaces sys.stderr
     return terminal
 
 
@@ -90,8 +90,8 @@ def test_what_was_asked_for_is_shown(terminal: Terminal, clock: Clock) -> None:
 
 def test_of_all_transfers_those_that_are_long(terminal: Terminal, clock: Clock) -> None:
     with hearth.show_progress():
-        move(progress.reporter(None, "upload"), clock, 0.4)  # soon over
-        move(progress.reporter(None, "upload"), clock, 9.0, 1 << 20)  # small
+        move(progress.reporter(None, "upload"), clock, 0.4)  # too short to be shown
+        move(progress.reporter(None, "upload"), clock, 9.0, 1 << 20)  # too small to be shown
         assert terminal.getvalue() == ""
         move(progress.reporter(None, "download"), clock, 2.0)
     lines = terminal.getvalue().split("\r")

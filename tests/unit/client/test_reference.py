@@ -1,4 +1,4 @@
-"""Everything public is explained, and the reference can be made of it."""
+"""Every public name has a docstring, and the reference can be generated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.folders import ROOT
 
 
 def _members(owner: type) -> list[str]:
-    """Public functions and properties of a class of ours, inherited ones of ours included."""
+    """Returns public functions and properties of a class of Hearth that have no docstring, including inherited ones."""
     return [
         f"{owner.__name__}.{name}"
         for name, value in inspect.getmembers(owner)
@@ -36,7 +36,7 @@ def test_everything_public_has_a_docstring() -> None:
 
 
 def test_the_reference_is_made(tmp_path: Path) -> None:
-    """Runs in a separate process: it changes pdoc."""
+    """Runs in a separate process, because it changes pdoc."""
     script = ROOT / "docs" / "reference.py"
     subprocess.run([sys.executable, script, tmp_path], check=True, timeout=100)
     page = (tmp_path / "hearth.html").read_text()

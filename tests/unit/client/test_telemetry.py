@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("opentelemetry.sdk.trace", exc_type=ImportError)  # the extra otel
+pytest.importorskip("opentelemetry.sdk.trace", exc_type=ImportError)  # installed by the extra `otel`
 
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
@@ -69,7 +69,7 @@ def test_coroutine_functions(exporter: InMemorySpanExporter) -> None:
     made = exporter.get_finished_spans()
     outer = {span.context.span_id: span for span in made if span.name == "adds later" and span.context}
     inner = [span for span in made if span.name == "adds"]
-    assert len(outer) == 2 and len(inner) == 3  # two tasks at once: to each its own
+    assert len(outer) == 2 and len(inner) == 3  # two concurrent tasks: each has its own outer span
     for span in inner:
         if span.parent is not None:
             assert (outer[span.parent.span_id].attributes or {})["a"] == (span.attributes or {})["a"]
@@ -116,7 +116,8 @@ def test_addresses(target: str, expected: dict[str, Any]) -> None:
 
 
 def test_call_without_spans_costs_one_further_call() -> None:
-    """Counted: on a busy machine the time of a call says little; it is half a microsecond on a quiet one."""
+    """Counts calls instead of time, because on a busy machine the time says little; on an idle one it is half a
+    microsecond."""
     program = """
 import sys
 from hearth import telemetry

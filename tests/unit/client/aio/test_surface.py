@@ -1,4 +1,5 @@
-"""`hearth.aio` has the surface of `hearth`: the same names, coroutines where the other client waits."""
+"""`hearth.aio` has the surface of `hearth`: the same names, with coroutines for the calls that wait in the other
+client."""
 
 from __future__ import annotations
 
@@ -37,10 +38,10 @@ WAITS: dict[str, set[str]] = {
     "Group": {"subgroup", "rebuild", "flight_recorder", "close"},
     "PendingDispatch": {"result"},
 }  # fmt: skip
-"""Awaited methods of each class. All others are called as in the other client."""
+"""Awaited methods of each class. All other methods are plain calls, as in `hearth`."""
 
 MORE = {"Device": {"ready"}, "Group": {"pair"}}
-"""Methods that only this client has."""
+"""Methods that only `hearth.aio` has."""
 
 ASYNC_WITH = {"Node", "Graph", "Prepared", "Profile", "Trace", "Group"}
 
@@ -75,7 +76,7 @@ def test_arguments_are_the_same(name: str) -> None:
     ours, theirs = getattr(aio, name), getattr(hearth, name)
     for each in public(theirs):
         here, there = inspect.getattr_static(ours, each), inspect.getattr_static(theirs, each)
-        if not inspect.isfunction(there):  # a property: a method without arguments, where it waits
+        if not inspect.isfunction(there):  # a property of `hearth` that waits is a method without arguments here
             assert here is there or list(inspect.signature(here).parameters) == ["self"], each
             continue
         assert parameters(here) == parameters(there), each

@@ -1,4 +1,4 @@
-"""Threads of the asyncio client: few, in order, and gone when there is nothing to do."""
+"""Thread pool of the asyncio client: few threads, tasks in order, and no threads after an idle time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_there_are_no_more_than_said_and_they_end(monkeypatch: pytest.MonkeyPatc
     while running("test-few") and time.monotonic() < deadline:
         time.sleep(0.005)
     assert running("test-few") == 0
-    assert threads.run(lambda: 7).result(10) == 7  # and begin again
+    assert threads.run(lambda: 7).result(10) == 7  # new threads are started on demand
 
 
 def test_each_is_taken_however_idle_threads_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +95,7 @@ def test_event_loop_bridge_belongs_to_one_loop() -> None:
         homes[0].check()
 
     asyncio.run(make())
-    homes[0].check()  # no loop: a plain call of a thread
+    homes[0].check()  # accepted without a running loop, as in a plain call from a thread
     homes[0].later(lambda: None)  # the loop is closed, and no error is raised
     with pytest.raises(UnsupportedError, match="another event loop"):
         asyncio.run(make())

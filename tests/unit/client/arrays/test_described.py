@@ -1,5 +1,5 @@
-"""Description of a published buffer: any publisher may have written it, so it is believed only where it describes an
-array."""
+"""Description of a published buffer: any program may have written it, so only a description of a valid array is
+accepted."""
 
 from __future__ import annotations
 

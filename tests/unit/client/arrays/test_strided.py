@@ -1,4 +1,4 @@
-"""Strided and pitched arrays: what an index selects and what a reshape sees, as NumPy; what is copied, byte by byte."""
+"""Strided and pitched arrays: indexing and reshaping give NumPy's results, and copies transfer the right bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ shapes = st.lists(st.integers(0, 5), min_size=1, max_size=4).map(tuple)
 
 @st.composite
 def indexed(draw: st.DrawFn) -> tuple[tuple[int, ...], Any]:
-    """A shape and a basic index into it."""
+    """Draws a shape and a basic index into it."""
     shape = draw(shapes)
     parts: list[Any] = []
     for length in shape[: draw(st.integers(0, len(shape)))]:
@@ -31,7 +31,7 @@ def indexed(draw: st.DrawFn) -> tuple[tuple[int, ...], Any]:
         if draw(st.integers(0, 4)) == 0:
             parts.insert(draw(st.integers(0, len(parts))), extra)
     if Ellipsis not in parts:
-        parts.append(...)  # so that NumPy makes a view of a single element, too
+        parts.append(...)  # makes NumPy return a view even of a single element
     return shape, tuple(parts)
 
 
@@ -85,7 +85,8 @@ def test_a_reshape_is_a_view_where_numpy_makes_no_copy(case: tuple[tuple[int, ..
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4), st.integers(0, 3), st.integers(0, 3), st.booleans())
 def test_copy_commands_copy_every_byte_once(a: int, b: int, c: int, gap: int, wider: int, swap: bool) -> None:
-    """Between rows of c and rows of b x c bytes: the bytes of one, in order, at the places of the other."""
+    """Copies between rows of c bytes and rows of b x c bytes store all bytes of the source, in order, in the
+    destination."""
     fine = RowLayout(0, c, a * b, c + gap) if a * b > 1 else RowLayout(0, a * b * c)
     coarse = RowLayout(0, b * c, a, b * c + wider) if a > 1 else RowLayout(0, a * b * c)
     to, since = (coarse, fine) if swap else (fine, coarse)

@@ -32,7 +32,7 @@ def node(daemon: GroupDaemon) -> Iterator[hearth.Node]:
 
 @pytest.fixture
 def turned(node: hearth.Node) -> hearth.Group:
-    """Ranks 0, 1, 2 are devices 2, 0, 1."""
+    """A group whose ranks 0, 1, 2 are devices 2, 0, 1."""
     return hearth.Group([node.device(ordinal) for ordinal in (2, 0, 1)])
 
 
@@ -191,7 +191,8 @@ def test_each_side_of_a_pair_is_sent_alone_and_counts(
 
 
 def test_nothing_is_sent_as_something(daemon: GroupDaemon, node: hearth.Node, turned: hearth.Group) -> None:
-    """The other side, which does not know of it, gets an error."""
+    """A send of an empty array is submitted, so that the receiver, which cannot know that it is empty, gets an
+    error."""
     turned.send(turned.devices[0].zeros(0), to=1)
     (part,) = sent(daemon, node)
     assert part.operations[0].count == 0

@@ -1,4 +1,4 @@
-"""Hand-made messages against the generated classes; targets."""
+"""Messages encoded by hand, compared with the generated classes; targets."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_what_a_request_is_answered_is_read_without_a_message(request: int, size
 
 @given(st.integers(1, 2**28), st.integers(0, 12), st.integers(0, 255), st.binary(max_size=2))
 def test_other_responses_are_left_to_protobuf(request: int, at: int, byte: int, more: bytes) -> None:
-    """Whatever it says is done, the generated classes say, too."""
+    """Each response that is decoded by hand as done is also decoded as done by the generated classes."""
     data = bytearray(device_pb2.ExecuteResponse(result=result(request)).SerializeToString() + more)
     data[at % len(data)] = byte
     number, rest = batch.answered(bytes(data))

@@ -1,4 +1,4 @@
-"""Text that no message can hold is refused by name before anything is sent."""
+"""Text that no message can hold is refused, with an error that names it, before any command is sent."""
 
 from __future__ import annotations
 

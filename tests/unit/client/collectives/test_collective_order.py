@@ -1,4 +1,4 @@
-"""Which rank a device is to the daemon, and the order in which threads present."""
+"""Ranks of devices as the daemon numbers them, and the order in which threads submit operations."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_roots_and_peers_are_translated(devices: list[int], data: st.DataObject)
 
 
 class Device:
-    """Stand-in for the connection that `present` needs: it keeps what is submitted."""
+    """Stand-in for the connection that `present` needs: it keeps the submitted commands."""
 
     def __init__(self) -> None:
         self.sequence = CollectiveSequence()
@@ -81,7 +81,7 @@ def test_each_device_counts_its_own_operations_of_each_name(program: list[list[i
 
 @given(st.lists(st.booleans(), max_size=40))
 def test_the_two_sides_of_a_pair_count_apart_and_agree(sends: list[bool]) -> None:
-    """The sends and the receives are called in any order."""
+    """The sends and the receives may be called in any order."""
     devices: Any = {rank: Device() for rank in range(2)}
     order = sorted_order([0, 1])
     for first in sends:
@@ -133,7 +133,7 @@ def test_threads_present_in_one_order_on_all_devices() -> None:
 
     with ThreadPoolExecutor(len(groups)) as pool:
         list(pool.map(work, groups))
-    # If every device does its operations in order, all come to their end.
+    # If every device runs its operations in order, all operations complete.
     queues = {rank: list(device.submitted) for rank, device in devices.items()}
     while any(queues.values()):
         heads = {rank: queue[0] for rank, queue in queues.items() if queue}

@@ -1,4 +1,4 @@
-"""Groups over daemons: the calls that each daemon gets, and the state after a refusal."""
+"""Groups over several daemons: the calls that each daemon receives, and the state after a refusal."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def nodes(daemons: list[GroupDaemon]) -> Iterator[list[hearth.Node]]:
 
 
 def everything(daemons: list[GroupDaemon], nodes: list[hearth.Node]) -> list[list[c.Collective]]:
-    """Returns the operations presented to each daemon."""
+    """Returns the operations submitted to each daemon."""
     for node in nodes:
         for device in node.devices:
             device.synchronize()
@@ -170,10 +170,10 @@ def test_pairs_over_daemons_are_formed_once(daemons: list[GroupDaemon], nodes: l
     slow.set()
     for thread in threads:
         thread.join(10)
-    group.send(arrays[1], to=2)  # of one session: nothing has to be formed
+    group.send(arrays[1], to=2)  # both ranks belong to one session: no group has to be formed
     group.recv(arrays[2], source=1)
     group.recv(arrays[0], source=1)
-    with group.batch():  # all of them are there anyway
+    with group.batch():  # all ranks take part in a batch, so no further group is formed
         group.send(arrays[3], to=0)
         group.recv(arrays[0], source=3)
     created = daemons[0].requests(node_pb2.CreateGroupRequest)
@@ -216,7 +216,7 @@ def test_a_group_that_is_dropped_is_left(daemons: list[GroupDaemon], nodes: list
     gc.collect()
     wait_until(lambda: not daemons[0].groups and not daemons[1].groups)
     done = threading.Event()
-    session_of(nodes[0]).later(done.set)  # the keeper, which did it, lives on
+    session_of(nodes[0]).later(done.set)  # the thread that left the group still runs
     assert done.wait(5)
 
 

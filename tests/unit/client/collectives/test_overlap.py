@@ -1,4 +1,4 @@
-"""Which memory operations that run at once may share, against a look at every byte."""
+"""Check of memory overlap between concurrent operations, compared with a check of every byte."""
 
 from __future__ import annotations
 

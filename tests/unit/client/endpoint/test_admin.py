@@ -1,4 +1,5 @@
-"""Calls without a session: who shows what, what is made again, and what a daemon of another version answers."""
+"""Calls without a session: the credentials that they send, the calls that are repeated, and daemons of another
+version."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def asker(daemon: FakeDaemon, **options: Any) -> Asker:
 
 @contextlib.contextmanager
 def answering(monkeypatch: pytest.MonkeyPatch, **methods: Any) -> Iterator[FakeDaemon]:
-    """Runs a fake daemon with these methods in place of its built-in ones: functions of request and context."""
+    """Runs a fake daemon whose built-in methods are replaced by the given functions of request and context."""
     for name, answer in methods.items():
         monkeypatch.setattr(FakeDaemon, name, staticmethod(answer))
     daemon = FakeDaemon()
@@ -56,7 +57,7 @@ def test_every_call_shows_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_daemon_that_is_too_old(daemon: FakeDaemon) -> None:
-    """It has no GetStatus."""
+    """The daemon has no GetStatus."""
     with asker(daemon) as asking, pytest.raises(errors.UnsupportedError, match="is hearthd 0, which has no GetStatus"):
         asking.status()
 

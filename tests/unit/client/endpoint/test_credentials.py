@@ -1,4 +1,4 @@
-"""Credentials of a client: their sources, and what it refuses to send."""
+"""Credentials of a client: their sources, and the credentials that it refuses to send."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_certificates_belong_to_tls(tmp_path: Path) -> None:
     for plain in (PLAIN, LOOPBACK, UNIX):
         with pytest.raises(ArgumentError, match="belong to TLS"):
             find(plain, ca=ca, environ={})
-        # Those of the environment are for whatever TLS there is.
+        # The environment's files apply only to connections that use TLS.
         assert find(plain, environ={"HEARTH_CA": str(ca)}).ca is None
     assert find(TLS, environ={"HEARTH_CA": str(ca)}).ca == ca.read_bytes()
 

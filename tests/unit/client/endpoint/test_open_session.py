@@ -1,4 +1,4 @@
-"""Opening of a session: the request goes out before the imports, and an abandoned answer closes its session."""
+"""Opening of a session: the request is sent before the imports, and the session of an abandoned answer is closed."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """Time passes by sleeping alone."""
+    """A clock that advances only when the code under test sleeps."""
     clock = Clock()
     monkeypatch.setattr(retry.time, "sleep", clock.sleep)
     real = retry.Pauses
@@ -39,7 +39,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Work:
-    """Fails with each of `errors`, then gives what it was given."""
+    """A function that raises each of `errors`, and afterwards returns its argument."""
 
     def __init__(self, *errors: HearthError) -> None:
         self.errors = list(errors)

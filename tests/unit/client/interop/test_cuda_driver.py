@@ -1,4 +1,4 @@
-"""Mapping of exported GPU memory: the driver's calls, in order, and what is undone where one fails."""
+"""Mapping of exported GPU memory: the driver's calls, in order, and the calls that undo them after a failure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ ADDRESS, HANDLE, CONTEXT = 0x7F0000000000, 77, 0x1234
 
 
 class Library:
-    """libcuda with two GPUs. `fails`: the call that does, and its status; `lacks`: a function that it has not."""
+    """A fake libcuda with two GPUs. `fails` is a call that returns `status`; `lacks` is a function that does not
+    exist."""
 
     def __init__(self, fails: str = "", status: int = 2, lacks: str = "") -> None:
         self.calls: list[str] = []
@@ -40,7 +41,7 @@ class Library:
 
     @property
     def mapping(self) -> list[str]:
-        """The calls that are about memory."""
+        """Returns the calls for memory management."""
         return [name.removeprefix("cuMem") for name in self.calls if name.startswith("cuMem")]
 
 
@@ -155,7 +156,7 @@ def test_a_driver_that_is_too_old() -> None:
 
 @pytest.mark.parametrize(("status", "fix"), [(100, "CUDA_VISIBLE_DEVICES, or have it name"), (803, "nvidia-smi")])
 def test_a_process_that_can_use_no_gpu(monkeypatch: pytest.MonkeyPatch, status: int, fix: str) -> None:
-    """cuInit answers CUDA_ERROR_NO_DEVICE where CUDA_VISIBLE_DEVICES is empty."""
+    """cuInit returns CUDA_ERROR_NO_DEVICE if CUDA_VISIBLE_DEVICES is empty."""
     library = Library("cuInit", status)
     monkeypatch.setattr(cuda_driver.ctypes, "CDLL", lambda _: library)
     with pytest.raises(hearth.UnsupportedError, match=rf"can use no GPU.*\({status}\)") as error:
@@ -166,8 +167,9 @@ def test_a_process_that_can_use_no_gpu(monkeypatch: pytest.MonkeyPatch, status: 
 
 @pytest.mark.parametrize(("stream", "waits"), [(None, "cuCtxSynchronize"), (7, "cuStreamSynchronize")])
 def test_memory_of_this_process_is_copied(stream: int | None, waits: str) -> None:
-    """After what its maker has begun, also on another GPU; and done when it returns."""
-    library = Library()  # says that the source is on GPU 0
+    """A copy waits for earlier work on the source, which may be on another GPU, and is complete when the call
+    returns."""
+    library = Library()  # reports that the source is on GPU 0
     device(library).copy(ADDRESS, 0x700000000000, 4096, stream)
     after = library.calls[library.calls.index("cuPointerGetAttribute") :]
     assert after == [

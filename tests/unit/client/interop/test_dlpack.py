@@ -1,4 +1,4 @@
-"""DLPack capsules of exported memory, taken by NumPy: what they say, and what they keep for how long."""
+"""DLPack capsules of exported memory, taken by NumPy: their contents, and the objects that they keep alive."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hearth.interop import dlpack
 
 
 class Owner:
-    """Something with a capsule of an array that stays where it is."""
+    """An object with a capsule of a host array."""
 
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
         self.array = array
@@ -51,7 +51,7 @@ def test_it_keeps_its_owner_while_anybody_has_it() -> None:
     del owner
     gc.collect()
     assert kept() is not None and dlpack.exported() == before + 2
-    del unused  # it was not taken
+    del unused  # the capsule was not taken
     assert dlpack.exported() == before + 1
     np.testing.assert_array_equal(taken, np.arange(10))
     del taken
@@ -68,6 +68,6 @@ def test_what_dlpack_does_not_have() -> None:
 
 
 def test_the_struct_is_dlpacks() -> None:
-    """DLManagedTensor of a 64-bit system."""
+    """The structure has the layout of DLManagedTensor on a 64-bit system."""
     assert (ctypes.sizeof(dlpack._Tensor), ctypes.sizeof(dlpack._Managed)) == (48, 64)
     assert (dlpack._Tensor.shape.offset, dlpack._Tensor.byte_offset.offset) == (24, 40)

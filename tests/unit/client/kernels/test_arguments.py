@@ -1,4 +1,4 @@
-"""Kernel arguments against what C does with them."""
+"""Packed kernel arguments, compared with the layout that C uses."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def test_ctypes_are_laid_out_as_ctypes_does_it(given_types: list[tuple[Any, byte
     fields = [(f"f{index}", kind) for index, (kind, _) in enumerate(given_types)]
     c_struct = type("Parameters", (ctypes.Structure,), {"_fields_": fields})
     args = tuple(kind.from_buffer_copy(data) for kind, data in given_types)
-    for _ in range(2):  # the second time by what is known of the types
+    for _ in range(2):  # the second time with the cached signature
         unpacked = record(args)
         for (name, _), place, arg in zip(fields, launches.unpack_layout(unpacked.layout), args, strict=True):
             field = getattr(c_struct, name)

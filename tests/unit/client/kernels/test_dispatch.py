@@ -1,4 +1,4 @@
-"""Dispatch against a fake daemon: which way every byte goes, and what becomes of a dispatch that goes wrong."""
+"""Dispatch against a fake daemon: the route of every byte, and the state after a failed dispatch."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ INLINE = 100
 
 
 class DispatchDaemon(FakeDaemon):
-    """Its kernel adds one to every byte that comes, and to the zeros of an output."""
+    """A fake daemon whose kernel adds one to every byte of its inputs, and to the zeros of an output."""
 
     def __init__(self) -> None:
         super().__init__(max_inline_bytes=INLINE, max_chunk_bytes=64)
         self.arrived: list[bytes] = []
         self.cut = 0
-        """Bytes that downloads are short of."""
+        """Number of bytes missing at the end of downloads."""
 
     def do_dispatch(self, command: Any, part: Any, result: Any) -> None:
         self.arrived = []
@@ -57,7 +57,7 @@ class DispatchDaemon(FakeDaemon):
 
     @property
     def dispatched(self) -> Any:
-        """The last dispatch that came."""
+        """Returns the last dispatch that was received."""
         return [each for each in self.commands if each.WhichOneof("kind") == "dispatch"][-1]
 
 

@@ -1,4 +1,4 @@
-"""Launches in a row: what is kept from one to the next never hides that something is different."""
+"""Repeated launches: values cached from one launch never hide that the next launch is different."""
 
 from __future__ import annotations
 

@@ -212,7 +212,7 @@ def test_globals(gpu: hearth.Device, daemon: FakeDaemon) -> None:
     del typed
     gc.collect()
     gpu.synchronize()
-    assert daemon.count("free") == 0  # they belong to the module
+    assert daemon.count("free") == 0  # the variables belong to the module
     del module
     gc.collect()
     gpu.synchronize()

@@ -1,4 +1,4 @@
-"""Tensor maps in the client: what is sent for one, how it travels with a launch, when it is given back."""
+"""Tensor maps in the client: the command that creates one, its encoding in a launch, and its release."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_types_and_regions(
 def test_in_a_launch_it_takes_128_bytes(gpu: hearth.Device, daemon: FakeDaemon, f: hearth.Function) -> None:
     x = gpu.zeros((8, 32), np.float32)
     tile = x.tensor_map((8, 32))
-    for _ in range(2):  # the second time from what is kept of the types
+    for _ in range(2):  # the second time with the cached signature
         f((1,), (1,), (np.int32(3), tile, hearth.read_only(tile), x, hearth.read_only(x)))
     gpu.synchronize()
     for record in daemon.records:
