@@ -263,8 +263,9 @@ def test_swizzles_as_the_ptx_manual_draws_them(bench: Bench, swizzle: str) -> No
 
 
 def assert_refused_by_name(bench: Bench, spec: TensorMapSpec, feature: str) -> None:
-    """The device lacks the feature: its capability is below 10.0 or its driver older than CUDA 12.8, and the refusal
-    names both. Where the driver has the call, it answers too, with a map or with an error, and harms nothing."""
+    """Asserts that the device lacks the feature, because its capability is below 10.0 or its driver older than CUDA
+    12.8, and that the refusal names both. Asked without the check, the driver answers with a map or an error, and the
+    device still copies tiles."""
     from cuda.bindings import driver
 
     from hearthd.device.cuda.errors import checked
