@@ -304,7 +304,8 @@ class ComputeServer(Protocol):
 
     def encode_tensor_map(self, spec: TensorMapSpec, address: int) -> bytes:
         """Returns the CUtensorMap (128 bytes) of a checked `spec` at `address`. Raises Refusal(TENSOR_MAP_INVALID)
-        where the driver refuses it all the same, Refusal(UNSUPPORTED) where "tensor_maps" is not among the features."""
+        where the driver refuses it all the same, Refusal(UNSUPPORTED) where a feature that the map needs is not among
+        the device's (`tensor_map.check_features`)."""
         ...
 
     # graphs

@@ -1,13 +1,14 @@
 """Tensor maps: descriptions of a region for the tensor memory accelerator (TMA), checked before the driver sees them.
 
 The driver answers every mistake with "invalid value"; here each has a separate sentence, all of them in one refusal.
-Limits are those of cuTensorMapEncodeTiled and cuTensorMapEncodeIm2col (cuda.h, CUDA 13.0). Sizes are in elements,
-strides in bytes, innermost dimension first; sums and products are Python integers and cannot wrap.
+Limits are those of cuTensorMapEncodeTiled, cuTensorMapEncodeIm2col and cuTensorMapEncodeIm2colWide (cuda.h, CUDA 13.0),
+and of the PTX ISA's chapter on tensors. Sizes are in elements, strides in bytes, innermost dimension first; sums and
+products are Python integers and cannot wrap.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from hearth_proto.reasons import Reason, Refusal
@@ -25,11 +26,23 @@ ALIGNMENT = 16
 CORNERS: Mapping[int, tuple[int, int]] = {3: (-32768, 32767), 4: (-128, 127), 5: (-16, 15)}
 """Range of an offset of an im2col corner, by rank."""
 
+WIDE_CORNER = (-32768, 32767)
+"""Range of an offset of an im2col-wide corner, at every rank."""
+
+WIDE_MODES: Mapping[str, int] = {"w": 0, "w128": 128}
+"""Modes of im2col-wide, with the number of pixels that a copy reads; 0: `pixels_per_column` of them."""
+
 SWIZZLES: Mapping[str, int] = {
     "none": 0, "32b": 32, "64b": 64, "128b": 128, "128b_atom_32b": 128, "128b_atom_32b_flip_8b": 128,
     "128b_atom_64b": 128,
 }  # fmt: skip
 """Bytes that a swizzle spans; 0: any number."""
+
+ATOMS = tuple(name for name in SWIZZLES if "_atom_" in name)
+"""Swizzles that move chunks of more than 16 bytes."""
+
+WIDE_SWIZZLES = ("64b", "128b", "128b_atom_32b")
+"""Swizzles that im2col-wide supports."""
 
 INTERLEAVES: Mapping[str, int] = {"none": 0, "16b": 16, "32b": 32}
 """Bytes of one slice of channels; 0: channels are not sliced."""
@@ -91,6 +104,17 @@ class Im2col:
 
 
 @dataclass(frozen=True)
+class Im2colWide:
+    """Columns of pixels along W only; the corners are offsets of W. `pixels_per_column`: 0 with mode "w128"."""
+
+    lower_corner_width: int
+    upper_corner_width: int
+    channels_per_pixel: int
+    pixels_per_column: int
+    mode: str = "w"
+
+
+@dataclass(frozen=True)
 class TensorMapSpec:
     """Description of a tensor map, without the address. `strides` has every dimension but the innermost."""
 
@@ -98,7 +122,7 @@ class TensorMapSpec:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     element_strides: tuple[int, ...]
-    access: Tile | Im2col | None
+    access: Tile | Im2col | Im2colWide | None
     interleave: str = "none"
     swizzle: str = "none"
     l2_promotion: str = "none"
@@ -138,6 +162,8 @@ def check(spec: TensorMapSpec, address: int, offset: int, buffer_size: int) -> l
         wrong += _check_tile(spec, spec.access, element)
     elif isinstance(spec.access, Im2col):
         wrong += _check_im2col(spec, spec.access, element)
+    elif isinstance(spec.access, Im2colWide):
+        wrong += _check_im2col_wide(spec, spec.access, element)
     else:
         wrong.append("neither a tile nor im2col is given")
     extent = spec.extent()
@@ -173,20 +199,48 @@ def refuse(spec: TensorMapSpec, wrong: Sequence[str], what: str, **more: object)
     return Refusal(
         Reason.TENSOR_MAP_INVALID,
         f"{what}, {spec.dtype} of shape {spec.shape} (innermost first): " + "; ".join(wrong),
-        fix="correct these arguments; the CUDA driver's manual has the rules: cuTensorMapEncodeTiled, ...Im2col",
+        fix="correct these arguments; the CUDA driver's manual has the rules: cuTensorMapEncodeTiled, ...Im2col, "
+        "...Im2colWide",
         details=details,
     )
 
 
-def not_served(device: str) -> Refusal:
-    """The refusal of any tensor map on a device that has none."""
-    return Refusal(
-        Reason.UNSUPPORTED,
-        f"{device} has no tensor maps: they need the tensor memory accelerator of an NVIDIA GPU of compute capability "
-        "9.0 or newer",
-        fix="look for tensor_maps in gpu.properties.features, and load with plain instructions where it is missing",
-        details={"feature": "tensor_maps"},
-    )
+_LATER = "an NVIDIA GPU of compute capability 10.0 or newer and a driver of CUDA 12.8 or newer"
+
+_MISSING: Mapping[str, tuple[str, str]] = {
+    "tensor_maps": (
+        "has no tensor maps: they need the tensor memory accelerator of an NVIDIA GPU of compute capability 9.0 or "
+        "newer",
+        "look for tensor_maps in gpu.properties.features, and load with plain instructions where it is missing",
+    ),
+    "tensor_map_im2col_wide": (
+        f"has no im2col-wide tensor maps: they need {_LATER}",
+        "look for tensor_map_im2col_wide in gpu.properties.features, and use Im2col where it is missing",
+    ),
+    "tensor_map_swizzle_atoms": (
+        f"has no swizzles with atoms of 32 or 64 bytes ({', '.join(ATOMS)}): they need {_LATER}",
+        "look for tensor_map_swizzle_atoms in gpu.properties.features, and use swizzle 128b where it is missing",
+    ),
+}
+"""What a device without the feature lacks, and the fix."""
+
+
+def check_features(spec: TensorMapSpec, features: Collection[str], device: str) -> None:
+    """Raises Refusal(UNSUPPORTED) for the first feature that the map needs and `device` lacks."""
+    needed = ["tensor_maps"]
+    if isinstance(spec.access, Im2colWide):
+        needed.append("tensor_map_im2col_wide")
+    if spec.swizzle in ATOMS:
+        needed.append("tensor_map_swizzle_atoms")
+    for feature in needed:
+        if feature not in features:
+            raise not_served(device, feature)
+
+
+def not_served(device: str, feature: str = "tensor_maps") -> Refusal:
+    """The refusal of a tensor map that needs a feature which the device lacks."""
+    lacks, fix = _MISSING[feature]
+    return Refusal(Reason.UNSUPPORTED, f"{device} {lacks}", fix=fix, details={"feature": feature})
 
 
 def _no_element(dtype: str) -> str:
@@ -216,7 +270,7 @@ def _check_rank(spec: TensorMapSpec) -> list[str]:
         wrong.append(f"the rank is {rank}; it lies between 1 and {MAX_RANK}")
     if spec.interleave in ("16b", "32b") and rank < 3:
         wrong.append(f"the rank is {rank}; interleaved it is at least 3")
-    if isinstance(spec.access, Im2col) and rank not in CORNERS:
+    if isinstance(spec.access, Im2col | Im2colWide) and rank not in CORNERS:
         wrong.append(f"the rank is {rank}; for im2col it is 3, 4 or 5")
     if rank and len(spec.strides) != rank - 1:
         wrong.append(
@@ -306,15 +360,49 @@ def _check_im2col(spec: TensorMapSpec, im2col: Im2col, element: Element | None) 
                     f"nothing of dimension {axis} lies between the corners: its {size} elements from {lower} to "
                     f"{upper} of the end"
                 )
-    for name, value, most in (
-        ("channels_per_pixel", im2col.channels_per_pixel, MAX_CHANNELS),
-        ("pixels_per_column", im2col.pixels_per_column, MAX_PIXELS),
-    ):
-        if not 1 <= value <= most:
-            wrong.append(f"{name} is {value}; it lies between 1 and {most}")
+    wrong += _check_count("channels_per_pixel", im2col.channels_per_pixel, MAX_CHANNELS)
+    wrong += _check_count("pixels_per_column", im2col.pixels_per_column, MAX_PIXELS)
     if element is not None and spec.interleave == "none":
         wrong += _check_span(spec, "channels_per_pixel", im2col.channels_per_pixel * element.bits)
     return wrong
+
+
+def _check_im2col_wide(spec: TensorMapSpec, wide: Im2colWide, element: Element | None) -> list[str]:
+    wrong: list[str] = []
+    lower, upper = wide.lower_corner_width, wide.upper_corner_width
+    low, high = WIDE_CORNER
+    wrong += [
+        f"{name} is {at}; it lies between {low} and {high}"
+        for name, at in (("lower_corner_width", lower), ("upper_corner_width", upper))
+        if not low <= at <= high
+    ]
+    if spec.rank in CORNERS and spec.shape[1] + upper - lower < 1:
+        wrong.append(
+            f"nothing of dimension 1 lies between the corners: its {spec.shape[1]} elements from {lower} to {upper} of "
+            "the end"
+        )
+    wrong += _check_count("channels_per_pixel", wide.channels_per_pixel, MAX_CHANNELS)
+    fixed = WIDE_MODES.get(wide.mode)
+    if fixed is None:
+        wrong.append(f"mode is {wide.mode!r}; it is one of {', '.join(WIDE_MODES)}")
+    elif not fixed:
+        wrong += _check_count("pixels_per_column", wide.pixels_per_column, MAX_PIXELS)
+    elif wide.pixels_per_column not in (0, fixed):
+        # The driver would take it, and ignore it.
+        wrong.append(
+            f"pixels_per_column is {wide.pixels_per_column}; mode {wide.mode} reads {fixed}, and takes 0 or {fixed}"
+        )
+    if spec.interleave in INTERLEAVES and spec.interleave != "none":
+        wrong.append(f"interleave is {spec.interleave}; im2col-wide takes none")
+    if spec.swizzle in SWIZZLES and spec.swizzle not in WIDE_SWIZZLES:
+        wrong.append(f"swizzle is {spec.swizzle}; with im2col-wide it is one of {', '.join(WIDE_SWIZZLES)}")
+    elif element is not None and spec.interleave == "none":
+        wrong += _check_span(spec, "channels_per_pixel", wide.channels_per_pixel * element.bits)
+    return wrong
+
+
+def _check_count(name: str, value: int, most: int) -> list[str]:
+    return [] if 1 <= value <= most else [f"{name} is {value}; it lies between 1 and {most}"]
 
 
 def _check_span(spec: TensorMapSpec, what: str, bits: int) -> list[str]:

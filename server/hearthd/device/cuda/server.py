@@ -23,7 +23,7 @@ from hearthd.device.cuda.nccl import NcclCommunicators
 from hearthd.device.cuda.page_locks import PageLocks
 from hearthd.device.cuda.shared_memory import SharedAllocations
 from hearthd.device.cuda.streams import CudaStreams, HostSignals
-from hearthd.device.cuda.tensor_maps import TensorMapEncoder
+from hearthd.device.cuda.tensor_maps import TensorMapEncoder, tensor_map_features
 from hearthd.device.resources.host_pool import HostPool
 from hearthd.shared.device_spec import DeviceSpec
 
@@ -190,7 +190,8 @@ def _properties(index: int) -> node_pb2.DeviceProperties:
     if props["cooperativeLaunch"]:
         features.append("cooperative_launch")
     if major >= 9:
-        features += ["clusters", "tensor_maps"]
+        features.append("clusters")
+    features += tensor_map_features(major)
     return node_pb2.DeviceProperties(
         name=props["name"].decode(errors="replace"),
         backend="cuda",

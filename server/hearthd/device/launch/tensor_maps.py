@@ -11,7 +11,7 @@ from functools import partial
 
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.backend import tensor_map
-from hearthd.device.backend.tensor_map import Im2col, TensorMapSpec, Tile
+from hearthd.device.backend.tensor_map import Im2col, Im2colWide, TensorMapSpec, Tile
 from hearthd.device.context import DeviceContext
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.session.buffer import Buffer, TensorMapEntry
@@ -46,11 +46,11 @@ class TensorMapCommands:
             entry.lose(buffer.lost)
             origin.skip(because, ())
             return True
-        if "tensor_maps" not in device.limits.features:
-            raise tensor_map.not_served(f"device {device.spec.ordinal} ({device.spec.backend})")
+        spec = spec_of(command)
+        served_by = f"device {device.spec.ordinal} ({device.spec.backend})"
+        tensor_map.check_features(spec, device.limits.features, served_by)
         what = f"tensor map of buffer {buffer.handle}"
         address = buffer.range(0, 0, what)
-        spec = spec_of(command)
         wrong = tensor_map.check(spec, address, command.offset, buffer.size)
         if wrong:
             more = {"buffer": buffer.handle, "offset": command.offset, "buffer_size": buffer.size}
@@ -90,7 +90,7 @@ class TensorMapCommands:
 
 def spec_of(command: commands_pb2.CreateTensorMap) -> TensorMapSpec:
     """Returns the command's description, defaults filled in."""
-    access: Tile | Im2col | None = None
+    access: Tile | Im2col | Im2colWide | None = None
     kind = command.WhichOneof("access")
     if kind == "tile":
         access = Tile(tuple(command.tile.box))
@@ -99,6 +99,12 @@ def spec_of(command: commands_pb2.CreateTensorMap) -> TensorMapSpec:
         access = Im2col(
             tuple(given.lower_corner), tuple(given.upper_corner), given.channels_per_pixel, given.pixels_per_column
         )
+    elif kind == "im2col_wide":
+        wide = command.im2col_wide
+        access = Im2colWide(
+            wide.lower_corner_width, wide.upper_corner_width, wide.channels_per_pixel, wide.pixels_per_column,
+            wide.mode or "w",
+        )  # fmt: skip
     return TensorMapSpec(
         dtype=command.dtype,
         shape=tuple(command.shape),

@@ -37,7 +37,7 @@ class UnauthenticatedBytes:
             registry=registry,
         ).set_function(lambda: self.held)
         self._refusals = Counter(
-            "hearth_admission_refusals", "Requests that were refused before they were decoded, by limit.", ("limit",),
+            "hearth_admission_refusals", "Requests refused before they were decoded, by limit.", ("limit",),
             registry=registry,
         )  # fmt: skip
 

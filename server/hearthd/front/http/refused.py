@@ -60,7 +60,7 @@ class Refusals(Collector):
 
     def collect(self) -> Iterable[Metric]:
         refused = CounterMetricFamily(
-            "hearth_http_refusals", "HTTP requests and connections that were refused or cut, by reason.",
+            "hearth_http_refusals", "HTTP requests and connections refused or closed, by reason.",
             labels=["reason"],
         )  # fmt: skip
         for reason in REASONS:

@@ -38,12 +38,12 @@ class Metrics:
         """Unexpected ends of the forkserver."""
         ProcessCollector(registry=self.registry)
         labels = ("grpc_service", "grpc_method")
-        self._started = Counter("grpc_server_started", "Calls begun.", labels, registry=self.registry)
+        self._started = Counter("grpc_server_started", "Calls started.", labels, registry=self.registry)
         self._handled = Counter(
-            "grpc_server_handled", "Calls ended, by status code.", (*labels, "grpc_code"), registry=self.registry
+            "grpc_server_handled", "Calls completed, by status code.", (*labels, "grpc_code"), registry=self.registry
         )
         self._seconds = Histogram(
-            "grpc_server_handling_seconds", "From the begin of a call to its end.", labels, buckets=_BUCKETS,
+            "grpc_server_handling_seconds", "Time from the start of a call to its end.", labels, buckets=_BUCKETS,
             registry=self.registry,
         )  # fmt: skip
         self._refusals = Counter(
@@ -62,15 +62,17 @@ class Metrics:
             "hearth_front_sent_bytes", "Bytes sent on Execute and transfer streams.", stream, registry=self.registry
         )
         batches = Counter("hearth_front_batches", "Batches passed to device processes.", registry=self.registry)
-        self._lanes = Counter("hearth_lanes_opened", "Lanes that were handed over.", registry=self.registry)
+        self._lanes = Counter(
+            "hearth_lanes_opened", "Connections of lanes handed over to device processes.", registry=self.registry
+        )
         self._lane_refusals = Counter(
-            "hearth_lane_refusals", "Connections that became no lane.", ("reason",), registry=self.registry
+            "hearth_lane_refusals", "Connections refused as lanes, by reason.", ("reason",), registry=self.registry
         )
         self._lanes_unused = Counter(
-            "hearth_lanes_unused", "Lanes that ended before a batch came over them.", registry=self.registry
+            "hearth_lanes_unused", "Lanes that ended before any batch arrived on them.", registry=self.registry
         )
         self._bulk = Counter(
-            "hearth_bulk_connections", "Connections for bulk data that were handed over.", ("kind",),
+            "hearth_bulk_connections", "Connections for bulk data handed over to device processes.", ("kind",),
             registry=self.registry,
         )  # fmt: skip
         self._batches_inc = batches.inc
@@ -128,7 +130,7 @@ class Metrics:
         found = [*self.registry.collect(), *node.families(supervisor, sessions), *self._certificate()]
         found.append(
             CounterMetricFamily(
-                "hearth_forkserver_losses", "Ends of the process that device processes are forked from.",
+                "hearth_forkserver_losses", "Unexpected ends of the process from which device processes are forked.",
                 value=self.forkserver_losses(),
             )
         )  # fmt: skip

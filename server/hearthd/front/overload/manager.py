@@ -72,7 +72,7 @@ class OverloadManager(Collector):
         self._told = LogThrottle(_LOG_S)
         self._trimmed = float("-inf")
         self._lag = Histogram(
-            "hearth_front_loop_lag_seconds", "How late the front's event loop runs what is due.",
+            "hearth_front_loop_lag_seconds", "Delay of due callbacks of the front's event loop.",
             buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0), registry=None,
         )  # fmt: skip
 
@@ -151,13 +151,13 @@ class OverloadManager(Collector):
 
     def collect(self) -> Iterable[Metric]:
         pressure = GaugeMetricFamily(
-            "hearth_overload_pressure", "A resource of the front, as a share of what new sessions are refused at.",
+            "hearth_overload_pressure", "Use of a resource, as a share of the level that refuses new sessions.",
             labels=["resource"],
         )  # fmt: skip
         for name, trigger in self.triggers.items():
             pressure.add_metric([name], trigger.pressure)
         refusals = CounterMetricFamily(
-            "hearth_overload_refusals", "Calls that were refused because of overload.", labels=["kind"]
+            "hearth_overload_refusals", "Calls refused because of overload.", labels=["kind"]
         )
         for kind in _KINDS:
             refusals.add_metric([kind], self._refusals[kind])

@@ -195,12 +195,12 @@ class HealthWatchers(Collector):
     def collect(self) -> list[Metric]:
         faults = CounterMetricFamily(
             "hearth_health_watcher_faults",
-            "Calls of Health/Watch that were one too many (total, address), or have left a status unread (slow).",
+            "Calls of Health/Watch ended by a limit (total, address) or with a status unread (slow).",
             labels=["why"],
         )
         for why, count in sorted(self._faults.items()):
             faults.add_metric([why], count)
         return [
-            GaugeMetricFamily("hearth_health_watchers", "Calls of Health/Watch under way.", value=len(self)),
+            GaugeMetricFamily("hearth_health_watchers", "Open calls of Health/Watch.", value=len(self)),
             faults,
         ]

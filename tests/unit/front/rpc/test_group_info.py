@@ -112,7 +112,7 @@ def test_collectives_are_counted(tmp_path: Path) -> None:
             comm = (await heard(zero, "create_id"))["comm"]
             page = page_of(hearth)
             assert 'hearth_communicators{state="joining"} 1.0' in page
-            assert "# HELP hearth_communicators Communicators that are kept" in page
+            assert "# HELP hearth_communicators Live communicators" in page
             say(zero, {"op": "join_failed", "comm": comm, "status": "AAAA"})
             await heard(zero, "fail")
             page = page_of(hearth)
