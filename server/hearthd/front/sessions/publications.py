@@ -61,7 +61,7 @@ class Publication:
 
     @property
     def sessions(self) -> int:
-        """The number of sessions that have it attached."""
+        """Number of sessions that have attached the buffer."""
         return len({attachment.session for attachment in self.attachments.values()})
 
     def sessions_of(self, session: str) -> int:

@@ -41,7 +41,7 @@ class ResumeBuffer:
 
     @property
     def made(self) -> int:
-        """The number of responses so far, those put aside included."""
+        """Number of responses so far, including those put aside."""
         return self.number + len(self._aside)
 
     @property

@@ -152,7 +152,7 @@ class SessionTable:
 
     @contextmanager
     def using(self, session: Session) -> Iterator[None]:
-        """Keeps the session from expiring."""
+        """Keeps the session from expiring while the context is entered."""
         session.connections += 1
         try:
             yield

@@ -52,7 +52,7 @@ class TenantAccount:
 
     @property
     def exhausted(self) -> bool:
-        """True if its time of devices is used up."""
+        """True if the tenant has used up its quota of device time."""
         allowed = self.tenant.quotas.gpu_seconds
         return bool(allowed) and self.device_ns >= allowed * 1e9
 
