@@ -1,7 +1,8 @@
-"""The budget of file descriptors: how the process's limit is divided between devices, a reserve, and each listener.
+"""The budget of file descriptors: divides the process's limit among devices, a reserve, and each listener.
 
-`budget` is pure. A listener's share is the most connections that it takes, and strangers get half of that, so that
-clients with a credential still get in. The reserve is for files, probes and connections that are just being refused.
+`budget` is pure. A listener's share is its maximum number of connections. Unauthenticated connections get at most half
+of the share, so that clients with a credential can still connect. The reserve is for files, probes and connections that
+are being refused.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ import resource
 from typing import NamedTuple
 
 MOST = 65536
-"""The soft limit is raised to the hard one, up to here."""
+"""Maximum value to which the soft limit is raised; the hard limit is never exceeded."""
 RESERVE = 8
 DEVICE = 8
 """Descriptors of one device process: its sockets, its memory and its crash report."""
 LEAST = 2
-"""Connections of each listener, however low the limit is."""
+"""Minimum number of connections of each listener, however low the limit is."""
 COMFORT = 1024
-"""A limit from which on nothing is cut to less than some dozens of clients need."""
+"""The limit from which on every listener has connections for some dozens of clients."""
 _PARTS = {
     "grpc": 24, "grpc_unix": 24, "call": 16, "stripes": 8, "lanes": 6, "http": 8, "identity": 2, "peers": 8,
 }  # fmt: skip
@@ -28,14 +29,15 @@ _LASTING = ("grpc", "grpc_unix", "call")
 
 
 class DescriptorBudget(NamedTuple):
-    """The division of one limit."""
+    """The division of one limit on open files."""
 
     limit: int
-    """Descriptors that the process may have."""
+    """Number of descriptors that the process may have."""
     shares: dict[str, int]
-    """The most connections of each listener."""
+    """Maximum number of connections of each listener."""
     needed: int
-    """The least limit that leaves clients enough, and as many connections as the configuration asks for by number."""
+    """The lowest limit that leaves enough connections for clients, including the number that the configuration asks
+    for."""
 
     @property
     def small(self) -> bool:
