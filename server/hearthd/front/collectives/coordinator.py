@@ -41,8 +41,8 @@ class Coordinator:
     def present(
         self, key: MatchKey, rank: int, place: RankLocation, body: Mapping[str, Any], now: float, count: int = 1
     ) -> list[DeviceMessage]:
-        """Takes a rank's part in an operation, or in a sequence of `count`, each of which stands behind the one before.
-        Raises KeyError, TypeError or ValueError if `body` is no `present`."""
+        """Handles a rank's part in an operation, or in `count` consecutive operations, each ordered behind the previous
+        one. Raises KeyError, TypeError or ValueError if `body` is not a valid `present` message."""
         sends: list[DeviceMessage] = []
         for told, match in self.matcher.row(key, rank, place, body, now, count):
             sends += told

@@ -62,7 +62,7 @@ def budget(limit: int, used: int, devices: int, asked: int = 0) -> DescriptorBud
 
 
 def raise_limit() -> int:
-    """Raises the soft limit on open files as far as the process may; the limit that is in force."""
+    """Raises the soft limit on open files as far as the process may, and returns the limit that is in force."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
     if soft == resource.RLIM_INFINITY:
@@ -77,11 +77,11 @@ def raise_limit() -> int:
 
 
 USED = 48
-"""Descriptors that a daemon has before it listens, about."""
+"""Approximate number of descriptors that a daemon has open before it listens."""
 
 
 def used() -> int:
-    """Descriptors that the process has open; a guess where /proc is not mounted."""
+    """Returns the number of open descriptors of the process. If /proc is not mounted, returns the estimate `USED`."""
     try:
         return len(os.listdir("/proc/self/fd")) - 1  # noqa: PTH208 - paths are not wanted
     except OSError:
