@@ -45,7 +45,8 @@ class HeapTrimming:
         """Returns True if the heap has to be trimmed now.
 
         Args:
-            sessions: present number of sessions. A session that opens and closes between two calls leaves little memory.
+            sessions: present number of sessions. A session that opens and closes between two calls leaves little
+                memory.
             memory: bytes of private memory of the process.
             now: seconds of a monotonic clock.
         """
