@@ -64,7 +64,7 @@ class Addresses:
 
 
 def parse_address(text: str) -> Address:
-    """`host:port`, `[v6]:port` or `:port` (every interface). Raises `ValueError`."""
+    """Parses `host:port`, `[v6]:port` or `:port` (every interface). Raises `ValueError`."""
     host, colon, port = text.rpartition(":")
     if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise ValueError(f'{text!r} is no address; write "host:port", e.g. "127.0.0.1:7421"')

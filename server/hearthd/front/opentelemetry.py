@@ -181,7 +181,7 @@ def of_session(session: NamedSession) -> None:
 
 
 def of_caller(caller: Caller) -> Caller:
-    """Records the caller of the current call in its span, and returns the caller."""
+    """Records the tenant of the current call's caller in its span, and returns the caller."""
     call = _serving.get()
     if call is not None:
         call.say({"hearth.tenant": caller.tenant.name})

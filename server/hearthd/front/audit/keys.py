@@ -46,7 +46,7 @@ class AuditKey(NamedTuple):
 
 
 class Keyring:
-    """All keys of a file, oldest first."""
+    """The keys of a file, oldest first."""
 
     def __init__(self, keys: list[AuditKey]) -> None:
         self._keys = keys

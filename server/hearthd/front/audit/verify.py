@@ -1,4 +1,4 @@
-"""Verification of an audit log: its chain, its signatures, its anchors. Pure."""
+"""Verification of an audit log: its hash chain, signatures and anchors. Pure."""
 
 from __future__ import annotations
 

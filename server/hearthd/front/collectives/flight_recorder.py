@@ -59,7 +59,7 @@ class GroupHistory:
     operations: OrderedDict[int, RecordedOperation] = field(default_factory=OrderedDict)
     """Operations by sequence number, in the order in which they were first presented."""
     state: str = "forming"
-    """`forming`, `ready` or `failed`."""
+    """The state of the group's communicator: `forming`, `ready` or `failed`."""
     detail: str = ""
     """The reason of the last failure."""
     aborts: int = 0

@@ -83,7 +83,7 @@ class MatchKey(NamedTuple):
 
 
 class Presentation(NamedTuple):
-    """One rank's part in an operation, as the rank presented it."""
+    """The part of one rank in an operation, as the rank presented it."""
 
     place: RankLocation
     channel: int

@@ -15,7 +15,7 @@ MOST = 65536
 """Maximum value to which the soft limit is raised; the hard limit is never exceeded."""
 RESERVE = 8
 DEVICE = 8
-"""Descriptors of one device process: its sockets, its memory and its crash report."""
+"""Number of descriptors for one device process: its sockets, its memory and its crash report."""
 LEAST = 2
 """Minimum number of connections of each listener, however low the limit is."""
 COMFORT = 1024
@@ -23,7 +23,7 @@ COMFORT = 1024
 _PARTS = {
     "grpc": 24, "grpc_unix": 24, "call": 16, "stripes": 8, "lanes": 6, "http": 8, "identity": 2, "peers": 8,
 }  # fmt: skip
-"""Shares in percent."""
+"""Shares of the listeners, in percent."""
 _LASTING = ("grpc", "grpc_unix", "call")
 """Listeners whose connections stay open in the front while their clients use them."""
 
@@ -46,12 +46,12 @@ class DescriptorBudget(NamedTuple):
 
 
 def budget(limit: int, used: int, devices: int, asked: int = 0) -> DescriptorBudget:
-    """Divides a limit.
+    """Divides the limit on open files.
 
     Args:
-        limit: descriptors that the process may have.
-        used: descriptors that it has before it listens.
-        devices: device processes that it may have.
+        limit: number of descriptors that the process may have.
+        used: number of descriptors that it has open before it listens.
+        devices: maximum number of device processes.
         asked: connections of a listener that the configuration asks for; 0: as many as fit.
     """
     others = used + RESERVE + DEVICE * devices

@@ -33,8 +33,8 @@ _PROGRAM = struct.Struct("@HP")  # struct sock_fprog
 
 
 class Instruction(NamedTuple):
-    """One instruction. The accumulator is compared with, or changed by, `value`. A comparison skips `yes` instructions
-    if it is true, otherwise `no` instructions."""
+    """A BPF instruction. The accumulator is compared with, or changed by, `value`. A comparison skips `yes`
+    instructions if it is true, otherwise `no` instructions."""
 
     code: int
     value: int = 0

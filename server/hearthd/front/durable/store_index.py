@@ -84,7 +84,8 @@ class StoreIndex:
         return [copy.hole for copy in gone if copy.span]
 
     def lost(self) -> list[Hole]:
-        """Removes, after the device process has ended, the buffers without a complete copy, and returns their areas."""
+        """Removes the buffers that have no complete copy or were superseded, after the device process has ended.
+        Returns their areas."""
         return self.forget([key for key, copy in self.copies.items() if copy.committed is None or copy.superseded])
 
 

@@ -1,4 +1,4 @@
-"""The channel of one session on one device process: its Execute stream, its transfers, its end."""
+"""The channel of one session on one device process: its Execute stream, its lane and its transfers."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class LaneMirror:
         self.end()
 
     def came(self, responses: int) -> None:
-        """Notes the number of responses that have come to the client. Raises `INVALID_ARGUMENT` for an impossible
+        """Notes the number of responses that the client has acknowledged. Raises `INVALID_ARGUMENT` for an impossible
         number."""
         if responses > self._replies.number + _AHEAD:
             self._replies.release(responses)
@@ -73,7 +73,7 @@ class LaneMirror:
         self._replies.release(min(self._said, self._replies.number))
 
     def unsent(self) -> list[bytes]:
-        """Returns the responses that have not gone out on the Execute stream."""
+        """Returns the responses that were not sent on the Execute stream."""
         return list(islice(self._replies, max(0, self._heard - self._replies.received), None))
 
     # ---- end ----

@@ -82,7 +82,7 @@ class Publication:
 
 
 class PublicationRegistry:
-    """All publications of a node."""
+    """The publications of a node."""
 
     def __init__(self) -> None:
         self._names: dict[tuple[str, int, str], Publication] = {}

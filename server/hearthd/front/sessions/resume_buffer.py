@@ -112,5 +112,5 @@ class ResumeBuffer:
         self.received = received
 
     def __iter__(self) -> Iterator[bytes]:
-        """Iterates over the responses that have not come, oldest first."""
+        """Iterates over the responses that were not acknowledged, oldest first."""
         return islice(self._kept, len(self._kept))

@@ -31,7 +31,7 @@ _REMEMBERED = 1024
 
 
 class SessionTable:
-    """All sessions of the daemon."""
+    """The table of all sessions of the daemon."""
 
     def __init__(
         self,

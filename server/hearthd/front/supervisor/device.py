@@ -1,4 +1,4 @@
-"""A device of the node: the sessions that each of its workers serves, and the sums over them."""
+"""A device of the node: its workers, the sessions that each of them serves, and the device's totals."""
 
 from __future__ import annotations
 

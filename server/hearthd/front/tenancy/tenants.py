@@ -18,7 +18,7 @@ __all__ = [
 ]  # fmt: skip
 
 ALL: frozenset[int] | None = None
-"""All devices."""
+"""The value of `Tenant.devices` that means all devices."""
 
 
 @dataclass(frozen=True)
