@@ -27,7 +27,7 @@ MAX_IDLE = 64
 
 
 class Communicators:
-    """All live communicators that this front coordinates. `nonce` makes their names different from those of other
+    """The live communicators that this front coordinates. `nonce` makes their names different from those of other
     daemons."""
 
     def __init__(

@@ -77,7 +77,7 @@ class ConnectionGuard:
         self._listening: list[socket.socket] = []
         """Duplicates of gRPC's listening sockets."""
         self._connections: dict[int, UnauthenticatedConnection] = {}
-        """All connections, including authenticated ones, by descriptor."""
+        """The connections of the gRPC listeners, including authenticated ones, by descriptor."""
         self._named: dict[str, UnauthenticatedConnection] = {}
         self._accepted: set[str] = set()
         """Peers with an accepted credential, by gRPC's name of the peer."""

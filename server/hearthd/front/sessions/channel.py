@@ -185,7 +185,8 @@ class Channel:
         self._unheard.clear()
 
     def taken_up(self, sink: ResponseSink) -> None:
-        """Attaches the sink of the client that resumes; kernel output that was kept for the log is dropped."""
+        """Attaches the client's Execute stream as the sink. Kernel output that was kept for the log is dropped, because
+        a resuming client receives it with the kept responses."""
         self.sink = sink
         self._unheard.clear()
 

@@ -293,8 +293,8 @@ class _Child:
             self._finish(loop, self._collect())
 
     def _collect(self) -> int | None:
-        """Returns the exit code of a process that has ended. If it is a child by now, it is waited for. Otherwise the
-        code is read from `/proc`, where it is visible until the parent has reaped the process."""
+        """Returns the exit code of a process that has ended. If the process is a child by now, waits for it. Otherwise
+        reads the code from `/proc`, where it is visible until the parent has reaped the process."""
         if self._pidfd is None:
             return None
         try:

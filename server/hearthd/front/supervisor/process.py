@@ -114,7 +114,7 @@ class Process:
 
     async def watch(self, interval: float, patience: float, other: asyncio.Future[Any]) -> ExitCause | None:
         """Waits like `until`, and sends a ping every `interval` seconds. A ping without an answer within `patience`
-        seconds is a cause of the end, too."""
+        seconds counts as the end of the process."""
         pinger = asyncio.create_task(self._ping(interval, patience))
         looking = asyncio.create_task(self._look())
         try:
