@@ -52,7 +52,7 @@ class TrafficObserver(CallObserver, Protocol):
 
 @dataclass(frozen=True)
 class ClientLimits:
-    """The limits that clients are told, and that the daemon enforces."""
+    """The limits that the daemon announces to clients and enforces."""
 
     max_inline_bytes: int = 1 << 20
     max_chunk_bytes: int = 1 << 20

@@ -133,7 +133,7 @@ def guarded(
                 status, code, reason = _ending(error)
                 if reason:
                     observer.call_refused(service, method, reason)
-                error.__traceback__ = None  # whoever holds the error must not keep the objects in its frames alive
+                error.__traceback__ = None  # a holder of the error must not keep the objects in its frames alive
                 await abort(context, status)
             except asyncio.CancelledError as gone:
                 code = "OK" if isinstance(gone, StreamClosed) else "CANCELLED"
