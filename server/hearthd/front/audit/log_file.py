@@ -182,7 +182,7 @@ class LogFile:
             text = key.seal(text)
         data = (b"\n" if self._torn else b"") + text + b"\n"
         written = os.write(self._handle, data)
-        # The disk is full in the middle of a line; the next line is chained to the part that was written.
+        # If the disk is full in the middle of a line, the next line is chained to the part that was written.
         if written < len(data):
             part = data[:written].lstrip(b"\n")
             if part:

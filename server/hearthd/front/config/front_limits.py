@@ -14,7 +14,7 @@ class ConnectionSettings(Section):
 
     max: int = Field(default=4096, ge=8)  # for each listener
     max_strangers: int = Field(default=512, ge=2)  # for each listener; a further one displaces an older one
-    # Or for each user on Unix sockets; for IPv6, each /64 network.
+    # For each address (with IPv6, each /64 network), or each user on Unix sockets.
     max_strangers_per_address: int = Field(default=128, ge=1)
     handshake_timeout: Seconds = Field(default=10.0, ge=1, le=600)  # time for a stranger to show a credential
     stranger_bytes: Bytes = Field(default=256 << 10, ge=64 << 10)  # maximum that a stranger may send over gRPC on TCP

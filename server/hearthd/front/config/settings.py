@@ -25,7 +25,7 @@ class ListenSettings(Section):
     http_unix: str = ""  # HTTP on a Unix socket, for users of this host; "auto": hearth-http.sock beside `unix`
     lanes: str = "127.0.0.1:7423"  # TCP port for bulk data in stripes
     unix: str = "auto"  # gRPC on a Unix socket; "auto": see `default_unix_path`
-    # Users who may connect there; "auto": all if users are tenants.
+    # Users who may connect to `unix`; "auto": all if users are tenants.
     unix_access: Literal["auto", "owner", "all"] = "auto"
 
     @field_validator("grpc", "http", "lanes")
@@ -54,7 +54,7 @@ class DeviceSettings(Section):
     cpu_on_network: bool = False
     # Kernels of tenants on the CPU backend: in confined processes, or trusted.
     cpu_tenants: Literal["confined", "trusted"] = "confined"
-    # Of GPU processes: seccomp, and protection from other processes.
+    # Confinement of GPU processes: seccomp, and protection from other processes.
     gpu_confinement: Literal["off", "process"] = "process"
     start_timeout: Seconds = Field(default=60.0, gt=0)
     ping_timeout: Seconds = Field(default=10.0, gt=0)
@@ -197,10 +197,10 @@ class TlsSettings(Section):
 class AuthSettings(Section):
     """Authentication of callers; see `[[tenants]]`."""
 
-    # Of one peer within a minute; further ones are answered with a delay.
+    # Failures of one peer within a minute; further ones are answered with a delay.
     max_failures: int = Field(default=10, ge=1, le=10000)
     failure_delay: Seconds = Field(default=1.0, ge=0, le=60)
-    # Of the ticket that identifies a user of the Unix socket.
+    # Lifetime of the ticket that identifies a user of the Unix socket.
     ticket_lifetime: Seconds = Field(default=10.0, gt=0, le=600)
 
 

@@ -23,7 +23,7 @@ from hearthd.front.connections import socket_filter
 from hearthd.front.connections.peers import credentials_of, grpc_name
 
 _BYTES_RECEIVED = struct.Struct("=128xQ")
-"""tcp_info.tcpi_bytes_received, linux/tcp.h (since Linux 4.1)."""
+"""The field `tcp_info.tcpi_bytes_received` of linux/tcp.h (since Linux 4.1)."""
 _TCP_INFO_BYTES = 144
 _SO_DOMAIN = 39  # asm-generic/socket.h
 _UNSPECIFIED = struct.pack("=H14x", socket.AF_UNSPEC)

@@ -60,7 +60,7 @@ class Acceptor:
             try:
                 listening = _listening(family, kind, protocol, (where[0], port, *where[2:]))
             except OSError as error:
-                # For example "localhost" on a host without IPv6.
+                # Expected, for example, for "localhost" on a host without IPv6.
                 if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                     absent = error
                     continue

@@ -112,9 +112,9 @@ class DeviceTurns(Generic[K]):
         self._charge(now)
         if state and not process.state:
             process.beside = now + BESIDE_S if process.told & MAY else now
-            # Registers the process, so that it is charged,.
+            # Registers the process, so that it is charged.
             self._fair.enter(key, place.tenant, place.weight, place.priority)
-            self._fair.leave(key)  # but it queues only when it needs the time slice
+            self._fair.leave(key)  # it queues only later, when it needs the time slice
         elif not state:
             self._fair.leave(key)
         process.state, process.place = state, place

@@ -290,7 +290,7 @@ class FramedCall(asyncio.Protocol):
             return
         wait = calls.ASK_S
         if not self._paused:
-            # A ping of the client would not be read now, so it is answered in advance.
+            # While reading is paused, a ping of the client would not be read, so it is answered in advance.
             if not self.transport.is_reading():
                 self._send(Kind.PONG, b"")
             elif silent:

@@ -72,7 +72,7 @@ class GroupInfo:
         if ring is not None:
             info.aborts = ring.aborts
             info.operations.extend(_operations(ring))
-            # The communicator failed; the next operation creates a new one.
+            # If the communicator failed, the next operation creates a new one.
             if info.state == "ready" and ring.state == "failed":
                 info.state, info.detail = ring.state, ring.detail
         return info

@@ -146,8 +146,8 @@ class PublishService:
         except BaseException:
             self._detach(attachment.number, _link(channel))
             raise
-        # The buffer is attached already: the first answer was lost with its connection, and the first attachment
-        # counts.
+        # With `again` the buffer is attached already: the first answer was lost with its connection, and the first
+        # attachment counts.
         if answer.get("again"):
             self._detach(attachment.number, _link(channel))
         else:

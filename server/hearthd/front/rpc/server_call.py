@@ -156,7 +156,7 @@ def guarded(
             observer.call_handled(service, method, code, time.monotonic() - begin)
             if span is not None:
                 span.end(code, reason)
-            # GRPC keeps the error that `abort` raises with the call, and the error refers to this frame.
+            # gRPC keeps the error that `abort` raises with the call, and the error refers to this frame.
             del request, context
 
     if method_gate is not None:

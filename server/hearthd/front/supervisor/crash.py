@@ -104,7 +104,7 @@ def _named(cause: ExitCause, how: str, running: tuple[RunningKernel, ...], more:
     if kernels:
         named = ", ".join(kernels[:_NAMES]) + (", ..." if len(kernels) > _NAMES else "")
         text += f" while {f'kernel {named} was' if len(kernels) == 1 else f'kernels {named} were'} running"
-    # Otherwise a session is missing, and that session may be the cause.
+    # If the session of a kernel is unknown, no session is named, because the unknown one may be the cause.
     if len(sessions) == len({each.session for each in running}):
         more = {**more, "sessions": ", ".join(sessions)} if sessions else more
     return _with(cause, text, kernels, more)

@@ -42,7 +42,7 @@ class ExitCause:
             fix="Buffers of this generation are gone, durable ones excepted: allocate and upload again; a new process "
             "is being started.",
             details={
-                # Other clients must not learn them.
+                # Other clients must not learn the ids of these sessions.
                 **{name: value for name, value in self.details if name != "sessions"},
                 "device": device,
                 "generation": generation,

@@ -173,7 +173,7 @@ class ForkServerLauncher:
         if self._stopped or pid is None or (self._watched is not None and self._watched[0] == pid):
             return
         self._unwatch(loop)
-        # The forkserver has ended, which the next launch detects; or there is no free descriptor.
+        # OSError: the forkserver has ended, which the next launch detects, or there is no free descriptor.
         with contextlib.suppress(OSError):
             self._watched = (pid, os.pidfd_open(pid))
             self._began = time.monotonic()
@@ -318,7 +318,7 @@ class _Child:
             loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = None
-        # The forkserver has not reported the end; the object is freed at the next start.
+        # ValueError: the forkserver has not reported the end; the object is freed at the next start.
         with contextlib.suppress(ValueError):
             self._process.close()
 
