@@ -1,6 +1,6 @@
-"""Prometheus metrics: what the front counts, and what the device processes and NVML answer at scrape.
+"""Prometheus metrics: the front's own counters, and the answers of device processes and NVML at each scrape.
 
-`deploy/prometheus/METRICS.md` lists them all.
+`deploy/prometheus/METRICS.md` lists all metrics.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0
 
 
 class Metrics:
-    """Counts calls and bytes as they happen."""
+    """Counts calls and bytes as they happen, and assembles the metrics of a scrape."""
 
     def __init__(self) -> None:
-        # A time beside every counter, which has no use.
+        # Removes the creation time that would accompany every counter and is not needed.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self.certificate_expires: Callable[[], float | None] = lambda: None
-        """Returns the Unix time until which clients accept the certificate that is shown; None: there is none."""
+        """Returns the Unix time until which clients accept the present certificate. None: there is no certificate."""
         self.forkserver_losses: Callable[[], int] = lambda: 0
-        """Unexpected ends of the forkserver."""
+        """Returns the number of unexpected ends of the forkserver."""
         ProcessCollector(registry=self.registry)
         labels = ("grpc_service", "grpc_method")
         self._started = Counter("grpc_server_started", "Calls started.", labels, registry=self.registry)
@@ -125,8 +125,8 @@ class Metrics:
         readings: Mapping[int, GpuReading],
         viewer: Tenant = EVERYONE,
     ) -> list[Metric]:
-        """All there is to tell now: own counters, then what was asked for this scrape. What names tenants is there as
-        far as `viewer` may know of them. Belongs to the event loop; `render` does not."""
+        """Returns all metrics: the front's own counters, then those collected for this scrape. Samples with tenants are
+        included as far as `viewer` may see them. Must be called in the event loop; `render` need not be."""
         found = [*self.registry.collect(), *node.families(supervisor, sessions), *self._certificate()]
         found.append(
             CounterMetricFamily(
@@ -147,13 +147,13 @@ class Metrics:
 
     @staticmethod
     def render(families: Iterable[Metric], accept: str = "") -> tuple[bytes, str]:
-        """The page and its content type: OpenMetrics where `accept`, the header of that name, asks for it, else
-        Prometheus's text. Takes some milliseconds for every thousand samples, and may be done in a thread."""
+        """Returns the page and its content type: OpenMetrics if the Accept header `accept` asks for it, otherwise
+        Prometheus's text format. Takes some milliseconds for every thousand samples, and may be called in a thread."""
         page = CollectorRegistry()
         page.register(_Families(families))
         try:
             encode, content_type = choose_encoder(accept)
-        except (TypeError, ValueError):  # a version that is no number
+        except (TypeError, ValueError):  # a version that is not a number
             encode, content_type = choose_encoder("")
         return encode(page), content_type
 
@@ -178,12 +178,13 @@ _OF_EVERYBODY = frozenset(
     ("hearth_build_info", "hearth_ready", "hearth_draining", "hearth_device_info", "hearth_device_up",
      "hearth_device_fenced", "hearth_certificate_expiry_timestamp_seconds")
 )  # fmt: skip
-"""Families without a tenant that tell nothing of what others do."""
+"""Families without a tenant that reveal nothing about other tenants' activity."""
 
 
 def _sees(viewer: Tenant, family: str, labels: Mapping[str, str]) -> bool:
-    """Returns True if a sample is the viewer's own, or shows no tenant's work, on a device that exists for the viewer.
-    Totals of all tenants are not shown: the difference would be what others do."""
+    """Returns True if a sample is the viewer's own, or shows no tenant's work, and is of a device that the viewer
+    may use. Totals of all tenants are not shown, because the activity of other tenants could be computed as a
+    difference."""
     own = sees_tenant(viewer, labels["tenant"]) if "tenant" in labels else family in _OF_EVERYBODY
     return own and ("device" not in labels or viewer.sees(int(labels["device"])))
 

@@ -1,7 +1,7 @@
-"""Prometheus families of what device processes count: names, units, help, labels.
+"""Prometheus families of the counters of device processes: names, units, help and labels.
 
-Every sample has the labels `device` (its ordinal) and `tenant`: the one that its process serves, `default` if it serves
-all tenants.
+Every sample has the labels `device` (the ordinal) and `tenant` (the tenant that the process serves, or `default` if it
+serves all tenants).
 """
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ _FAMILY = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
 def families(
     totals: Mapping[Place, Counts], stats: Mapping[Place, Mapping[str, Number]], taken: frozenset[str]
 ) -> Iterator[Metric]:
-    """Yields the families of every device and tenant: totals, and the gauges of the processes that answered; `taken`:
-    names of others."""
+    """Yields the families of every device and tenant: totals, and the gauges of the processes that answered. `taken`:
+    names of other families."""
     failed = "Commands that failed, were skipped, or were answered with what failed before them"
     commands = {place: counts.operations for place, counts in totals.items()}
     yield _labelled("commands", "Commands that arrived.", ["operation"], commands)
@@ -156,7 +156,7 @@ def families(
 
 
 def of_processes(devices: Mapping[int, ProcessDurations]) -> Iterator[Metric]:
-    """Yields the times that the processes of each device took to start, and to replace one that was lost."""
+    """Yields the times that each device needed to start a process, and to replace a lost process."""
     starts = HistogramMetricFamily(
         "hearth_device_start_seconds", "Time from the start of a device process until it is ready.", labels=["device"]
     )
@@ -171,7 +171,7 @@ def of_processes(devices: Mapping[int, ProcessDurations]) -> Iterator[Metric]:
 
 
 def _moved(counts: Counts) -> dict[str, Number]:
-    """Bytes by direction and path, one word each."""
+    """Returns the transferred bytes. Each key is the direction and the path, separated by a space."""
     return {
         f"{match['direction']} {match['path']}": value
         for name, value in counts.counters.items()
@@ -180,14 +180,15 @@ def _moved(counts: Counts) -> dict[str, Number]:
 
 
 def _others(counts: Counts) -> Iterator[tuple[str, Number]]:
-    """Counters that have no labels of their own."""
+    """Yields the counters that need no labels except device and tenant."""
     for name, value in counts.counters.items():
         if name not in ("commands", "command_errors") and not _MOVED.fullmatch(name):
             yield name, value
 
 
 def _labelled(name: str, text: str, labels: list[str], by_place: Mapping[Place, Mapping[str, Number]]) -> Metric:
-    """A counter with labels beside device and tenant, whose values are the words of a key."""
+    """Returns a counter with labels in addition to device and tenant. The words of each key are the values of these
+    labels."""
     metric = CounterMetricFamily(f"hearth_{name}", text, labels=["device", "tenant", *labels])
     for (ordinal, tenant), counts in by_place.items():
         for words, value in sorted(counts.items()):
@@ -209,7 +210,7 @@ def _plain(kind: str, by_place: Mapping[Place, Mapping[str, Number]], taken: fro
             exported, scale = f"{name.removesuffix('_ns')}_seconds", 1e-9
         full = f"hearth_{exported}"
         if full in taken or exported.startswith("front_"):
-            # A name of the front's own would appear twice on the page, which is then no valid exposition.
+            # The name of a family of the front would appear twice on the page, which would make the page invalid.
             full = f"hearth_device_process_{exported}"
         metric = family(full, text, labels=["device", "tenant"])
         for (ordinal, tenant), value in samples:

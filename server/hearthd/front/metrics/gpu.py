@@ -1,5 +1,5 @@
-"""Prometheus families of what NVML reads. A family is left out where no GPU knows it; the label `device` is the
-ordinal, whose UUID `hearth_device_info` tells."""
+"""Prometheus families of NVML's readings. A family that no GPU supports is left out. The label `device` is the ordinal;
+`hearth_device_info` has its UUID."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ _ROWS = {"corrected": "rows_remapped_corrected", "uncorrected": "rows_remapped_u
 
 
 def families(readings: Mapping[int, GpuReading], sick: Collection[int] = ()) -> Iterator[Metric]:
-    """Yields the families that have samples. `readings` by ordinal; `sick`: the devices that are fenced because of
-    their readings."""
+    """Yields the families that have samples. `readings` by ordinal; `sick`: ordinals of the devices that are fenced
+    because of their readings."""
     for metric in every_family(readings, sick):
         if metric.samples:
             yield metric
@@ -52,7 +52,7 @@ def families(readings: Mapping[int, GpuReading], sick: Collection[int] = ()) -> 
 def every_family(
     readings: Mapping[int, GpuReading] = MappingProxyType({}), sick: Collection[int] = ()
 ) -> Iterator[Metric]:
-    """Yields all families, those without a sample included."""
+    """Yields all families, including those without a sample."""
     for field, (name, text) in _GAUGES.items():
         yield _plain(GaugeMetricFamily(name, text, labels=["device"]), field, readings)
     for field, (name, text) in _COUNTERS.items():
@@ -108,4 +108,4 @@ def _plain(metric: GaugeMetricFamily | CounterMetricFamily, field: str, readings
 
 
 NAMES = frozenset(family.name for family in every_family())
-"""The names of all possible families; counters without `_total`."""
+"""The names of all possible families, those of counters without `_total`."""

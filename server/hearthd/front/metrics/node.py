@@ -1,4 +1,4 @@
-"""Prometheus families of the node and the states of its devices."""
+"""Prometheus families of the node and of the states of its devices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hearthd.front.supervisor.supervisor import FENCED, SERVING, Supervisor
 
 
 def families(supervisor: Supervisor, sessions: SessionTable) -> Iterator[Metric]:
-    """Yields the families of the node as it is now."""
+    """Yields the families with the present state of the node."""
     info = GaugeMetricFamily(
         "hearth_build_info", "1; the labels hold the versions of the daemon, of its newest protocol and of Python.",
         labels=["version", "protocol", "python"],

@@ -1,4 +1,4 @@
-"""Prometheus families of tenants: what they have, what they may have, what they were refused."""
+"""Prometheus families of tenants: their usage, their limits, and refusals."""
 
 from __future__ import annotations
 
