@@ -82,7 +82,7 @@ class CpuServer:
         return True
 
     def _progress(self) -> None:
-        self._wake()  # not passed as `self._wake`, because `on_progress` replaces that attribute
+        self._wake()  # read at each call, because `on_progress` replaces it
 
     # ---- memory ----
 
