@@ -181,7 +181,7 @@ def _check(got: object, expected: object, what: str) -> str:
 
 @contextlib.contextmanager
 def daemon() -> Iterator[str]:
-    """Runs a daemon on a temporary Unix socket; yields the target."""
+    """Runs a daemon on a temporary Unix socket. Yields the address to connect to."""
     with tempfile.TemporaryDirectory(prefix="hearth-demo-") as folder:
         socket = Path(folder) / "hearth.sock"
         command = [sys.executable, "-m", "hearthd", "serve", "--grpc", "", "--http", "", "--lanes", "", "--unix"]

@@ -63,7 +63,7 @@ class Crash:
 
 @dataclass(frozen=True)
 class CrashRecord:
-    """Last state of the process."""
+    """Last recorded state of the process."""
 
     running: tuple[RunningKernel, ...] = ()
     crash: Crash | None = None

@@ -118,7 +118,7 @@ class LogThrottle:
     def __init__(self, period: float = THROTTLE_S) -> None:
         self._period = period
         self._last: dict[Hashable, tuple[float, int]] = {}
-        """For each kind: the time of its last line, and the number of events since."""
+        """Time of the last line, and the number of events since, by kind."""
 
     def due(self, kind: Hashable, now: float) -> bool:
         """Returns True if a line of this kind is due, and counts it as written."""

@@ -64,7 +64,7 @@ class CommunicatorFactory(Protocol):
         ...
 
     def unique_id(self, ranks: int) -> bytes:
-        """Returns the id by which the ranks of one new group find each other."""
+        """Returns the id with which the ranks of one new group find each other."""
         ...
 
     def forget(self, unique_id: bytes) -> None:

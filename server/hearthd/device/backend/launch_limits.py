@@ -1,6 +1,6 @@
-"""Checks of a launch against limits before the driver sees it; all failures are reported at once.
+"""Checks of a launch against limits before the driver sees it; all failures are reported together.
 
-Limits are the device's own (cudaDeviceProp); products are Python integers and cannot wrap.
+Limits are those of the device (cudaDeviceProp); products are Python integers and cannot overflow.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class HostInfo:
 
 @dataclass(frozen=True)
 class FunctionAttributes:
-    """Attributes of a function, from cuFuncGetAttribute; 0 where the backend has no such attribute."""
+    """Attributes of a function, from cuFuncGetAttribute; 0 if the backend has no such attribute."""
 
     registers: int = 0
     static_shared_bytes: int = 0

@@ -262,7 +262,7 @@ def _check_dimensions(spec: TensorMapSpec) -> list[str]:
         if not 1 <= stride <= MAX_ELEMENT_STRIDE:
             wrong.append(f"element_strides[{axis}] is {stride}; it lies between 1 and {MAX_ELEMENT_STRIDE}")
     if spec.element_strides and spec.interleave == "none" and 1 < spec.element_strides[0] <= MAX_ELEMENT_STRIDE:
-        # The driver would take it, and ignore it.
+        # The driver would accept the value and ignore it.
         wrong.append(f"element_strides[0] is {spec.element_strides[0]}; without interleave it is 1")
     if spec.interleave == "32b" and spec.swizzle in SWIZZLES and spec.swizzle != "32b":
         wrong.append(f"swizzle is {spec.swizzle}; with interleave 32b it is 32b")

@@ -169,7 +169,7 @@ class SegmentConnection:
             self._segment(frame)
         elif frame.kind == Kind.RELEASE and not (frame.channel or frame.flags or frame.payload):
             segment = self._own.pop(frame.id, None)
-            if segment is not None:  # otherwise it was refused
+            if segment is not None:  # otherwise the segment was refused
                 self._segments.release(segment)
         elif frame.kind in (Kind.UPLOAD, Kind.DOWNLOAD) and not (frame.channel or frame.flags):
             self._place(frame)

@@ -168,7 +168,7 @@ class CompileWorker:
             self.link.settimeout(START_S)
             with contextlib.suppress(
                 protocol.WorkerConnectionClosed, TimeoutError
-            ):  # seen when the answer is waited for
+            ):  # reported when the answer is received
                 protocol.send(self.link, setup)
 
     def greeted(self) -> dict[str, Any]:

@@ -75,7 +75,7 @@ class PtxAssembler:
 
     @property
     def _found(self) -> _Tool:
-        """The tool to use. Raises Refusal(NO_COMPILER)."""
+        """The tool to use. Raises Refusal(NO_COMPILER) if none is installed."""
         if self._tool is None:
             raise _unavailable("neither nvJitLink nor ptxas is installed")
         return self._tool
@@ -105,7 +105,8 @@ class PtxAssembler:
 
 
 def _tool() -> _Tool | None:
-    """Returns the tool to use: nvJitLink first, because it needs no file for a job."""
+    """Returns the tool to use: nvJitLink if it is installed, because it needs no files for a job, or else ptxas. None
+    if neither is installed."""
     try:
         from cuda.bindings import nvjitlink
 

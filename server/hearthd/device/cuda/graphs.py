@@ -33,7 +33,7 @@ class Graph:
         self.captured = captured
         self.executable = executable
         self.nodes = [isinstance(node, KernelNode) for node in nodes]
-        """For each node in order: True if the node launches a kernel."""
+        """One entry for each node, in order: True if the node launches a kernel."""
         self.kernels: list[Any] | None = None
         """The driver's kernel nodes, in order; looked up at the first update."""
 
