@@ -115,7 +115,7 @@ def test_who_wants_alone_may_use_all() -> None:
     ring.charge("a", 1e9)
     assert ring.turn() == "a"
     assert ring.credit("a") == float("inf")
-    ring.enter("b")  # use while no other flow waited is no debt, either
+    ring.enter("b")  # its use while no other flow waited is no debt
     assert ring.credit("a") == ring.credit("b") == 1.0
 
 

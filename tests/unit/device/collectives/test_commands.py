@@ -139,7 +139,7 @@ def test_the_work_behind_a_barrier_waits_for_it(rig: PeerRig) -> None:
     rig.batch(collective(1, operation(BARRIER, 0, 0)))
     rig.go(rig.hear("present"), 1)
     read = rig.read(1)
-    assert rig.reason(rig.read(2, stream=5)) == ""  # the reply of another stream does not count
+    assert rig.reason(rig.read(2, stream=5)) == ""  # a read on another stream does not wait
     assert not rig.came(Kind.RESULT, read)
     peer.release()
     assert rig.reason(read) == ""
