@@ -149,7 +149,7 @@ class ComputeServer(Protocol):
         ...
 
     def host_grown(self) -> bool:
-        """True if, since the last call, more host memory became free or the backend found that it will get no more."""
+        """True if, since the last call, more host memory became available or the system refused to provide more."""
         ...
 
     def host_refusal(self, size: int) -> Refusal | None:

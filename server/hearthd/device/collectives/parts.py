@@ -1,4 +1,4 @@
-"""One rank's part in a collective, and its place in memory."""
+"""The part of one rank in a collective, and its place in memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class BufferRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CollectivePart:
-    """One rank's part in an operation. Fields that the operation's kind does not use are empty and need not match."""
+    """The part of one rank in an operation. Fields that the operation's kind does not use are empty and need not
+    match."""
 
     kind: str
     count: int

@@ -53,7 +53,7 @@ class _Report(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two accesses of a race."""
+    """An access that takes part in a race."""
 
     thread: tuple[int, int, int]
     kind: int

@@ -58,7 +58,7 @@ class ExchangeCall:
 
 
 class SharedExchange:
-    """One rank's end of a segment. `create` is called once for a segment, `attach` in every rank."""
+    """The end of one rank in a segment. `create` is called once for a segment, `attach` in every rank."""
 
     def __init__(
         self, memory: mmap.mmap, rank: int, ranks: int, descriptor: bytes, toolchain: LibraryMaker | None
