@@ -66,7 +66,7 @@ class CompileService:
 
     def submit(self, job: Job, callback: Callback, owner: Hashable = 0) -> None:
         """Compiles a job and calls `callback` on the device-handle thread; immediately if the image is in memory.
-        `owner` is the session, or other key, that the compile counts for in the queue."""
+        `owner` identifies the session for which the job is queued; owners take turns."""
         image = self._images.get(job)
         if image is not None:
             callback(Compiled(image, None, True, 0))
