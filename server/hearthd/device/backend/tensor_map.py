@@ -1,9 +1,9 @@
 """Tensor maps: descriptions of a region for the tensor memory accelerator (TMA), checked before the driver sees them.
 
-The driver answers every mistake with "invalid value"; here each has a separate sentence, all of them in one refusal.
-Limits are those of cuTensorMapEncodeTiled, cuTensorMapEncodeIm2col and cuTensorMapEncodeIm2colWide (cuda.h, CUDA 13.0),
-and of the PTX ISA's chapter on tensors. Sizes are in elements, strides in bytes, innermost dimension first; sums and
-products are Python integers and cannot wrap.
+The driver answers every mistake with "invalid value"; this module describes each mistake in a separate sentence and
+reports all of them in one refusal. Limits are those of cuTensorMapEncodeTiled, cuTensorMapEncodeIm2col and
+cuTensorMapEncodeIm2colWide (cuda.h, CUDA 13.0), and of the PTX ISA's chapter on tensors. Sizes are in elements, strides
+in bytes, innermost dimension first; sums and products are Python integers and cannot overflow.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ALIGNMENT = 16
 """Alignment of the address, of strides, and of the box's innermost dimension, in bytes."""
 
 CORNERS: Mapping[int, tuple[int, int]] = {3: (-32768, 32767), 4: (-128, 127), 5: (-16, 15)}
-"""Range of an offset of an im2col corner, by rank."""
+"""Range of the offsets of an im2col corner, by rank."""
 
 WIDE_CORNER = (-32768, 32767)
 """Range of an offset of an im2col-wide corner, at every rank."""
@@ -36,7 +36,7 @@ SWIZZLES: Mapping[str, int] = {
     "none": 0, "32b": 32, "64b": 64, "128b": 128, "128b_atom_32b": 128, "128b_atom_32b_flip_8b": 128,
     "128b_atom_64b": 128,
 }  # fmt: skip
-"""Bytes that a swizzle spans; 0: any number."""
+"""Number of bytes that a swizzle spans; 0: not limited."""
 
 ATOMS = tuple(name for name in SWIZZLES if "_atom_" in name)
 """Swizzles that move chunks of more than 16 bytes."""
@@ -45,7 +45,7 @@ WIDE_SWIZZLES = ("64b", "128b", "128b_atom_32b")
 """Swizzles that im2col-wide supports."""
 
 INTERLEAVES: Mapping[str, int] = {"none": 0, "16b": 16, "32b": 32}
-"""Bytes of one slice of channels; 0: channels are not sliced."""
+"""Size of one slice of channels in bytes; 0: channels are not sliced."""
 
 L2_PROMOTIONS = ("none", "l2_64b", "l2_128b", "l2_256b")
 OOB_FILLS = ("none", "nan")
@@ -53,7 +53,7 @@ OOB_FILLS = ("none", "nan")
 
 @dataclass(frozen=True)
 class Element:
-    """A CUtensorMapDataType: `name` without its prefix."""
+    """An element type: `name` is that of the CUtensorMapDataType without its prefix."""
 
     name: str
     bits: int
@@ -71,11 +71,11 @@ _ELEMENTS: Mapping[str, Element] = {
     )
 }  # fmt: skip
 _AS_UINT8 = ("int8", "float8_", "float6_", "float4_", "int4", "uint4", "int2", "uint2")
-"""Passed as the bytes that they are: NumPy and ml_dtypes give each an element of one byte."""
+"""Prefixes of dtypes that are copied as uint8: NumPy and ml_dtypes store each element in one byte."""
 
 
 def element_of(dtype: str) -> Element | None:
-    """Returns the element as which `dtype`, by the driver's, NumPy's or ml_dtypes' name, is copied; None where TMA has
+    """Returns the element type as which `dtype` (the driver's, NumPy's or ml_dtypes' name) is copied; None if TMA has
     none.
 
     The accelerator copies bits: it treats an int8 as a uint8, and likewise a float8 of any kind.
@@ -88,14 +88,15 @@ def element_of(dtype: str) -> Element | None:
 
 @dataclass(frozen=True)
 class Tile:
-    """A box of elements a load."""
+    """Access mode in which each load reads a box of elements."""
 
     box: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Im2col:
-    """Columns of pixels a load, as a convolution reads them; offsets of W, H, D, in this order."""
+    """Access mode in which each load reads columns of pixels, as a convolution does. Offsets are in the order W, H,
+    D."""
 
     lower_corner: tuple[int, ...]
     upper_corner: tuple[int, ...]
@@ -116,7 +117,8 @@ class Im2colWide:
 
 @dataclass(frozen=True)
 class TensorMapSpec:
-    """Description of a tensor map, without the address. `strides` has every dimension but the innermost."""
+    """Description of a tensor map, without the address. `strides` has an entry for every dimension except the
+    innermost."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -133,9 +135,11 @@ class TensorMapSpec:
         return len(self.shape)
 
     def extent(self) -> int | None:
-        """Bytes from the first to behind the last that it describes; None where the fields do not say.
+        """Returns the number of bytes from the first to the end of the last byte described; None if the fields do not
+        determine it.
 
-        With interleaved channels, a lower bound: the driver's documentation leaves open how slices follow each other.
+        With interleaved channels, the result is a lower bound: the driver's documentation leaves open how slices follow
+        each other.
         """
         element = element_of(self.dtype)
         if element is None or not self.shape or len(self.strides) != self.rank - 1:
@@ -146,8 +150,8 @@ class TensorMapSpec:
 
 
 def check(spec: TensorMapSpec, address: int, offset: int, buffer_size: int) -> list[str]:
-    """Returns the faults of a spec, one sentence each; an empty list if the driver will take it. `address` is that of
-    the buffer's first byte."""
+    """Returns the errors in a spec, one sentence each; an empty list if the driver will accept it. `address` is the
+    address of the buffer's first byte."""
     element = element_of(spec.dtype)
     wrong = [_no_element(spec.dtype)] if element is None else []
     wrong += _check_names(spec)
@@ -178,7 +182,8 @@ def check(spec: TensorMapSpec, address: int, offset: int, buffer_size: int) -> l
 
 
 def refuse(spec: TensorMapSpec, wrong: Sequence[str], what: str, **more: object) -> Refusal:
-    """The refusal of one tensor map, with everything that is wrong with it. `what`: "tensor map of buffer 5"."""
+    """Returns the refusal of a tensor map, which lists all its errors. `what` names the map: "tensor map of buffer
+    5"."""
     access = spec.access
     details: dict[str, object] = {
         "dtype": spec.dtype,
@@ -310,7 +315,7 @@ def _check_dimensions(spec: TensorMapSpec) -> list[str]:
         if not 1 <= stride <= MAX_ELEMENT_STRIDE:
             wrong.append(f"element_strides[{axis}] is {stride}; it lies between 1 and {MAX_ELEMENT_STRIDE}")
     if spec.element_strides and spec.interleave == "none" and 1 < spec.element_strides[0] <= MAX_ELEMENT_STRIDE:
-        # The driver would take it, and ignore it.
+        # The driver would accept the value and ignore it.
         wrong.append(f"element_strides[0] is {spec.element_strides[0]}; without interleave it is 1")
     if spec.interleave == "32b" and spec.swizzle in SWIZZLES and spec.swizzle != "32b":
         wrong.append(f"swizzle is {spec.swizzle}; with interleave 32b it is 32b")

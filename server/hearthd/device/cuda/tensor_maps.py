@@ -1,4 +1,4 @@
-"""Tensor maps by the driver: what the tensor memory accelerator reads of a region."""
+"""Encoding of tensor maps by the driver: the description of a region that the tensor memory accelerator reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hearthd.device.backend.tensor_map import Im2colWide, TensorMapSpec, Tile
 from hearthd.device.cuda.errors import CudaError, checked, is_fatal, translate
 
 _ALIGNMENT = 128
-"""alignof(CUtensorMap), cuda.h of CUDA 13; the driver asks for 64."""
+"""alignof(CUtensorMap) in bytes, from cuda.h of CUDA 13; the driver requires only 64."""
 
 _FILLS = {"none": "NONE", "nan": "NAN_REQUEST_ZERO_FMA"}
 _INT, _U32, _POINTER = ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p
@@ -35,7 +35,7 @@ _WIDE_MODES = {"w": 0, "w128": 1}
 
 
 class TensorMapEncoder:
-    """Encodes tensor maps for a device of these properties. Encoding runs on the host: some microseconds."""
+    """Encodes tensor maps for a device with these properties. Encoding runs on the host and takes some microseconds."""
 
     def __init__(self, properties: node_pb2.DeviceProperties) -> None:
         self._properties = properties
@@ -101,8 +101,8 @@ def _library() -> ctypes.CDLL:
 def _encoder(kind: str) -> Any:
     """Returns the driver's cuTensorMapEncode... of this kind.
 
-    Not by cuda-bindings: those keep the result inside a Python object, aligned to 16 bytes only, and crash where the
-    compiler made use of the type's own alignment.
+    The functions of cuda-bindings are not used: they keep the result inside a Python object that is aligned to 16 bytes
+    only, and crash if the compiler relied on the type's own alignment.
     """
     encode = getattr(_library(), f"cuTensorMapEncode{kind}", None)
     if encode is None:  # Im2colWide: `tensor_map_features` has asked the same library
@@ -113,12 +113,13 @@ def _encoder(kind: str) -> Any:
 
 
 def _array(kind: Any, values: Sequence[int]) -> Any:
-    """A C array. The driver takes no null pointer, not even for the strides of a single dimension."""
+    """Returns a C array. The driver accepts no null pointer, not even for the strides of a single dimension."""
     return (kind * len(values))(*values)
 
 
 def _member(enumeration: Any, prefix: str, name: str) -> int:
-    """An enumerator's value by its name without prefix; those that came later are missing in older bindings."""
+    """Returns an enumerator's value by its name without the prefix. Raises Refusal(UNSUPPORTED) if older bindings lack
+    it."""
     found = getattr(enumeration, f"{prefix}_{name.upper()}", None)
     if found is None:
         raise Refusal(
