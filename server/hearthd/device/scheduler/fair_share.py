@@ -266,8 +266,7 @@ class FairShare:
         for frame in backlog.drop():
             if frame.kind == Kind.CALL:
                 self._device.outbox.put(Kind.RESULT, error, channel=backlog.session.channel, id=frame.id)
-            # The client may wait for the answer; the effects of the frame end with the session.
-            elif frame.kind != BATCH:
+            elif frame.kind != BATCH:  # the client may wait for the answer
                 self._perform(backlog.session, frame)
 
     # ---- one session alone ----
