@@ -102,8 +102,7 @@ class SegmentCopies:
         _check_alone("write", bool(command.data), command.transfer)
         try:
             move = self._move("write", origin, command.shared, buffer, rows)
-        # The refusal is raised when the write runs, because later commands must not run on the old bytes.
-        except Refusal as refusal:
+        except Refusal as refusal:  # raised when the write runs: later commands must not use the old bytes
             return Operation(origin, partial(_refuse, refusal), writes=(origin.stream, buffer), spoils=(buffer,))
         operation = Operation(origin, partial(self._write, move), writes=(origin.stream, buffer), spoils=(buffer,))
         operation.on_failure = partial(self._given_up, move)
