@@ -11,8 +11,8 @@ INPUT_OUTPUT filled with the input       its range is returned       `size`, `da
                                                                      `download`
 ============ =========================== =========================== =====================================
 
-An input is as long as its buffer; an output's range defaults to the whole buffer. An empty input needs neither data nor an
-upload.
+An input is as long as its buffer; an output's range defaults to the whole buffer. An empty input needs neither data
+nor an upload.
 """
 
 from __future__ import annotations
