@@ -27,7 +27,7 @@ class ReplySink(Protocol):
 
     def acknowledge(self, session: DeviceSession, entry: BatchEntry) -> None: ...
     def failed(self, origin: Origin, refusal: Refusal) -> None:
-        """Counts a command that failed, was skipped, or is answered with what failed before it."""
+        """Counts a command that failed, was skipped, or is answered with an earlier failure."""
         ...
 
     def waited(self, nanoseconds: int) -> None:
@@ -55,7 +55,7 @@ class Announcement(Protocol):
 
 
 class Origin:
-    """Identity of a command in its session: what is needed to answer the command or to record its failure."""
+    """Identity of a command in its session, used to answer the command or to record its failure."""
 
     __slots__ = (
         "batch",

@@ -100,7 +100,7 @@ class Rounds:
         device, track, summary = self._device, self._stream.track, program.holdings.summary
         tracks, cost, names = device.tracks, program.cost, program.names
         turn = min(program.turn, track.room)
-        # In this order, because checking `closed` requests a time slice.
+        # The order of the conditions matters, because checking `closed` requests a time slice.
         while self._left and not track.closed and turn > 0:
             count = min(self._left, max(1, min(track.budget, turn) // cost)) if self._limit is None else 1
             tracks.before(track, (program.usage, *summary.writes), summary.reads)

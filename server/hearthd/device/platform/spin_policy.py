@@ -1,8 +1,8 @@
 """Spin policy: how long the loop of a device process polls before it sleeps, and how long it sleeps. Pure; times are in
 seconds.
 
-Most small kernels end before a sleep would have begun, and a client that waits for such a kernel is sensitive to little
-else. Long waits are not worth a spin: each wait that was much longer than the spin halves the next spin.
+Most small kernels end before a sleep would have begun, and such a sleep would be a large part of the client's waiting
+time. Long waits are not worth a spin: each wait that was much longer than the spin halves the next spin.
 """
 
 from __future__ import annotations

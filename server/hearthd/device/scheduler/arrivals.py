@@ -1,4 +1,4 @@
-"""Executes the frames of a session as commands, in order, and yields where other sessions must be allowed to run."""
+"""Executes the frames of a session as commands, in order, and yields when other sessions must be allowed to run."""
 
 from __future__ import annotations
 
