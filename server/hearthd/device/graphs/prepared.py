@@ -185,7 +185,7 @@ class PreparedCommands:
 
 
 class _Run:
-    """One run of a list, repeated `count` times."""
+    """Runs a list `count` times, for one command."""
 
     def __init__(
         self, device: DeviceContext, watchdog: Watchdog, stream: LogicalStream, entry: PreparedEntry, count: int
