@@ -124,7 +124,7 @@ class Binder:
         return self.fill(entry, self.check(entry, record, pointers, key), record, pointers)
 
     def check(self, entry: FunctionEntry, record: Record, pointers: Sequence[Pointer], key: bytes = b"") -> LaunchPlan:
-        """Makes the checks of `bind`, some of which do not need the buffers' memory, and returns the launch plan."""
+        """Makes the checks of `bind` and returns the launch plan. The buffers need not have addresses yet."""
         plan = entry.plans.get(key)
         places = addresses(unpack_layout(record.layout)) if plan is None else plan.addresses
         outside = _outside(record, places, pointers)
