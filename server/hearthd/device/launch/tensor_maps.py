@@ -1,8 +1,8 @@
-"""Tensor maps: encoded from a buffer once, passed to kernels any number of times.
+"""Tensor maps: each is encoded from a buffer once, and passed to kernels any number of times.
 
-A tensor map keeps the memory that it describes, as a graph does: freeing the buffer destroys its handle, and the memory
-is freed with the last tensor map of it (and counts as in use until then). The description is checked here, before the
-call of the driver; a tensor map that could not be encoded stays a handle that no launch can use.
+A tensor map holds the memory that it describes, as a graph does: freeing the buffer destroys its handle, but the memory
+counts as used and is freed only with its last tensor map. The description is checked here, before the driver is called.
+A tensor map that could not be encoded remains a handle that no launch can use.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from hearthd.device.streams.stream_errors import poisoned
 
 
 class TensorMapCommands:
-    """Belongs to the device-handle thread."""
+    """Executes the tensor map commands. Device-handle thread only."""
 
     def __init__(self, device: DeviceContext, keepers: Keepers) -> None:
         self._device = device
         self._keepers = keepers
 
     def create(self, origin: Origin, command: commands_pb2.CreateTensorMap) -> Operation:
-        """Creates the handle at once, and the tensor map when the buffer has its address."""
+        """Creates the handle at once, and encodes the tensor map when the buffer has an address."""
         session = origin.session
         session.tensor_maps.check_new(command.tensor_map)
         buffer = session.buffers.find(command.buffer)
         entry = session.tensor_maps.add(command.tensor_map, TensorMapEntry(command.tensor_map, buffer))
         self._hold(buffer)
-        # Launches with the map are ordered on its buffer: each comes behind this.
+        # Launches with the map are ordered by its buffer, so each of them runs behind this operation.
         operation = Operation(origin, partial(self._create, origin, command, entry), writes=(buffer,))
         operation.on_failure = entry.lose
         return operation
@@ -79,7 +79,7 @@ class TensorMapCommands:
 
     def _hold(self, buffer: Buffer) -> None:
         self._keepers.memory.hold(buffer)
-        if buffer.module is not None:  # a variable's memory is its module's
+        if buffer.module is not None:  # the memory of a module's global variable belongs to the module
             self._keepers.modules.hold(buffer.module)
 
     def _release(self, session: DeviceSession, buffer: Buffer) -> None:
@@ -89,7 +89,7 @@ class TensorMapCommands:
 
 
 def spec_of(command: commands_pb2.CreateTensorMap) -> TensorMapSpec:
-    """Returns the command's description, defaults filled in."""
+    """Returns the tensor map's description from the command, with defaults filled in."""
     access: Tile | Im2col | Im2colWide | None = None
     kind = command.WhichOneof("access")
     if kind == "tile":

@@ -1,6 +1,6 @@
-"""Tensor maps from command to kernel parameter, on a CPU device that pretends to make them.
+"""Tensor maps from command to kernel parameter, on a CPU device that imitates their encoding.
 
-What the driver would make is replaced by 128 bytes that say what it was asked; everything else is the real thing.
+The encoding by the driver is replaced by 128 bytes that contain its arguments; everything else is the product's code.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ extern "C" __global__ void peek(const __grid_constant__ TensorMap map, unsigned 
 
 
 def encode(_self: Any, spec: TensorMapSpec, address: int) -> bytes:
-    """The address and what else was asked for; a box of 7 is what this driver does not like."""
+    """Encodes the address and the other arguments; this imitated driver refuses a box with a 7."""
     access = spec.access
     assert access is not None
     box = access.box if isinstance(access, Tile) else (access.channels_per_pixel, access.pixels_per_column)
@@ -51,7 +51,7 @@ def encode(_self: Any, spec: TensorMapSpec, address: int) -> bytes:
 
 
 def main(link: socket.socket, spec: DeviceSpec) -> None:
-    """A device process whose CPU has tensor maps, also im2col-wide ones, but no swizzle atoms."""
+    """Runs a device process whose CPU backend has tensor maps, also im2col-wide ones, but no swizzle atoms."""
     from hearthd.device.cpu import server
 
     class Server(server.CpuServer):
@@ -67,13 +67,14 @@ def main(link: socket.socket, spec: DeviceSpec) -> None:
 
 @pytest.fixture(scope="module")
 def process() -> Iterator[DeviceLink]:
-    link = DeviceLink(DeviceSpec(0, "cpu", 0, memory_limit=1 << 20), main)  # nothing is cached: modules take a while
+    # Nothing is cached, so loading modules takes a while.
+    link = DeviceLink(DeviceSpec(0, "cpu", 0, memory_limit=1 << 20), main)
     yield link
     link.close()
 
 
 class OneSession:
-    """A session with a buffer 1 for a matrix of 64 x 32 floats, a buffer 2 of 16 words, and the kernels 11 to 14."""
+    """A session with buffer 1 for a matrix of 64 x 32 floats, buffer 2 of 16 words, and the kernels 11 to 14."""
 
     def __init__(self, link: DeviceLink, channel: int) -> None:
         self.link = link
@@ -96,7 +97,7 @@ class OneSession:
         self.link.batch(*commands, channel=self.channel, seq=self._seq)
 
     def failures(self) -> list[tuple[str, Reason]]:
-        """Returns command and reason of each failure since the last call."""
+        """Returns the command and the reason of each failure since the last call."""
         status = self.link.call(channel=self.channel, sync=c.Sync()).error
         return [(each.command, from_status(each.status).reason) for each in stream_failures(status)]
 
@@ -192,12 +193,13 @@ def test_swizzle_atoms_are_refused_by_name_where_the_device_has_none(session: On
 
 def test_launches_with_one_that_was_refused_do_not_run(session: OneSession) -> None:
     session.batch(tiled(box=(33, 0)), launch(12, MAP, OUT), launch(12, MAP, OUT))
-    # The second is skipped for what the first should have written: that is not reported beside it.
+    # The second launch is skipped because of the buffer that the first one should have written; the skip is not
+    # reported separately.
     assert session.failures() == [
         ("create_tensor_map", Reason.TENSOR_MAP_INVALID), ("launch count", Reason.DEPENDENCY_FAILED)
     ]  # fmt: skip
     assert session.words()[0] == 0
-    session.batch(destroyed(), tiled(), launch(12, MAP, OUT))  # the handle is free again
+    session.batch(destroyed(), tiled(), launch(12, MAP, OUT))  # the handle can be used again
     assert session.failures() == []
     assert session.words()[0] == 1
 
@@ -239,7 +241,7 @@ def test_several_maps_of_one_buffer_hold_it_together(session: OneSession) -> Non
 
 
 def test_a_session_that_closes_gives_back_what_its_maps_hold(process: DeviceLink) -> None:
-    for _ in range(3):  # more than the device has, were it not given back
+    for _ in range(3):  # more than the device's memory, if it were not returned
         session = OneSession(process, next(_channels))
         session.batch(
             Command(allocate=c.Allocate(buffer=3, size=1 << 19)), tiled(buffer=3), Command(free=c.Free(buffers=[3]))

@@ -1,4 +1,4 @@
-"""Profiles and traces over a fake device with a fake clock: every event goes back, every time is what it was."""
+"""Profiles and traces on a fake device with a fake clock: every event is released, and every time is exact."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Event:
 
 
 class Server:
-    """Streams do what they are given when the test says so, and their clock says what the test says."""
+    """A server whose streams run, and whose clock advances, only when the test says so."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -99,7 +99,7 @@ class Rig:
         self.tracks = StreamPool(self.server, 4, lambda: None)  # type: ignore[arg-type]
         self.posted: deque[Callable[[], None]] = deque()
         self.copies: list[bytes] = []
-        """Copies that went to the front beside the answers."""
+        """Copies of traces that were sent to the front in addition to the answers."""
         self.device = DeviceContext(
             spec=SimpleNamespace(), server=self.server, tracks=self.tracks, staging=None, grants=None, compiler=None,
             outbox=SimpleNamespace(put=self.put), telemetry=Telemetry(), limits=None, output=None, idle_work=None,
@@ -126,7 +126,7 @@ class Rig:
         )
 
     def work(self, name: str, length: int, stream: LogicalStream | None = None, size: int = 0) -> None:
-        """A command that keeps the device busy for so long."""
+        """Submits a command that keeps the device busy for `length` nanoseconds."""
         origin = self.origin(name, stream)
         track = origin.stream.track
 
@@ -157,7 +157,7 @@ class Rig:
         operation = self.traces.end(self.origin("end_trace", request=1), c.EndTrace())
         submit(operation)
         self.settle()
-        while not self.posted:  # the answer is put together on a thread
+        while not self.posted:  # the answer is built on another thread
             pass
         self.posted.popleft()()
         return self.replies.results[-1].trace
@@ -318,7 +318,7 @@ def test_full_traces_count_and_closed_ones_give_back(monkeypatch: pytest.MonkeyP
     assert 0 < len(result.events) < 20 and len(result.events) + result.dropped == 20
     rig.trace()
     rig.work("launch a", 1)
-    rig.traces.closed(rig.session)  # with work under way
+    rig.traces.closed(rig.session)  # while work is under way
     rig.settle()
     assert rig.leaked() == 0 and rig.traces.running == 0
 

@@ -1,4 +1,4 @@
-"""A stream that takes no more: what is behind stays in its row as long as the stream gets on, and is put off after."""
+"""A full stream: commands behind it stay in the queue while the stream makes progress, and are deferred afterwards."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FLOOD = 3 * WHOLE_WINDOW
 
 
 class Gated(CpuServer):
-    """Its kernels run one by one, as they are let."""
+    """A server whose kernels run one by one, as the test allows."""
 
     def __init__(self, *what: Any) -> None:
         super().__init__(*what)
@@ -56,15 +56,15 @@ class Standing(Laned):
         super().__init__(Gated)
 
     def let(self, launches: int = 1 << 40) -> None:
-        """Lets that many more launches run."""
+        """Allows that many more launches to run."""
         self.server.let(launches)
 
     def waiting(self) -> int:
-        """Commands that were put off."""
+        """Returns the number of deferred commands."""
         return int(self.gauges()["commands_waiting"])
 
     def given(self) -> int:
-        """Launches that the device was given: about as many as a stream takes, where the gate is closed."""
+        """Returns the number of launches submitted to the device: about one full stream while the gate is closed."""
         assert self.server.launches > WHOLE_WINDOW - WINDOW
         return self.server.launches
 
@@ -214,10 +214,10 @@ def test_any_program_ends_as_if_there_were_room(
     wait: float,
     seed: int,
 ) -> None:
-    """Two streams, each with a separate buffer; `many` floods its stream."""
+    """Uses two streams, each with a separate buffer; `many` floods its stream."""
     patience(wait)
     rig, dice = open_rig, random.Random(seed)
-    number = next(rig.ids) + 10  # a channel that was never used
+    number = next(rig.ids) + 10  # the number of a channel that was never used
     rig.send(Kind.OPEN, b'{"session": "me", "tenant": "t"}', channel=number)
     client = rig.lane(number)
     client.batch(
