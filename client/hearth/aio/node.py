@@ -15,7 +15,7 @@ from hearth.base_node import BaseNode, session_of
 
 if TYPE_CHECKING:
     from types import TracebackType
-    from typing import Self
+    from typing import Never, Self
 
     from hearth.aio.connection import LoopConnection
     from hearth.aio.device import Device
@@ -43,6 +43,7 @@ def connect(
     launch_timeout: float = 0.0,
     lanes: bool = True,
     wait_for_ready: bool = False,
+    **unknown: Never,
 ) -> Connecting:
     """Opens a session on a node's daemon: ``async with hearth.aio.connect(...) as node:``, or ``node = await
     hearth.aio.connect(...)`` and ``await node.close()``.
@@ -63,6 +64,7 @@ def connect(
         launch_timeout: Seconds that a launch may take that has no timeout; 0: the daemon's default.
         lanes: Uses direct connections to the device processes where the daemon offers them.
         wait_for_ready: Tries again for `timeout` seconds while no daemon is ready.
+        **unknown: No other keyword is accepted.
 
     Returns:
         The opening session, to be awaited or entered.
@@ -70,6 +72,10 @@ def connect(
     Raises:
         HearthError: When awaited, as `hearth.connect`.
     """
+    if unknown:
+        from hearth.keywords import unknown_keyword
+
+        raise unknown_keyword("hearth.aio.connect", unknown, connect)
     return Connecting(
         partial(
             session_of, target, timeout, name, token, ca, certificate, key, insecure=insecure,

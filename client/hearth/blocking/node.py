@@ -10,6 +10,7 @@ from hearth.base_node import BaseNode, session_of
 
 if TYPE_CHECKING:
     from types import TracebackType
+    from typing import Never
 
     from hearth.blocking.device import Device
     from hearth.session.connection import Connection
@@ -34,6 +35,7 @@ def connect(
     launch_timeout: float = 0.0,
     lanes: bool = True,
     wait_for_ready: bool = False,
+    **unknown: Never,
 ) -> Node:
     """Opens a session on a node's daemon.
 
@@ -57,6 +59,7 @@ def connect(
             and for large arrays over TCP.
         wait_for_ready: As in gRPC: while no daemon answers, or one that is starting, draining or full, tries again for
             `timeout` seconds in all. Otherwise the first failure is raised at once.
+        **unknown: No other keyword is accepted.
 
     Returns:
         The node, to be closed or entered by ``with``.
@@ -68,6 +71,10 @@ def connect(
         UnsupportedError: The daemon does not speak this client's protocol version.
         ArgumentError: An argument is out of its range.
     """
+    if unknown:
+        from hearth.keywords import unknown_keyword
+
+        raise unknown_keyword("hearth.connect", unknown, connect)
     return Node(
         session_of(
             target, timeout, name, token, ca, certificate, key, insecure=insecure, isolation=isolation,
