@@ -11,6 +11,7 @@ The socket is beside gRPC's, see `socket_path`; the methods, messages and metada
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from hearth_proto.frames import FrameError
 
@@ -20,10 +21,19 @@ MAX_MESSAGE = 32 << 20
 """Bytes of one message; gRPC's limit is the same."""
 MAX_HEAD = 16 << 10
 """Bytes of METHOD's payload, as of gRPC's metadata."""
-ASK_S = 20.0
-"""Seconds of silence after which a side asks whether the other is there; not before something has been said."""
-ANSWER_S = 10.0
-"""Seconds that the answer may take."""
+
+
+class Keepalive(NamedTuple):
+    """How a side notices that the other is gone, in seconds."""
+
+    ask: float = 20.0
+    """Silence after which a side asks whether the other is there; not before something has been said."""
+    answer: float = 10.0
+    """Time that the answer may take."""
+
+
+KEEPALIVE = Keepalive()
+"""The default of both sides."""
 
 
 def socket_path(path: str) -> str:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
+CALL_WAIT = 5.0
+"""Seconds that a single call waits for room; batches wait as long as it takes."""
+
 
 class CommandQueue:
     """Batches and calls of all sessions of a tenant, in bytes and number; 0: no bound."""
 
-    def __init__(self, most_commands: int = 0, most_bytes: int = 0) -> None:
+    def __init__(self, most_commands: int = 0, most_bytes: int = 0, *, call_wait: float = CALL_WAIT) -> None:
+        self.call_wait = call_wait
+        """Seconds that a single call waits for room before it is refused."""
         self.commands = 0
         self.bytes = 0
         self._most_commands = most_commands

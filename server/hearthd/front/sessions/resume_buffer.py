@@ -9,7 +9,7 @@ from itertools import islice
 from hearth_proto.reasons import Reason, Refusal
 
 _TIMES_MOST = 16
-_MANY = 1 << 16
+MANY = 1 << 16
 """A multiple of `most` and a number of responses; beyond both, even small ones overrun the buffer: over a lane nothing
 holds their client back."""
 
@@ -18,11 +18,11 @@ class ResumeBuffer:
     """Responses that a client has not acknowledged, numbered from 1, kept in order until `Received.responses` covers
     them.
 
-    `most` and `most_bytes` are where no more work is taken; beyond `hard` bytes, or many times `most`, all is given up,
-    for then the client has sent work without ever reading.
+    `most` and `most_bytes` are where no more work is taken; beyond `hard` bytes, or beyond both many times `most` and
+    `many` responses, all is given up, for then the client has sent work without ever reading.
     """
 
-    def __init__(self, most_bytes: int, most: int, hard: int) -> None:
+    def __init__(self, most_bytes: int, most: int, hard: int, many: int = MANY) -> None:
         self.received = 0
         """Responses that have come to the client."""
         self.bytes = 0
@@ -33,6 +33,7 @@ class ResumeBuffer:
         self._most_bytes = most_bytes
         self._most = most
         self._hard = hard
+        self._most_hard = max(_TIMES_MOST * most, many)
 
     @property
     def number(self) -> int:
@@ -73,7 +74,7 @@ class ResumeBuffer:
         into.append(payload)
         self.bytes += len(payload)
         number = len(self._kept) + len(self._aside)
-        if self.bytes > self._hard or number > max(_TIMES_MOST * self._most, _MANY):
+        if self.bytes > self._hard or number > self._most_hard:
             self.overrun = Refusal(
                 Reason.QUEUE_FULL,
                 f"{number} results and events ({self.bytes} bytes) wait for the client to say that they came; the most "

@@ -37,11 +37,13 @@ class LingeringSession:
     """The time at which the process was asked last."""
     told: bool = False
     """The log has a line about it."""
+    grace: float = GRACE
+    """Seconds that its work may run on."""
 
     @property
     def due(self) -> float:
         """The time at which its grace is over."""
-        return self.since + (GRACE if self.busy else CLEARING)
+        return self.since + (self.grace if self.busy else CLEARING)
 
     @property
     def what(self) -> str:
@@ -55,7 +57,9 @@ class LingeringSession:
 class LingeringSessions:
     """The lingering sessions of one process, by the number of the channel that each had there."""
 
-    def __init__(self) -> None:
+    def __init__(self, grace: float = GRACE) -> None:
+        """`grace`: seconds that work of a closed session may run on."""
+        self._grace = grace
         self._each: dict[int, LingeringSession] = {}
 
     def __iter__(self) -> Iterator[LingeringSession]:
@@ -68,7 +72,7 @@ class LingeringSessions:
 
     def left(self, channel: int, session: str, tenant: str, now: float) -> None:
         """A session is closed here."""
-        self._each.setdefault(channel, LingeringSession(session, tenant, now))
+        self._each.setdefault(channel, LingeringSession(session, tenant, now, grace=self._grace))
 
     def gone(self, channel: int) -> None:
         """All that it had here is done and given back."""

@@ -13,7 +13,7 @@ import structlog
 from hearth_proto.reasons import Refusal
 from hearthd.front.links.link import DeviceLink
 from hearthd.front.supervisor.exit_cause import ABANDONED, ExitCause
-from hearthd.front.supervisor.lingering_sessions import LingeringSession, LingeringSessions
+from hearthd.front.supervisor.lingering_sessions import GRACE, LingeringSession, LingeringSessions
 
 log = structlog.get_logger("hearthd.supervisor")
 
@@ -23,13 +23,20 @@ ANSWER = 1.0
 
 class SessionClose:
     """Belongs to the event loop. `end` is called when the process is to be ended now, with the cause; `changed`, when
-    calls that wait (`wait`) may continue."""
+    calls that wait (`wait`) may continue. `grace`: seconds that work of a closed session may run on."""
 
-    def __init__(self, link: DeviceLink, end: Callable[[ExitCause], None], changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        link: DeviceLink,
+        end: Callable[[ExitCause], None],
+        changed: Callable[[], None],
+        *,
+        grace: float = GRACE,
+    ) -> None:
         self._link = link
         self._end = end
         self._changed = changed
-        self._lingering = LingeringSessions()
+        self._lingering = LingeringSessions(grace)
         self._timer: asyncio.TimerHandle | None = None
         self._asking: asyncio.Task[None] | None = None
         self._awaited = False
