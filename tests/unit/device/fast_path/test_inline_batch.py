@@ -18,11 +18,9 @@ from hearth_proto.reasons import from_status
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2
 from hearthd.device.cpu.server import CpuServer
-from hearthd.device.fast_path import inline_path
 from hearthd.device.fast_path.inline_path import InlinePath
-from hearthd.device.platform import event_loop
 from hearthd.device.platform.spin_policy import SpinPolicy
-from hearthd.device.process import device_process, idle_policy
+from hearthd.device.process import device_process
 from tests.support.device.inline_programs import BROKEN, FRESH, LAUNCH, Step, launch, run
 from tests.support.device.lane_rig import Client, add, batch, summed, sync
 from tests.support.device.passing import Passing, Polled
@@ -313,8 +311,8 @@ def test_a_client_that_does_not_read_is_answered_when_it_does(rig: Passing) -> N
 def lingering(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Passing, threading.Semaphore]]:
     """Many cores, where the loop polls long for a next step; and a semaphore that counts the rounds of idle work."""
     monkeypatch.setattr(device_process, "cores", lambda: 8)
-    monkeypatch.setattr(event_loop, "EXPECTED_S", 30.0)
     rig, rounds = Passing(Polled), threading.Semaphore(0)
+    rig.process.loop.expected_s = 30.0
     rig.prepare()
     idle_work = rig.process.device.idle_work
     real = idle_work.poll
@@ -340,16 +338,14 @@ def asked_for_long(rig: Passing) -> None:
     rig.process.device.tracks.spin_policy = SpinPolicy(30.0)
 
 
-def test_the_next_step_comes_before_unawaited_work(
-    lingering: tuple[Passing, threading.Semaphore], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_step_comes_before_unawaited_work(lingering: tuple[Passing, threading.Semaphore]) -> None:
     rig, rounds = lingering
     client = rig.lane()
-    monkeypatch.setattr(idle_policy, "ROUND_S", 0.0)
+    rig.process.idle_policy.round_s = 0.0
     client.batch(sync(1))
     client.response()
     rig.barrier()
-    monkeypatch.setattr(idle_policy, "ROUND_S", 60.0)
+    rig.process.idle_policy.round_s = 60.0
     client.batch(sync(2))
     client.response()
     rig.barrier()  # by way of the front, which is served at once: a round that lasts
@@ -358,7 +354,7 @@ def test_the_next_step_comes_before_unawaited_work(
         client.batch(sync(number))
         assert client.response().result.request == number
     assert not taken(rounds)
-    monkeypatch.setattr(event_loop, "EXPECTED_S", 1e-3)
+    rig.process.loop.expected_s = 1e-3
     client.batch(sync(60))
     client.response()
     client.batch(sync(61))
@@ -366,11 +362,9 @@ def test_the_next_step_comes_before_unawaited_work(
     assert rounds.acquire(timeout=30), "nothing comes, so that it is done"
 
 
-def test_it_is_not_put_off_for_ever(
-    lingering: tuple[Passing, threading.Semaphore], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_not_put_off_for_ever(lingering: tuple[Passing, threading.Semaphore]) -> None:
     rig, rounds = lingering
-    monkeypatch.setattr(idle_policy, "ROUND_S", 1e-4)
+    rig.process.idle_policy.round_s = 1e-4
     client = rig.lane()
     begun, number = time.perf_counter(), 0
     while time.perf_counter() < begun + 0.2 or number < 50:
@@ -380,12 +374,10 @@ def test_it_is_not_put_off_for_ever(
     assert taken(rounds) >= min(number, 100) // 4
 
 
-def test_others_are_heard_meanwhile(
-    lingering: tuple[Passing, threading.Semaphore], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_others_are_heard_meanwhile(lingering: tuple[Passing, threading.Semaphore]) -> None:
     """The front, tasks of other threads, and another session's lane."""
     rig, _ = lingering
-    monkeypatch.setattr(idle_policy, "ROUND_S", 60.0)
+    rig.process.idle_policy.round_s = 60.0
     rig.send(Kind.OPEN, b"{}", channel=2)
     client, other = rig.lane(), rig.lane(2)
     for number in range(1, 60):
@@ -402,12 +394,10 @@ def test_others_are_heard_meanwhile(
             assert done.wait(30)
 
 
-def test_what_was_done_in_between_is_in_the_books(
-    lingering: tuple[Passing, threading.Semaphore], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_done_in_between_is_in_the_books(lingering: tuple[Passing, threading.Semaphore]) -> None:
     """Commands, batches and the device's time are counted, though deferred in between."""
     rig, _ = lingering
-    monkeypatch.setattr(inline_path, "HERE_S", 30.0)
+    rig.process.executor.inline_path.here_s = 30.0
     asked_for_long(rig)  # each is waited for in the turn in which it came
     executor = rig.process.executor
     client = rig.lane()
@@ -444,11 +434,11 @@ def test_what_was_done_in_between_is_in_the_books(
 
 @pytest.mark.parametrize("launches", [(5, 0), (5,)])
 def test_what_is_still_under_way_beside_is_in_the_books(
-    lingering: tuple[Passing, threading.Semaphore], monkeypatch: pytest.MonkeyPatch, launches: tuple[int, ...]
+    lingering: tuple[Passing, threading.Semaphore], launches: tuple[int, ...]
 ) -> None:
     """A client that is answered for one stream may have submitted work to another in the same batch."""
     rig, _ = lingering
-    monkeypatch.setattr(inline_path, "HERE_S", 30.0)
+    rig.process.executor.inline_path.here_s = 30.0
     asked_for_long(rig)
     executor = rig.process.executor
     for kind in ({"create_stream": c.CreateStream(stream=5)}, {"allocate": c.Allocate(buffer=2, size=8)}):
@@ -470,17 +460,14 @@ def test_what_is_still_under_way_beside_is_in_the_books(
     assert backlog.used > used and not backlog.active and not executor.sharing.meter.busy
 
 
-def test_a_step_behind_one_that_took_its_time_comes_first_too(
-    lingering: tuple[Passing, threading.Semaphore], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_behind_one_that_took_its_time_comes_first_too(lingering: tuple[Passing, threading.Semaphore]) -> None:
     """A step answered in a later turn of the loop: the next is polled for before the rest of that is done."""
     rig, rounds = lingering
-    monkeypatch.setattr(inline_path, "HERE_S", 0.0)
+    rig.process.executor.inline_path.here_s = 0.0
     asked_for_long(rig)
     executor, tracks = rig.process.executor, rig.process.device.tracks
     client = rig.lane()
-    monkeypatch.setattr(idle_policy, "EXPECTED_S", 30.0)
-    monkeypatch.setattr(idle_policy, "ROUND_S", 60.0)
+    rig.process.idle_policy.round_s = 60.0
     within = 0
     for number in range(1, 20):
         gate = threading.Event()
