@@ -19,10 +19,12 @@ _DOWNLOADS = 256
 class Receipts:
     """Receipts of one attachment."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = RESPONSES) -> None:
+        """`most`: number of responses after which a receipt is due."""
+        self._most = most
         self.responses = 0
         """Results and events that have come."""
-        self.responses_due = RESPONSES
+        self.responses_due = most
         """Number of responses at which a receipt is due."""
         self._bytes = 0
         self._told = 0
@@ -83,4 +85,4 @@ class Receipts:
 
     def _note(self) -> None:
         self._told, self._told_bytes, self.due = self.responses, self._bytes, False
-        self.responses_due = self._told + RESPONSES
+        self.responses_due = self._told + self._most

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 
 from hearth.codec import batch
 from hearth.errors import ClosedError, HearthError, broken
-from hearth.session import send_queue
 from hearth.session.execute_stream import ExecuteStream
 from hearth.session.lane_channel import LaneChannel
 from hearth.session.memory import free_commands
 from hearth.session.protocol import Session
 from hearth.session.reply import Reply
+from hearth.session.timing import TIMING, Timing
 from hearth.session.waiters import Waiters
 from hearth.session.watchdog import ClientPosition, Watchdog
 from hearth.transport.spin_wait import Lookout
@@ -40,17 +40,8 @@ if TYPE_CHECKING:
     from hearth.transport.copy_signals import Signals
     from hearth.transport.lane import Lane
 
-HELD_S = 0.25
-"""Seconds that work waits for a lane, while the daemon finishes the commands it received before a break."""
-_IDLE_S = 1.0
-"""Longest delay in seconds of a buffer's free after the one race that `nudge` loses: it takes no lock."""
 _AWAY_S = 1.0
 """Seconds that `close` waits for a broken connection."""
-_TURN_S = 0.5e-3
-"""Seconds for which sendable commands may lie in the queue before the submitting thread yields to others."""
-_LANE_TURN_S = 50e-6
-"""Seconds of the yield over a lane, where the submitting thread sends worthwhile batches itself: only the receiving
-thread needs a turn, to report completions."""
 
 
 class Attachment:
@@ -64,8 +55,11 @@ class Attachment:
         on_late_error: Callable[[HearthError], None],
         kernel_output: KernelOutput | None = None,
         requests: Iterator[int] | None = None,
+        timing: Timing = TIMING,
     ) -> None:
         """`requests`: mints their numbers, where others number theirs alike."""
+        self._timing = timing
+        self._turn_s = timing.turn
         self._requests_minted = requests if requests is not None else itertools.count(1)
         self.session = Session(limits, next(self._requests_minted))
         self.queue = self.session.queue
@@ -172,8 +166,8 @@ class Attachment:
         queue, session = self.queue, self.session
         with self._lock:
             if (
-                queue.queued >= send_queue.QUEUE_COMMANDS  # `queue.full`, spelled out
-                or queue.queued_bytes >= send_queue.QUEUE_BYTES
+                queue.queued >= queue.most_commands  # `queue.full`, spelled out
+                or queue.queued_bytes >= queue.most_bytes
                 or session.error is not None
             ):
                 self._await_room()
@@ -222,8 +216,8 @@ class Attachment:
                 queue, session = self.queue, self.session
                 if (
                     session.error is not None or self._freed
-                    or queue.queued >= send_queue.QUEUE_COMMANDS  # `queue.full`, spelled out
-                    or queue.queued_bytes >= send_queue.QUEUE_BYTES
+                    or queue.queued >= queue.most_commands  # `queue.full`, spelled out
+                    or queue.queued_bytes >= queue.most_bytes
                 ):  # fmt: skip
                     self._make_ready()
                 channel = self.channel
@@ -276,7 +270,7 @@ class Attachment:
             self._wake_sender(reply is not None)
             if first:
                 self._waiting_since = time.monotonic()
-            elif time.monotonic() - self._waiting_since > _TURN_S and reply is None and session.sendable:
+            elif time.monotonic() - self._waiting_since > self._turn_s and reply is None and session.sendable:
                 self._give_way()
 
     def _give_way(self) -> None:
@@ -285,7 +279,7 @@ class Attachment:
         turns."""
         self.waiters.watch()
         try:
-            self._change.wait(_TURN_S if self.channel is None else _LANE_TURN_S)
+            self._change.wait(self._turn_s if self.channel is None else self._timing.lane_turn)
         finally:
             self.waiters.watchers -= 1
             self._waiting_since = time.monotonic()
@@ -356,7 +350,7 @@ class Attachment:
                     self._sender_waits = True
                 calls = self._calls
             try:
-                calls.get(timeout=HELD_S if away else _IDLE_S)
+                calls.get(timeout=self._timing.held if away else self._timing.idle)
                 idle = False
             except Empty:
                 idle = not away
@@ -411,7 +405,7 @@ class Attachment:
 
     def hold(self) -> None:
         with self._lock:
-            self._held_until = time.monotonic() + HELD_S
+            self._held_until = time.monotonic() + self._timing.held
 
     def quiet(self) -> bool:
         with self._lock:
@@ -431,7 +425,7 @@ class Attachment:
             self._held_until = 0.0
             if lane is not None and self.session.error is None:
                 lane.lookout = self.lookout
-                self.channel = self.waiters.channel = LaneChannel(lane, self, self._lock, on_end)
+                self.channel = self.waiters.channel = LaneChannel(lane, self, self._lock, on_end, self._timing)
                 self.channel.start(name)
             elif lane is not None:
                 lane.release()

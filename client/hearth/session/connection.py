@@ -19,6 +19,7 @@ from hearth.session.kernel_output import KernelOutput
 from hearth.session.late_errors import DeferredErrors
 from hearth.session.memory import DurableBuffers, Space
 from hearth.session.reply import PendingResult
+from hearth.session.timing import TIMING
 from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ class Connection(ABC):
         self.timeout = timeout
         self.lease = lease
         """Seconds that the session may be away, its connection broken, before the daemon gives it up."""
+        self.timing = TIMING
+        """Times of the attachments that are made from now on."""
         self.generation = 0
         self.refusal: HearthError | None = None
         """Once set, every use raises it: closed, or forked."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from hearth.errors import ConnectError, DeviceLostError, HearthError, broken
+from hearth.session.timing import TIMING, Timing
 from hearth.transport.backoff import Backoff, may_go_on
 from hearth_proto.later import device_pb2
 
@@ -31,11 +32,8 @@ _ABSENT_S = 1.0
 _REMEMBERED = 1000
 _FRUITLESS = 5
 """Consecutive lanes without a received frame after which no more are opened."""
-LANE_AGAIN_S = 2.0
-"""Seconds after which a stream whose lane did not come to life in time, as on a busy machine, is exchanged for another
-that may have one, once nothing is under way. Without that the session would stay on the slow path until it ends. Each
-further attempt in a row waits twice as long as the one before."""
 _LANE_AGAIN_MOST_S = 60.0
+"""The longest time between two attempts to open a lane; see `Timing.lane_again`."""
 
 
 class StreamDriver(Protocol):
@@ -80,7 +78,15 @@ class StreamDriver(Protocol):
 class ExecuteStream:
     """Opened once; its thread ends with the attachment."""
 
-    def __init__(self, driver: StreamDriver, transport: Transport, token: str, device: int, lease: float) -> None:
+    def __init__(
+        self,
+        driver: StreamDriver,
+        transport: Transport,
+        token: str,
+        device: int,
+        lease: float,
+        timing: Timing = TIMING,
+    ) -> None:
         self.outages: deque[float] = deque(maxlen=_REMEMBERED)
         """Durations of the last outages, from the break to the next attach, in seconds."""
         self.resumed = 0
@@ -96,7 +102,7 @@ class ExecuteStream:
         self._channel: LaneChannel | None = None
         self._fruitless = 0
         """Lanes in a row that ended before anything came over them."""
-        self._lane_pause = LANE_AGAIN_S
+        self._lane_again = self._lane_pause = timing.lane_again
         self._lane_due: float | None = None
         """Monotonic time from which this stream may be exchanged for one with a lane; None: it has a lane, or was
         offered none."""
@@ -214,7 +220,7 @@ class ExecuteStream:
         assert responses is not None
         self._channel = self._driver.carry(lane, responses.leave, f"hearth-lane-{self._device}")
         if self._channel is not None:
-            self._lane_due, self._lane_pause = None, LANE_AGAIN_S
+            self._lane_due, self._lane_pause = None, self._lane_again
 
     def _cause(self, ended: HearthError) -> HearthError:
         """Returns the error to end the attachment with, after the stream `ended` with that one."""

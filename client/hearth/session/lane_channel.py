@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from hearth.errors import HearthError, broken
 from hearth.session.receiver_role import ReceiverRole
+from hearth.session.timing import TIMING, Timing
 from hearth_proto.frames import FrameError, Kind
 
 if TYPE_CHECKING:
@@ -46,15 +47,16 @@ _RESPONSE, _ACK = int(Kind.RESPONSE), int(Kind.ACK)  # looked up once: each time
 
 GATHER = 32
 """Number of commands that justify a separate message; it grows fourfold with each message under way."""
-_SOON_S = 0.2e-3
-"""Lone work whose sender waits for something so soon after is better sent with that, in one message."""
-_IDLE_S = 1.0
 
 
 class LaneChannel:
     """A live lane. Methods are called with the attachment's lock held unless they say otherwise."""
 
-    def __init__(self, lane: Lane, owner: Owner, lock: threading.Lock, on_end: Callable[[], None]) -> None:
+    def __init__(
+        self, lane: Lane, owner: Owner, lock: threading.Lock, on_end: Callable[[], None], timing: Timing = TIMING
+    ) -> None:
+        self._timing = timing
+        self._soon_s = timing.soon
         self.error: HearthError | None = None
         """Why the lane ended, where it ended by itself."""
         self.lane = lane
@@ -64,7 +66,7 @@ class LaneChannel:
         self._queue = owner.session.queue
         self._lock = lock
         self._waiters = owner.waiters
-        self.role = ReceiverRole(lock, owner.waiters.sleepers, self._needed, self._tick)
+        self.role = ReceiverRole(lock, owner.waiters.sleepers, self._needed, self._tick, timing)
         """The choice of the thread that receives."""
         self._left = threading.Condition(lock)  # the sender waits for what others leave behind
         self._sender_waits = False
@@ -133,7 +135,7 @@ class LaneChannel:
 
     def push_awaited(self) -> None:
         """Called when a request was queued that a thread waits for."""
-        if not self._soon and time.monotonic() - self._pushed_alone < _SOON_S:
+        if not self._soon and time.monotonic() - self._pushed_alone < self._soon_s:
             self._soon = True
         self.push()
         self._awaited = self._queue.queued > 0
@@ -164,7 +166,7 @@ class LaneChannel:
         self._awaited = False
         if lane.blocked and self._sender_waits:
             self.nudge()
-        if not self._soon and time.monotonic() - self._pushed_alone < _SOON_S:
+        if not self._soon and time.monotonic() - self._pushed_alone < self._soon_s:
             self._soon = True
 
     def _push_on(self) -> None:
@@ -407,7 +409,7 @@ class LaneChannel:
                 blocked = self.lane.blocked
                 if not (blocked or self.over):
                     self._sender_waits = True
-                    idle = not self._left.wait(_IDLE_S)
+                    idle = not self._left.wait(self._timing.idle)
                     self._sender_waits = False
             if blocked:
                 self.lane.writable()

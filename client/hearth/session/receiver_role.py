@@ -16,22 +16,22 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from hearth.session.timing import TIMING, Timing
+
 if TYPE_CHECKING:
     from hearth.session.reply import Reply
-
-TICK_S = 1e-3
-"""Interval in seconds at which the background thread checks whether it is needed, once another thread has received."""
-
-SLOW_TICK_S = 20e-3
-"""Interval while a thread waits that has waited for a tick already, as in a series of large copies: a wake-up by each
-leaving thread would cost that thread a turn at the interpreter every time."""
 
 
 class ReceiverRole:
     """Holds which thread receives. All methods but `await_turn` are called with the lock held."""
 
     def __init__(
-        self, lock: threading.Lock, sleepers: list[Reply], needed: Callable[[], bool], tick: Callable[[bool], None]
+        self,
+        lock: threading.Lock,
+        sleepers: list[Reply],
+        needed: Callable[[], bool],
+        tick: Callable[[bool], None],
+        timing: Timing = TIMING,
     ) -> None:
         """Stores the callbacks. `tick` is called with True when a tick has passed, and with False when an unexpected
         one begins."""
@@ -46,7 +46,8 @@ class ReceiverRole:
         self._tick = tick
         self.taken = 0
         """Number of times that a waiting thread took the role."""
-        self._pause = TICK_S
+        self._tick_s, self._slow_tick_s = timing.tick, timing.slow_tick
+        self._pause = self._tick_s
         """Seconds for which the background thread stays away at a time; -1: until it is woken."""
         self._summoned = False
         self._wake = threading.Lock()
@@ -55,11 +56,11 @@ class ReceiverRole:
     @property
     def ticking(self) -> bool:
         """True if the background thread checks again soon."""
-        return self.parked and self._pause == TICK_S
+        return self.parked and self._pause == self._tick_s
 
     def tick_soon(self) -> bool:
         """Returns `ticking`; if the next check would be a slow one, restarts with fast ones and returns True."""
-        if self.parked and self._pause == SLOW_TICK_S:
+        if self.parked and self._pause == self._slow_tick_s:
             self._unpark()
             return True
         return self.ticking
@@ -121,7 +122,7 @@ class ReceiverRole:
                     self._summoned = False
                     return
                 still = still + 1 if quiet else 0
-                self._pause = (TICK_S, SLOW_TICK_S, -1)[min(still, 2)]
+                self._pause = (self._tick_s, self._slow_tick_s, -1)[min(still, 2)]
                 seen = self.taken
                 self.parked = True
                 called = self._park() and not self._summoned

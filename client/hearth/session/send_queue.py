@@ -54,6 +54,9 @@ class SendQueue:
     """The commands that were submitted and have not been put in a batch, in order."""
 
     def __init__(self, limits: Limits) -> None:
+        self.most_commands = QUEUE_COMMANDS
+        self.most_bytes = QUEUE_BYTES
+        """Bounds beyond which submitting threads wait."""
         self.queued_bytes = 0
         self.queued = 0
         self.extra = 0
@@ -122,7 +125,7 @@ class SendQueue:
     @property
     def full(self) -> bool:
         """True if submitting threads should wait: the daemon does not keep up."""
-        return self.queued >= QUEUE_COMMANDS or self.queued_bytes >= QUEUE_BYTES
+        return self.queued >= self.most_commands or self.queued_bytes >= self.most_bytes
 
     def gather(self, room: int, alone: bool) -> tuple[list[bytes], QueueMark]:
         """Returns as many of the oldest commands as fit a batch of `room` bytes; with `alone`, the first one in any

@@ -18,12 +18,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from hearth.errors import HearthError, TimeoutError, UnsupportedError
-
-ASK_S = 3.0
-"""Seconds without a word from the daemon after which it is asked."""
-
-AGAIN_S = 1.0
-"""Seconds after which it is asked again where something seems to be lost: it may have been on its way."""
+from hearth.session.timing import TIMING, Timing
 
 MOST_S = 30.0
 """The most seconds from one call to the next; each pause is twice the one before."""
@@ -79,14 +74,16 @@ class Watchdog:
         ask: Callable[[], DaemonPosition],
         give_up: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
+        timing: Timing = TIMING,
     ) -> None:
+        self._timing = timing
         self._look = look
         self._ask = ask
         self._give_up = give_up
         self._clock = clock
         self._point: ClientPosition | None = None
         self._due = 0.0
-        self._pause = ASK_S
+        self._pause = timing.silence
         self._doubt: ClientPosition | None = None
         """Client's position at the last call in which something seemed to be lost."""
         self._asking = self._over = False
@@ -97,7 +94,8 @@ class Watchdog:
             return
         point, now = self._look(), self._clock()
         if point is None or point != self._point:
-            self._point, self._due, self._pause, self._doubt = point, now + ASK_S, ASK_S, None
+            silence = self._timing.silence
+            self._point, self._due, self._pause, self._doubt = point, now + silence, silence, None
         elif now >= self._due:
             self._asking = True
             with contextlib.suppress(RuntimeError):  # the interpreter ends
@@ -125,4 +123,4 @@ class Watchdog:
             why = ""
         self._doubt = point if why else None
         self._pause = min(MOST_S, 2 * self._pause)
-        self._due = self._clock() + (AGAIN_S if why else self._pause)
+        self._due = self._clock() + (self._timing.doubt if why else self._pause)

@@ -19,13 +19,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hearth
-from hearth.session import attachment as attachments
-from hearth.session import execute_stream, lane_channel
+from hearth.session import lane_channel
 from hearth.session.attachment import Attachment
 from hearth.session.collective_order import WORTH
 from hearth.session.lane_channel import GATHER
 from hearth.session.protocol import Session
 from hearth.session.send_queue import Limits
+from hearth.session.timing import TIMING, Timing
 from hearth.transport import grpc as transports
 from hearth.transport.lane import open_lane
 from hearth_proto import reasons
@@ -112,11 +112,9 @@ def test_lone_work_goes_at_once_and_much_goes_together(daemon: LaneDaemon, gpu: 
     assert len(daemon.batches) - before < 500
 
 
-def test_what_takes_long_goes_in_several_batches_at_once(
-    daemon: LaneDaemon, gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_takes_long_goes_in_several_batches_at_once(daemon: LaneDaemon, gpu: hearth.Device) -> None:
     """Collectives: each batch is under way until all ranks have come to it, and the next ones are not kept for that."""
-    monkeypatch.setattr(lane_channel, "_IDLE_S", 60.0)  # after which the thread that sends takes what there is
+    connection_of(gpu).timing = Timing(idle=60.0)  # after which the thread that sends takes what there is
     gpu.synchronize()
     work = attachment(gpu)
     daemon.gate.clear()
@@ -137,20 +135,16 @@ def test_what_takes_long_goes_in_several_batches_at_once(
     assert notes(daemon) == list(range(1, 42))
 
 
-def test_who_submits_is_not_held_up_for_a_thread_that_sends(
-    daemon: LaneDaemon, gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_submits_is_not_held_up_for_a_thread_that_sends(daemon: LaneDaemon, gpu: hearth.Device) -> None:
+    assert TIMING.lane_turn < 1e-3
+    connection_of(gpu).timing = Timing(turn=-1.0, lane_turn=0.05)  # every command has lain there for too long
     gpu.synchronize()
     work = attachment(gpu)
-    assert attachments._LANE_TURN_S < 1e-3
-    monkeypatch.setattr(attachments, "_TURN_S", -1.0)  # every command has lain there for too long
-    monkeypatch.setattr(attachments, "_LANE_TURN_S", 0.05)
     daemon.gate.clear()
     began = time.monotonic()
     for number in range(1, 11):
         work.submit(note(number))
     waited = time.monotonic() - began
-    monkeypatch.undo()
     daemon.gate.set()
     gpu.synchronize()
     assert 0.05 <= waited < LATE, "it waits for the receiving thread's turn, and not until a batch is sent"
@@ -161,7 +155,6 @@ def test_without_a_lane_work_goes_over_the_stream(
     daemon: LaneDaemon, monkeypatch: pytest.MonkeyPatch, flaw: str, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(transports, "open_lane", partial(open_lane, seconds=0.05))
-    monkeypatch.setattr(execute_stream, "LANE_AGAIN_S", 600.0)
     if flaw == "silent":
         daemon.silent = True
     elif flaw == "no_path":
@@ -171,6 +164,7 @@ def test_without_a_lane_work_goes_over_the_stream(
     else:
         daemon.tickets = _Deaf()
     with hearth.connect(daemon.target) as node:
+        connection_of(node.device(0)).timing = Timing(lane_again=600.0)
         for _ in range(3):
             node.device(0).synchronize()
     assert daemon.over_grpc >= 3 and daemon.attaches == 1
@@ -180,11 +174,11 @@ def test_a_lane_that_was_missed_is_opened_later(daemon: LaneDaemon, monkeypatch:
     """A session on a machine that was busy for a second does not stay without a lane. While answers are owed its stream
     is kept, and each further attempt waits for longer."""
     monkeypatch.setattr(transports, "open_lane", partial(open_lane, seconds=0.05))
-    monkeypatch.setattr(execute_stream, "LANE_AGAIN_S", 0.2)
     daemon.silent = True
     began = time.monotonic()
     with hearth.connect(daemon.target) as node:
         gpu = node.device(0)
+        connection_of(gpu).timing = Timing(lane_again=0.2)
         gpu.synchronize()
         work = attachment(gpu)
         while daemon.attaches < 3:

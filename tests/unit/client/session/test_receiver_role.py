@@ -17,10 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hearth
-from hearth.session import attachment, execute_stream, lane_channel, receiver_role
+from hearth.session import attachment
 from hearth.session.attachment import Attachment
 from hearth.session.receiver_role import ReceiverRole
 from hearth.session.reply import Reply
+from hearth.session.timing import Timing
 from hearth.transport import lane
 from hearth.transport.spin_wait import UP
 from hearth_proto import reasons
@@ -45,8 +46,17 @@ def cores(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture
-def work(daemon: LaneDaemon, gpu: hearth.Device, cores: int, monkeypatch: pytest.MonkeyPatch) -> Attachment:
+def timing(request: pytest.FixtureRequest) -> Timing:
+    """The times of the attachment."""
+    return Timing(**getattr(request, "param", {}))
+
+
+@pytest.fixture
+def work(
+    daemon: LaneDaemon, gpu: hearth.Device, cores: int, timing: Timing, monkeypatch: pytest.MonkeyPatch
+) -> Attachment:
     monkeypatch.setattr(attachment, "cores", lambda: cores)
+    connection_of(gpu).timing = timing
     gpu.synchronize()
     return connection_of(gpu).attachment()
 
@@ -112,14 +122,11 @@ def passed() -> list[bool]:
 
 
 @pytest.fixture
-def background(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, passed: list[bool]
-) -> Iterator[Background]:
+def background(request: pytest.FixtureRequest, passed: list[bool]) -> Iterator[Background]:
     """A background thread that has found thread 1 receiving in its place for more than a tick; the slow ticks last as
     long as the parameter says."""
-    monkeypatch.setattr(receiver_role, "SLOW_TICK_S", request.param)
     lock = threading.Lock()
-    role = ReceiverRole(lock, [], lambda: False, passed.append)
+    role = ReceiverRole(lock, [], lambda: False, passed.append, Timing(slow_tick=request.param))
     role.holder, role.taken = 1, 1
     thread = threading.Thread(target=role.await_turn)
     thread.start()
@@ -336,13 +343,10 @@ def test_a_launch_and_a_wait_are_one_message(daemon: LaneDaemon, work: Attachmen
     assert together.count(2) > 80
 
 
-def test_acks_that_open_the_window_come_without_a_waiting_thread(
-    daemon: LaneDaemon, work: Attachment, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("timing", [{"tick": 60.0, "soon": -1.0}], indirect=True)
+def test_acks_that_open_the_window_come_without_a_waiting_thread(daemon: LaneDaemon, work: Attachment) -> None:
     """Work that is left for an ack continues right after a wait, whichever thread had the role, and not only at the
     next tick."""
-    monkeypatch.setattr(receiver_role, "TICK_S", 60.0)
-    monkeypatch.setattr(lane_channel, "_SOON_S", -1.0)  # no work is left for a request, which goes with a tick
     for start in range(1, 1001, 10):
         work.request(ask()).wait(10)
         for number in range(start, start + 10):
@@ -426,12 +430,9 @@ def test_ctrl_c_in_a_wait_loses_nothing(daemon: LaneDaemon, work: Attachment, un
     assert not work.waiters.sleepers and work.session.receipts.responses == len(daemon.kept)
 
 
-def test_ctrl_c_at_any_line_of_a_wait_loses_nothing(
-    daemon: LaneDaemon, work: Attachment, gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("timing", [{"held": 0.05, "lane_again": 0.05}], indirect=True)
+def test_ctrl_c_at_any_line_of_a_wait_loses_nothing(daemon: LaneDaemon, work: Attachment, gpu: hearth.Device) -> None:
     """The wait may send on what was left for an ack."""
-    monkeypatch.setattr(attachment, "HELD_S", 0.05)
-    monkeypatch.setattr(execute_stream, "LANE_AGAIN_S", 0.05)
     f = gpu.RawModule(code="source").get_function("f")
     last = asked = missed = step = hits = 0
     me = threading.get_ident()
