@@ -21,10 +21,11 @@ Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in all, from whichever thread moves them."""
 
 _WIDTH = 30
-_INTERVAL_S = 0.1
+INTERVAL_S = 0.1
+"""Seconds between two drawings of a line."""
 _LEAST_BYTES = 16 << 20
 """Smaller transfers are not shown, but where they were asked for themselves."""
-_PATIENCE_S = 0.5
+PATIENCE_S = 0.5
 """Nor is what is over sooner."""
 
 
@@ -63,13 +64,14 @@ def reporter(progress: bool | Progress | None, label: str) -> Progress | None:
     if callable(progress):
         return progress
     if progress is None and _Asked.always:
-        return _bar(label, _LEAST_BYTES, _PATIENCE_S)
+        return _bar(label, _LEAST_BYTES, PATIENCE_S)
     return _bar(label, 0, 0.0) if progress else None
 
 
 @contextlib.contextmanager
-def waiting(label: str) -> Iterator[None]:
-    """Shows, where `show_progress` asked for it, that a wait lasts, once it has taken half a second."""
+def waiting(label: str, patience: float = PATIENCE_S, interval: float = INTERVAL_S) -> Iterator[None]:
+    """Shows, where `show_progress` asked for it, that a wait lasts, once it has taken `patience` seconds; draws the
+    line at an `interval` in seconds."""
     line = _line() if _Asked.always else None
     if line is None:
         yield
@@ -78,10 +80,10 @@ def waiting(label: str) -> Iterator[None]:
     started = time.monotonic()
 
     def watch() -> None:
-        pause = _PATIENCE_S
+        pause = patience
         while not over.wait(pause):
             line.draw(f"{label}: {time.monotonic() - started:.1f} s")
-            pause = _INTERVAL_S
+            pause = interval
 
     watcher = threading.Thread(target=watch, name="hearth-progress", daemon=True)
     watcher.start()
@@ -186,7 +188,7 @@ class _Bar:
             now, over = time.monotonic(), done >= total
             if (self._patience and not self._said) if over else now < self._next:
                 return
-            self._next = now + _INTERVAL_S
+            self._next = now + INTERVAL_S
             self._said = self._text(done, total, now - self._started)
             self._line.draw(self._said)
             if over:

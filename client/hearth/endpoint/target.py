@@ -28,15 +28,18 @@ class Target(NamedTuple):
     """``https://`` stands before it: the daemon shows a certificate."""
 
 
-def resolve(target: str | None, origin: str = "the argument of connect()") -> Target:
+def resolve(
+    target: str | None, origin: str = "the argument of connect()", system_socket: str = SYSTEM_SOCKET
+) -> Target:
     """The argument; else HEARTH_TARGET; else this machine's daemon, which is also what `LOCAL` asks for whatever the
-    environment says: a Unix socket that exists, else the default port. `origin`: where the argument came from."""
+    environment says: a Unix socket that exists, else the default port. `origin`: where the argument came from;
+    `system_socket`: path of the socket of a daemon that the system runs."""
     if target is not None and target.strip() != LOCAL:
         return _parse(target, origin)
     from_environment = os.environ.get("HEARTH_TARGET", "").strip()
     if target is None and from_environment and from_environment != LOCAL:
         return _parse(from_environment, "HEARTH_TARGET")
-    for path in _usual_sockets():
+    for path in _usual_sockets(system_socket):
         if is_socket(path):
             return _parse(f"unix:{path}", "the usual socket")
     return _parse(DEFAULT_TARGET, "the default")
@@ -51,10 +54,10 @@ def is_socket(path: str) -> bool:
         return False
 
 
-def _usual_sockets() -> list[str]:
+def _usual_sockets(system_socket: str) -> list[str]:
     """Paths at which a daemon listens by default (`hearthd.front.addresses.default_unix_path`)."""
     beside = os.environ.get("XDG_RUNTIME_DIR") or os.path.expanduser("~/.cache")  # noqa: PTH111 - see `is_socket`
-    return [SYSTEM_SOCKET, f"{beside}/hearth/hearth.sock"]
+    return [system_socket, f"{beside}/hearth/hearth.sock"]
 
 
 def _parse(target: str, origin: str) -> Target:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from hearth.errors import HearthError
-from hearth.transport.stripe import OPEN_S, Address, Stripe
+from hearth.transport.stripe import OPEN_S, TIMING, Address, Stripe, StripeTiming
 from hearth_proto.v1 import device_pb2
 
 if TYPE_CHECKING:
@@ -39,8 +39,10 @@ class StripesView(NamedTuple):
 class Stripes:
     """Pool of the stripes of one connection. Safe from any thread."""
 
-    def __init__(self, connection: Connection, again: float = AGAIN_S) -> None:
+    def __init__(self, connection: Connection, again: float = AGAIN_S, timing: StripeTiming = TIMING) -> None:
         """`again`: seconds until stripes are asked for again where none came to life."""
+        self.timing = timing
+        """Time limits of the stripes, and of transfers over them."""
         self._connection = connection
         self._opening = threading.Lock()  # one thread opens, others wait for what it gets
         self._change = threading.Condition()
@@ -91,7 +93,7 @@ class Stripes:
         deadline = time.monotonic() + OPEN_S
         with self._change:
             for ticket in answer.tickets:
-                self._pending.add(Stripe(address, ticket, self))
+                self._pending.add(Stripe(address, ticket, self, self.timing))
             while self._pending and (left := deadline - time.monotonic()) > 0:
                 if self._live:
                     deadline = min(deadline, time.monotonic() + _REST_S)

@@ -33,9 +33,6 @@ REOPENINGS = 3
 """Times that other stripes are opened without a byte of progress."""
 _LEAVE_S = 0.1
 """Seconds that a thread may be in the caller's memory after the end, before its stripe is closed."""
-SILENT_S = 5.0
-"""Seconds of silence after which a transfer gives its stripes up, once the command stream was resumed: the cause of
-that outage may affect the stripes as well, which have no pings."""
 _LOOK_S = 0.25
 """Interval in seconds of the check for silence."""
 _ANSWER_S = 1.0
@@ -156,7 +153,7 @@ class Striped(ABC):
         now = time.monotonic()
         if self._bytes != self._furthest or self._connection.outages == self._outages:
             self._furthest, self._since = self._bytes, now
-        if now - self._since < SILENT_S:
+        if now - self._since < self._stripes.timing.silent:
             return False
         self._silent = True
         for stripe in self._lines:

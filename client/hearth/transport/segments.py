@@ -100,7 +100,9 @@ class SegmentConnection:
         """Segments of `_sent` that have been garbage-collected."""
         self.closed = False
         """True once nothing more is shared on it: known without polling."""
-        self._looked = -LOOKED_S
+        self.looked_s = LOOKED_S
+        """Seconds for which the outcome of a poll of the connection holds."""
+        self._looked = -self.looked_s
 
     # ---- state ----
 
@@ -122,8 +124,8 @@ class SegmentConnection:
 
     @property
     def alive_lately(self) -> bool:
-        """True if the connection can be used, or could within the last `LOOKED_S` seconds."""
-        return not self.closed and (time.monotonic() - self._looked < LOOKED_S or self.alive)
+        """True if the connection can be used, or could within the last `looked_s` seconds."""
+        return not self.closed and (time.monotonic() - self._looked < self.looked_s or self.alive)
 
     def fileno(self) -> int:
         """Returns the socket's descriptor; -1 once it is released."""
