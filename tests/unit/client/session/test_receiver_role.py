@@ -343,10 +343,10 @@ def test_a_launch_and_a_wait_are_one_message(daemon: LaneDaemon, work: Attachmen
     assert together.count(2) > 80
 
 
-@pytest.mark.parametrize("timing", [{"tick": 60.0, "soon": -1.0}], indirect=True)
+@pytest.mark.parametrize("timing", [{"tick": 60.0, "idle": 60.0, "soon": -1.0}], indirect=True)
 def test_acks_that_open_the_window_come_without_a_waiting_thread(daemon: LaneDaemon, work: Attachment) -> None:
     """Work that is left for an ack continues right after a wait, whichever thread had the role, and not only at the
-    next tick."""
+    next tick or when the sending thread checks by itself. None is left for a request, which goes with a tick."""
     for start in range(1, 1001, 10):
         work.request(ask()).wait(10)
         for number in range(start, start + 10):
