@@ -70,8 +70,13 @@ def reporter(progress: bool | Progress | None, label: str) -> Progress | None:
 
 @contextlib.contextmanager
 def waiting(label: str, patience: float = PATIENCE_S, interval: float = INTERVAL_S) -> Iterator[None]:
-    """Shows, where `show_progress` asked for it, that a wait lasts, once it has taken `patience` seconds; draws the
-    line at an `interval` in seconds."""
+    """Shows, where `show_progress` asked for it, that a wait lasts.
+
+    Args:
+        label: Text at the beginning of the line.
+        patience: Seconds after which the wait is shown.
+        interval: Seconds between two drawings of the line.
+    """
     line = _line() if _Asked.always else None
     if line is None:
         yield

@@ -24,7 +24,7 @@ MAX_HEAD = 16 << 10
 
 
 class Keepalive(NamedTuple):
-    """How a side notices that the other is gone, in seconds."""
+    """Time limits by which a side notices that the other is gone, in seconds."""
 
     ask: float = 20.0
     """Silence after which a side asks whether the other is there; not before something has been said."""

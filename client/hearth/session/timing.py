@@ -1,4 +1,8 @@
-"""Times for which the threads of an attachment wait before they act without an event. Pure; seconds."""
+"""Times for which the threads of an attachment wait before they act without an event. Pure; seconds.
+
+Covers times that differ in tests (`Connection.timing`), not limits of calls, which are those of the user or the module
+that makes the call.
+"""
 
 from __future__ import annotations
 
