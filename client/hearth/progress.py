@@ -24,9 +24,9 @@ _WIDTH = 30
 INTERVAL_S = 0.1
 """Seconds between two drawings of a line."""
 _LEAST_BYTES = 16 << 20
-"""Smaller transfers are not shown, but where they were asked for themselves."""
+"""Smallest transfer that `show_progress` shows; a call's own ``progress=True`` shows smaller ones too."""
 PATIENCE_S = 0.5
-"""Nor is what is over sooner."""
+"""Seconds that an operation must take before `show_progress` shows it."""
 
 
 class _Asked:

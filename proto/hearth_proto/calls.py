@@ -27,9 +27,9 @@ class Keepalive(NamedTuple):
     """Time limits by which a side notices that the other is gone, in seconds."""
 
     ask: float = 20.0
-    """Silence after which a side asks whether the other is there; not before something has been said."""
+    """Time of silence after which a side asks whether the other is alive; not before something was sent."""
     answer: float = 10.0
-    """Time that the answer may take."""
+    """Timeout of the answer to that."""
 
 
 KEEPALIVE = Keepalive()

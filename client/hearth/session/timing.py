@@ -1,7 +1,7 @@
 """Times for which the threads of an attachment wait before they act without an event. Pure; seconds.
 
-Covers times that differ in tests (`Connection.timing`), not limits of calls, which are those of the user or the module
-that makes the call.
+Covers the times that tests change (`Connection.timing`), not the timeouts of calls, which belong to the user or to the
+module that makes the call.
 """
 
 from __future__ import annotations
@@ -13,30 +13,32 @@ class Timing(NamedTuple):
     """The times of one attachment, and of its stream, lane and watchdog."""
 
     held: float = 0.25
-    """Time that work waits for a lane, while the daemon finishes the commands it received before a break."""
+    """Maximum time for which work is held back for a lane, while the daemon finishes the commands that it received
+    before."""
     idle: float = 1.0
-    """Time after which a sending thread checks by itself for work: the longest delay of a buffer's free after the one
-    race that `Attachment` loses when it wakes that thread without the lock."""
+    """Time after which a sending thread checks for work by itself: the maximum delay of a buffer's free if
+    `Attachment._nudge` did not get the lock, and so did not wake the sender."""
     turn: float = 0.5e-3
-    """Time for which sendable commands may lie in the queue before the submitting thread yields to others."""
+    """Time for which sendable commands may stay in the queue before the submitting thread yields to other threads."""
     lane_turn: float = 50e-6
-    """Time of the yield over a lane, where the submitting thread sends worthwhile batches itself: only the receiving
-    thread needs a turn, to report completions."""
+    """Duration of that yield over a lane. There the submitting thread itself sends sufficiently large batches, and only
+    the receiving thread needs the interpreter, to report completions."""
     soon: float = 0.2e-3
-    """Lone work whose sender waits for something so soon after is better sent with that, in one message."""
+    """Time within which the request that follows a lone command is better sent with that command, in one message."""
     lane_again: float = 2.0
-    """Time after which a stream whose lane did not come to life in time, as on a busy machine, is exchanged for another
-    that may have one, once nothing is under way. Without that the session would stay on the slow path until it ends.
-    Each further attempt in a row waits twice as long as the one before."""
+    """Time after which a stream whose lane did not go live in time, as on a busy machine, is replaced by another that
+    may get a lane, as soon as the attachment is idle. Otherwise the session would stay on the slow path until it ends.
+    The delay doubles with each consecutive attempt."""
     tick: float = 1e-3
-    """Interval at which the background thread checks whether it is needed, once another thread has received."""
+    """Interval at which the background thread checks whether it is needed after another thread has received."""
     slow_tick: float = 20e-3
-    """That interval while a thread waits that has waited for a tick already, as in a series of large copies: a wake-up
-    by each leaving thread would cost that thread a turn at the interpreter every time."""
+    """Interval of that check after the same waiting thread has received for a whole tick, as in a series of large
+    copies. If such a thread woke the background thread on leaving, it would lose a turn at the interpreter lock each
+    time."""
     silence: float = 3.0
-    """Time without a word from the daemon after which the watchdog asks it."""
+    """Time without a message from the daemon after which the watchdog asks it."""
     doubt: float = 1.0
-    """Time after which the watchdog asks again where something seems to be lost: it may have been on its way."""
+    """Time until the watchdog asks again if something seems to be lost: it may still have been in transit."""
 
 
 TIMING = Timing()

@@ -33,10 +33,10 @@ class StripeTiming(NamedTuple):
     stall: float = STALL_S
     """Time that the device process may stand still with a part of a frame sent, or taken."""
     idle: float = 60.0
-    """Time without a frame after which a stripe is closed: it holds threads at both ends."""
+    """Time without a frame after which an idle stripe is closed, because it holds threads at both ends."""
     silent: float = 5.0
-    """Time of silence after which a transfer gives its stripes up, once the command stream was resumed: the cause of
-    that outage may affect the stripes as well, which have no pings."""
+    """Time without progress after which a transfer abandons its stripes, once the command stream was resumed: the cause
+    of that outage may affect the stripes too, which have no pings."""
 
 
 TIMING = StripeTiming()

@@ -31,7 +31,7 @@ CHECK_S = 0.05
 """Interval at which communicators are checked for failures, in seconds."""
 
 VERDICT_S = 0.5
-"""Seconds in which the front has to decide on a communicator that was reported to it."""
+"""Seconds that the front has to decide on a communicator that was reported as failed."""
 
 KEPT = 256
 """Communicators that are over, and why: operations may still wait for their turn on them."""
@@ -57,7 +57,7 @@ class Memberships:
         self.aborts = CommunicatorAborts(device, post, send)
         """The communicators that are being given up."""
         self.verdict_s = VERDICT_S
-        """Seconds in which the front has to decide on a communicator that was reported to it."""
+        """Seconds that the front has to decide on a communicator that was reported as failed."""
         self._shared: tuple[PooledStream, LaunchOrder[Any]] | None = None
         self._next_check = 0.0
         self.handlers: dict[str, Callable[[dict[str, Any]], None]] = {

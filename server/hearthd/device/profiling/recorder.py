@@ -25,10 +25,11 @@ class TraceLimits:
     """Limits of every trace, whatever its request says."""
 
     max_bytes: int = 16 << 20
-    """Limit of a trace in encoded form, in bytes: one answer has to fit a message, of which the client takes 32 MiB."""
+    """Limit of the encoded size of a trace, in bytes: an answer must fit into one message, of which the client accepts
+    32 MiB."""
     renew_ns: int = 2_000_000_000
-    """Interval at which the device clock gets a new reference; 32-bit floats then still resolve a quarter of a
-    microsecond."""
+    """Interval, in nanoseconds, at which the device clock gets a new reference; 32-bit floats then still resolve a
+    quarter of a microsecond."""
 
 
 TRACE_LIMITS = TraceLimits()

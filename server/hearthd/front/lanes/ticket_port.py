@@ -30,9 +30,9 @@ class TicketPatience:
     """Seconds that a port waits for one connection."""
 
     ticket: float = 2.0
-    """The ticket has to come in this time."""
+    """Time limit for the ticket to arrive."""
     rest: float = 0.25
-    """The Execute stream has to come to rest in this time: its client waits, too, for a second."""
+    """Time limit for the Execute stream to become idle. Meanwhile its client waits, too, for up to a second."""
 
 
 class PortObserver(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 CALL_WAIT = 5.0
-"""Seconds that a single call waits for room; batches wait as long as it takes."""
+"""Maximum time, in seconds, that a single call waits while the queue is full. Batches wait without a limit."""
 
 
 class CommandQueue:
