@@ -11,7 +11,6 @@ The socket is beside gRPC's, see `socket_path`; the methods, messages and metada
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from hearth_proto.frames import FrameError
 
@@ -23,13 +22,14 @@ MAX_HEAD = 16 << 10
 """Bytes of METHOD's payload, as of gRPC's metadata."""
 
 
-class Keepalive(NamedTuple):
+class Keepalive:
     """Time limits by which a side notices that the other is gone, in seconds."""
 
-    ask: float = 20.0
-    """Time of silence after which a side asks whether the other is alive; not before something was sent."""
-    answer: float = 10.0
-    """Timeout of the answer to that."""
+    def __init__(self, ask: float = 20.0, answer: float = 10.0) -> None:
+        self.ask = ask
+        """Time of silence after which a side asks whether the other is alive; not before something was sent."""
+        self.answer = answer
+        """Timeout of the answer to that."""
 
 
 KEEPALIVE = Keepalive()
