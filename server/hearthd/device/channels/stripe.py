@@ -74,10 +74,13 @@ class Stripe:
         guard: Guard | None,
         owner: StripeOwner,
         post: Callable[[Callable[[], object]], None],
+        stall: float = STALL_S,
     ) -> None:
+        """`stall`: seconds that the client may stand still with a part of a frame sent, or taken."""
         self.channel = channel
         self.max_chunk = max_chunk
         self.begun = False
+        self._stall = stall
         self._end = end
         self._guard = guard
         self._owner = owner
@@ -176,9 +179,9 @@ class Stripe:
         tune(self._end)
         if self._guard is not None:
             self._end = inside = self._guard.open(self._end, time.monotonic() + PATIENCE_S)
-            pipe: Pipe = TlsPipe(inside, STALL_S)
+            pipe: Pipe = TlsPipe(inside, self._stall)
         else:
-            pipe = Pipe(self._end, STALL_S)
+            pipe = Pipe(self._end, self._stall)
         self._pipe = pipe
         if self._closed.is_set():
             raise PipeEnded

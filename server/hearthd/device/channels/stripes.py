@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hearth_proto.frames import HEADER, Kind
+from hearth_proto.pipes import STALL_S
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.stripes import taken
 from hearthd.device.backend.resources import HostBuffer
@@ -45,6 +46,8 @@ class Stripes:
         self._sessions = sessions
         self._transfers = transfers
         self._journal = journal
+        self.stall = STALL_S
+        """Seconds that the client of a stripe that comes from now on may stand still with a part of a frame."""
         self._guards = Guards()
         self._of: dict[int, set[Stripe]] = {}
         self._waiting: dict[Stripe, float] = {}
@@ -105,7 +108,7 @@ class Stripes:
             self._journal.warning("stripe", channel=channel, error=f"the session has {MOST} already")
             end.close()
             return
-        stripes.add(Stripe(end, channel, most, guard, self, self._loop.post))
+        stripes.add(Stripe(end, channel, most, guard, self, self._loop.post, self.stall))
 
     # ---- events of a stripe; see `hearthd.device.channels.stripe.StripeOwner` ----
 

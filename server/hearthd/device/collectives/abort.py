@@ -60,8 +60,14 @@ class CommunicatorAborts:
     """Running aborts. Device-handle thread, except for the work of helper threads."""
 
     def __init__(
-        self, device: DeviceContext, post: Callable[[Callable[[], None]], None], send: Callable[[dict[str, Any]], None]
+        self,
+        device: DeviceContext,
+        post: Callable[[Callable[[], None]], None],
+        send: Callable[[dict[str, Any]], None],
+        limit_s: float = ABORT_S,
     ) -> None:
+        self.limit_s = limit_s
+        """Time limit of an abort, in seconds."""
         self._device = device
         self._post = post
         self._send = send
@@ -97,9 +103,8 @@ class CommunicatorAborts:
             else:
                 self._send({"op": "wedged", "comm": each.comm})
 
-    @staticmethod
-    def _expect(given_up: AbortedCommunicator) -> None:
-        given_up.deadline = time.monotonic() + ABORT_S
+    def _expect(self, given_up: AbortedCommunicator) -> None:
+        given_up.deadline = time.monotonic() + self.limit_s
 
     # ---- steps ----
 

@@ -48,8 +48,9 @@ class CollectiveCommands:
 
     def __init__(self, device: DeviceContext, post: Callable[[Callable[[], None]], None]) -> None:
         self._device = device
-        self._members = Memberships(device, post, self._send)
-        self._negotiation = Negotiation(device, self._members, self._send, self._say)
+        self.members = Memberships(device, post, self._send)
+        """The communicators that this rank has joined."""
+        self._negotiation = Negotiation(device, self.members, self._send, self._say)
         self._groups: dict[tuple[int, str], tuple[int, int]] = {}
         """This device's rank and the number of ranks, for groups over several daemons, by (channel, group name)."""
 
@@ -168,9 +169,9 @@ class CollectiveCommands:
             raise pending.error
         if pending.comm is None or self._device.idle_work.occupied:
             return False
-        member = self._members.get(pending.comm)
+        member = self.members.get(pending.comm)
         if member is None:
-            raise self._members.why_gone(pending.comm)
+            raise self.members.why_gone(pending.comm)
         if member.failing or not (member.flights.next(pending.index) and self._negotiation.next(pending)):
             return False
         self._launch(wanted, member, locate(pending.parts))
@@ -185,10 +186,10 @@ class CollectiveCommands:
         )
         size = sum(part.size for part in pending.parts)
         device.begin(stream, size, track=track)
-        self._members.enqueue(member, exchanges)
+        self.members.enqueue(member, exchanges)
         flight = InFlightCollective(origin, pending.key, destinations, member.flights, device.tracks)
         flight.then(partial(self._negotiation.settled, pending))
-        self._members.launched(member, flight, pending.deadline)
+        self.members.launched(member, flight, pending.deadline)
         self._negotiation.launched(pending)
         if track not in stream.collectives:
             stream.collectives = (*(each for each in stream.collectives if each.users), track)
@@ -207,7 +208,7 @@ class CollectiveCommands:
         try:
             message = json.loads(payload)
             what = message["op"]
-            handler = self._members.handlers.get(what)
+            handler = self.members.handlers.get(what)
             if handler is not None:
                 handler(message)
             elif what in ("go", "fail"):
@@ -244,9 +245,9 @@ class CollectiveCommands:
 
     def check(self) -> None:
         """Checks for overdue operations. Cheap to call often, because it does work only at intervals."""
-        self._members.check()
+        self.members.check()
         self._negotiation.check()
 
     def sleep(self, asleep: float | None) -> float | None:
         """Returns the longest time that the loop may sleep, at most `asleep`."""
-        return self._negotiation.sleep(self._members.sleep(asleep))
+        return self._negotiation.sleep(self.members.sleep(asleep))

@@ -54,7 +54,10 @@ class Memberships:
         """Ids created by this rank for communicators that it has not joined yet."""
         self._making: dict[str, bool] = {}
         """Communicators that a helper thread is creating or joining, each with True while it is still wanted."""
-        self._aborts = CommunicatorAborts(device, post, send)
+        self.aborts = CommunicatorAborts(device, post, send)
+        """The communicators that are being given up."""
+        self.verdict_s = VERDICT_S
+        """Seconds that the front has to decide on a communicator that was reported as failed."""
         self._shared: tuple[PooledStream, LaunchOrder[Any]] | None = None
         self._next_check = 0.0
         self.handlers: dict[str, Callable[[dict[str, Any]], None]] = {
@@ -169,7 +172,7 @@ class Memberships:
     def _joined(self, comm: str, communicator: RankCommunicator, group: bool) -> None:
         self._ids.pop(comm, None)
         if not self._making.pop(comm):  # it was abandoned in the meantime
-            self._aborts.end(AbortedCommunicator(comm, communicator, None, own=False), under_way=False)
+            self.aborts.end(AbortedCommunicator(comm, communicator, None, own=False), under_way=False)
             return
         tracks = self._device.tracks
         if group:
@@ -230,7 +233,7 @@ class Memberships:
         for flight in flights:
             flight.fail(refusal(flight))
         given_up = AbortedCommunicator(member.comm, member.communicator, member.track, own=member.group)
-        self._aborts.end(given_up, under_way=bool(flights))
+        self.aborts.end(given_up, under_way=bool(flights))
         self._device.kick(None)
 
     # ---- the loop ----
@@ -239,12 +242,12 @@ class Memberships:
         """Checks for failures and overdue operations, and reports the progress. Cheap to call often, because it does
         work only at intervals."""
         now = time.monotonic()
-        if now < self._next_check or not (self._live or self._aborts.watching):
+        if now < self._next_check or not (self._live or self.aborts.watching):
             return
         self._next_check = now + CHECK_S
         for member in list(self._live.values()):
             self._check(member, now)
-        self._aborts.check(now)
+        self.aborts.check(now)
 
     def _tell_progress(self, member: Membership, *, at_once: bool = False) -> None:
         done = member.flights.progress(time.monotonic(), at_once=at_once)
@@ -256,7 +259,7 @@ class Memberships:
         if member.idle:
             self._busy.pop(member, None)
         if member.refusal is not None:
-            if now > member.reported + VERDICT_S:
+            if now > member.reported + self.verdict_s:
                 self._end(member, member.refusal, member.gone)
             return
         reason = member.communicator.failed()
@@ -269,7 +272,7 @@ class Memberships:
 
     def sleep(self, asleep: float | None) -> float | None:
         """Returns the longest time that the loop may sleep, at most `asleep`."""
-        if not (self._busy or self._aborts.watching):
+        if not (self._busy or self.aborts.watching):
             return asleep
         left = max(self._next_check - time.monotonic(), 0.0)
         return sooner(left, asleep)

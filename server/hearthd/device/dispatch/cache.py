@@ -49,7 +49,9 @@ class KnownDispatch(NamedTuple):
 class KnownDispatches:
     """The cache. Device-handle thread only."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST) -> None:
+        """`most`: dispatches in the cache."""
+        self._most = most
         self._known: dict[Likeness, KnownDispatch] = {}
 
     def find(self, command: commands_pb2.Dispatch, inputs: Sequence[bytes]) -> tuple[Likeness, KnownDispatch | None]:
@@ -86,7 +88,7 @@ class KnownDispatches:
             ),
         )
         if len(likeness[0]) <= LONGEST and not plan.transfers:  # transfers have a new number in each command
-            if len(self._known) >= MOST:
+            if len(self._known) >= self._most:
                 self._known.clear()
             self._known[likeness] = known
         return known

@@ -60,6 +60,8 @@ class InlineCopies:
         self._device = device
         self._segments = segments
         self._replies = replies
+        self.most = MOST
+        """Commands that are known by their bytes."""
         self.resolved: dict[bytes, SegmentOperands] = {}
         self._began = 0.0
         """Time at which the latest copy was submitted, in seconds."""
@@ -78,7 +80,7 @@ class InlineCopies:
             return None
         named = _named(commands_pb2.Command.FromString(found.rest))
         if named is not None:
-            if len(self.resolved) >= MOST:
+            if len(self.resolved) >= self.most:
                 self.resolved.clear()
             self.resolved[found.rest] = named
         return named

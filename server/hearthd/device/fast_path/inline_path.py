@@ -78,6 +78,8 @@ class InlinePath:
         self._at_once = at_once
         self.copies = InlineCopies(device, segments, executor)
         self.reads = InlineReads(device, executor)
+        self.here_s = HERE_S
+        """Seconds for which the end of the work is polled without a check of the sockets."""
         self.answered = False
         """True if a command was answered in the loop iteration in which it arrived, since the caller last reset the
         attribute."""
@@ -188,7 +190,7 @@ class InlinePath:
         tracks, sharing, since = self._device.tracks, self._sharing, time.perf_counter()
         lone = not sharing.active
         if soon:
-            tracks.ask(track, HERE_S)
+            tracks.ask(track, self.here_s)
         if waiting.over and lone and not tracks.live:
             sharing.came_and_went(batch.backlog, since, commands)
         else:

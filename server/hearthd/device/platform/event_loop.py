@@ -51,6 +51,8 @@ class Loop:
         self._began = 0
         self._came = False
         """True if the loop polled for events and found some."""
+        self.expected_s = EXPECTED_S
+        """Time for which the next request of a client that has just been answered is polled for, in seconds."""
         self.lingering: SpinPolicy | None = None
         """Policy for polling after work was done, before the loop sleeps; None: the loop sleeps at once."""
 
@@ -164,7 +166,7 @@ class Loop:
     def _expect(self) -> list[tuple[int, int]]:
         """Polls for ready sockets for at most `EXPECTED_S`, and returns them."""
         poll, clock = self._epoll.poll, time.perf_counter
-        until = clock() + EXPECTED_S
+        until = clock() + self.expected_s
         while not (ready := poll(0)) and not self._tasks and clock() < until:
             pass
         return ready

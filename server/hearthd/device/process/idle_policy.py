@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 
 from hearthd.device.outbox import Outbox
-from hearthd.device.platform.event_loop import EXPECTED_S, Loop
+from hearthd.device.platform.event_loop import Loop
 from hearthd.device.process.executor import Executor
 from hearthd.device.streams.stream_pool import StreamPool
 
@@ -34,6 +34,8 @@ class IdlePolicy:
         self._tracks = tracks
         self._outbox = outbox
         self._loop = loop
+        self.round_s = ROUND_S
+        """Time for which the loop may serve one socket before it serves all others, in seconds, while it may sleep."""
         self._turns = 0
         """Number of consecutive iterations that deferred housekeeping."""
         self._round_ends = 0.0
@@ -54,7 +56,7 @@ class IdlePolicy:
             self._turns += 1
             return True
         self._turns = 0
-        self._round_ends = time.perf_counter() + ROUND_S
+        self._round_ends = time.perf_counter() + self.round_s
         return False
 
     def expects(self) -> bool:
@@ -99,5 +101,7 @@ class IdlePolicy:
         self._executor.kick(None)
         if self._loop.lingering is None or not self._calm:
             return True
-        self.expected_until = time.perf_counter() + EXPECTED_S  # the next request is expected soon, as in `expects`
+        self.expected_until = (
+            time.perf_counter() + self._loop.expected_s
+        )  # the next request is expected soon, as in `expects`
         return None

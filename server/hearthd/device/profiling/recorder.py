@@ -6,6 +6,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from hearth_proto.v1 import commands_pb2
@@ -18,13 +19,21 @@ from hearthd.device.profiling.trace_record import EVENT_BYTES, MAX_NAME, Dropped
 from hearthd.device.session.observer import Record
 from hearthd.device.streams.stream_pool import PooledStream
 
-MAX_BYTES = 16 << 20
-"""Limit of the encoded size of a trace, in bytes: an answer must fit into one message, of which the client accepts 32
-MiB."""
 
-RENEW_NS = 2_000_000_000
-"""Interval, in nanoseconds, at which the device clock gets a new reference; 32-bit floats then still resolve a quarter
-of a microsecond."""
+@dataclass(frozen=True)
+class TraceLimits:
+    """Limits of every trace, whatever its request says."""
+
+    max_bytes: int = 16 << 20
+    """Limit of the encoded size of a trace, in bytes: the answer must fit into one message, and the client accepts
+    messages of up to 32 MiB."""
+    renew_ns: int = 2_000_000_000
+    """Interval, in nanoseconds, at which the device clock gets a new reference; 32-bit floats then still resolve a
+    quarter of a microsecond."""
+
+
+TRACE_LIMITS = TraceLimits()
+"""The limits of device processes."""
 
 
 class Trace:
@@ -38,6 +47,7 @@ class Trace:
         marks: Sequence[RangeMarker],
         activity: KernelActivitySource | None,
         numbers: Iterator[int],
+        limits: TraceLimits = TRACE_LIMITS,
     ) -> None:
         self.device = device
         self.marks = marks
@@ -48,7 +58,8 @@ class Trace:
         self._activity = activity
         self._numbers = numbers
         self._limit = limit
-        self._room = MAX_BYTES
+        self._room = limits.max_bytes
+        self._renew_ns = limits.renew_ns
         self._under_way: dict[int, deque[TraceRecord]] = {}
         self._watching: set[int] = set()
         self._finished: Callable[[], None] | None = None
@@ -136,7 +147,7 @@ class Trace:
         )
         record.start = record.end = None
         self.device.tracks.retire(end)
-        if started > RENEW_NS:
+        if started > self._renew_ns:
             server.release_event(reference)
             self._reference, self._segment = start, self._clock.renew(started)
         else:

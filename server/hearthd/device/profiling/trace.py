@@ -21,7 +21,7 @@ from hearthd.device.backend.resources import Stream
 from hearthd.device.context import DeviceContext
 from hearthd.device.operation import Operation, Origin, internal_error
 from hearthd.device.profiling.annotations import AnnotationObserver, KernelActivitySource, RangeMarker
-from hearthd.device.profiling.recorder import Trace
+from hearthd.device.profiling.recorder import TRACE_LIMITS, Trace, TraceLimits
 from hearthd.device.session.session import DeviceSession
 
 DEFAULT_EVENTS = 100_000
@@ -37,7 +37,9 @@ class TraceCommands:
         post: Callable[[Callable[[], None]], None],
         marks: RangeMarker | None = None,
         activity: KernelActivitySource | None = None,
+        limits: TraceLimits = TRACE_LIMITS,
     ) -> None:
+        self._limits = limits
         self._device = device
         self._post = post
         self._activity = activity
@@ -63,8 +65,8 @@ class TraceCommands:
             session.trace = None
 
     def start(self, origin: Origin, command: commands_pb2.StartTrace) -> None:
-        """Starts a trace with the next command. It is limited to `MAX_EVENTS` records and `recorder.MAX_BYTES`, even if
-        more was requested."""
+        """Starts a trace with the next command. It is limited to `MAX_EVENTS` records and
+        `TraceLimits.max_bytes`, even if more was requested."""
         session = origin.session
         if isinstance(session.trace, Trace):
             raise Refusal(
@@ -78,7 +80,9 @@ class TraceCommands:
         if self._activity is not None:
             self._activity.start()
         self._sessions.add(session.channel)
-        session.trace = Trace(self._device, self._clock_stream, limit, self._marks, self._activity, self._numbers)
+        session.trace = Trace(
+            self._device, self._clock_stream, limit, self._marks, self._activity, self._numbers, self._limits
+        )
         origin.reply()
 
     def end(self, origin: Origin, _command: commands_pb2.EndTrace) -> Operation:

@@ -73,6 +73,10 @@ class IdleWork:
         self._journal = journal
         self.limit = limit
         self._clock = clock
+        self.beside_s = BESIDE_S
+        """Longest time for which launches are held back for work of another thread, in seconds."""
+        self.again_s = AGAIN_S
+        """Seconds after which another try of a refused command may succeed, though the device is still busy."""
         self.tenant_of: Callable[[str], str | None] = lambda _session: None
         """Returns the tenant of a session by its id; None if unknown."""
         self._line: IdleQueue[IdleTask] = IdleQueue()
@@ -112,7 +116,7 @@ class IdleWork:
     def hopeful(self) -> Callable[[], bool]:
         """Returns a function for a refused command. The function returns True once another attempt may succeed: the
         work that kept the device busy has ended, or `AGAIN_S` seconds have passed."""
-        ends, until = self._ends, self._clock() + AGAIN_S
+        ends, until = self._ends, self._clock() + self.again_s
         return lambda: self._ends != ends or self._clock() >= until
 
     def drop(self, waiting: Waiting) -> None:
@@ -146,7 +150,7 @@ class IdleWork:
 
     def _occupy(self, job: Callable[[Job], None]) -> None:
         token = object()
-        self._beside[token] = self._clock() + BESIDE_S
+        self._beside[token] = self._clock() + self.beside_s
         self._tracks.hold(True)
 
         def done() -> None:
@@ -203,7 +207,7 @@ class IdleWork:
                 continue
             found = running(self._tracks, load.session, self.tenant_of)
             if found.own and not (found.others or found.strangers):
-                waiting.excused = now + AGAIN_S
+                waiting.excused = now + self.again_s
             elif self._line.drop(waiting):  # dropping an earlier load may have removed this one
                 load.refuse(device_busy(load.what, now - waiting.since, self.limit, found))
         self._let_through()

@@ -12,6 +12,7 @@ from hearth_proto.frames import Frame, Kind
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.scheduler.chances import Chances
 from hearthd.device.scheduler.pace import Pace
+from hearthd.device.scheduler.standstill import PATIENCE_S as STANDSTILL_S
 from hearthd.device.scheduler.standstill import Standstill
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.session.stream import LogicalStream
@@ -82,7 +83,7 @@ class Backlog:
         "work",
     )  # fmt: skip
 
-    def __init__(self, session: DeviceSession) -> None:
+    def __init__(self, session: DeviceSession, standstill_s: float = STANDSTILL_S) -> None:
         self.session = session
         # Waiting commands.
         self.frames: deque[Frame] = deque()
@@ -113,7 +114,7 @@ class Backlog:
         submit work to the device."""
         self.launches = False
         """True if the commands that submit work may be launches; otherwise only copies."""
-        self.standstill: Standstill[LogicalStream] = Standstill()
+        self.standstill: Standstill[LogicalStream] = Standstill(standstill_s)
         # Work on the device.
         self.active = False
         """True if the session has waiting commands, or work on the device."""

@@ -30,6 +30,7 @@ from hearthd.device.platform.spin_policy import sooner
 from hearthd.device.scheduler.arrivals import Arrivals
 from hearthd.device.scheduler.backlog import Backlog
 from hearthd.device.scheduler.process_turns import ProcessTurns
+from hearthd.device.scheduler.standstill import PATIENCE_S as STANDSTILL_S
 from hearthd.device.scheduler.time_slices import TimeSlices
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.streams.stream_pool import NEVER
@@ -59,6 +60,8 @@ class FairShare:
         self._arrivals = arrivals
         self._perform = perform
         self.backlogs: dict[int, Backlog] = {}
+        self.standstill_s = STANDSTILL_S
+        """The patience of queues of sessions that open from now on, in seconds; see `Standstill.patience`."""
         self.slicing = TimeSlices(device, self._advance, self._rest)
         self._active = self.slicing.active
         self.meter = self.slicing.meter
@@ -71,7 +74,7 @@ class FairShare:
 
     def open(self, session: DeviceSession) -> None:
         """Adds a session with an empty backlog."""
-        self.backlogs[session.channel] = Backlog(session)
+        self.backlogs[session.channel] = Backlog(session, self.standstill_s)
 
     def take(self, session: DeviceSession, frame: Frame) -> None:
         """Queues a frame that has arrived; it is executed after all frames before it."""

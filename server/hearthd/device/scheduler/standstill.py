@@ -20,9 +20,11 @@ commands of a window."""
 class Standstill(Generic[T]):
     """The standstill of one queue."""
 
-    __slots__ = ("_seen", "_until", "stream")
+    __slots__ = ("_seen", "_until", "patience", "stream")
 
-    def __init__(self) -> None:
+    def __init__(self, patience: float = PATIENCE_S) -> None:
+        self.patience = patience
+        """Seconds for which the queue stands still while the stream completes no command."""
         self.stream: T | None = None
         """The full stream before which the queue stands still; None if the queue does not stand still."""
         self._seen: tuple[int, int] | None = None
@@ -32,7 +34,7 @@ class Standstill(Generic[T]):
         """True if the queue stands still before a stream with `done` completed commands; `now` is in seconds."""
         if (stream, done) != self._seen:
             self._seen = stream, done
-            self._until = now + PATIENCE_S
+            self._until = now + self.patience
         return now < self._until
 
     def left(self, now: float) -> float:

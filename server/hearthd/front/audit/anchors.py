@@ -27,7 +27,7 @@ from hearthd.front.config.audit import LOG, SYSLOG
 log = structlog.get_logger("hearthd.audit")
 
 _WORD = re.compile(rb"hearth-anchor:([A-Za-z0-9+/=]{16,4096})")
-_TRIM = 1 << 20
+TRIM = 1 << 20
 """Size of an anchor file, in bytes, above which all anchors except the newest are dropped, if the file allows it."""
 
 
@@ -138,7 +138,7 @@ class Anchors:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         data = f"{anchor.word}\n".encode()
         with contextlib.suppress(OSError):
-            if path.stat().st_size > _TRIM:
+            if path.stat().st_size > TRIM:
                 self._replace(path, data)
                 return
         _write(self.place, os.O_APPEND, data)

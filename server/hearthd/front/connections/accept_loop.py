@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-_AGAIN = 0.1
+AGAIN = 0.1
 """Delay, in seconds, before accepting is tried again after descriptors or memory ran out."""
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -22,9 +22,12 @@ Accepted = Callable[[socket.socket, Any], None]
 class AcceptLoop:
     """The listening sockets of one listener, and the tasks that handle its connections."""
 
-    def __init__(self, name: str, accepted: Accepted, short: Callable[[OSError], None]) -> None:
+    def __init__(
+        self, name: str, accepted: Accepted, short: Callable[[OSError], None], *, again: float = AGAIN
+    ) -> None:
         """Creates the loop. `name` is the name of its tasks. `short` is called when a connection cannot be accepted
-        because there are no descriptors or no memory."""
+        because there are no descriptors or no memory; accepting is tried again after `again` seconds."""
+        self._again = again
         self._name, self._accepted, self._short = name, accepted, short
         self._listening: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -58,7 +61,7 @@ class AcceptLoop:
             except OSError as error:
                 if error.errno in _SHORTAGES:
                     self._short(error)
-                    await asyncio.sleep(_AGAIN)
+                    await asyncio.sleep(self._again)
                 else:  # the peer has disconnected; the sleep lets the event loop run if the error persists
                     await asyncio.sleep(0)
                 continue

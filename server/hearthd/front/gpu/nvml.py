@@ -74,7 +74,9 @@ class Nvml:
     Thread-safe. Values that a GPU, its driver or its mode (MIG) does not support are left out, and not requested again.
     """
 
-    def __init__(self, library: Any = None) -> None:
+    def __init__(self, library: Any = None, *, patience: float = PATIENCE_S) -> None:
+        """`patience`: seconds that a reading waits for another one."""
+        self._patience = patience
         self._nvml: Any = None
         self._handles: dict[str, Any] = {}
         self._unknown: dict[str, set[str]] = {}
@@ -89,7 +91,7 @@ class Nvml:
     def read(self, uuid: str) -> GpuReading | None:
         """Returns the reading of a GPU; None if NVML does not know the GPU. Takes some milliseconds, so it must not be
         called from the event loop."""
-        if not uuid or not self._lock.acquire(timeout=PATIENCE_S):
+        if not uuid or not self._lock.acquire(timeout=self._patience):
             return None
         try:
             return self._read(uuid) if self._nvml is not None else None
@@ -157,7 +159,7 @@ class Nvml:
         )
 
     def close(self) -> None:
-        if not self._lock.acquire(timeout=PATIENCE_S):
+        if not self._lock.acquire(timeout=self._patience):
             return  # another thread waits for the driver; it ends with the process
         nvml, self._nvml = self._nvml, None
         self._lock.release()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from dataclasses import dataclass
 from typing import Protocol
 
 import structlog
@@ -20,13 +21,18 @@ from hearthd.front.lanes.tickets import TICKET_BYTES, LaneTickets, TicketHolder,
 
 log = structlog.get_logger("hearthd.lanes")
 
-_TICKET_WAIT = 2.0
-"""Time limit, in seconds, for the ticket to arrive."""
-_REST_WAIT = 0.25
-"""Time limit, in seconds, for the Execute stream to become idle. Meanwhile its client waits, too, for up to a
-second."""
 _ACCEPT_PAUSE = 1.0
 """Delay, in seconds, before accepting is tried again after the process ran out of descriptors."""
+
+
+@dataclass(frozen=True)
+class TicketPatience:
+    """Seconds that a port waits for one connection."""
+
+    ticket: float = 2.0
+    """Time limit for the ticket to arrive."""
+    rest: float = 0.25
+    """Time limit for the Execute stream to become idle. Meanwhile its client waits, too, for up to a second."""
 
 
 class PortObserver(Protocol):
@@ -55,6 +61,8 @@ class TicketPort:
         self._limiter = limiter
         self.tickets = LaneTickets()
         """The tickets that were issued here and have not been used."""
+        self.patience = TicketPatience()
+        """Time limits of the connections that come from now on."""
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._waiting: set[asyncio.Task[None]] = set()
@@ -121,7 +129,7 @@ class TicketPort:
 
     async def _ticket(self, connection: socket.socket) -> bytes:
         try:
-            async with asyncio.timeout(_TICKET_WAIT):
+            async with asyncio.timeout(self.patience.ticket):
                 length, kind, _, _, _ = HEADER.unpack(await _read(connection, HEADER.size))
                 if kind != Kind.TICKET or length not in self.ticket_bytes:
                     raise ConnectionRejected("malformed")
@@ -134,7 +142,7 @@ class TicketPort:
     async def _hand_over(self, connection: socket.socket, attachment: TicketHolder) -> None:
         try:
             check_open(connection.fileno())
-            async with asyncio.timeout(_REST_WAIT):
+            async with asyncio.timeout(self.patience.rest):
                 await attachment.hand_over(connection.fileno())
         except TimeoutError:
             raise ConnectionRejected("busy") from None

@@ -63,11 +63,22 @@ class PendingOperation(NamedTuple):
 class Follower(GroupMembership):
     """The membership of a node other than node 0."""
 
-    def __init__(self, group: bytes, members: Members, node: int, session: Session, peer: PeerLink) -> None:
+    def __init__(
+        self,
+        group: bytes,
+        members: Members,
+        node: int,
+        session: Session,
+        peer: PeerLink,
+        *,
+        verdict: float = VERDICT_S,
+    ) -> None:
+        """`verdict`: seconds beyond its timeout that an operation waits for the coordinator's answer."""
         super().__init__(group, members, node, session)
         self.prefix = f"{self.id}@{node}/"
         """Prefix of the names of the group's communicators."""
         self._peer = peer
+        self._verdict = verdict
         self._presented: dict[tuple[int, int, int], PendingOperation] = {}
         """Operations that wait for an answer, by device, generation and sequence number."""
         self._comms: dict[str, dict[Where, DeviceLink]] = {}
@@ -88,7 +99,7 @@ class Follower(GroupMembership):
             return
         self._record.presented(self.ranks[link.ordinal], body)
         key = (link.ordinal, link.generation, sequence)
-        seconds = min(float(body.get("timeout") or 0) or MAX_SECONDS, MAX_SECONDS) + VERDICT_S
+        seconds = min(float(body.get("timeout") or 0) or MAX_SECONDS, MAX_SECONDS) + self._verdict
         timer = asyncio.get_running_loop().call_later(seconds, self._unanswered, key)
         self._presented[key] = PendingOperation(link, channel, timer)
         try:

@@ -22,7 +22,7 @@ from hearthd.front.addresses import Address
 from hearthd.front.collectives.match import RankLocation
 from hearthd.front.peers import tickets
 from hearthd.front.peers.connect import PeerReach
-from hearthd.front.peers.follower import Follower
+from hearthd.front.peers.follower import VERDICT_S, Follower
 from hearthd.front.peers.frames import Body
 from hearthd.front.peers.leader import Leader, Router
 from hearthd.front.peers.link import LAST_WORDS, PeerLink
@@ -60,7 +60,9 @@ class PeerGroups:
     """The groups over daemons. Belongs to the event loop. `port` listens for the daemons that join groups of this
     daemon."""
 
-    def __init__(self, router: Router, reach: PeerReach) -> None:
+    def __init__(self, router: Router, reach: PeerReach, *, verdict: float = VERDICT_S) -> None:
+        """`verdict`: seconds beyond its timeout that an operation waits for the coordinator's answer."""
+        self._verdict = verdict
         self.port: PeerPort | None = None
         self.on_refused: Callable[[Session, Sequence[Address]], None] = lambda session, addresses: None
         """Called with the addresses of a ticket to which this daemon may not connect."""
@@ -130,7 +132,7 @@ class PeerGroups:
             forbidden = partial(self.on_refused, session)
             peer = await self._reach.reach(addresses, ticket.certificate_sha256, said, patience, forbidden)
             self._links.add(peer)
-            follower = Follower(group, members, node, session, peer)
+            follower = Follower(group, members, node, session, peer, verdict=self._verdict)
             if session.closing:
                 follower.leave("its session has ended")
                 raise errors.session_expired()

@@ -45,7 +45,8 @@ class PeerLink(asyncio.Protocol):
     """This side's end of a link. Messages are kept until `start`, except for the first, which `first` returns: these
     are the messages of the handshake."""
 
-    def __init__(self, *, beat: float = BEAT, silence: float = SILENCE) -> None:
+    def __init__(self, *, beat: float = BEAT, silence: float = SILENCE, max_messages: int = MAX_MESSAGES) -> None:
+        """`beat` and `silence`: seconds; `max_messages`: those that are read in a slice."""
         loop = asyncio.get_running_loop()
         self.peer = ""
         self.gone: asyncio.Future[None] = loop.create_future()
@@ -56,6 +57,7 @@ class PeerLink(asyncio.Protocol):
         """Number of times that reading was paused because the peer sent too much."""
         self._loop = loop
         self._beat, self._silence = beat, silence
+        self._max_messages = max_messages
         self._transport: asyncio.Transport | None = None
         self._reader = PeerFrameReader(MAX_HELLO)
         self._early: list[Body] = []
@@ -100,7 +102,7 @@ class PeerLink(asyncio.Protocol):
             self._slice, self._messages, self._read = self._heard, 0, 0
         self._messages += messages
         self._read += size
-        if self._transport is not None and (self._messages > MAX_MESSAGES or self._read > MAX_READ):
+        if self._transport is not None and (self._messages > self._max_messages or self._read > MAX_READ):
             self._transport.pause_reading()
             self._resume = self._loop.call_at(self._slice + SLICE, self._read_on)
 

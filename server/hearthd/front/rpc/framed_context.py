@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 
 from hearth_proto import calls, frames
+from hearth_proto.calls import KEEPALIVE, Keepalive
 from hearth_proto.frames import Frame, FrameError, FrameReader, FrameTooLarge, Kind
 from hearth_proto.reasons import STATUS_DETAILS_KEY, Reason, Refusal
 from hearth_proto.v1 import status_pb2
@@ -53,6 +54,7 @@ class FramedCall(asyncio.Protocol):
         on_made: Callable[[FramedCall], bool],
         account: UnauthenticatedBytes,
         settings: AdmissionSettings,
+        keepalive: Keepalive = KEEPALIVE,
     ) -> None:
         self.admitted: Admission | Refusal | None = None
         """The gate's decision, made after METHOD arrived. None: METHOD has not arrived."""
@@ -70,6 +72,7 @@ class FramedCall(asyncio.Protocol):
         self._on_made = on_made
         self._account = account
         self._settings = settings
+        self._keepalive = keepalive
         self._held = 0
         """Bytes counted on the account of callers whose headers show no credential."""
         self._head = b""
@@ -106,7 +109,7 @@ class FramedCall(asyncio.Protocol):
         self.transport.set_write_buffer_limits(high=_HIGH_WATER)
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
         if self._on_made(self):
-            self._timer = asyncio.get_running_loop().call_later(calls.ASK_S, self._look)
+            self._timer = asyncio.get_running_loop().call_later(self._keepalive.ask, self._look)
         else:
             self.transport.abort()
 
@@ -288,14 +291,14 @@ class FramedCall(asyncio.Protocol):
         if silent and self._pinged:
             self.drop()
             return
-        wait = calls.ASK_S
+        wait = self._keepalive.ask
         if not self._paused:
             # While reading is paused, a ping of the client would not be read, so it is answered in advance.
             if not self.transport.is_reading():
                 self._send(Kind.PONG, b"")
             elif silent:
                 self._send(Kind.PING, b"")
-                self._pinged, wait = True, calls.ANSWER_S
+                self._pinged, wait = True, self._keepalive.answer
         self._timer = asyncio.get_running_loop().call_later(wait, self._look)
 
     # ---- the context of the handler ----

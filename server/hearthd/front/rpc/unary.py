@@ -19,8 +19,6 @@ from hearthd.front.sessions.command_queue import CommandQueue
 
 MAX_CALLS = 256
 """Maximum number of single calls of one session that may be under way on one device."""
-QUEUE_WAIT = 5.0
-"""Maximum time, in seconds, that a call waits while its tenant's queue is full. Batches wait without a limit."""
 
 
 @dataclass(frozen=True)
@@ -127,13 +125,13 @@ async def submit(channel: Channel, command: commands_pb2.Command) -> commands_pb
 
 async def _room(queue: CommandQueue) -> None:
     try:
-        async with asyncio.timeout(QUEUE_WAIT):
+        async with asyncio.timeout(queue.call_wait):
             await queue.room()
     except TimeoutError:
         raise Refusal(
             Reason.QUEUE_FULL,
             f"{queue.commands} batches and calls of this tenant, {queue.bytes} bytes, have been taken and are not "
-            f"executed; there was no room for another within {QUEUE_WAIT:g} s.",
+            f"executed; there was no room for another within {queue.call_wait:g} s.",
             fix="Wait for some, or ask for a larger quota.",
             details={"commands": queue.commands, "bytes": queue.bytes},
             retry_after_s=1.0,

@@ -11,7 +11,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import device_pb2
 from hearthd.front import errors
 from hearthd.front.sessions.channel import Channel
-from hearthd.front.sessions.resume_buffer import ResumeBuffer
+from hearthd.front.sessions.resume_buffer import MANY, ResumeBuffer
 from hearthd.front.sessions.session import Session
 
 EOF: object = grpc.aio.EOF  # type: ignore[attr-defined]
@@ -29,6 +29,8 @@ class ExecuteWindow:
     them. Above this limit no further batches of the client are taken."""
     max_kept: int = 8192
     """Number of responses that may wait for a resumable client's acknowledgement."""
+    many: int = MANY
+    """A number of such responses that does not end the attachment by itself, however small `max_kept` is."""
     max_queued_hard: int = 256 << 20
     """Bytes of waiting responses above which the stream is ended, because its client sends without reading."""
 
@@ -44,7 +46,7 @@ class ExecuteWindow:
 
     def replies(self) -> ResumeBuffer:
         """Returns a buffer for the responses that a resumable client has not acknowledged."""
-        return ResumeBuffer(self.max_queued_bytes, self.max_kept, self.max_queued_hard)
+        return ResumeBuffer(self.max_queued_bytes, self.max_kept, self.max_queued_hard, self.many)
 
 
 def parse(message: object) -> device_pb2.Attach:

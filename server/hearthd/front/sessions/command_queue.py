@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
+CALL_WAIT = 5.0
+"""Maximum time, in seconds, that a single call waits while the queue is full. Batches wait without a limit."""
+
 
 class CommandQueue:
     """Counts the batches and calls of all sessions of a tenant, by number and bytes. A limit of 0 means no limit."""
 
-    def __init__(self, most_commands: int = 0, most_bytes: int = 0) -> None:
+    def __init__(self, most_commands: int = 0, most_bytes: int = 0, *, call_wait: float = CALL_WAIT) -> None:
+        self.call_wait = call_wait
+        """Seconds that a single call waits for room before it is refused."""
         self.commands = 0
         self.bytes = 0
         self._most_commands = most_commands

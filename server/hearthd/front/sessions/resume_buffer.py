@@ -9,7 +9,7 @@ from itertools import islice
 from hearth_proto.reasons import Reason, Refusal
 
 _TIMES_MOST = 16
-_MANY = 1 << 16
+MANY = 1 << 16
 """A multiple of `most`, and a number of responses. Above both, even small responses overrun the buffer, because over a
 lane nothing stops their client from sending."""
 
@@ -18,11 +18,11 @@ class ResumeBuffer:
     """Responses that a client has not acknowledged, numbered from 1, kept in order until `Received.responses` covers
     them.
 
-    At `most` responses or `most_bytes` bytes no further work is taken. Above `hard` bytes, or many times `most`
-    responses, all responses are dropped, because the client has then sent work without ever reading.
+    At `most` responses or `most_bytes` bytes no further work is taken. Above `hard` bytes, or above `many` responses and a
+    multiple of `most`, all responses are dropped, because the client has then sent work without ever reading.
     """
 
-    def __init__(self, most_bytes: int, most: int, hard: int) -> None:
+    def __init__(self, most_bytes: int, most: int, hard: int, many: int = MANY) -> None:
         self.received = 0
         """Number of responses that the client has acknowledged."""
         self.bytes = 0
@@ -33,6 +33,7 @@ class ResumeBuffer:
         self._most_bytes = most_bytes
         self._most = most
         self._hard = hard
+        self._most_hard = max(_TIMES_MOST * most, many)
 
     @property
     def number(self) -> int:
@@ -74,7 +75,7 @@ class ResumeBuffer:
         into.append(payload)
         self.bytes += len(payload)
         number = len(self._kept) + len(self._aside)
-        if self.bytes > self._hard or number > max(_TIMES_MOST * self._most, _MANY):
+        if self.bytes > self._hard or number > self._most_hard:
             self.overrun = Refusal(
                 Reason.QUEUE_FULL,
                 f"{number} results and events ({self.bytes} bytes) wait for the client to say that they came; the most "

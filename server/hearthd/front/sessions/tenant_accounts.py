@@ -25,7 +25,7 @@ from hearthd.shared.log import LogThrottle
 
 log = structlog.get_logger("hearthd.quotas")
 
-_REMEMBERED = 1024
+REMEMBERED = 1024
 """Number of ended sessions that are remembered because their last device time may still be reported: as many as may end
 at once by default."""
 
@@ -97,7 +97,9 @@ class TenantAccounts:
     weights: Mapping[str, float] = MappingProxyType({})
     """The weights of all configured tenants, by name. They determine the tenants' shares of the daemon's resources."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, remembered: int = REMEMBERED) -> None:
+        """`remembered`: sessions that have ended and whose last time may still be reported."""
+        self._remembered = remembered
         self._accounts: dict[str, TenantAccount] = {}
         self._open: dict[str, Session] = {}
         self._ended: dict[str, Session] = {}  # recently ended, oldest first
@@ -169,7 +171,7 @@ class TenantAccounts:
         account.sessions.pop(session.id, None)
         if self._open.pop(session.id, None) is not None:
             self._ended[session.id] = session
-        if len(self._ended) > _REMEMBERED:
+        if len(self._ended) > self._remembered:
             del self._ended[next(iter(self._ended))]
 
     async def listen(self, link: Link) -> None:

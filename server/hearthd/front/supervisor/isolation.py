@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hearth_proto.v1 import node_pb2
+from hearthd.front.supervisor.lingering_sessions import GRACE
 
 STARTING = node_pb2.DEVICE_STATE_STARTING
 SERVING = node_pb2.DEVICE_STATE_SERVING
@@ -32,6 +33,8 @@ class IsolationPolicy:
     may share no process."""
     serving_wait: float = 5.0
     """Maximum time, in seconds, that a call waits for a process that is being replaced."""
+    grace: float = GRACE
+    """Seconds that work of a closed session may run on before the process that it alone uses is ended."""
     by_tenant: bool = False
     """True if each tenant has separate processes. False: all sessions that are not dedicated share one process."""
     idle_timeout: float = 60.0

@@ -39,11 +39,13 @@ class LingeringSession:
     """Time at which the process was last asked for the session's running work."""
     told: bool = False
     """True once a log line was written about the session."""
+    grace: float = GRACE
+    """Seconds that its work may run on."""
 
     @property
     def due(self) -> float:
         """Time at which the grace period of the session ends."""
-        return self.since + (GRACE if self.busy else CLEARING)
+        return self.since + (self.grace if self.busy else CLEARING)
 
     @property
     def what(self) -> str:
@@ -57,7 +59,9 @@ class LingeringSession:
 class LingeringSessions:
     """The lingering sessions of one process, by the number of the channel that each session had there."""
 
-    def __init__(self) -> None:
+    def __init__(self, grace: float = GRACE) -> None:
+        """`grace`: seconds that work of a closed session may run on."""
+        self._grace = grace
         self._each: dict[int, LingeringSession] = {}
 
     def __iter__(self) -> Iterator[LingeringSession]:
@@ -70,7 +74,7 @@ class LingeringSessions:
 
     def left(self, channel: int, session: str, tenant: str, now: float) -> None:
         """Adds a session that was closed in this process."""
-        self._each.setdefault(channel, LingeringSession(session, tenant, now))
+        self._each.setdefault(channel, LingeringSession(session, tenant, now, grace=self._grace))
 
     def gone(self, channel: int) -> None:
         """Removes a session whose work has ended and whose memory has been freed."""

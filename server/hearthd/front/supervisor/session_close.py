@@ -13,7 +13,7 @@ import structlog
 from hearth_proto.reasons import Refusal
 from hearthd.front.links.link import DeviceLink
 from hearthd.front.supervisor.exit_cause import ABANDONED, ExitCause
-from hearthd.front.supervisor.lingering_sessions import LingeringSession, LingeringSessions
+from hearthd.front.supervisor.lingering_sessions import GRACE, LingeringSession, LingeringSessions
 
 log = structlog.get_logger("hearthd.supervisor")
 
@@ -28,11 +28,18 @@ class SessionClose:
     may continue.
     """
 
-    def __init__(self, link: DeviceLink, end: Callable[[ExitCause], None], changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        link: DeviceLink,
+        end: Callable[[ExitCause], None],
+        changed: Callable[[], None],
+        *,
+        grace: float = GRACE,
+    ) -> None:
         self._link = link
         self._end = end
         self._changed = changed
-        self._lingering = LingeringSessions()
+        self._lingering = LingeringSessions(grace)
         self._timer: asyncio.TimerHandle | None = None
         self._asking: asyncio.Task[None] | None = None
         self._awaited = False

@@ -224,7 +224,9 @@ class Worker:
             self._lose(None, ExitCause("launch", f"it could not be started: {error}"), ready=False)
             return
         self.process, self.generation = process, process.generation
-        self._session_close = SessionClose(process.link, partial(self._abandon, process), self._host.notify)
+        self._session_close = SessionClose(
+            process.link, partial(self._abandon, process), self._host.notify, grace=self._host.policy.grace
+        )
         if self.ending:  # the worker was asked to end while the process was being started
             process.kill()
         ready = False

@@ -321,8 +321,8 @@ def test_a_channel_may_be_opened_behind_its_lane(rig: Laned) -> None:
     assert rig.end_lane(7) == 1
 
 
-def test_a_lane_whose_channel_is_never_opened_is_closed(monkeypatch: pytest.MonkeyPatch, rig: Laned) -> None:
-    monkeypatch.setattr(rig.process.lanes, "patience", 0.05)
+def test_a_lane_whose_channel_is_never_opened_is_closed(rig: Laned) -> None:
+    rig.process.lanes.patience = 0.05
     assert rig.hand_over(7).rest() == []
     rig.send(Kind.OPEN, b"{}", channel=7)
     assert rig.end_lane(7) == 0

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from hearth_proto.frames import HEADER, STRIPE_OFFSET, Kind
+from hearth_proto.pipes import STALL_S
 from hearth_proto.stripes import StripeCut, announce, chunk_head, taken
 from hearth_proto.v1 import commands_pb2 as c
 from hearthd.shared.device_spec import DeviceSpec
@@ -131,10 +132,10 @@ def test_a_session_that_closes_ends_its_stripes(make: Make) -> None:
     client.end.close()
 
 
-def test_a_client_that_stands_still(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_stands_still(make: Make) -> None:
     """Checks that memory waiting for the client is taken back, and that its transfer continues over another stripe."""
-    monkeypatch.setattr("hearthd.device.channels.stripe.STALL_S", 0.2)
     rig = make(64 << 20, 64 << 20)
+    rig.process.stripes.stall = 0.2
     data = bytearray(os.urandom(SIZE))
     still = Client(rig, bytearray(SIZE))
     still.order = []
@@ -143,7 +144,7 @@ def test_a_client_that_stands_still(make: Make, monkeypatch: pytest.MonkeyPatch)
     assert still.ended.wait(10)
     while rig.gauges()["staging_bytes"]:
         pass
-    monkeypatch.undo()
+    rig.process.stripes.stall = STALL_S
     client = Client(rig, data)
     client.announce(Kind.UPLOAD, 1)
     rig.answer(call)

@@ -10,7 +10,6 @@ import pytest
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2 as c
-from hearthd.device.collectives import abort, communicators
 from tests.support.device.peers import WRITTEN, FakeCommunicator, PeerRig, collective, encode, operation
 
 LOST = Refusal(Reason.COMMUNICATOR_FAILED, "device 1 was lost", details={"recorder": "1: all_reduce"})
@@ -65,8 +64,8 @@ def test_not_done_by_its_deadline(rig: PeerRig) -> None:
     assert len(rig.heard("failed")) == 0
 
 
-def test_where_the_front_stays_silent(rig: PeerRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(communicators, "VERDICT_S", 0.1)
+def test_where_the_front_stays_silent(rig: PeerRig) -> None:
+    rig.memberships.verdict_s = 0.1
     peer = rig.join()
     launch(rig, collective(1, timeout=0.2), collective(2, operation(source=2, destination=2), timeout=20))
     result = rig.answer(rig.sync())
@@ -78,10 +77,8 @@ def test_where_the_front_stays_silent(rig: PeerRig, monkeypatch: pytest.MonkeyPa
     assert rig.reason(rig.sync()) == ""
 
 
-def test_overdue_before_it_could_start_where_the_front_stays_silent(
-    rig: PeerRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(communicators, "VERDICT_S", 0.1)
+def test_overdue_before_it_could_start_where_the_front_stays_silent(rig: PeerRig) -> None:
+    rig.memberships.verdict_s = 0.1
     rig.join()
     rig.batch(collective(1, timeout=1e-9))
     sync = rig.sync()
@@ -274,8 +271,8 @@ def test_a_source_that_failed_after_it_was_presented(rig: PeerRig) -> None:
 # ---- threads that do not return ----
 
 
-def test_an_abort_that_hangs(rig: PeerRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(abort, "ABORT_S", 0.1)
+def test_an_abort_that_hangs(rig: PeerRig) -> None:
+    rig.memberships.aborts.limit_s = 0.1
     two_streams(rig)
     peer = launched(rig)
     peer.abort_blocks.clear()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -126,9 +125,8 @@ def test_transfers_are_not_learned_for_they_have_another_number_each_time() -> N
     assert seen(known, [command, command]) == [False, False]
 
 
-def test_cache_is_bounded_and_keeps_no_long_commands_and_no_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "MOST", 4)
-    known = KnownDispatches()
+def test_cache_is_bounded_and_keeps_no_long_commands_and_no_inputs() -> None:
+    known = KnownDispatches(most=4)
     commands = [sound(timeout_ns=number) for number in range(1, 40)]
     for command in commands:
         assert seen(known, [command] * 2) == [False, True]

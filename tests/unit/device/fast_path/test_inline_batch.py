@@ -19,11 +19,9 @@ from hearth_proto.reasons import from_status
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2
 from hearthd.device.cpu.server import CpuServer
-from hearthd.device.fast_path import inline_path
 from hearthd.device.fast_path.inline_path import InlinePath
-from hearthd.device.platform import event_loop
 from hearthd.device.platform.spin_policy import SpinPolicy
-from hearthd.device.process import device_process, idle_policy
+from hearthd.device.process import device_process
 from tests.support.device.inline_programs import BROKEN, FRESH, LAUNCH, Step, launch, run
 from tests.support.device.lane_rig import Client, add, batch, summed, sync
 from tests.support.device.passing import Passing, Polled
@@ -317,8 +315,8 @@ def lingering(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Passing, thread
     """Simulates many cores, so that the loop polls long for the next request, and returns a semaphore that counts the
     rounds of idle work."""
     monkeypatch.setattr(device_process, "cores", lambda: 8)
-    monkeypatch.setattr(event_loop, "EXPECTED_S", 30.0)
     rig, rounds = Passing(Polled), threading.Semaphore(0)
+    rig.process.loop.expected_s = 30.0
     rig.prepare()
     idle_work = rig.process.device.idle_work
     real = idle_work.poll
@@ -344,16 +342,14 @@ def asked_for_long(rig: Passing) -> None:
     rig.process.device.tracks.spin_policy = SpinPolicy(30.0)
 
 
-def test_the_next_step_comes_before_unawaited_work(
-    lingering: tuple[Passing, threading.Semaphore], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_step_comes_before_unawaited_work(lingering: tuple[Passing, threading.Semaphore]) -> None:
     rig, rounds = lingering
     client = rig.lane()
-    monkeypatch.setattr(idle_policy, "ROUND_S", 0.0)
+    rig.process.idle_policy.round_s = 0.0
     client.batch(sync(1))
     client.response()
     rig.barrier()
-    monkeypatch.setattr(idle_policy, "ROUND_S", 60.0)
+    rig.process.idle_policy.round_s = 60.0
     client.batch(sync(2))
     client.response()
     rig.barrier()  # over the link, so that the loop runs a complete iteration
@@ -362,7 +358,7 @@ def test_the_next_step_comes_before_unawaited_work(
         client.batch(sync(number))
         assert client.response().result.request == number
     assert not taken(rounds)
-    monkeypatch.setattr(event_loop, "EXPECTED_S", 1e-3)
+    rig.process.loop.expected_s = 1e-3
     client.batch(sync(60))
     client.response()
     client.batch(sync(61))
@@ -370,11 +366,9 @@ def test_the_next_step_comes_before_unawaited_work(
     assert rounds.acquire(timeout=30), "nothing comes, so that it is done"
 
 
-def test_it_is_not_put_off_for_ever(
-    lingering: tuple[Passing, threading.Semaphore], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_not_put_off_for_ever(lingering: tuple[Passing, threading.Semaphore]) -> None:
     rig, rounds = lingering
-    monkeypatch.setattr(idle_policy, "ROUND_S", 1e-4)
+    rig.process.idle_policy.round_s = 1e-4
     client = rig.lane()
     begun, number = time.perf_counter(), 0
     while time.perf_counter() < begun + 0.2 or number < 50:
@@ -384,12 +378,10 @@ def test_it_is_not_put_off_for_ever(
     assert taken(rounds) >= min(number, 100) // 4
 
 
-def test_others_are_heard_meanwhile(
-    lingering: tuple[Passing, threading.Semaphore], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_others_are_heard_meanwhile(lingering: tuple[Passing, threading.Semaphore]) -> None:
     """The front, tasks of other threads, and the lane of another session are served meanwhile."""
     rig, _ = lingering
-    monkeypatch.setattr(idle_policy, "ROUND_S", 60.0)
+    rig.process.idle_policy.round_s = 60.0
     rig.send(Kind.OPEN, b"{}", channel=2)
     client, other = rig.lane(), rig.lane(2)
     for number in range(1, 60):
@@ -406,12 +398,10 @@ def test_others_are_heard_meanwhile(
             assert done.wait(30)
 
 
-def test_what_was_done_in_between_is_in_the_books(
-    lingering: tuple[Passing, threading.Semaphore], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_done_in_between_is_in_the_books(lingering: tuple[Passing, threading.Semaphore]) -> None:
     """Commands, batches and device time are counted, although the accounting is deferred."""
     rig, _ = lingering
-    monkeypatch.setattr(inline_path, "HERE_S", 30.0)
+    rig.process.executor.inline_path.here_s = 30.0
     asked_for_long(rig)  # so that each batch is awaited in the iteration in which it arrives
     executor = rig.process.executor
     client = rig.lane()
@@ -448,11 +438,11 @@ def test_what_was_done_in_between_is_in_the_books(
 
 @pytest.mark.parametrize("launches", [(5, 0), (5,)])
 def test_what_is_still_under_way_beside_is_in_the_books(
-    lingering: tuple[Passing, threading.Semaphore], monkeypatch: pytest.MonkeyPatch, launches: tuple[int, ...]
+    lingering: tuple[Passing, threading.Semaphore], launches: tuple[int, ...]
 ) -> None:
     """A client that is answered for one stream may have submitted work to another stream in the same batch."""
     rig, _ = lingering
-    monkeypatch.setattr(inline_path, "HERE_S", 30.0)
+    rig.process.executor.inline_path.here_s = 30.0
     asked_for_long(rig)
     executor = rig.process.executor
     for kind in ({"create_stream": c.CreateStream(stream=5)}, {"allocate": c.Allocate(buffer=2, size=8)}):
@@ -474,18 +464,15 @@ def test_what_is_still_under_way_beside_is_in_the_books(
     assert backlog.used > used and not backlog.active and not executor.sharing.meter.busy
 
 
-def test_a_step_behind_one_that_took_its_time_comes_first_too(
-    lingering: tuple[Passing, threading.Semaphore], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_behind_one_that_took_its_time_comes_first_too(lingering: tuple[Passing, threading.Semaphore]) -> None:
     """A step is answered in a later iteration of the loop; the next step is polled for before deferred work of the
     first."""
     rig, rounds = lingering
-    monkeypatch.setattr(inline_path, "HERE_S", 0.0)
+    rig.process.executor.inline_path.here_s = 0.0
     asked_for_long(rig)
     executor, tracks = rig.process.executor, rig.process.device.tracks
     client = rig.lane()
-    monkeypatch.setattr(idle_policy, "EXPECTED_S", 30.0)
-    monkeypatch.setattr(idle_policy, "ROUND_S", 60.0)
+    rig.process.idle_policy.round_s = 60.0
     within = 0
     for number in range(1, 20):
         gate = threading.Event()

@@ -14,7 +14,6 @@ from hearth_proto.launches import Place, Record, pack, pack_layout
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2
-from hearthd.device.resources import idle_work
 from hearthd.shared.device_spec import DeviceSpec
 from tests.support.device.rig import Rig, compiled
 from tests.support.device.strict import SOURCE, Strict, launch, load, prepare, ready
@@ -130,9 +129,9 @@ def test_what_needs_the_module_fails_with_the_refusal(start: Start) -> None:
     assert value(2) == 2
 
 
-def test_who_asks_again_later_waits_again(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(idle_work, "AGAIN_S", 2 * LIMIT)
+def test_who_asks_again_later_waits_again(start: Start) -> None:
     rig = start(LIMIT)
+    rig.process.device.idle_work.again_s = 2 * LIMIT
     endless(rig)
     load(rig, 2, b"another")
     while counter(rig, "loads_refused") < 3:

@@ -12,8 +12,6 @@ import pytest
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason
 from hearth_proto.v1 import commands_pb2 as c
-from hearthd.device.collectives import abort
-from hearthd.device.resources import idle_work
 from hearthd.shared.device_spec import DeviceSpec
 from tests.support.device.peers import PeerRig, PeerServer, collective, operation
 from tests.support.device.rig import Rig, compiled
@@ -185,8 +183,8 @@ def test_one_that_cannot_even_be_stopped_is_aborted(peers: PeerRig, capfd: pytes
     assert "this NCCL cannot" in capfd.readouterr().err
 
 
-def test_a_stop_may_take_as_long_as_what_stands_before_it(peers: PeerRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(abort, "ABORT_S", 0.05)
+def test_a_stop_may_take_as_long_as_what_stands_before_it(peers: PeerRig) -> None:
+    peers.memberships.aborts.limit_s = 0.05
     gate = threading.Event()
     busy, _ = busy_beside_a_kernel(peers, stops=True, stop=lambda: gate.wait(30))
     peers.abort(comm="a-1")
@@ -200,10 +198,8 @@ def test_a_stop_may_take_as_long_as_what_stands_before_it(peers: PeerRig, monkey
     assert busy.aborting.wait(10)
 
 
-def test_launches_do_not_wait_for_long_for_a_communicator_that_is_given_up(
-    peers: PeerRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(idle_work, "BESIDE_S", 0.1)
+def test_launches_do_not_wait_for_long_for_a_communicator_that_is_given_up(peers: PeerRig) -> None:
+    peers.process.device.idle_work.beside_s = 0.1
     load(peers, 1)  # type: ignore[arg-type]
     assert not peers.answer(ready(peers, 1)).HasField("error")  # type: ignore[arg-type]
     idle = peers.join("a-1")

@@ -15,7 +15,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from hearth_proto.reasons import Reason
 from hearth_proto.v1 import device_pb2, node_pb2
 from hearthd.front.gpu import health
-from hearthd.front.gpu import nvml as nvml_module
 from hearthd.front.gpu.nvml import Nvml
 from hearthd.front.gpu.reading import RECOVERY, THROTTLING, GpuReading
 from hearthd.front.gpu.watch import GpuWatch
@@ -280,15 +279,14 @@ def test_a_gpu_that_the_driver_has_lost() -> None:
     assert reading == GpuReading(lost=True)
 
 
-def test_a_driver_that_hangs_costs_one_reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml_module, "PATIENCE_S", 0.05)
+def test_a_driver_that_hangs_costs_one_reader() -> None:
     asked, go_on = threading.Event(), threading.Event()
 
     def hang(handle: Any) -> Any:
         asked.set()
         go_on.wait(20)
 
-    nvml = Nvml(Library(nvmlDeviceGetMemoryInfo=hang))
+    nvml = Nvml(Library(nvmlDeviceGetMemoryInfo=hang), patience=0.05)
     reader = threading.Thread(target=nvml.read, args=(UUID,))
     reader.start()
     try:

@@ -256,11 +256,8 @@ def test_one_host_does_not_keep_the_others_out() -> None:
 
 @both_loops
 @pytest.mark.parametrize("tls", [False, True], ids=["clear", "tls"])
-def test_a_peer_that_floods_is_heard_slowly(
-    loop: str, tls: bool, certificates: ServerCertificates, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(peer_link, "MAX_MESSAGES", 100)
-    context, pin, make = lambda: None, b"", quick(0.1, 2.0)
+def test_a_peer_that_floods_is_heard_slowly(loop: str, tls: bool, certificates: ServerCertificates) -> None:
+    context, pin, make = lambda: None, b"", quick(0.1, 2.0, max_messages=100)
     trusting = None
     if tls:
         context, pin = certificates.peers, certificates.fingerprint()

@@ -10,16 +10,13 @@ import pytest
 
 from hearth_proto.reasons import Reason
 from hearthd.front.collectives.router import CollectiveRouter
-from hearthd.front.peers import follower
 from tests.support.front.fake_peers import pair, refusal_in, run
 from tests.support.timing import LATE
 
 
 def test_a_silent_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follower, "VERDICT_S", 0.1)
-
     async def work() -> None:
-        async with pair() as both:
+        async with pair(verdict=0.1) as both:
             await both.run(1)
             with monkeypatch.context() as silent:
                 heard: list[Any] = []
@@ -35,11 +32,9 @@ def test_a_silent_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
     run(work())
 
 
-def test_an_answer_in_time_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follower, "VERDICT_S", 0.05)
-
+def test_an_answer_in_time_is_the_only_one() -> None:
     async def work() -> None:
-        async with pair() as both:
+        async with pair(verdict=0.05) as both:
             await both.run(1)
             both.present(2, timeout=0.1)
             for link in both.ranks:

@@ -11,7 +11,6 @@ import pytest
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2, device_pb2, node_pb2
-from hearthd.front.rpc import unary
 from hearthd.front.sessions.command_queue import CommandQueue
 from tests.support.front.execute_batches import batch, device_settles, read_until
 from tests.support.front.fake_device import FakeLauncher
@@ -391,13 +390,12 @@ def test_batches_wait_for_room_in_the_tenants_queue(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_single_calls_wait_for_room_and_are_refused_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_calls_wait_for_room_and_are_refused_then(tmp_path: Path) -> None:
     async def scenario() -> None:
-        monkeypatch.setattr(unary, "QUEUE_WAIT", 0.1)
         async with front(tmp_path) as f:
             await f.open()
             [session] = f.daemon.sessions
-            session.queue = CommandQueue(most_commands=1)
+            session.queue = CommandQueue(most_commands=1, call_wait=0.1)
             f.launcher.unanswered.add("sync")
             waiting = f.devices.Sync(device_pb2.SyncRequest(target=f.target()))
             waiting = asyncio.ensure_future(waiting)
@@ -405,7 +403,7 @@ def test_single_calls_wait_for_room_and_are_refused_then(tmp_path: Path, monkeyp
             flush = device_pb2.FlushRequest(target=f.target())
             refusal = await refused(f.devices.Flush(flush))
             assert refusal.reason == Reason.QUEUE_FULL and refusal.retry_after_s == 1.0
-            monkeypatch.setattr(unary, "QUEUE_WAIT", 10.0)
+            session.queue.call_wait = 10.0
             patient = asyncio.ensure_future(f.devices.Flush(flush))
             await asyncio.sleep(0)
             waiting.cancel()

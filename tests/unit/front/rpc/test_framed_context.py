@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from hearth.transport.framed_call import FramedExchange, send_beside
 from hearth_proto import calls, frames
+from hearth_proto.calls import KEEPALIVE, Keepalive
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.front.admission.account import UnauthenticatedBytes
@@ -32,9 +33,13 @@ from hearthd.front.tenancy.tenants import EVERYONE, Caller
 SETTINGS = AdmissionSettings()
 
 
-def framed(starts: Callable[[FramedCall, bytes], None], account: UnauthenticatedBytes | None = None) -> FramedCall:
+def framed(
+    starts: Callable[[FramedCall, bytes], None],
+    account: UnauthenticatedBytes | None = None,
+    keepalive: Keepalive = KEEPALIVE,
+) -> FramedCall:
     account = account or UnauthenticatedBytes(SETTINGS.max_unauthenticated_bytes, CollectorRegistry())
-    return FramedCall(starts, lambda _call: True, account, SETTINGS)
+    return FramedCall(starts, lambda _call: True, account, SETTINGS, keepalive)
 
 
 def method_gate(account: UnauthenticatedBytes | None = None) -> MethodGate:
@@ -151,18 +156,15 @@ STILL_S = 2.5
 
 
 @pytest.mark.parametrize("size", [6 * MIB, 40 * MIB], ids=["all sent", "half sent"])
-def test_a_call_with_waiting_messages_is_not_timed_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
-) -> None:
+def test_a_call_with_waiting_messages_is_not_timed_out(tmp_path: Path, size: int) -> None:
     """An upload waits behind a long kernel. Its client does not consider the daemon dead, although the daemon does not
     read its pings."""
-    monkeypatch.setattr(calls, "ASK_S", 0.15)
-    monkeypatch.setattr(calls, "ANSWER_S", 1.5)
+    keepalive = Keepalive(ask=0.15, answer=1.5)
     path = str(tmp_path / "calls")
     answers: list[bytes] = []
 
     def client() -> None:
-        call = FramedExchange("unix:x", path, None)
+        call = FramedExchange("unix:x", path, None, keepalive)
         call.start("/upload", (), b"head", more=True)
         send_beside(call, iter([bytes(MIB)] * (size // MIB)), "sender")
         answers.extend(call.messages())
@@ -182,7 +184,7 @@ def test_a_call_with_waiting_messages_is_not_timed_out(
             call.admit(Admission(Caller(EVERYONE), 32 << 20), method_gate())
             call.task = asyncio.create_task(serve(call))
 
-        server = await asyncio.get_running_loop().create_unix_server(lambda: framed(starts), path)
+        server = await asyncio.get_running_loop().create_unix_server(lambda: framed(starts, keepalive=keepalive), path)
         try:
             await asyncio.to_thread(client)
         finally:

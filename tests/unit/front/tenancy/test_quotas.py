@@ -10,7 +10,6 @@ from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2, node_pb2
-from hearthd.front.sessions import tenant_accounts
 from hearthd.front.sessions.session_table import SessionTable
 from hearthd.front.sessions.tenant_accounts import TenantAccounts
 from hearthd.front.tenancy.tenants import EVERYONE, Caller, Quotas, Tenant
@@ -66,11 +65,10 @@ def test_time_is_kept_by_session_and_tenant() -> None:
     run(scenario())
 
 
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_remembered_is_bounded() -> None:
     async def scenario() -> None:
-        sessions = SessionTable(30, 10**6)
+        sessions = SessionTable(30, 10**6, accounts=TenantAccounts(remembered=3))
         kept, _ = sessions.open("kept", "")
-        monkeypatch.setattr(tenant_accounts, "_REMEMBERED", 3)
         ended = []
         for _ in range(5):
             session, _ = sessions.open("a", "")
