@@ -18,8 +18,8 @@ class ResumeBuffer:
     """Responses that a client has not acknowledged, numbered from 1, kept in order until `Received.responses` covers
     them.
 
-    At `most` responses or `most_bytes` bytes no further work is taken. Above `hard` bytes, or above `many` responses and a
-    multiple of `most`, all responses are dropped, because the client has then sent work without ever reading.
+    At `most` responses or `most_bytes` bytes no further work is taken. Above `hard` bytes, or above `many` responses
+    and a multiple of `most`, all responses are dropped, because the client has then sent work without ever reading.
     """
 
     def __init__(self, most_bytes: int, most: int, hard: int, many: int = MANY) -> None:
