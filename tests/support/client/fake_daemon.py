@@ -202,7 +202,7 @@ class FakeDaemon(node_pb2_grpc.NodeServiceServicer, device_pb2_grpc.DeviceServic
         data = part.data
         if part.transfer:
             done, arrived = self.uploads[part.transfer]
-            assert done.wait(10)
+            assert done.wait(60)
             data = bytes(arrived)
             assert len(data) == part.size
         rows = part.rows if part.HasField("rows") else commands_pb2.Rows(width=len(data), rows=1)
