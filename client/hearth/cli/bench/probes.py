@@ -190,4 +190,4 @@ def _check(found: npt.NDArray[np.generic], expected: npt.NDArray[np.generic]) ->
     import numpy as np
 
     if not np.array_equal(found, expected):
-        raise TransferError("what came back is not what was sent.", reason="TRANSFER_ABORTED")
+        raise TransferError("the data read back differ from the data written.", reason="TRANSFER_ABORTED")
