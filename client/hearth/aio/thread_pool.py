@@ -92,7 +92,7 @@ class Threads:
                 if self._threads:
                     return given
                 self._queue.remove(given)
-            given.set_exception(HearthError(f"no thread can be started: {error}.", reason="INTERNAL"))
+            given.set_exception(HearthError(f"no thread could be started: {error}.", reason="INTERNAL"))
         return given
 
     def _run(self) -> None:

@@ -309,7 +309,7 @@ class LaneChannel:
         entered it."""
         if self.role.holder == thread:
             if self._taking:
-                self._break(lane_broke("what came was interrupted"))  # the frames are sent again over the next lane
+                self._break(lane_broke("receiving was interrupted"))  # the frames are sent again over the next lane
             self._leave_role(thread)
         self.role.summon()  # also if the exception came while the role was being left: perhaps no thread was woken
 
@@ -329,7 +329,7 @@ class LaneChannel:
         # the answer awaited by the handler's thread may have arrived meanwhile, and nothing more would arrive
         if self._nested:
             self._nested = False
-            self._break(lane_broke("a signal handler waited"))
+            self._break(lane_broke("a signal handler waited for a response"))
         self.role.leave(thread)
         self._users -= 1
         if not self._users:
@@ -388,7 +388,7 @@ class LaneChannel:
             elif kind == _ACK:
                 session.acknowledge(number)
             else:
-                raise FrameError(f"frame {kind} came over a lane")
+                raise FrameError(f"a frame of kind {kind} arrived on a lane")
             if session.fail_later is not None:
                 self._break(session.fail_later)
                 return False

@@ -185,7 +185,7 @@ class _Answer:
         finally:
             self._transport.over(self._call)
         if answer is None:
-            raise transport_errors.unreached(self._transport.target, "it answered nothing")
+            raise transport_errors.unreached(self._transport.target, "the call ended without a response")
         try:
             return self._type.FromString(answer)
         except Exception as error:
@@ -194,7 +194,7 @@ class _Answer:
             if not isinstance(error, DecodeError):
                 raise
             unread = error
-        raise HearthError(f"the daemon's answer cannot be read: {unread}.", reason="INTERNAL")
+        raise HearthError(f"the daemon's answer cannot be decoded: {unread}.", reason="INTERNAL")
 
     def cancel(self) -> None:
         self._call.cancel()

@@ -94,7 +94,7 @@ class FramedExchange:
                     elif frame.kind == Kind.PING:
                         self._say(Kind.PONG)
                     elif frame.kind != Kind.PONG:
-                        raise FrameError(f"frame {frame.kind} came in a call")
+                        raise FrameError(f"a frame of kind {frame.kind} arrived in a call")
                 self._receive()
         except HearthError:
             raise  # some of them are OSErrors as well
@@ -113,7 +113,7 @@ class FramedExchange:
             if self._poll.poll(wait * 1e3):
                 data = self._socket.recv(_READ_BYTES)
                 if not data:
-                    raise ConnectionError("it closed the connection")
+                    raise ConnectionError("the daemon closed the connection")
                 asked = False
                 self._came = self._frames.feed(data)
             elif self._deadline is not None and time.monotonic() >= self._deadline:
@@ -121,7 +121,7 @@ class FramedExchange:
                     f"the daemon at {self._target} did not answer in time.", reason="DEADLINE_EXCEEDED"
                 )
             elif asked:
-                raise ConnectionError("it says nothing any more")
+                raise ConnectionError("the daemon stopped responding")
             else:
                 asked = self._say(Kind.PING)
 
@@ -173,7 +173,7 @@ def _connect(path: str, deadline: float | None) -> socket.socket:
                 break
             except BlockingIOError:  # more clients connect than the daemon has accepted so far
                 if deadline is not None and time.monotonic() > deadline:
-                    raise TimeoutError("it takes no connection") from None
+                    raise TimeoutError("the daemon accepted no connection in time") from None
                 time.sleep(_CROWDED_S)
         connection.setblocking(True)
     except BaseException:
@@ -191,7 +191,7 @@ def refusal_of(payload: bytes) -> HearthError:
     try:
         return errors.from_status(status_pb2.Status.FromString(payload))
     except DecodeError as error:
-        raise FrameError(f"a call ended with what is no status: {error}") from None
+        raise FrameError(f"a call ended with an invalid status: {error}") from None
 
 
 def send_beside(call: FramedExchange, requests: Iterator[bytes], name: str) -> None:

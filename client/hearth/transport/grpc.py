@@ -225,7 +225,7 @@ class GrpcTransport:
         return (
             transport_errors.closed(self.target)
             if self.line.closed
-            else transport_errors.unreached(self.target, "its channel was left")
+            else transport_errors.unreached(self.target, "the channel was closed")
         )
 
 
@@ -318,6 +318,6 @@ def from_rpc_error(error: Any, target: str) -> HearthError:
         return errors.UnsupportedError(
             f"the server at {target} does not speak hearth.v1 ({text}).",
             reason="UNSUPPORTED",
-            fix="check the address: gRPC is on port 7421 by default.",
+            fix="check the address: the default gRPC port is 7421.",
         )
     return errors.from_status(status_pb2.Status(code=int(code.value[0]), message=f"{text} ({code.name})"))

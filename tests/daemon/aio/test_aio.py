@@ -229,7 +229,7 @@ def test_uploads_on_their_way_are_bounded(daemon: DaemonProcess, monkeypatch: py
         async with connect(daemon, "grpc") as node:
             gpu = node.device(0)
             arrays = []
-            with pytest.raises(hearth.QuotaExceededError, match="on their way"):
+            with pytest.raises(hearth.QuotaExceededError, match="being uploaded"):
                 for number in range(10):
                     arrays.append(gpu.asarray(np.full(LARGE, number)))
             assert len(arrays) >= 3

@@ -90,19 +90,22 @@ def test_wrong_fields_are_no_matter_where_nothing_is_served(raw: Raw) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda x: x.tensor_map(), "takes a box or im2col, and not both"),
-        (lambda x: x.tensor_map((8, 32), im2col=hearth.Im2col((0,), (0,), 1, 1)), "and not both"),
-        (lambda x: x.tensor_map(8), "box is 8; it takes a sequence of whole numbers"),
-        (lambda x: x.tensor_map((8, 1.5)), "it takes a sequence of whole numbers"),
-        (lambda x: x.tensor_map((8, -1)), "box has -1 in it; it lies between 0 and 4294967295"),
-        (lambda x: x.tensor_map((8, 32), element_strides=(-1, 1)), "element_strides has -1 in it"),
-        (lambda x: x.tensor_map((8, 32), shape=(64, 2**64)), "shape has 18446744073709551616 in it"),
+        (lambda x: x.tensor_map(), "takes either a box or im2col, not both"),
+        (lambda x: x.tensor_map((8, 32), im2col=hearth.Im2col((0,), (0,), 1, 1)), "not both"),
+        (lambda x: x.tensor_map(8), "box is 8; it must be a sequence of integers"),
+        (lambda x: x.tensor_map((8, 1.5)), "it must be a sequence of integers"),
+        (lambda x: x.tensor_map((8, -1)), "box contains -1; its values must be from 0 to 4294967295"),
+        (lambda x: x.tensor_map((8, 32), element_strides=(-1, 1)), "element_strides contains -1"),
+        (lambda x: x.tensor_map((8, 32), shape=(64, 2**64)), "shape contains 18446744073709551616"),
         (lambda x: x.tensor_map((8, 32), shape=(64, 16), strides=(128,)), "have different lengths"),
-        (lambda x: x.tensor_map((8, 32), strides=(4, 256)), "the innermost stride is 256 bytes and an element 4"),
-        (lambda x: x.tensor_map((8, 32), dtype=np.float16), "elements of another size than float16"),
+        (
+            lambda x: x.tensor_map((8, 32), strides=(4, 256)),
+            "the innermost stride is 256 bytes, and an element has 4 bytes",
+        ),
+        (lambda x: x.tensor_map((8, 32), dtype=np.float16), "elements have another size than float16"),
         (lambda x: x.tensor_map((8, 32), dtype="16u4_align8b"), r"x\.view\(np\.uint8\)"),
-        (lambda x: x.tensor_map(im2col=hearth.Im2col((2**31,), (0,), 1, 1)), "lower_corner has 2147483648 in it"),
-        (lambda x: x.tensor_map(im2col=hearth.Im2col((0,), (0,), -1, 1)), "channels_per_pixel has -1 in it"),
+        (lambda x: x.tensor_map(im2col=hearth.Im2col((2**31,), (0,), 1, 1)), "lower_corner contains 2147483648"),
+        (lambda x: x.tensor_map(im2col=hearth.Im2col((0,), (0,), -1, 1)), "channels_per_pixel contains -1"),
     ],
 )
 def test_what_the_client_sees_to_be_wrong(
