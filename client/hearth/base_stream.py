@@ -302,7 +302,9 @@ class BaseEvent:
         self._check(connection)
         if self._attachment is None:
             raise ArgumentError(
-                "the event has not been recorded.", reason="INVALID_ARGUMENT", fix="stream.record(event)"
+                "the event has not been recorded.",
+                reason="INVALID_ARGUMENT",
+                fix="record it first: stream.record(event).",
             )
         if self._attachment is not attachment:
             raise InvalidHandleError(

@@ -61,7 +61,7 @@ def dtype_of(value: Any) -> np.dtype[Any]:
         found = named(value) if isinstance(value, str) else None
         if found is None:
             raise DtypeError(
-                f"{value!r} is not a dtype ({error}).", reason="INVALID_ARGUMENT", fix="np.float32"
+                f"{value!r} is not a dtype ({error}).", reason="INVALID_ARGUMENT", fix="use e.g. np.float32."
             ) from None
         dtype = found
     if dtype.hasobject:

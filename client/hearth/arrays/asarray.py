@@ -166,7 +166,7 @@ def local_gpu(obj: Any, device: DeviceContext[Any]) -> CudaDevice:
     try:
         here = device_of(device.properties)
         if not isinstance(here, CudaDevice):
-            raise UnsupportedError(f"device {device.ordinal} is not a GPU.", reason="UNSUPPORTED")
+            raise UnsupportedError(f"device {device.ordinal} is not a GPU.", reason="UNSUPPORTED", fix=_TO_HOST)
     except UnsupportedError as error:
         raise _unreachable(obj, device, error) from error
     return here

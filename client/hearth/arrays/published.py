@@ -59,7 +59,7 @@ class Publications:
             )
         if array._connection is not self._connection:
             raise UnsupportedError(
-                f"{array!r} belongs to another device or session.", reason="UNSUPPORTED", fix="array.publish(name)"
+                f"{array!r} belongs to another device or session.", reason="UNSUPPORTED", fix="use array.publish(name)."
             )
         if isinstance(tenants, str):
             tenants = (tenants,)

@@ -62,7 +62,9 @@ def _chosen(arguments: argparse.Namespace) -> int | None:
         return connect_options.ordinal(word)
     except argparse.ArgumentTypeError as error:
         if arguments.target is not None or word.startswith("-") or word.isdecimal():
-            raise ArgumentError(f"{error}.", reason="INVALID_ARGUMENT") from None
+            raise ArgumentError(
+                f"{error}.", reason="INVALID_ARGUMENT", fix="list the devices with `hearth devices`."
+            ) from None
     arguments.target = word
     return None
 
@@ -113,7 +115,7 @@ def _detail(device: DeviceInfo) -> str:
         whose = f"session {printable(process.session_id)} of " if process.session_id else ""
         held = f"{units.size(process.memory_held)} of {units.size(process.memory_granted)} granted"
         rows.append(
-            (f"process {process.pid}", f"{process.state}, {whose}{printable(process.tenant) or 'everybody'}, {held}")
+            (f"process {process.pid}", f"{process.state}, {whose}{printable(process.tenant) or 'all tenants'}, {held}")
         )
     wide = max(len(name) for name, _ in rows)
     heading = f"device {device.ordinal}: {printable(properties.name)}"

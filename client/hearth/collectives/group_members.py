@@ -30,7 +30,9 @@ def checked(devices: Sequence[D]) -> list[D]:
     devices = list(devices)
     if not devices:
         raise ArgumentError(
-            "a group requires at least one device.", reason="INVALID_ARGUMENT", fix="Group(node.devices)"
+            "a group requires at least one device.",
+            reason="INVALID_ARGUMENT",
+            fix="pass devices, e.g. Group(node.devices).",
         )
     for each in devices:
         if not isinstance(each, BaseDevice):

@@ -57,7 +57,9 @@ class Asker:
             document = None
         if not isinstance(document, dict):
             raise HearthError(
-                f"the daemon at {self.target.address} did not return a status document.", reason="INTERNAL"
+                f"the daemon at {self.target.address} did not return a status document.",
+                reason="INTERNAL",
+                fix="install the same version on both sides.",
             )
         return document
 

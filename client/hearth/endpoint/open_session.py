@@ -143,7 +143,7 @@ def _by_grpc(
             if error.broken and left:
                 continue  # a session that was opened without a received answer ends with its lease
             raise _explained(error, transport, target, credentials) from None
-    raise AssertionError("the last try returns or raises")
+    raise AssertionError("the last attempt returns or raises")
 
 
 def _explained(error: HearthError, transport: Transport, target: Target, credentials: Credentials) -> HearthError:

@@ -61,7 +61,7 @@ class BaseModule(Generic[F, G]):
         self._connection = device._connection
         if (code is None) == (path is None):
             raise ArgumentError(
-                "pass either code or path, not both or none.", reason="INVALID_ARGUMENT", fix="code=source"
+                "pass either code or path, not both or none.", reason="INVALID_ARGUMENT", fix="pass e.g. code=source."
             )
         if path is not None:
             from pathlib import Path
@@ -69,7 +69,11 @@ class BaseModule(Generic[F, G]):
             code = Path(path).read_bytes()
         assert code is not None
         if not isinstance(code, str | bytes | bytearray):
-            raise DtypeError(f"code is a {type(code).__name__}.", reason="INVALID_ARGUMENT", fix="pass str or bytes.")
+            raise DtypeError(
+                f"code is a {type(code).__name__}; it must be str or bytes.",
+                reason="INVALID_ARGUMENT",
+                fix="pass str or bytes.",
+            )
         if isinstance(code, str) and not encodable(code):
             raise DtypeError(
                 "code is a str that cannot be encoded as UTF-8.",
@@ -78,7 +82,11 @@ class BaseModule(Generic[F, G]):
             )
         data = code.encode() if isinstance(code, str) else bytes(code)
         if isinstance(options, str):
-            raise DtypeError("options is a str.", reason="INVALID_ARGUMENT", fix=f"options=({options!r},)")
+            raise DtypeError(
+                "options is a str; it must be a sequence of str.",
+                reason="INVALID_ARGUMENT",
+                fix=f"pass options=({options!r},).",
+            )
         self._load = _serialized(data, list(options), list(name_expressions or ()), dict(headers or {}))
         limit = self._connection.limits.max_code_bytes
         size = len(self._load)

@@ -128,7 +128,9 @@ def in_order(args: Sequence[Any] | None, ins: Sequence[Any], outs: Sequence[Any]
     for name, value in (("args", args), ("ins", ins), ("outs", outs), ("scalars", scalars)):
         if value is not None and not isinstance(value, tuple | list):
             raise LaunchTypeError(
-                f"{name} is a {type(value).__name__}; it must be a list.", reason="LAUNCH_INVALID", fix=f"{name}=[...]"
+                f"{name} is a {type(value).__name__}; it must be a list.",
+                reason="LAUNCH_INVALID",
+                fix=f"pass {name}=[...].",
             )
     if args is not None and (ins or outs or scalars):
         raise ArgumentError(

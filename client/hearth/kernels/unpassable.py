@@ -64,4 +64,8 @@ def out_of_range(args: Sequence[Any]) -> LaunchError:
                 fix="wrap it in the type that the kernel declares, e.g. np.uint64(...).",
                 details={"argument": str(index)},
             )
-    return LaunchError("the values of the arguments are out of the range of their types.", reason="LAUNCH_INVALID")
+    return LaunchError(
+        "the values of the arguments are out of the range of their types.",
+        reason="LAUNCH_INVALID",
+        fix="wrap each value in the type that the kernel declares, e.g. np.uint64(...).",
+    )

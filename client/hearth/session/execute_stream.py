@@ -161,7 +161,9 @@ class ExecuteStream:
         except HearthError as refused:
             error = refused
         except Exception as unexpected:  # otherwise every waiting thread would wait forever
-            error = HearthError(f"the connection failed: {unexpected!r}.", reason="INTERNAL")
+            error = HearthError(
+                f"the connection failed: {unexpected!r}.", reason="INTERNAL", fix="connect again, and report the error."
+            )
         if isinstance(error, DeviceLostError):
             self._driver.session.device_lost = True
         self._driver.end(error)

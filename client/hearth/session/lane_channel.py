@@ -433,7 +433,7 @@ def _ended(error: Exception) -> HearthError:
     if isinstance(error, OSError | FrameError | DecodeError):
         return lane_broke(error)
     # otherwise every waiting thread would wait forever
-    return HearthError(f"the lane failed: {error!r}.", reason="INTERNAL")
+    return HearthError(f"the lane failed: {error!r}.", reason="INTERNAL", fix="connect again, and report the error.")
 
 
 def lane_broke(cause: object) -> HearthError:

@@ -242,7 +242,11 @@ class Striped(ABC):
 
     def _late(self) -> HearthError:
         target = self._connection.transport.target
-        return errors.TimeoutError(f"the daemon at {target} did not answer in time.", reason="DEADLINE_EXCEEDED")
+        return errors.TimeoutError(
+            f"the daemon at {target} did not answer in time.",
+            reason="DEADLINE_EXCEEDED",
+            fix="check the daemon with `hearth status`, or use a longer timeout.",
+        )
 
     # ---- events of the stripes ----
 

@@ -194,7 +194,11 @@ class _Answer:
             if not isinstance(error, DecodeError):
                 raise
             unread = error
-        raise HearthError(f"the daemon's answer cannot be decoded: {unread}.", reason="INTERNAL")
+        raise HearthError(
+            f"the daemon's answer cannot be decoded: {unread}.",
+            reason="INTERNAL",
+            fix="install the same version on both sides.",
+        )
 
     def cancel(self) -> None:
         self._call.cancel()
@@ -206,7 +210,9 @@ class _Upload(_Answer):
             return int(super().result().received)
         except HearthError as error:
             if self._call.left and error.broken and self._cancelled:
-                raise errors.TransferError("the upload was cancelled.", reason="CANCELLED") from None
+                raise errors.TransferError(
+                    "the upload was cancelled.", reason="CANCELLED", fix="start it again."
+                ) from None
             raise
 
     _cancelled = False

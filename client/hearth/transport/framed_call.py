@@ -56,7 +56,9 @@ class FramedExchange:
         try:
             head = calls.pack_head(method, metadata)
         except FrameError as error:
-            raise errors.ArgumentError(f"{error}.", reason="INVALID_ARGUMENT") from None
+            raise errors.ArgumentError(
+                f"{error}.", reason="INVALID_ARGUMENT", fix="use shorter values without NUL characters."
+            ) from None
         end = b"" if more else frames.encode(Kind.END)
         # Sent in one piece, so that the daemon wakes once. If the daemon has hung up, the receiving thread finds the
         # reason.
@@ -118,7 +120,9 @@ class FramedExchange:
                 self._came = self._frames.feed(data)
             elif self._deadline is not None and time.monotonic() >= self._deadline:
                 raise errors.TimeoutError(
-                    f"the daemon at {self._target} did not answer in time.", reason="DEADLINE_EXCEEDED"
+                    f"the daemon at {self._target} did not answer in time.",
+                    reason="DEADLINE_EXCEEDED",
+                    fix="check the daemon with `hearth status`, or use a longer timeout.",
                 )
             elif asked:
                 raise ConnectionError("the daemon stopped responding")

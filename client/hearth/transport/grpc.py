@@ -292,7 +292,7 @@ class _Upload(_Answer):
         return int(super().result().received)
 
     def _cancelled(self) -> HearthError:
-        return errors.TransferError("the upload was cancelled.", reason="CANCELLED")
+        return errors.TransferError("the upload was cancelled.", reason="CANCELLED", fix="start it again.")
 
 
 def from_rpc_error(error: Any, target: str) -> HearthError:
@@ -313,7 +313,11 @@ def from_rpc_error(error: Any, target: str) -> HearthError:
     ):  # fmt: skip
         return transport_errors.unreached(target, text)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return errors.TimeoutError(f"the daemon at {target} did not answer in time.", reason="DEADLINE_EXCEEDED")
+        return errors.TimeoutError(
+            f"the daemon at {target} did not answer in time.",
+            reason="DEADLINE_EXCEEDED",
+            fix="check the daemon with `hearth status`, or use a longer timeout.",
+        )
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return errors.UnsupportedError(
             f"the server at {target} does not speak hearth.v1 ({text}).",

@@ -139,7 +139,7 @@ def _load(path: str) -> Host:
         raise
     except (ValueError, EOFError) as error:
         pickled = "pickle" in str(error)
-        why = "it holds Python objects" if pickled else f"{error}".partition("\n")[0]
+        why = "it contains Python objects" if pickled else f"{error}".partition("\n")[0]
         raise _wrong(f"{path!r} cannot be loaded: {why}", "write numeric data with np.save(path, array)") from None
     if array.dtype.hasobject or not array.dtype.itemsize:
         raise _wrong(

@@ -28,13 +28,14 @@ _EPILOG = """\
 arguments, in the kernel's order:
   f32=2.5  int=1<<20               a value: TYPE=VALUE
   in:data.npy                      an array from a file
-  inout:data.npy=result.npy        the same; what the kernel made of it goes to a file
-  zeros:float32[1024]              an array made here: zeros, ones, arange (:start= :step=),
+  inout:data.npy=result.npy        the same; its contents after the launch are written to a file
+  zeros:float32[1024]              a generated array: zeros, ones, arange (:start= :step=),
   random:float32[64,64]:seed=1     random (:seed= :low= :high=), full (:value=)
-  inout:ones:float32[1024]=y.npy   the same; what the kernel made of it goes to a file
-  out:float32[1024]=y.npy          begins as zeros; goes to a file
-Results without a file are printed. Types are NumPy's (float32), CUDA's (float, size_t; int has
-32 bits) or short (f32). What the source includes beside itself or in -I travels with it.
+  inout:ones:float32[1024]=y.npy   the same; its contents after the launch are written to a file
+  out:float32[1024]=y.npy          a result: initialized with zeros, written to a file
+Results without a file are printed. A type is a NumPy type (float32), a CUDA type (float, size_t;
+int has 32 bits) or a short form (f32). Files that the source includes from its own directory or
+from -I are sent with it.
 
   hearth run saxpy.cu f32=2 arange:float32[1048576] inout:ones:float32[1048576]=y.npy int=1048576 --timed
 """

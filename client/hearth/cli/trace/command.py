@@ -18,10 +18,10 @@ _RECORD_EPILOG = """\
   hearth trace record -- python my_program.py --its --options
   hearth trace record --output run.json -- ./train.sh
 
-The program runs with HEARTH_TRACE set, which every process of it obeys that uses Hearth's client; what they traced is
-put together when it has ended. A process that is killed (SIGKILL, an unhandled SIGTERM) leaves nothing. The exit status
-is the program's own, 128 + the signal's number where a signal ended it, and 1 where there is nothing to save. Without
-this command: HEARTH_TRACE=trace-%p.json python my_program.py.
+The program runs with HEARTH_TRACE set. Each of its processes that uses Hearth's client writes a trace; the traces are
+merged when the program has ended. A process that is killed (by SIGKILL, or an unhandled SIGTERM) writes no trace. The
+exit status is that of the program, 128 + the signal's number if a signal ended it, or 1 if there is nothing to save.
+To record without this command: HEARTH_TRACE=trace-%p.json python my_program.py.
 """
 
 

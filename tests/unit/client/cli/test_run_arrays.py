@@ -58,7 +58,7 @@ def test_what_cannot_be_loaded(tmp_path: Path) -> None:
     (tmp_path / "short.npy").write_bytes((tmp_path / "short.npy").read_bytes()[:200])
     np.save(tmp_path / "strings.npy", np.array([""], dtype="U0"))
     for name, says in {
-        "object": "it holds Python objects", "zip": "is an .npz archive", "text": "is not an .npy file",
+        "object": "it contains Python objects", "zip": "is an .npz archive", "text": "is not an .npy file",
         "empty": "is not an .npy file", "short": "cannot be loaded", "none": "No such file",
     }.items():  # fmt: skip
         with pytest.raises(ArgumentError) as refused:
